@@ -1,0 +1,152 @@
+"""Token-flat batches: sequences laid end to end, no padding.
+
+Shape letters: B sequences, S columns of a padded batch, T tokens = sum of the sequence lengths, N labelled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from .errors import InputError
+
+
+def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
+    """Cumulative sequence lengths, (B,) -> (B+1,) int32, starting at 0."""
+    out = torch.zeros(lengths.numel() + 1, dtype=torch.int32, device=lengths.device)
+    torch.cumsum(lengths, 0, dtype=torch.int32, out=out[1:])
+    return out
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """A batch without padding.
+
+    Args:
+        input_ids, token_type_ids, position_ids: (T,) int64.
+        cu_seqlens: (B+1,) int32; sequence b is tokens ``cu_seqlens[b]`` to ``cu_seqlens[b+1]``.
+        max_seqlen: the longest sequence, in tokens.
+        mlm_positions: (N,) int64, ascending indices into the T tokens, or None.
+        mlm_labels: (N,) int64 vocabulary ids.
+        nsp_labels: (B,) int64, 0 = the second segment is the real next one.
+    """
+
+    input_ids: Tensor
+    token_type_ids: Tensor
+    position_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    mlm_positions: Tensor | None = None
+    mlm_labels: Tensor | None = None
+    nsp_labels: Tensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.numel()
+
+    @property
+    def num_sequences(self) -> int:
+        return self.cu_seqlens.numel() - 1
+
+    def to(self, device, non_blocking: bool = False) -> PackedBatch:
+        """The same batch on another device."""
+        moved = {
+            f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    @classmethod
+    def from_sequences(
+        cls,
+        input_ids: Sequence,
+        token_type_ids: Sequence | None = None,
+        **labels: Tensor,
+    ) -> PackedBatch:
+        """Packs ragged sequences of ids; positions count from 0 in each.
+
+        Args:
+            input_ids: B sequences of ids (lists, arrays or 1-D tensors).
+            token_type_ids: B sequences of the same lengths, or None for all zeros.
+            labels: ``mlm_positions``, ``mlm_labels``, ``nsp_labels``.
+        """
+        rows = [torch.as_tensor(row, dtype=torch.int64) for row in input_ids]
+        lengths = torch.tensor([row.numel() for row in rows], dtype=torch.int64)
+        flat = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
+        if token_type_ids is None:
+            types = torch.zeros_like(flat)
+        else:
+            types = [torch.as_tensor(row, dtype=torch.int64) for row in token_type_ids]
+            if [t.numel() for t in types] != lengths.tolist():
+                raise InputError("token_type_ids must have the lengths of input_ids, row for row")
+            types = torch.cat(types) if types else torch.empty(0, dtype=torch.int64)
+        cu_seqlens = cu_seqlens_from_lengths(lengths)
+        positions = torch.arange(flat.numel()) - torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
+        max_seqlen = int(lengths.max()) if rows else 0
+        return cls(flat, types, positions, cu_seqlens, max_seqlen, **labels)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the kept tokens of a (B, S) batch are, and how to go there and back.
+
+    Args:
+        indices: (T,) int64 into the B*S flattened tokens, ascending.
+        cu_seqlens: (B+1,) int32.
+        max_seqlen: the most kept tokens of any row.
+        batch_size, seqlen: B and S.
+    """
+
+    indices: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    batch_size: int
+    seqlen: int
+
+    @classmethod
+    def from_mask(cls, attention_mask: Tensor) -> Packing:
+        """Reads a (B, S) mask of any dtype in which non-zero means keep; holes and left padding are allowed."""
+        if attention_mask.dim() != 2:
+            raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(attention_mask.shape)}")
+        keep = attention_mask != 0
+        lengths = keep.sum(1)
+        return cls(
+            indices=keep.flatten().nonzero().flatten(),
+            cu_seqlens=cu_seqlens_from_lengths(lengths),
+            max_seqlen=int(lengths.max()) if lengths.numel() else 0,
+            batch_size=attention_mask.shape[0],
+            seqlen=attention_mask.shape[1],
+        )
+
+    @classmethod
+    def full(cls, batch_size: int, seqlen: int, device=None) -> Packing:
+        """The packing of a batch without padding."""
+        return cls(
+            indices=torch.arange(batch_size * seqlen, device=device),
+            cu_seqlens=torch.arange(0, batch_size * seqlen + 1, max(seqlen, 1), dtype=torch.int32, device=device)
+            if seqlen
+            else torch.zeros(batch_size + 1, dtype=torch.int32, device=device),
+            max_seqlen=seqlen,
+            batch_size=batch_size,
+            seqlen=seqlen,
+        )
+
+    @property
+    def is_full(self) -> bool:
+        return self.indices.numel() == self.batch_size * self.seqlen
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, S, ...) -> (T, ...)."""
+        flat = x.reshape(self.batch_size * self.seqlen, *x.shape[2:])
+        return flat if self.is_full else flat.index_select(0, self.indices)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(T, ...) -> (B, S, ...), zeros where the mask was zero."""
+        if self.is_full:
+            return x.reshape(self.batch_size, self.seqlen, *x.shape[1:])
+        out = x.new_zeros(self.batch_size * self.seqlen, *x.shape[1:])
+        return out.index_copy(0, self.indices, x).reshape(self.batch_size, self.seqlen, *x.shape[1:])

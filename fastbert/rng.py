@@ -1,0 +1,90 @@
+"""Which random numbers a forward pass uses: keys of the counter-based generator behind every dropout.
+
+The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A key names
+all the numbers of one forward pass; a site names one dropout inside it. What an element draws depends on nothing but
+(seed, offset, site, row, column), so a mask is the same on every backend and device, packed or padded, and again when
+activations are recomputed. `fastbert.reference.dropout` holds the mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InputError
+
+# Site numbers: layer n takes LAYER_SITES of them from FIRST_LAYER_SITE on; heads lie far above any depth.
+EMBEDDING_SITE = 0
+FIRST_LAYER_SITE = 1
+LAYER_SITES = 4
+HEAD_SITE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What an op needs to drop elements: probability p and the place in the random stream."""
+
+    p: float
+    seed: int
+    offset: int
+    site: int
+
+    @property
+    def threshold(self) -> int:
+        """An element is dropped when its 16 random bits are below this."""
+        return round(self.p * 65536)
+
+    @property
+    def scale(self) -> float:
+        """Factor of kept elements: one over the exact probability of being kept, so the expectation is exact."""
+        return 65536 / (65536 - self.threshold) if self.threshold < 65536 else 0.0
+
+
+@dataclass(frozen=True)
+class DropoutKey:
+    """Names the random numbers of one forward pass.
+
+    Args:
+        seed: 64 bits, the run's seed.
+        offset: 32 bits, the number of the forward pass (a trainer uses its micro-step).
+    """
+
+    seed: int
+    offset: int = 0
+
+    def site(self, p: float, site: int) -> Dropout | None:
+        """The dropout of one place in the model, or None where nothing is dropped.
+
+        Raises:
+            InputError: p is outside 0..1.
+        """
+        if not 0.0 <= p <= 1.0:
+            raise InputError(f"a dropout probability must be between 0 and 1, got {p}")
+        return Dropout(p, self.seed, self.offset, site) if p > 0.0 else None
+
+
+_current: ContextVar[DropoutKey | None] = ContextVar("fastbert_dropout_key", default=None)
+
+
+def draw() -> DropoutKey:
+    """A fresh key from torch's default CPU generator, so that ``torch.manual_seed`` governs it."""
+    return DropoutKey(int(torch.randint(1 << 62, (), dtype=torch.int64)))
+
+
+def current() -> DropoutKey:
+    """The key that `use` set, or a fresh one."""
+    return _current.get() or draw()
+
+
+@contextmanager
+def use(key: DropoutKey) -> Iterator[None]:
+    """Makes every forward pass inside draw from this key."""
+    token = _current.set(key)
+    try:
+        yield
+    finally:
+        _current.reset(token)
