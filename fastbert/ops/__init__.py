@@ -1,0 +1,22 @@
+"""The ops of BERT, one public contract each; `backend` chooses who computes them."""
+
+from ._dispatch import backend, current_backend
+from .attention import attention
+from .cross_entropy import cross_entropy
+from .dropout import dropout
+from .embedding import embedding
+from .gelu import gelu
+from .layer_norm import layer_norm
+from .linear import linear
+
+__all__ = [
+    "attention",
+    "backend",
+    "cross_entropy",
+    "current_backend",
+    "dropout",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "linear",
+]

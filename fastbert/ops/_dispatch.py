@@ -1,0 +1,142 @@
+"""The one place that chooses who computes an op.
+
+One table: (op, backend) -> implementation. An implementation says in words why it cannot serve: `available` for
+reasons that hold for the whole process (an extension that was not built), `accepts` for reasons that hold for one call
+(a dtype, a device). ``auto`` takes the first backend of `ORDER` that gives no reason and logs the choice once per op;
+a backend asked for by name either serves or raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import BackendError, InputError
+
+ORDER = ("cuda", "triton", "cpu", "reference")
+_log = logging.getLogger("fastbert")
+
+
+def _nothing(*_args, **_kwargs) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    op: str
+    backend: str
+    function: Callable
+    available: Callable[[], str | None]
+    accepts: Callable[..., str | None]
+
+
+_table: dict[str, dict[str, Implementation]] = {}
+_logged: set[tuple[str, str]] = set()
+
+
+class _Choice(threading.local):
+    """What `backend` set in this thread. A compiled function keeps the choice that held when it was traced."""
+
+    name: str | None = None
+
+
+_choice = _Choice()
+
+
+def register(
+    op: str,
+    backend: str,
+    *,
+    available: Callable[[], str | None] = _nothing,
+    accepts: Callable[..., str | None] = _nothing,
+) -> Callable[[Callable], Callable]:
+    """Decorator: enters a function in the table.
+
+    Args:
+        op, backend: its place.
+        available: returns None, or why no call of this process can be served.
+        accepts: called with the op's arguments; returns None, or why this call cannot be served.
+    """
+
+    def enter(function: Callable) -> Callable:
+        _table.setdefault(op, {})[backend] = Implementation(op, backend, function, available, accepts)
+        return function
+
+    return enter
+
+
+def _checked(name: str, source: str) -> str:
+    if name != "auto" and name not in ORDER:
+        raise InputError(f"{source} must be one of auto, {', '.join(ORDER)}; got {name!r}")
+    return name
+
+
+def current_backend() -> str:
+    """The backend in force: that of the innermost `backend` block, else FASTBERT_BACKEND, else "auto"."""
+    return _choice.name or _checked(os.environ.get("FASTBERT_BACKEND") or "auto", "FASTBERT_BACKEND")
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Chooses the backend of every op inside the block: "auto", "reference", "cpu", "triton" or "cuda".
+
+    Raises:
+        InputError: the name is none of these.
+        BackendError: (from an op inside) the backend named cannot serve that op; there is no silent fallback.
+    """
+    before, _choice.name = _choice.name, _checked(name, "backend")
+    try:
+        yield
+    finally:
+        _choice.name = before
+
+
+def choose(op: str, *args, **kwargs) -> Implementation:
+    """The implementation that serves this call.
+
+    Raises:
+        BackendError: the backend asked for by name cannot; the message says why.
+    """
+    wanted = current_backend()
+    if wanted != "auto":
+        implementation = _table[op].get(wanted)
+        reason = (
+            "it has no implementation of this op"
+            if implementation is None
+            else implementation.available() or implementation.accepts(*args, **kwargs)
+        )
+        if reason:
+            raise BackendError(f"{op}: backend {wanted!r} was asked for by name but cannot serve: {reason}")
+        return implementation
+    for name in ORDER:
+        implementation = _table[op].get(name)
+        if implementation and not implementation.available() and not implementation.accepts(*args, **kwargs):
+            if not torch.compiler.is_compiling() and (op, name) not in _logged:
+                _logged.add((op, name))
+                _log.info("%s is served by backend %s", op, name)
+            return implementation
+    raise BackendError(f"{op}: no backend can serve this call")
+
+
+def call(op: str, *args, **kwargs):
+    """Runs an op on the backend chosen for this call."""
+    return choose(op, *args, **kwargs).function(*args, **kwargs)
+
+
+def table() -> list[dict]:
+    """For people: a row per op with the backend that serves it here by default, and why the others do not."""
+    rows = []
+    for op, implementations in sorted(_table.items()):
+        reasons = {
+            name: implementations[name].available() if name in implementations else "no implementation"
+            for name in ORDER
+        }
+        serving = next(name for name in ORDER if reasons[name] is None)
+        rows.append({"op": op, "backend": serving, "why_not": {n: r for n, r in reasons.items() if r is not None}})
+    return rows

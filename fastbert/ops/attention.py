@@ -1,0 +1,60 @@
+"""Attention of packed sequences."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import reference
+from ..errors import InputError
+from ..rng import Dropout
+from . import _dispatch
+
+_dispatch.register("attention", "reference")(reference.attention)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    softmax_scale: float | None = None,
+    dropout: Dropout | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """dropout(softmax(scale * Q K^T)) V within each sequence and head.
+
+    Args:
+        q, k, v: (T, nheads, head_dim) floating, sequences laid end to end.
+        cu_seqlens: (B+1,) int32, the sequences' bounds; empty sequences are allowed.
+        max_seqlen: the longest sequence.
+        softmax_scale: None for head_dim ** -0.5.
+        dropout: where in the random stream, or None; row = token * nheads + head, column = key within the sequence.
+        causal: a token sees only itself and those before it.
+
+    Returns:
+        (T, nheads, head_dim), dtype of q; softmax in float32 (float64 for float64).
+
+    Raises:
+        InputError: shapes that do not fit.
+
+    Ref:
+        Vaswani et al. 2017, equation 1.
+    """
+    if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
+        shapes = [tuple(x.shape) for x in (q, k, v)]
+        raise InputError(f"q, k and v must all be (T, nheads, head_dim), got {shapes}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
+        raise InputError(f"cu_seqlens must be (B+1,), got {tuple(cu_seqlens.shape)}")
+    return _dispatch.call(
+        "attention",
+        q,
+        k,
+        v,
+        cu_seqlens,
+        max_seqlen,
+        softmax_scale=softmax_scale,
+        dropout=dropout,
+        causal=causal,
+    )

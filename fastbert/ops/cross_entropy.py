@@ -1,0 +1,32 @@
+"""Softmax cross-entropy."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import reference
+from ..errors import InputError
+from . import _dispatch
+
+_dispatch.register("cross_entropy", "reference")(reference.cross_entropy)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    """-log softmax(logits)[label], in nats.
+
+    Args:
+        logits: (N, V) floating.
+        labels: (N,) int64; rows with ``ignore_index`` count for nothing.
+        reduction: "mean" over the rows that count, "sum", or "none".
+
+    Returns:
+        () or, with "none", (N,); float32 (float64 for float64 logits).
+
+    Raises:
+        InputError: shapes that do not fit, or another reduction.
+    """
+    if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+        raise InputError(f"logits must be (N, V) and labels (N,), got {tuple(logits.shape)} and {tuple(labels.shape)}")
+    if reduction not in ("mean", "sum", "none"):
+        raise InputError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+    return _dispatch.call("cross_entropy", logits, labels, ignore_index=ignore_index, reduction=reduction)

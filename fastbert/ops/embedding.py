@@ -1,0 +1,63 @@
+"""Token + segment + position embeddings, LayerNorm, dropout."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import reference
+from ..errors import InputError
+from ..rng import Dropout
+from . import _dispatch
+
+_dispatch.register("embedding", "reference")(reference.embedding)
+
+
+def embedding(
+    input_ids: Tensor,
+    token_type_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    token_type: Tensor,
+    position: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    padding_idx: int | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """dropout(LN(word[input_ids] + token_type[token_type_ids] + position[position_ids])).
+
+    Args:
+        input_ids, token_type_ids, position_ids: (T,) int64, each below the number of rows of its table.
+        word, token_type, position: (V, H), (types, H), (positions, H) floating.
+        weight, bias: (H,) of the LayerNorm; ``eps`` is added to its variance.
+        padding_idx: the row of ``word`` that gets no gradient, or None.
+        dropout: where in the random stream, or None.
+
+    Returns:
+        (T, H), dtype of the tables.
+
+    Raises:
+        InputError: the three id tensors are not of one 1-D shape.
+
+    Ref:
+        Devlin et al. 2019, figure 2.
+    """
+    if input_ids.dim() != 1 or not input_ids.shape == token_type_ids.shape == position_ids.shape:
+        shapes = [tuple(ids.shape) for ids in (input_ids, token_type_ids, position_ids)]
+        raise InputError(f"input_ids, token_type_ids and position_ids must all be (T,), got {shapes}")
+    return _dispatch.call(
+        "embedding",
+        input_ids,
+        token_type_ids,
+        position_ids,
+        word,
+        token_type,
+        position,
+        weight,
+        bias,
+        eps,
+        padding_idx=padding_idx,
+        dropout=dropout,
+    )

@@ -1,0 +1,49 @@
+"""Dropout + residual + LayerNorm."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import reference
+from ..errors import InputError
+from ..rng import Dropout
+from . import _dispatch
+
+_dispatch.register("layer_norm", "reference")(reference.layer_norm)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    x_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """LN(residual + dropout(x + x_bias)): what follows each branch of a post-LN layer.
+
+    Args:
+        x: (..., H) floating, the branch's output.
+        weight, bias: (H,) scale and shift.
+        eps: added to the variance.
+        x_bias: (H,) added to x before the dropout, or None.
+        residual: (..., H) added after the dropout, or None.
+        dropout: where in the random stream, or None.
+
+    Returns:
+        (..., H), dtype of x; statistics are float32 (float64 for float64).
+
+    Raises:
+        InputError: a residual or parameter of another shape.
+
+    Ref:
+        Ba et al. 2016; Vaswani et al. 2017, section 5.4.
+    """
+    for name, parameter in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
+        if parameter is not None and parameter.shape != x.shape[-1:]:
+            raise InputError(f"{name} must have shape {tuple(x.shape[-1:])}, got {tuple(parameter.shape)}")
+    if residual is not None and residual.shape != x.shape:
+        raise InputError(f"residual must have the shape of x {tuple(x.shape)}, got {tuple(residual.shape)}")
+    return _dispatch.call("layer_norm", x, weight, bias, eps, x_bias=x_bias, residual=residual, dropout=dropout)

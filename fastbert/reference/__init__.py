@@ -1,0 +1,26 @@
+"""Every op in plain torch, for any floating dtype including float64: the truth that kernels are held to.
+
+Nothing here imports anything else of fastbert. Statistics and softmax are computed in float32 at least; results have
+the dtype of the first argument.
+"""
+
+from .attention import attention, attention_padded
+from .cross_entropy import cross_entropy
+from .dropout import dropout, keep_mask, philox_4x32
+from .embedding import embedding
+from .gelu import gelu
+from .layer_norm import layer_norm
+from .linear import linear
+
+__all__ = [
+    "attention",
+    "attention_padded",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu",
+    "keep_mask",
+    "layer_norm",
+    "linear",
+    "philox_4x32",
+]

@@ -1,0 +1,121 @@
+"""Scaled dot-product attention (Vaswani et al. 2017, eq. 1) of packed sequences.
+
+O = dropout(softmax(scale * Q K^T)) V     within each sequence and head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .dropout import keep_mask as reference_keep_mask
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    return torch.softmax(scores, -1, dtype=dtype).to(scores.dtype)
+
+
+def _attend(q, k, v, scale: float, causal: bool, keep: Tensor | None, keep_scale: float) -> Tensor:
+    """(n, nheads, L, head_dim) each; keep (n, nheads, L, L) bool or None."""
+    scores = torch.matmul(q * scale, k.transpose(-1, -2))
+    if causal:
+        length = scores.shape[-1]
+        future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    probs = _softmax(scores)
+    if keep is not None:
+        probs = probs * keep * keep_scale
+    return torch.matmul(probs, v)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    softmax_scale: float | None = None,
+    dropout=None,
+    causal: bool = False,
+    keep_mask: Callable[[Tensor, int, object], Tensor] = reference_keep_mask,
+) -> Tensor:
+    """Attention of sequences laid end to end: q, k, v and result (T, nheads, head_dim), cu_seqlens (B+1,).
+
+    Sequences of one length are computed together, so that nothing is padded. ``keep_mask`` makes the dropout mask of
+    given rows (token * nheads + head) and columns (key index); a backend may pass a faster generator of the same bits.
+    """
+    num_tokens, nheads, head_dim = q.shape
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    bounds = cu_seqlens.tolist()
+    by_length: dict[int, list[int]] = {}
+    for start, end in pairwise(bounds):
+        if end > start:
+            by_length.setdefault(end - start, []).append(start)
+
+    outputs, order = [], []
+    for length, starts in by_length.items():
+        first = torch.tensor(starts, device=q.device)
+        tokens = (first[:, None] + torch.arange(length, device=q.device)).flatten()
+        whole = len(by_length) == 1 and tokens.numel() == num_tokens
+
+        def heads_first(x: Tensor, tokens=tokens, length=length, whole=whole) -> Tensor:
+            rows = x if whole else x.index_select(0, tokens)
+            return rows.reshape(-1, length, nheads, head_dim).transpose(1, 2)
+
+        keep = None
+        if dropout is not None:
+            rows = tokens.reshape(-1, 1, length) * nheads + torch.arange(nheads, device=q.device)[:, None]
+            keep = keep_mask(rows.flatten(), length, dropout).reshape(-1, nheads, length, length)
+        out = _attend(
+            heads_first(q), heads_first(k), heads_first(v), scale, causal, keep, dropout.scale if dropout else 1.0
+        )
+        outputs.append(out.transpose(1, 2).reshape(-1, nheads, head_dim))
+        order.append(tokens)
+
+    if not outputs:
+        return torch.zeros_like(q) + 0 * (q + k + v)
+    if len(outputs) == 1 and outputs[0].shape[0] == num_tokens:
+        return outputs[0]
+    tokens = torch.cat(order)
+    return q.new_zeros(q.shape).index_copy(0, tokens, torch.cat(outputs))
+
+
+def attention_padded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    softmax_scale: float | None = None,
+    dropout=None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of a rectangular batch under any additive mask; it is slow and keeps the probabilities.
+
+    Args:
+        q, k, v: (B, nheads, S, head_dim).
+        mask: additive, broadcastable to (B, nheads, S, S), 0 = keep and a very negative number = drop; or None.
+
+    Returns:
+        The output (B, nheads, S, head_dim) and the probabilities (B, nheads, S, S) before dropout.
+        A row whose keys are all at -inf gets zeros.
+    """
+    batch_size, nheads, length, head_dim = q.shape
+    scores = torch.matmul(q * (head_dim**-0.5 if softmax_scale is None else softmax_scale), k.transpose(-1, -2))
+    if mask is not None:
+        scores = scores + mask
+    probs = _softmax(scores)
+    if mask is not None:
+        probs = probs.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
+    dropped = probs
+    if dropout is not None:
+        device = q.device
+        tokens = torch.arange(batch_size * length, device=device).reshape(batch_size, 1, length)
+        rows = tokens * nheads + torch.arange(nheads, device=device)[:, None]
+        keep = reference_keep_mask(rows.flatten(), length, dropout)
+        dropped = probs * keep.reshape(probs.shape) * dropout.scale
+    return torch.matmul(dropped, v), probs
