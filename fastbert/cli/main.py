@@ -1,0 +1,149 @@
+"""Entry point of ``fastbert``: finds the command, parses its options, turns every failure into one sentence.
+
+A command is a module of this package with a dataclass named after it (``fill-mask`` -> ``FillMask``) and ``run(args)``.
+Modules are imported only when their command is asked for, and import torch only inside ``run``, so help is quick.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import inspect
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+
+from ..errors import FastbertError
+
+COMMANDS = {
+    "demo": "the whole life of a small BERT on a built-in corpus, with a report; no download",
+    "vocab": "train a WordPiece vocabulary on text files",
+    "prepare": "turn text files into token shards for pre-training",
+    "pretrain": "pre-train a model by masked language modelling and next sentence prediction",
+    "finetune": "fine-tune a model on a task",
+    "evaluate": "score a fine-tuned model, or a file of predictions, by the task's official metric",
+    "predict": "write a task's predictions in its official submission format",
+    "fill-mask": "most likely tokens for each [MASK] in a text",
+    "extract": "contextual features of every token of a text file",
+    "encode": "one vector per line of a text file",
+    "doctor": "what was found on this machine, and which backend serves each op",
+}
+
+EXIT_FAILURE = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_BROKEN_PIPE = 128 + getattr(signal, "SIGPIPE", 13)
+
+
+def usage() -> str:
+    """The text of ``fastbert --help``."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: fastbert COMMAND [OPTIONS]",
+            "",
+            "BERT from raw text to use: vocabulary, data, pre-training, fine-tuning, inference.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`fastbert COMMAND --help` shows a command's options and an example.",
+            "`fastbert --version` shows the version; FASTBERT_DEBUG=1 shows the traceback of an error.",
+        ]
+    )
+
+
+def command_class(command: str) -> type:
+    """The dataclass of a command's options, from ``fill-mask`` to ``FillMask``."""
+    module = importlib.import_module(f".{command.replace('-', '_')}", __package__)
+    return getattr(module, "".join(word.capitalize() for word in command.split("-")))
+
+
+def run_command(command: str, argv: Sequence[str]) -> None:
+    """Parses a command's options and runs it.
+
+    Raises:
+        SystemExit: tyro answered (help, or an option it could not read).
+    """
+    import tyro
+
+    options = command_class(command)
+    args = tyro.cli(
+        options,
+        prog=f"fastbert {command}",
+        args=list(argv),
+        # tyro's own reading of a docstring drops the example.
+        description=inspect.cleandoc(options.__doc__ or ""),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    sys.modules[options.__module__].run(args)
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """What went wrong as a sentence for a person, and the exit status: 2 for bad input, 1 for a bug of ours."""
+    if isinstance(error, FastbertError):
+        return str(error), EXIT_BAD_INPUT
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {reason}" if error.filename is not None else reason, EXIT_BAD_INPUT
+    # Rust libraries (safetensors, tokenizers) report the operating system's error as text.
+    if re.search(r"\b(code: |os error )28\b", str(error)):
+        return os.strerror(errno.ENOSPC), EXIT_BAD_INPUT
+    what = f"internal error, please report it: {type(error).__name__}: {error}"
+    return f"{what} (FASTBERT_DEBUG=1 shows the traceback)", EXIT_FAILURE
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"fastbert: {message}", file=sys.stderr)
+    return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; the return value is the exit status: 0, 1 a bug, 2 bad input, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        status = _main(argv)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader (head, less) has gone: that is no failure of ours. Python would complain again when it
+        # flushes stdout at exit, hence the null device in its place.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if argv else EXIT_BAD_INPUT
+    if argv[0] in ("-V", "--version"):
+        from .. import __version__
+
+        print(f"fastbert {__version__}")
+        return 0
+    command = argv[0]
+    if command not in COMMANDS:
+        return _fail(f"no such command: {command}; known are {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
+    debug = os.environ.get("FASTBERT_DEBUG", "") not in ("", "0")
+    try:
+        run_command(command, argv[1:])
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else _fail(str(stop.code), 1)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        if debug:
+            raise
+        return _fail(*explain(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
