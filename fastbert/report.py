@@ -11,7 +11,8 @@ from pathlib import Path
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
 h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; margin: 1rem 0; } caption { text-align: left; color: #57606a; padding-bottom: .3rem; }
+table { border-collapse: collapse; margin: 1rem 0; }
+caption { text-align: left; color: #57606a; padding-bottom: .3rem; }
 th, td { border-bottom: 1px solid #d0d7de; padding: .35rem .9rem .35rem 0; text-align: left; vertical-align: top; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 code, pre { font-family: ui-monospace, monospace; font-size: .9em; background: #f6f8fa; }
