@@ -1,0 +1,103 @@
+// fastbert._C: the kernels for Python. Pointers come as integers; shapes, dtypes and contiguity are checked by the
+// callers in fastbert/ops. The only file that knows pybind11.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "isa.h"
+
+namespace py = pybind11;
+using namespace fastbert;
+
+namespace {
+
+using Pointer = uintptr_t;  // 0 is null
+
+template <class T = void> T* at(Pointer p) { return reinterpret_cast<T*>(p); }
+
+Dropout make_dropout(uint64_t seed, uint32_t offset, uint32_t site, uint32_t threshold) {
+    const float scale = threshold < 65536 ? float(65536.0 / double(65536 - threshold)) : 0.0f;
+    return Dropout{{uint32_t(seed), uint32_t(seed >> 32)}, offset, site, threshold, scale};
+}
+
+void bind_gelu(py::module_& m) {
+    m.def("gelu_forward",
+          [](int dtype, bool tanh, Pointer x, Pointer bias, Pointer out, int64_t rows, int64_t cols) {
+              kernels().gelu_forward({DType(dtype), tanh, at(x), at<float>(bias), rows, cols}, at(out));
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("gelu_backward",
+          [](int dtype, bool tanh, Pointer dout, Pointer x, Pointer bias, Pointer dx, Pointer dbias, Pointer workspace,
+             int64_t rows, int64_t cols) {
+              kernels().gelu_backward({DType(dtype), tanh, at(x), at<float>(bias), rows, cols}, at(dout), at(dx),
+                                      at<float>(dbias), at<float>(workspace));
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_layer_norm(py::module_& m) {
+    m.def("layer_norm_forward",
+          [](int dtype, Pointer x, Pointer x_bias, Pointer residual, Pointer weight, Pointer bias, float eps,
+             const Dropout& dropout, Pointer out, Pointer sum, Pointer mean, Pointer rstd, int64_t rows, int64_t cols) {
+              kernels().layer_norm_forward({DType(dtype), at(x), at<float>(x_bias), at(residual), at<float>(weight),
+                                            at<float>(bias), eps, dropout, at(out), at<float>(sum), at<float>(mean),
+                                            at<float>(rstd), rows, cols});
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("layer_norm_backward",
+          [](int dtype, Pointer dout, Pointer sum, Pointer mean, Pointer rstd, Pointer weight, const Dropout& dropout,
+             Pointer dresidual, Pointer dx, Pointer dweight, Pointer dbias, Pointer dx_bias, Pointer workspace,
+             int64_t rows, int64_t cols) {
+              kernels().layer_norm_backward({DType(dtype), at(dout), at<float>(sum), at<float>(mean), at<float>(rstd),
+                                             at<float>(weight), dropout, at(dresidual), at(dx), at<float>(dweight),
+                                             at<float>(dbias), at<float>(dx_bias), at<float>(workspace), rows, cols});
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_dropout(py::module_& m) {
+    py::class_<Dropout>(m, "Dropout")
+        .def(py::init(&make_dropout), py::arg("seed"), py::arg("offset"), py::arg("site"), py::arg("threshold"));
+    m.def("dropout",
+          [](int dtype, Pointer x, Pointer out, int64_t rows, int64_t cols, const Dropout& dropout) {
+              kernels().dropout(DType(dtype), at(x), at(out), rows, cols, dropout);
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("keep_mask",
+          [](Pointer row_numbers, int64_t num_rows, int64_t cols, const Dropout& dropout, Pointer keep) {
+              kernels().keep_mask(at<int64_t>(row_numbers), num_rows, cols, dropout, at<bool>(keep));
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_cross_entropy(py::module_& m) {
+    m.def("cross_entropy_forward",
+          [](int dtype, Pointer logits, Pointer labels, int64_t ignore_index, Pointer loss, Pointer statistics, int64_t rows,
+             int64_t cols) {
+              return kernels().cross_entropy_forward(
+                  {DType(dtype), at(logits), at<int64_t>(labels), ignore_index, rows, cols}, at<float>(loss),
+                  at<float>(statistics));
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("cross_entropy_backward",
+          [](int dtype, Pointer dloss, Pointer logits, Pointer labels, Pointer statistics, int64_t ignore_index,
+             Pointer dlogits, int64_t rows, int64_t cols) {
+              kernels().cross_entropy_backward(
+                  {DType(dtype), at(logits), at<int64_t>(labels), ignore_index, rows, cols}, at<float>(dloss),
+                  at<float>(statistics), at(dlogits));
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+    m.doc() = "CPU kernels of fastbert: raw pointers and sizes.";
+    m.def("supported_isas", &supported_isas, "The instruction-set levels that run here, best last.");
+    m.def("isa", &isa, "The level in use.");
+    m.def("set_isa", &set_isa, "Chooses a level for the whole process; ValueError where it cannot run.");
+    m.def("reduction_chunks", &reduction_chunks, "Chunks that a sum over this many rows is cut into.");
+    bind_gelu(m);
+    bind_layer_norm(m);
+    bind_dropout(m);
+    bind_cross_entropy(m);
+}

@@ -1,0 +1,18 @@
+// The functions of one instruction set, one file an op; table.cpp gathers them. The arguments are in fastbert.h.
+#pragma once
+#include "fastbert.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+
+void gelu_forward(const GeluArgs&, void* out);
+void gelu_backward(const GeluArgs&, const void* dout, void* dx, float* dbias, float* workspace);
+void layer_norm_forward(const LayerNormForwardArgs&);
+void layer_norm_backward(const LayerNormBackwardArgs&);
+void dropout(DType, const void* x, void* out, int64_t rows, int64_t cols, const Dropout&);
+void keep_mask(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout&, bool* keep);
+int64_t cross_entropy_forward(const CrossEntropyArgs&, float* loss, float* statistics);
+void cross_entropy_backward(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
+
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

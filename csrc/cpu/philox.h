@@ -1,0 +1,46 @@
+// Keep bits of rows: Philox 4x32-10 (Salmon et al., SC 2011) under the mapping of fastbert/reference/dropout.py.
+// One counter feeds eight columns, so the bits of columns 8c..8c+7 are the byte c.
+#pragma once
+#include "vec.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+// Columns whose bits a kernel holds at a time: 128 bytes on the stack.
+constexpr int64_t KEEP_COLUMNS = 1024;
+
+// Bits of columns 8 * first_block .. 8 * (first_block + num_blocks) of one row.
+inline void keep_row(uint32_t row, int64_t first_block, int64_t num_blocks, const Dropout& d, uint8_t* out) {
+    if (d.threshold > 0xFFFF) {
+        for (int64_t i = 0; i < num_blocks; ++i) out[i] = 0;
+        return;
+    }
+    uint32_t blocks[COUNTERS], rows[COUNTERS];
+    for (int i = 0; i < COUNTERS; ++i) rows[i] = row;
+    for (int64_t done = 0; done < num_blocks; done += COUNTERS) {
+        for (int i = 0; i < COUNTERS; ++i) blocks[i] = uint32_t(first_block + done + i);
+        if (done + COUNTERS <= num_blocks) {
+            philox_keep(blocks, rows, d, out + done);
+        } else {
+            uint8_t last[COUNTERS];
+            philox_keep(blocks, rows, d, last);
+            for (int64_t i = done; i < num_blocks; ++i) out[i] = last[i - done];
+        }
+    }
+}
+
+// Bits of `columns` columns from column `begin`, a multiple of 8, padded so that a whole vector's bits may be read.
+struct KeepBits {
+    uint8_t bytes[KEEP_COLUMNS / 8 + 2];
+
+    KeepBits(int64_t row, int64_t begin, int64_t columns, const Dropout& d) {
+        bytes[(columns + 7) / 8] = 0;
+        keep_row(uint32_t(row), begin / 8, (columns + 7) / 8, d, bytes);
+    }
+    const uint8_t* at(int64_t column) const { return bytes + column / 8; }
+};
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

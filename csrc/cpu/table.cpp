@@ -1,0 +1,14 @@
+// The table of one instruction set's kernels.
+#include "ops.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    gelu_forward, gelu_backward, layer_norm_forward,    layer_norm_backward,
+    dropout,      keep_mask,     cross_entropy_forward, cross_entropy_backward,
+};
+
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

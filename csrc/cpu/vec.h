@@ -1,0 +1,91 @@
+// The vector type of the instruction set that this file is compiled for, and what every kernel needs on top of it.
+//
+// FASTBERT_ISA is the name of the level, given by the build. Everything sits in an anonymous namespace: were an inline
+// function shared, the linker might keep the copy with AVX-512 instructions for a processor that has none.
+#pragma once
+
+#if defined(FASTBERT_LEVEL_AVX512)
+#include "vec_avx512.h"
+#elif defined(FASTBERT_LEVEL_AVX2)
+#include "vec_avx2.h"
+#else
+#include "vec_scalar.h"
+#endif
+
+#include <omp.h>
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+// Lets one loop body serve whole vectors and the last, partial one: load(p, All{}) or load(p, Part{n}).
+struct All {};
+struct Part {
+    int n;
+};
+template <class T> inline Vec load(const T* p, All) { return load(p); }
+template <class T> inline Vec load(const T* p, Part part) { return load(p, part.n); }
+template <class T> inline void store(T* p, Vec a, All) { store(p, a); }
+template <class T> inline void store(T* p, Vec a, Part part) { store(p, a, part.n); }
+
+template <class Body> inline void for_columns(int64_t begin, int64_t end, Body&& body) {
+    int64_t c = begin;
+    for (; c + W <= end; c += W) body(c, All{});
+    if (c < end) body(c, Part{int(end - c)});
+}
+
+// Fewer elements than this are done faster by one thread than the others wake up.
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 14;
+
+// body(begin, end) over contiguous ranges of 0..count, one a thread.
+template <class Body> inline void parallel_ranges(int64_t count, int64_t elements_each, Body&& body) {
+    const int64_t useful = count * elements_each / PARALLEL_ELEMENTS + 1;
+    const int threads = int(useful < omp_get_max_threads() ? useful : omp_get_max_threads());
+    if (threads <= 1 || omp_in_parallel()) {
+        body(int64_t(0), count);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        const int64_t n = omp_get_num_threads(), i = omp_get_thread_num();
+        body(count * i / n, count * (i + 1) / n);
+    }
+}
+
+// e^x for x <= 1, to 1 ulp; 0 below -87.3. Cody & Waite's reduction, then a minimax polynomial of
+// (e^r - 1 - r) / r^2 on |r| <= ln 2 / 2 (Lawson fit, relative error of e^r 3e-9).
+inline Vec exp(Vec x) {
+    const Vec low = set(-87.3365f);
+    const Vec clamped = max(low, x);
+    const Vec n = round(clamped * set(1.44269504f));
+    const Vec r = fma(n, set(2.12194440e-4f), fma(n, set(-0.693359375f), clamped));
+    Vec p = set(0.00138144661f);
+    p = fma(p, r, set(0.00836878084f));
+    p = fma(p, r, set(0.0416683927f));
+    p = fma(p, r, set(0.166665196f));
+    p = fma(p, r, set(0.49999994f));
+    const Vec y = fma(p, r * r, r) + set(1.0f);
+    return select_less(x, low, set(0.0f), scale_pow2(y, n));
+}
+
+// Sums chunks x columns partial sums down to columns, in double and in order of the chunks.
+inline void reduce_chunks(const float* partial, int64_t chunks, int64_t stride, int64_t cols, float* out) {
+    constexpr int64_t BLOCK = 64;
+    parallel_ranges((cols + BLOCK - 1) / BLOCK, chunks * BLOCK, [&](int64_t begin, int64_t end) {
+        for (int64_t block = begin; block < end; ++block) {
+            const int64_t c0 = block * BLOCK, n = cols - c0 < BLOCK ? cols - c0 : BLOCK;
+            double acc[BLOCK] = {};
+            for (int64_t k = 0; k < chunks; ++k)
+                for (int64_t c = 0; c < n; ++c) acc[c] += partial[k * stride + c0 + c];
+            for (int64_t c = 0; c < n; ++c) out[c0 + c] = float(acc[c]);
+        }
+    });
+}
+
+inline void fill(float* p, int64_t n, float value) {
+    for (int64_t i = 0; i < n; ++i) p[i] = value;
+}
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

@@ -1,0 +1,110 @@
+// What the kernels of fastbert are: raw pointers and sizes, one table of functions per instruction set.
+//
+// Every tensor is contiguous, rows x cols, row-major. Parameters (bias, weight) and statistics are float32; activations
+// are float32 or bfloat16. Nothing here allocates, throws, or knows torch or Python.
+#pragma once
+#include <cstdint>
+
+namespace fastbert {
+
+enum class DType : int { f32 = 0, bf16 = 1 };
+
+struct bf16 {
+    uint16_t bits;
+};
+
+// Place in the random stream; an element is dropped when its 16 random bits are below the threshold.
+struct Dropout {
+    uint32_t key[2];
+    uint32_t offset;
+    uint32_t site;
+    uint32_t threshold;  // 0..65536; 0 keeps everything
+    float scale;         // of kept elements
+
+    bool active() const { return threshold != 0; }
+};
+
+struct GeluArgs {
+    DType dtype;
+    bool tanh;          // google-research/bert's approximation instead of the error function
+    const void* x;      // (rows, cols)
+    const float* bias;  // (cols) or null
+    int64_t rows, cols;
+};
+
+struct LayerNormForwardArgs {
+    DType dtype;
+    const void* x;         // (rows, cols)
+    const float* x_bias;   // (cols) or null
+    const void* residual;  // (rows, cols) or null
+    const float* weight;   // (cols)
+    const float* bias;     // (cols)
+    float eps;
+    Dropout dropout;
+    void* out;    // (rows, cols)
+    float* sum;   // (rows, cols) the LayerNorm's input, or null where the caller does not want it
+    float* mean;  // (rows)
+    float* rstd;  // (rows)
+    int64_t rows, cols;
+};
+
+struct LayerNormBackwardArgs {
+    DType dtype;
+    const void* dout;    // (rows, cols)
+    const float* sum;    // (rows, cols)
+    const float* mean;   // (rows)
+    const float* rstd;   // (rows)
+    const float* weight; // (cols)
+    Dropout dropout;
+    void* dresidual;   // (rows, cols) or null
+    void* dx;          // (rows, cols) or null; differs from dresidual only under dropout
+    float* dweight;    // (cols)
+    float* dbias;      // (cols)
+    float* dx_bias;    // (cols) or null
+    float* workspace;  // reduction_chunks(rows) * 3 * cols
+    int64_t rows, cols;
+};
+
+struct CrossEntropyArgs {
+    DType dtype;
+    const void* logits;     // (rows, cols)
+    const int64_t* labels;  // (rows)
+    int64_t ignore_index;
+    int64_t rows, cols;
+};
+
+struct Kernels {
+    void (*gelu_forward)(const GeluArgs&, void* out);
+    // dbias and its workspace (reduction_chunks(rows) * cols) are null where there is no bias.
+    void (*gelu_backward)(const GeluArgs&, const void* dout, void* dx, float* dbias, float* workspace);
+    void (*layer_norm_forward)(const LayerNormForwardArgs&);
+    void (*layer_norm_backward)(const LayerNormBackwardArgs&);
+    void (*dropout)(DType, const void* x, void* out, int64_t rows, int64_t cols, const Dropout&);
+    // keep (num_rows, cols) is 1 where the element at (row_numbers[r], c) is kept.
+    void (*keep_mask)(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout&, bool* keep);
+    // statistics (rows, 2) are kept for backward. Returns the first row whose label is neither ignored nor a column, or -1.
+    int64_t (*cross_entropy_forward)(const CrossEntropyArgs&, float* loss, float* statistics);
+    void (*cross_entropy_backward)(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
+};
+
+// Sums over rows are cut into chunks by the number of rows alone, never by the number of threads: the bits of a
+// gradient do not depend on how many threads computed it.
+inline int64_t rows_per_chunk(int64_t rows) { return rows <= 1024 ? 16 : (rows + 63) / 64; }
+inline int64_t reduction_chunks(int64_t rows) { return (rows + rows_per_chunk(rows) - 1) / rows_per_chunk(rows); }
+
+namespace scalar {
+extern const Kernels kernels;
+}
+#if defined(FASTBERT_X86)
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+
+// A float buffer of this thread that lives as long as the thread and only grows.
+float* thread_scratch(int64_t size);
+
+}  // namespace fastbert

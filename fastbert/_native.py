@@ -1,0 +1,69 @@
+"""The extension `fastbert._C` (csrc/): loads it, or says in words why it is not there."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+
+from .errors import BackendError, InputError
+
+
+def _reason_of_build() -> str:
+    """What setup.py recorded when it left the extension out."""
+    path = Path(__file__).with_name("_build_info.json")
+    try:
+        reason = json.loads(path.read_text()).get("reason")
+    except (OSError, ValueError):
+        reason = None
+    return reason or "the C++ extension was not built (`pip install .` with a C++ compiler builds it)"
+
+
+@functools.cache
+def _load() -> tuple[ModuleType | None, str | None]:
+    try:
+        module = importlib.import_module("fastbert._C")
+    except ModuleNotFoundError as error:
+        if error.name != "fastbert._C":
+            raise
+        return None, _reason_of_build()
+    except ImportError as error:
+        return None, f"the C++ extension does not load: {error}"
+    wanted = os.environ.get("FASTBERT_CPU_ISA")
+    if wanted:
+        try:
+            module.set_isa(wanted)
+        except ValueError:
+            here = ", ".join(module.supported_isas())
+            raise InputError(f"FASTBERT_CPU_ISA must be one of {here} on this processor, got {wanted!r}") from None
+    return module, None
+
+
+def why_missing() -> str | None:
+    """None where the extension is loaded, else why it is not.
+
+    Raises:
+        InputError: FASTBERT_CPU_ISA names a level that cannot run here.
+    """
+    return _load()[1]
+
+
+def extension() -> ModuleType:
+    """The module `fastbert._C`.
+
+    Raises:
+        BackendError: it is not there; the message says why.
+    """
+    module, reason = _load()
+    if module is None:
+        raise BackendError(f"the CPU kernels cannot be used: {reason}")
+    return module
+
+
+def isa() -> str | None:
+    """The instruction-set level that the CPU kernels use: "scalar", "avx2", "avx512", or None without the extension."""
+    module = _load()[0]
+    return module.isa() if module else None

@@ -1,0 +1,119 @@
+"""What the CPU kernels share: which calls they take, how tensors become pointers, how ops become torch ops.
+
+Each op is a torch op `fastbert::<name>` with a fake version and a formula for its gradient, so that it works under
+autograd and `torch.compile(fullgraph=True)`. The kernels (csrc/cpu) take float32 and bfloat16; statistics, parameters
+and their gradients are float32 there, whatever the parameter's own dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..errors import BackendError
+from ..rng import Dropout
+
+library = torch.library.Library("fastbert", "DEF")
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_LOW63 = (1 << 63) - 1
+
+
+def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, ...] = ()) -> str | None:
+    """None where the kernels can take these tensors, else why not.
+
+    Args:
+        x, others: activations, which must share one dtype.
+        parameters: tensors that are converted to float32 where they are not.
+    """
+    tensors = [t for t in (x, *others, *parameters) if t is not None]
+    device = next((t.device for t in tensors if t.device.type != "cpu"), None)
+    if device is not None:
+        return f"the CPU kernels take CPU tensors, got one on {device}"
+    for tensor in (x, *others):
+        if tensor is not None and tensor.dtype not in _DTYPES:
+            return f"the CPU kernels take float32 and bfloat16, got {str(tensor.dtype).removeprefix('torch.')}"
+        if tensor is not None and tensor.dtype != x.dtype:
+            return f"the CPU kernels take one dtype, got {x.dtype} and {tensor.dtype}"
+    for tensor in parameters:
+        if tensor is not None and tensor.dtype not in _DTYPES:
+            return f"the CPU kernels take float32 parameters, got {str(tensor.dtype).removeprefix('torch.')}"
+    return None
+
+
+def define(
+    schema: str,
+    kernel: Callable,
+    fake: Callable,
+    *,
+    backward: Callable | None = None,
+    setup_context: Callable | None = None,
+) -> Callable:
+    """Makes a torch op of a kernel launcher.
+
+    Args:
+        schema: torch's, e.g. ``gelu(Tensor x) -> Tensor``.
+        kernel: runs on CPU tensors.
+        fake: the same shapes, strides and dtypes without the numbers.
+        backward, setup_context: as in `torch.library.register_autograd`; without them the op has no gradient, and
+            asking for one (a second derivative) is an error.
+    """
+    name = schema[: schema.index("(")]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"fastbert::{name}", fake, lib=library)
+    if backward is None:
+
+        def backward(ctx, *_grads):
+            raise BackendError(f'{name} has no gradient of its own: use backend("reference") for second derivatives')
+
+    torch.library.register_autograd(f"fastbert::{name}", backward, setup_context=setup_context, lib=library)
+    return getattr(torch.ops.fastbert, name)
+
+
+def code(x: Tensor) -> int:
+    """The dtype as the kernels count it."""
+    return _DTYPES[x.dtype]
+
+
+def pointer(x: Tensor | None) -> int:
+    """Address of the first element, 0 for None."""
+    return 0 if x is None else x.data_ptr()
+
+
+def rows_and_columns(x: Tensor) -> tuple[int, int]:
+    """(..., C) as (rows, C)."""
+    columns = x.shape[-1]
+    return (x.numel() // columns if columns else 0), columns
+
+
+def as_float32(x: Tensor | None) -> Tensor | None:
+    """A parameter for the kernels; a few kilobytes, so a copy costs nothing beside the op."""
+    return None if x is None else x.to(torch.float32).contiguous()
+
+
+def reduction_workspace(rows: int, columns: int) -> Tensor:
+    """Partial sums of a reduction over rows."""
+    return torch.empty(_native.extension().reduction_chunks(rows) * columns, dtype=torch.float32)
+
+
+# How a schema carries a `Dropout`: threshold 0 means none.
+DROPOUT_SCHEMA = "int threshold, int seed, int offset, int site"
+
+
+def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int]:
+    """(threshold, seed, offset, site) for a schema, in torch's signed integers."""
+    if dropout is None:
+        return 0, 0, 0, 0
+    seed = dropout.seed & 0xFFFFFFFFFFFFFFFF
+    return dropout.threshold, seed if seed <= _LOW63 else seed - (1 << 64), dropout.offset, dropout.site
+
+
+def native_dropout(threshold: int, seed: int, offset: int, site: int):
+    """The same for the kernels."""
+    return _native.extension().Dropout(
+        seed=seed & 0xFFFFFFFFFFFFFFFF, offset=offset & 0xFFFFFFFF, site=site & 0xFFFFFFFF, threshold=threshold
+    )

@@ -1,0 +1,85 @@
+"""Softmax cross-entropy by the CPU kernels: keeps two numbers a row for backward, where torch keeps (N, V)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..errors import InputError
+from . import _cpu, _dispatch
+
+
+def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    logits, labels = logits.contiguous(), labels.contiguous()
+    loss, statistics = torch.empty(len(labels)), torch.empty(len(labels), 2)
+    pointers = [t.data_ptr() for t in (logits, labels)], [t.data_ptr() for t in (loss, statistics)]
+    bad = _native.extension().cross_entropy_forward(
+        _cpu.code(logits), *pointers[0], ignore_index, *pointers[1], *logits.shape
+    )
+    if bad >= 0:
+        raise InputError(
+            f"labels must be {ignore_index} (ignored) or in 0..{logits.shape[1] - 1}, got {int(labels[bad])} at {bad}"
+        )
+    return loss, statistics
+
+
+def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    num_rows = labels.shape[0]
+    return logits.new_empty(num_rows, dtype=torch.float32), logits.new_empty(num_rows, 2, dtype=torch.float32)
+
+
+def _backward(dloss: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor, ignore_index: int) -> Tensor:
+    dloss, logits, labels = dloss.contiguous(), logits.contiguous(), labels.contiguous()
+    dlogits = torch.empty_like(logits)
+    pointers = [t.data_ptr() for t in (dloss, logits, labels, statistics)]
+    _native.extension().cross_entropy_backward(
+        _cpu.code(logits), *pointers, ignore_index, dlogits.data_ptr(), *logits.shape
+    )
+    return dlogits
+
+
+def _backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor, ignore_index: int) -> Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    logits, labels, ctx.ignore_index = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(logits, labels, output[1])
+
+
+def _gradient(ctx, dloss: Tensor, _dstatistics):
+    return _cross_entropy_backward(dloss, *ctx.saved_tensors, ctx.ignore_index), None, None
+
+
+_cross_entropy_backward = _cpu.define(
+    "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor labels, Tensor statistics, int ignore_index) -> Tensor",
+    _backward,
+    _backward_fake,
+)
+_cross_entropy = _cpu.define(
+    "cross_entropy(Tensor logits, Tensor labels, int ignore_index) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _accepts(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> str | None:
+    if labels.dtype != torch.int64:
+        return f"the CPU kernels take int64 labels, got {str(labels.dtype).removeprefix('torch.')}"
+    return _cpu.why_not(logits, parameters=()) or (
+        None if labels.device.type == "cpu" else f"the CPU kernels take CPU tensors, got labels on {labels.device}"
+    )
+
+
+@_dispatch.register("cross_entropy", "cpu", available=_native.why_missing, accepts=_accepts)
+def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    loss, _ = _cross_entropy(logits, labels, ignore_index)
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    return total if reduction == "sum" else total / (labels != ignore_index).sum()

@@ -1,0 +1,70 @@
+"""Dropout and keep masks by the CPU kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..rng import Dropout
+from . import _cpu, _dispatch
+
+
+def _forward(x: Tensor, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    native = _cpu.native_dropout(threshold, seed, offset, site)
+    _native.extension().dropout(_cpu.code(x), x.data_ptr(), out.data_ptr(), *_cpu.rows_and_columns(x), native)
+    return out
+
+
+def _forward_fake(x: Tensor, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.dropout = inputs[1:]
+
+
+def _gradient(ctx, dout: Tensor):
+    return _dropout(dout, *ctx.dropout), None, None, None, None
+
+
+_dropout = _cpu.define(
+    f"dropout(Tensor x, {_cpu.DROPOUT_SCHEMA}) -> Tensor",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _mask(rows: Tensor, num_columns: int, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+    rows = rows.contiguous()
+    keep = torch.empty(rows.numel(), num_columns, dtype=torch.bool)
+    native = _cpu.native_dropout(threshold, seed, offset, site)
+    _native.extension().keep_mask(rows.data_ptr(), rows.numel(), num_columns, native, keep.data_ptr())
+    return keep
+
+
+def _mask_fake(rows: Tensor, num_columns: int, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+    return rows.new_empty(rows.numel(), num_columns, dtype=torch.bool)
+
+
+_keep_mask = _cpu.define(
+    f"keep_mask(Tensor rows, SymInt num_columns, {_cpu.DROPOUT_SCHEMA}) -> Tensor", _mask, _mask_fake
+)
+
+
+def keep_mask(rows: Tensor, num_columns: int, dropout: Dropout) -> Tensor:
+    """`fastbert.reference.dropout.keep_mask`, the same bits: rows (R,) int64 -> (R, num_columns) bool."""
+    return _keep_mask(rows, num_columns, *_cpu.dropout_arguments(dropout))
+
+
+def _accepts(x: Tensor, dropout: Dropout) -> str | None:
+    return _cpu.why_not(x)
+
+
+@_dispatch.register("dropout", "cpu", available=_native.why_missing, accepts=_accepts)
+def dropout(x: Tensor, dropout: Dropout) -> Tensor:
+    return _dropout(x, *_cpu.dropout_arguments(dropout))

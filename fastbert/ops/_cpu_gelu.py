@@ -1,0 +1,70 @@
+"""Bias + GELU by the CPU kernels: one read and one write instead of torch's two of each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from . import _cpu, _dispatch
+
+
+def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    x, bias = x.contiguous(), _cpu.as_float32(bias)
+    out = torch.empty_like(x)
+    rows, columns = _cpu.rows_and_columns(x)
+    pointers = [_cpu.pointer(t) for t in (x, bias, out)]
+    _native.extension().gelu_forward(_cpu.code(x), tanh, *pointers, rows, columns)
+    return out
+
+
+def _forward_fake(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    dout, x, bias = dout.contiguous(), x.contiguous(), _cpu.as_float32(bias)
+    rows, columns = _cpu.rows_and_columns(x)
+    dx = torch.empty_like(x)
+    dbias = torch.empty(0 if bias is None else columns, dtype=torch.float32)
+    workspace = None if bias is None else _cpu.reduction_workspace(rows, columns)
+    pointers = [_cpu.pointer(t) for t in (dout, x, bias, dx, None if bias is None else dbias, workspace)]
+    _native.extension().gelu_backward(_cpu.code(x), tanh, *pointers, rows, columns)
+    return dx, dbias
+
+
+def _backward_fake(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return dx, x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, bias, ctx.tanh = inputs
+    ctx.save_for_backward(x, bias)
+
+
+def _gradient(ctx, dout: Tensor):
+    x, bias = ctx.saved_tensors
+    dx, dbias = _gelu_backward(dout, x, bias, ctx.tanh)
+    return dx, None if bias is None else dbias.to(bias.dtype), None
+
+
+_gelu_backward = _cpu.define(
+    "gelu_backward(Tensor dout, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)", _backward, _backward_fake
+)
+_gelu = _cpu.define(
+    "gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _accepts(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> str | None:
+    return _cpu.why_not(x, parameters=(bias,))
+
+
+@_dispatch.register("gelu", "cpu", available=_native.why_missing, accepts=_accepts)
+def gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    return _gelu(x, bias, approximate == "tanh")

@@ -1,0 +1,147 @@
+"""LN(residual + dropout(x + x_bias)) by the CPU kernels.
+
+Kept for backward: the LayerNorm's float32 input (x itself where x is float32 and nothing is added) and two numbers a
+row. The dropout's bits are drawn again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..rng import Dropout
+from . import _cpu, _dispatch
+
+
+def _is_plain(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, threshold: int) -> bool:
+    """The LayerNorm's input is x itself."""
+    return x.dtype == torch.float32 and x_bias is None and residual is None and threshold == 0
+
+
+def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, save):
+    keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+    weight, bias, x_bias = (_cpu.as_float32(p) for p in (weight, bias, x_bias))
+    rows, columns = _cpu.rows_and_columns(x)
+    out = torch.empty_like(x)
+    total = torch.empty(x.shape if keep_sum else 0, dtype=torch.float32)
+    mean, rstd = torch.empty(rows), torch.empty(rows)
+    _native.extension().layer_norm_forward(
+        _cpu.code(x),
+        *(_cpu.pointer(t) for t in (x, x_bias, residual, weight, bias)),
+        eps,
+        _cpu.native_dropout(threshold, seed, offset, site),
+        *(_cpu.pointer(t) for t in (out, total if keep_sum else None, mean, rstd)),
+        rows,
+        columns,
+    )
+    return out, total, mean, rstd
+
+
+def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, save):
+    keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
+    rows = x.shape[:-1].numel()
+    statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
+    total = x.new_empty(x.shape if keep_sum else 0, dtype=torch.float32)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics
+
+
+def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, has_residual, has_x_bias):
+    dout, total, weight = dout.contiguous(), total.contiguous(), _cpu.as_float32(weight)
+    rows, columns = _cpu.rows_and_columns(dout)
+    # Without dropout one tensor is the gradient of both the branch and the residual.
+    apart = threshold != 0
+    dx = torch.empty_like(dout)
+    dresidual = torch.empty_like(dout) if apart and has_residual else dout.new_empty(0)
+    dweight, dbias = torch.empty(columns), torch.empty(columns)
+    dx_bias = torch.empty(columns if has_x_bias else 0)
+    workspace = _cpu.reduction_workspace(rows, 3 * columns)
+    outputs = (
+        dresidual if apart and has_residual else None,
+        dx,
+        dweight,
+        dbias,
+        dx_bias if has_x_bias else None,
+        workspace,
+    )
+    _native.extension().layer_norm_backward(
+        _cpu.code(dout),
+        *(_cpu.pointer(t) for t in (dout, total, mean, rstd, weight)),
+        _cpu.native_dropout(threshold, seed, offset, site),
+        *(_cpu.pointer(t) for t in outputs),
+        rows,
+        columns,
+    )
+    return dx, dresidual, dweight, dbias, dx_bias
+
+
+def _backward_fake(dout, total, mean, rstd, weight, threshold, seed, offset, site, has_residual, has_x_bias):
+    columns = dout.shape[-1]
+    dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
+    dresidual = torch.empty_like(dx) if threshold != 0 and has_residual else dout.new_empty(0)
+    dweight, dbias = (dout.new_empty(columns, dtype=torch.float32) for _ in range(2))
+    return dx, dresidual, dweight, dbias, dout.new_empty(columns if has_x_bias else 0, dtype=torch.float32)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, weight, bias, _, x_bias, residual, *dropout, _save = inputs
+    _, total, mean, rstd = output
+    ctx.mark_non_differentiable(total, mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x if _is_plain(x, x_bias, residual, dropout[0]) else total, mean, rstd, weight)
+    ctx.dropout, ctx.has_residual, ctx.has_x_bias = dropout, residual is not None, x_bias is not None
+    ctx.dtypes = bias.dtype, x_bias.dtype if x_bias is not None else None
+
+
+def _gradient(ctx, dout: Tensor, *_):
+    total, mean, rstd, weight = ctx.saved_tensors
+    dx, dresidual, dweight, dbias, dx_bias = _layer_norm_backward(
+        dout, total, mean, rstd, weight, *ctx.dropout, ctx.has_residual, ctx.has_x_bias
+    )
+    bias_dtype, x_bias_dtype = ctx.dtypes
+    return (
+        dx,
+        dweight.to(weight.dtype),
+        dbias.to(bias_dtype),
+        None,
+        dx_bias.to(x_bias_dtype) if ctx.has_x_bias else None,
+        (dresidual if ctx.dropout[0] else dx) if ctx.has_residual else None,
+        *(None,) * 5,
+    )
+
+
+_layer_norm_backward = _cpu.define(
+    "layer_norm_backward(Tensor dout, Tensor total, Tensor mean, Tensor rstd, Tensor weight, "
+    f"{_cpu.DROPOUT_SCHEMA}, bool has_residual, bool has_x_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_layer_norm = _cpu.define(
+    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps, Tensor? x_bias, Tensor? residual, "
+    f"{_cpu.DROPOUT_SCHEMA}, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _accepts(x, weight, bias, eps, *, x_bias=None, residual=None, dropout=None) -> str | None:
+    return _cpu.why_not(x, residual, parameters=(weight, bias, x_bias))
+
+
+@_dispatch.register("layer_norm", "cpu", available=_native.why_missing, accepts=_accepts)
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    x_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    tensors = (x, weight, bias, x_bias, residual)
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return _layer_norm(x, weight, bias, eps, x_bias, residual, *_cpu.dropout_arguments(dropout), save)[0]

@@ -1,0 +1,122 @@
+"""Builds the extension fastbert._C with CMake; without a compiler the package is installed without it, and says so.
+
+FASTBERT_NO_EXTENSION=1 leaves it out on purpose. Everything else about the package is in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+
+
+class BuildError(Exception):
+    """Why the extension cannot be built, in words for the person who installs."""
+
+
+def missing_tool() -> str | None:
+    """The first thing that a build needs and this machine lacks, or None."""
+    if os.environ.get("FASTBERT_NO_EXTENSION", "0") not in ("", "0"):
+        return "FASTBERT_NO_EXTENSION was set when fastbert was installed"
+    compiler = os.environ.get("CXX")
+    if compiler and not shutil.which(compiler.split()[0]):
+        return f"the C++ compiler {compiler!r} named by CXX was not found when fastbert was installed"
+    if not compiler and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return "no C++ compiler (g++ or clang++) was found when fastbert was installed"
+    for tool in ("cmake", "ninja"):
+        if not shutil.which(tool):
+            return f"{tool} was not found when fastbert was installed"
+    if importlib.util.find_spec("pybind11") is None:
+        return "the Python package pybind11 was not found when fastbert was installed"
+    return None
+
+
+def run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        raise BuildError(f"{what} failed when fastbert was installed (its output is above; `pip install -v` shows it)")
+
+
+def build(target: Path, work: Path) -> None:
+    """Configures and compiles in `work`; leaves the shared library at `target`."""
+    import pybind11
+
+    work.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A kept CMakeCache names the ninja and the pybind11 of an isolated build that pip has deleted since.
+    (work / "CMakeCache.txt").unlink(missing_ok=True)
+    run(
+        [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(work),
+            "-G",
+            "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={work / 'lib'}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        ],
+        "configuring the C++ extension with cmake",
+    )
+    run(["cmake", "--build", str(work)], "compiling the C++ extension")
+    (built,) = (work / "lib").glob("_C.*")
+    # Moved into place, never written over: a process may have the old one mapped.
+    partial = target.with_suffix(".partial")
+    shutil.copy2(built, partial)
+    partial.replace(target)
+
+
+class CMakeBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        reason = missing_tool()
+        if reason is None:
+            try:
+                build(target, Path(self.build_temp).resolve() / "cmake")
+            except BuildError as error:
+                reason = str(error)
+        if reason is not None:
+            print(f"fastbert: installing without the C++ kernels: {reason}", file=sys.stderr)
+            target.unlink(missing_ok=True)
+        info = target.parent / "_build_info.json"
+        info.write_text(json.dumps({"extension": reason is None, "reason": reason}) + "\n")
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        info = Path(self.build_lib) / "fastbert" / "_build_info.json"
+        shutil.copy2(info, ROOT / "fastbert" / "_build_info.json")
+
+    def get_outputs(self) -> list[str]:
+        found = [Path(path) for path in super().get_outputs()]
+        info = [path.parent / "_build_info.json" for path in found]
+        return [str(path) for path in (*found, *info) if path.exists()]
+
+
+class BuildPython(build_py):
+    """Leaves out what an in-place build put into the source tree: the wheel gets what this build makes."""
+
+    def find_data_files(self, package: str, src_dir: str) -> list[str]:
+        files = super().find_data_files(package, src_dir)
+        return [f for f in files if not f.endswith(".so") and Path(f).name != "_build_info.json"]
+
+
+setup(
+    # Optional, so that setuptools too goes on where no library came out.
+    ext_modules=[Extension("fastbert._C", sources=[], optional=True)],
+    cmdclass={"build_ext": CMakeBuild, "build_py": BuildPython},
+)
