@@ -1,0 +1,151 @@
+"""What a task is: the one interface between a data set and the machinery of fine-tuning and prediction.
+
+A task owns its file format, its encoding, its head, its labels, its decoding, its metric and its submission format.
+`finetune`, `predict` and the command line call the methods of `Task` and know nothing else of it.
+Shape letters: B examples of a batch, T tokens of a packed batch, C classes.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DataError, InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from tokenizers import Tokenizer
+
+    from ..config import BertConfig
+    from ..packing import PackedBatch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a task's file, as a person would read it.
+
+    Args:
+        id: what the submission format calls it (an index, a question id).
+        texts: one text, a pair, or whatever the task's `encode` expects.
+        label: what the metric compares with; None where the file has none (a test set).
+    """
+
+    id: str
+    texts: tuple[str, ...]
+    label: Any = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sequence for the model. A row gives one example, or several (windows over a long document).
+
+    Args:
+        row: index into the rows that were encoded.
+        input_ids, token_type_ids: of one length.
+        label: what the loss needs: a class id, a number, one id a token; None without a label.
+        truncated: tokens were cut off to fit.
+        meta: what the task's `decode` needs (offsets of tokens in the text).
+    """
+
+    row: int
+    input_ids: Sequence[int]
+    token_type_ids: Sequence[int]
+    label: Any = None
+    truncated: bool = False
+    meta: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+
+class Task(abc.ABC):
+    """A data set's format, head, metric and submission format.
+
+    Attributes:
+        name: what the command line calls it.
+        metrics: names of the metrics, the first of which picks the best epoch; larger is better.
+    """
+
+    name: str
+    metrics: tuple[str, ...]
+
+    @abc.abstractmethod
+    def read(self, path: str | os.PathLike) -> list[Row]:
+        """Reads a file of the task, with or without labels. Raises DataError naming file, line and reason."""
+
+    def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
+        """Takes from the training rows what the head depends on (the names of the labels); nothing by default."""
+
+    def restore(self, config: BertConfig) -> None:  # noqa: B027
+        """Takes the same from the configuration of a fine-tuned model; nothing by default."""
+
+    @abc.abstractmethod
+    def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_seqlen: int) -> list[Example]:
+        """Examples of at most max_seqlen tokens, in the order of the rows."""
+
+    @abc.abstractmethod
+    def model(self, directory: str | os.PathLike) -> torch.nn.Module:
+        """The model with the task's head: from a pre-trained directory (new head) or from a fine-tuned one."""
+
+    def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, torch.Tensor]]:
+        """A packed batch, and the labels as keyword arguments of the model (none for unlabelled examples)."""
+        import torch
+
+        from ..packing import PackedBatch
+
+        batch = PackedBatch.from_sequences([e.input_ids for e in examples], [e.token_type_ids for e in examples])
+        if any(e.label is None for e in examples):
+            return batch, {}
+        return batch, {"labels": torch.tensor([e.label for e in examples])}
+
+    def outputs(self, out: Any, batch: PackedBatch) -> list[np.ndarray]:
+        """What the model says of each example of a batch: by default its row of the (B, C) logits, in fp32."""
+        return list(out.logits.float().cpu().numpy())
+
+    @abc.abstractmethod
+    def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list:
+        """One prediction a row, from the outputs of its examples."""
+
+    @abc.abstractmethod
+    def metric(self, rows: Sequence[Row], predictions: Sequence) -> dict[str, float]:
+        """The official metrics, by the names in `metrics`."""
+
+    @abc.abstractmethod
+    def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
+        """Writes the official submission format."""
+
+    @abc.abstractmethod
+    def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:
+        """Reads the official submission format: one prediction a row, in the order of the rows."""
+
+    def errors(self, rows: Sequence[Row], predictions: Sequence) -> Iterable[dict]:
+        """The rows that were got wrong, for a person to read."""
+        for row, prediction in zip(rows, predictions, strict=True):
+            if row.label != prediction:
+                yield {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": prediction}
+
+
+def require_labels(rows: Sequence[Row], path: str | os.PathLike) -> None:
+    """Raises DataError where a file that must have labels has none."""
+    if any(row.label is None for row in rows):
+        raise DataError(f"{path}: expected labels in every row, got a file without them")
+
+
+def check_fit(tokenizer: Tokenizer, config: BertConfig, max_seqlen: int) -> None:
+    """Raises InputError where a tokenizer or a length does not fit a model."""
+    if not 2 < max_seqlen <= config.max_position_embeddings:
+        raise InputError(
+            f"max_seqlen must be between 3 and the model's max_position_embeddings, {config.max_position_embeddings}, "
+            f"got {max_seqlen}"
+        )
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    if largest >= config.vocab_size:
+        raise InputError(
+            f"the tokenizer's ids go up to {largest}, but the model's vocab_size is {config.vocab_size}: "
+            "they do not belong together"
+        )

@@ -1,0 +1,146 @@
+"""Reading task files with their line numbers, and writing results all or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from ..errors import DataError, InputError
+
+
+def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+    """Lines of a UTF-8 file with their numbers from 1, without byte-order mark and line end (LF or CRLF).
+
+    Only line feeds end a line: characters such as U+2028 or U+0085 are text and occur in real data sets.
+
+    Raises:
+        DataError: a line is not UTF-8, or holds a NUL byte (a binary file).
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a directory, expected a file")
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+            if number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")
+            if b"\0" in raw:
+                raise DataError(f"{path}, line {number}: expected text, got a NUL byte: this is a binary file")
+            try:
+                yield number, raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                got = f"0x{raw[error.start]:02x} at byte {error.start + 1}"
+                raise DataError(f"{path}, line {number}: expected UTF-8, got {got}") from None
+
+
+def read_tsv(path: str | os.PathLike, headers: Sequence[Sequence[str]]) -> tuple[Sequence[str], list]:
+    """Rows of a tab-separated file without quoting, whose first line must be one of the given headers.
+
+    Returns:
+        The header found, and a list of (line number, fields): as many fields as the header has, not stripped.
+
+    Raises:
+        DataError: another header, another number of columns, an empty line before the end, or no rows.
+    """
+    lines = read_lines(path)
+    expected = " or ".join(repr("\t".join(header)) for header in headers)
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"{path}: expected the header {expected}, got an empty file")
+    header = next((h for h in headers if list(h) == [name.strip() for name in first[1].split("\t")]), None)
+    if header is None:
+        raise DataError(f"{path}, line 1: expected the header {expected}, got {shorten(first[1])!r}")
+    rows, blank = [], None
+    for number, line in lines:
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank is not None:
+            raise DataError(f"{path}, line {blank}: expected {len(header)} columns, got an empty line")
+        fields = line.split("\t")
+        if len(fields) != len(header):
+            raise DataError(
+                f"{path}, line {number}: expected {len(header)} tab-separated columns ({', '.join(header)}), "
+                f"got {len(fields)}: {shorten(line)!r}"
+            )
+        rows.append((number, fields))
+    if not rows:
+        raise DataError(f"{path}: expected rows after the header, got none")
+    return header, rows
+
+
+def read_json_lines(path: str | os.PathLike) -> Iterator[tuple[int, dict]]:
+    """Objects of a JSON-lines file with their line numbers; empty lines are passed over."""
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: expected a JSON object, got {error.msg}") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
+        yield number, row
+
+
+def shorten(text: str, width: int = 60) -> str:
+    """The beginning of a text, for an error message."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
+    """Opens a file that appears under its name only when all of it is on disk; on failure nothing is left.
+
+    A path that exists and is no regular file (a pipe, a device) is written directly.
+
+    Raises:
+        OSError: with the path in it, also where the operating system gives none (a full disk).
+    """
+    path = Path(path)
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    temporary = None
+    try:
+        if path.exists() and not path.is_file():
+            with open(path, mode, **text) as file:
+                yield file
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with open(handle, mode, **text) as file:
+            # mkstemp makes files private; results follow the user's umask like any other file.
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def write_json(value: object, path: str | os.PathLike) -> None:
+    """Writes a value as indented JSON."""
+    with atomic_write(path) as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_json_lines(values, path: str | os.PathLike) -> None:
+    """Writes one JSON value a line."""
+    with atomic_write(path) as file:
+        for value in values:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")

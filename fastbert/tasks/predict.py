@@ -1,0 +1,74 @@
+"""Running a fine-tuned model over examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import InputError
+from .base import Example, Row, Task
+from .batching import evaluation_batches
+
+TOKEN_BUDGET = 8192
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model said of each example, in the examples' order, and its mean loss (None without labels)."""
+
+    values: list[np.ndarray]
+    loss: float | None
+
+
+def run_model(
+    task: Task,
+    model: torch.nn.Module,
+    examples: Sequence[Example],
+    token_budget: int = TOKEN_BUDGET,
+    progress: Callable[[int], Any] | None = None,
+) -> Outputs:
+    """Raw outputs of all examples, without dropout; the model is left in the mode it was in.
+
+    Args:
+        progress: called with the number of examples done by each batch.
+    """
+    if not examples:
+        raise InputError(f"task {task.name}: expected rows to predict, got none")
+    device = next(model.parameters()).device
+    values: list[Any] = [None] * len(examples)
+    loss_sum, labelled = 0.0, 0
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for indices in evaluation_batches([e.num_tokens for e in examples], token_budget):
+                chosen = [examples[index] for index in indices]
+                batch, labels = task.collate(chosen)
+                batch = batch.to(device)
+                out = model(batch, **{name: value.to(device) for name, value in labels.items()})
+                for index, value in zip(indices, task.outputs(out, batch), strict=True):
+                    values[index] = value
+                if labels:
+                    loss_sum += float(out.loss) * len(chosen)
+                    labelled += len(chosen)
+                if progress is not None:
+                    progress(len(chosen))
+    finally:
+        model.train(training)
+    return Outputs(values, loss_sum / labelled if labelled else None)
+
+
+def predict(
+    task: Task,
+    model: torch.nn.Module,
+    rows: Sequence[Row],
+    examples: Sequence[Example],
+    token_budget: int = TOKEN_BUDGET,
+    progress: Callable[[int], Any] | None = None,
+) -> list:
+    """The task's predictions, one a row."""
+    return task.decode(rows, examples, run_model(task, model, examples, token_budget, progress).values)

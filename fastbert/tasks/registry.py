@@ -1,0 +1,25 @@
+"""Names of tasks and where they live; a task's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from ..errors import InputError
+from .base import Task
+
+TASKS = {
+    "sst2": "sst2:SST2",
+    "text-classification": "text_classification:TextClassification",
+}
+
+
+def get(name: str) -> Task:
+    """A new task of this name.
+
+    Raises:
+        InputError: there is none; the message lists those there are.
+    """
+    if name not in TASKS:
+        raise InputError(f"no such task: {name}; known are {', '.join(TASKS)}")
+    module, _, cls = TASKS[name].partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), cls)()
