@@ -27,32 +27,37 @@ void run(const void* x_, void* out_, int64_t rows, int64_t cols, const Dropout& 
 }
 
 // Counters of several short rows go through the generator together: attention over 24 keys has three a row.
-void keep_rows(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout& d, bool* out) {
+void keep_short_rows(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout& d, bool* out) {
     const int64_t blocks_per_row = (cols + 7) / 8, total = num_rows * blocks_per_row;
     int64_t row = 0, block = 0;
     for (int64_t done = 0; done < total; done += COUNTERS) {
-        uint32_t blocks[COUNTERS], rows[COUNTERS];
-        bool* target[COUNTERS];
-        int width[COUNTERS];
-        uint8_t bits[COUNTERS];
+        uint32_t blocks[COUNTERS] = {}, rows[COUNTERS] = {};
+        const int64_t first_row = row, first_block = block;
         const int n = int(total - done < COUNTERS ? total - done : COUNTERS);
-        for (int i = 0; i < COUNTERS; ++i) {
-            const int64_t r = i < n ? row : 0;
-            blocks[i] = uint32_t(block);
-            rows[i] = uint32_t(row_numbers[r]);
-            target[i] = out + r * cols + block * 8;
-            width[i] = int(cols - block * 8 < 8 ? cols - block * 8 : 8);
-            if (i < n && ++block == blocks_per_row) {
+        const auto next = [&] {
+            if (++block == blocks_per_row) {
                 block = 0;
                 ++row;
             }
+        };
+        for (int i = 0; i < n; ++i, next()) {
+            blocks[i] = uint32_t(block);
+            rows[i] = uint32_t(row_numbers[row]);
         }
-        philox_keep(blocks, rows, d, bits);
-        for (int i = 0; i < n; ++i) {
-            // Spreads eight bits over eight bytes: each product bit lands alone, the mask picks it, the shift lowers it.
-            const uint64_t low = ((bits[i] & 0x7F) * 0x02040810204081ull) & 0x0101010101010101ull;
-            const uint64_t bytes = low | (uint64_t(bits[i] >> 7) << 56);
-            __builtin_memcpy(target[i], &bytes, size_t(width[i]));
+        uint8_t bits[COUNTERS];
+        philox_keep(load_counters(blocks), load_counters(rows), d, bits);
+        row = first_row;
+        block = first_block;
+        for (int i = 0; i < n; ++i, next()) spread(bits[i], out + row * cols + block * 8, cols - block * 8);
+    }
+}
+
+void keep_long_rows(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout& d, bool* out) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+        for (int64_t c0 = 0; c0 < cols; c0 += KEEP_COLUMNS) {
+            const int64_t n = cols - c0 < KEEP_COLUMNS ? cols - c0 : KEEP_COLUMNS;
+            const KeepBits bits(row_numbers[row], c0, n, d);
+            for (int64_t c = 0; c < n; c += 8) spread(*bits.at(c), out + row * cols + c0 + c, n - c);
         }
     }
 }
@@ -72,7 +77,8 @@ void keep_mask(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const
         if (d.threshold > 0xFFFF)
             __builtin_memset(out + begin * cols, 0, size_t((end - begin) * cols));
         else
-            keep_rows(row_numbers + begin, end - begin, cols, d, out + begin * cols);
+            (cols < 8 * COUNTERS ? keep_short_rows : keep_long_rows)(row_numbers + begin, end - begin, cols, d,
+                                                                     out + begin * cols);
     });
 }
 

@@ -16,10 +16,10 @@ inline void keep_row(uint32_t row, int64_t first_block, int64_t num_blocks, cons
         for (int64_t i = 0; i < num_blocks; ++i) out[i] = 0;
         return;
     }
-    uint32_t blocks[COUNTERS], rows[COUNTERS];
-    for (int i = 0; i < COUNTERS; ++i) rows[i] = row;
+    // The counters are made in registers: sixteen small stores and a wide load of them would stall every step.
+    const Counters rows = same(row);
     for (int64_t done = 0; done < num_blocks; done += COUNTERS) {
-        for (int i = 0; i < COUNTERS; ++i) blocks[i] = uint32_t(first_block + done + i);
+        const Counters blocks = consecutive(uint32_t(first_block + done));
         if (done + COUNTERS <= num_blocks) {
             philox_keep(blocks, rows, d, out + done);
         } else {
@@ -28,6 +28,16 @@ inline void keep_row(uint32_t row, int64_t first_block, int64_t num_blocks, cons
             for (int64_t i = done; i < num_blocks; ++i) out[i] = last[i - done];
         }
     }
+}
+
+// Eight bits over eight bools: each product bit lands alone, the mask picks it.
+inline void spread(uint8_t bits, bool* out, int64_t columns) {
+    const uint64_t low = ((bits & 0x7F) * 0x02040810204081ull) & 0x0101010101010101ull;
+    const uint64_t bytes = low | (uint64_t(bits >> 7) << 56);
+    if (columns >= 8)
+        __builtin_memcpy(out, &bytes, 8);
+    else
+        for (int64_t i = 0; i < columns; ++i) out[i] = bool((bits >> i) & 1);
 }
 
 // Bits of `columns` columns from column `begin`, a multiple of 8, padded so that a whole vector's bits may be read.

@@ -91,14 +91,19 @@ inline float maximum(Vec a) {
 // Philox counters a step; each lives in the low half of a 64-bit lane, where vpmuludq takes its factors. The high
 // halves hold rubbish that no product reads.
 constexpr int COUNTERS = 4;
+using Counters = __m256i;
 
-inline __m256i load_counters(const uint32_t* p) {
+inline Counters same(uint32_t value) { return _mm256_set1_epi32(int(value)); }
+inline Counters consecutive(uint32_t first) {
+    return _mm256_add_epi32(_mm256_set1_epi32(int(first)), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+inline Counters load_counters(const uint32_t* p) {
     return _mm256_cvtepu32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-inline void philox_keep(const uint32_t* c0, const uint32_t* c1, const Dropout& d, uint8_t* out) {
+inline void philox_keep(Counters c0, Counters c1, const Dropout& d, uint8_t* out) {
     const __m256i m0 = _mm256_set1_epi64x(0xD2511F53u), m1 = _mm256_set1_epi64x(0xCD9E8D57u);
-    __m256i a = load_counters(c0), b = load_counters(c1);
+    __m256i a = c0, b = c1;
     __m256i c = _mm256_set1_epi32(int(d.site)), e = _mm256_set1_epi32(int(d.offset));
     uint32_t k0 = d.key[0], k1 = d.key[1];
     for (int round = 0; round < 10; ++round) {

@@ -69,17 +69,22 @@ inline float maximum(Vec a) {
 // Philox counters a step; each lives in the low half of a 64-bit lane, where vpmuludq takes its factors. The high
 // halves hold rubbish that no product reads. Shuffles fetch the high half of a product: port 5 is free, port 0 is not.
 constexpr int COUNTERS = 8;
+using Counters = __m512i;
 
 // Even lanes take counters 0-3, odd lanes 4-7: then unpacklo yields the first four in order, unpackhi the others.
-inline __m512i load_counters(const uint32_t* p) {
-    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+inline __m512i lane_order() { return _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7); }
+inline Counters same(uint32_t value) { return _mm512_set1_epi32(int(value)); }
+inline Counters consecutive(uint32_t first) {
+    return _mm512_add_epi32(_mm512_set1_epi32(int(first)), lane_order());
+}
+inline Counters load_counters(const uint32_t* p) {
     return _mm512_permutexvar_epi64(
-        order, _mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+        lane_order(), _mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
 
-inline void philox_keep(const uint32_t* c0, const uint32_t* c1, const Dropout& d, uint8_t* out) {
+inline void philox_keep(Counters c0, Counters c1, const Dropout& d, uint8_t* out) {
     const __m512i m0 = _mm512_set1_epi64(0xD2511F53u), m1 = _mm512_set1_epi64(0xCD9E8D57u);
-    __m512i a = load_counters(c0), b = load_counters(c1);
+    __m512i a = c0, b = c1;
     __m512i c = _mm512_set1_epi32(int(d.site)), e = _mm512_set1_epi32(int(d.offset));
     uint32_t k0 = d.key[0], k1 = d.key[1];
     for (int round = 0; round < 10; ++round) {

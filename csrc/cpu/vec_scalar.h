@@ -92,9 +92,14 @@ inline float maximum(Vec a) {
 
 // One Philox counter a step: eight keep bits, column 8c in the lowest.
 constexpr int COUNTERS = 1;
+using Counters = uint32_t;
 
-inline void philox_keep(const uint32_t* c0, const uint32_t* c1, const Dropout& d, uint8_t* out) {
-    uint32_t a = c0[0], b = c1[0], c = d.site, e = d.offset, k0 = d.key[0], k1 = d.key[1];
+inline Counters same(uint32_t value) { return value; }
+inline Counters consecutive(uint32_t first) { return first; }
+inline Counters load_counters(const uint32_t* p) { return p[0]; }
+
+inline void philox_keep(Counters c0, Counters c1, const Dropout& d, uint8_t* out) {
+    uint32_t a = c0, b = c1, c = d.site, e = d.offset, k0 = d.key[0], k1 = d.key[1];
     for (int round = 0; round < 10; ++round) {
         const uint64_t p0 = uint64_t(a) * 0xD2511F53u, p1 = uint64_t(c) * 0xCD9E8D57u;
         a = uint32_t(p1 >> 32) ^ b ^ k0;
