@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
+
+import numpy as np
 
 from ..errors import DataError, InputError
 
@@ -18,24 +21,33 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
 
     Only line feeds end a line: characters such as U+2028 or U+0085 are text and occur in real data sets.
 
+    Args:
+        path: the file, or ``-`` for standard input.
+
     Raises:
         DataError: a line is not UTF-8, or holds a NUL byte (a binary file).
     """
-    path = Path(path)
-    if path.is_dir():
+    if os.fspath(path) == "-":
+        yield from _decode_lines(sys.stdin.buffer, "standard input")
+        return
+    if Path(path).is_dir():
         raise InputError(f"{path} is a directory, expected a file")
     with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
-            if b"\0" in raw:
-                raise DataError(f"{path}, line {number}: expected text, got a NUL byte: this is a binary file")
-            try:
-                yield number, raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                got = f"0x{raw[error.start]:02x} at byte {error.start + 1}"
-                raise DataError(f"{path}, line {number}: expected UTF-8, got {got}") from None
+        yield from _decode_lines(file, str(path))
+
+
+def _decode_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
+    for number, raw in enumerate(file, 1):
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        if b"\0" in raw:
+            raise DataError(f"{name}, line {number}: expected text, got a NUL byte: this is a binary file")
+        try:
+            yield number, raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            got = f"0x{raw[error.start]:02x} at byte {error.start + 1}"
+            raise DataError(f"{name}, line {number}: expected UTF-8, got {got}") from None
 
 
 def read_tsv(path: str | os.PathLike, headers: Sequence[Sequence[str]]) -> tuple[Sequence[str], list]:
@@ -104,12 +116,13 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     """
     path = Path(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    temporary = None
+    temporary, new_directories = None, []
     try:
         if path.exists() and not path.is_file():
             with open(path, mode, **text) as file:
                 yield file
             return
+        new_directories = [parent for parent in path.parents if not parent.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with open(handle, mode, **text) as file:
@@ -121,7 +134,7 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        temporary = None
+        temporary, new_directories = None, []
     except OSError as error:
         if error.errno is not None and error.filename in (None, temporary):
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -130,6 +143,9 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+        for directory in new_directories:
+            with contextlib.suppress(OSError):  # not empty: another result is in it
+                directory.rmdir()
 
 
 def write_json(value: object, path: str | os.PathLike) -> None:
@@ -144,3 +160,39 @@ def write_json_lines(values, path: str | os.PathLike) -> None:
     with atomic_write(path) as file:
         for value in values:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+class NpyWriter:
+    """Rows of a (N, dim) float32 .npy file, N being known only at the end; see `write_npy`."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._dim = 0
+        self.rows = 0
+
+    def append(self, values: np.ndarray) -> None:
+        """Adds rows, (n, dim) of any floating dtype."""
+        if self.rows == 0:
+            self._dim = values.shape[1]
+            self._write_header()
+        self._file.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
+        self.rows += len(values)
+
+    def finish(self) -> None:
+        """Puts the number of rows into the header: numpy leaves room there for the first axis to grow."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.seek(0, os.SEEK_END)
+
+    def _write_header(self) -> None:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self._dim)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+@contextlib.contextmanager
+def write_npy(path: str | os.PathLike) -> Iterator[NpyWriter]:
+    """Writes a .npy file row by row in flat memory; it appears when the block ends without an exception."""
+    with atomic_write(path, "wb") as file:
+        writer = NpyWriter(file)
+        yield writer
+        writer.finish()

@@ -1,0 +1,48 @@
+"""``fastbert encode``: one vector per line of a text file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+# Lines encoded at a time: enough to sort by length, little enough to keep memory flat.
+WINDOW = 1024
+
+
+@dataclass
+class Encode:
+    """Writes one sentence vector per line of a text file, (lines, dimensions) float32.
+
+    Example:
+        fastbert encode --model DIR --out vectors.npy lines.txt
+    """
+
+    file: Positional[Annotated[str, arg(metavar="FILE")]]
+    """A UTF-8 text file, one text a line; - for standard input."""
+    model: Annotated[Path, arg(metavar="DIR")]
+    """A sentence-transformers or model directory, or a run directory."""
+    out: Annotated[Path, arg(metavar="FILE")] = Path("vectors.npy")
+    """The .npy file to write."""
+
+
+def run(args: Encode) -> None:
+    """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
+    from .. import SentenceEncoder
+    from ..errors import DataError
+    from ..tasks.files import read_lines, write_npy
+    from ..tasks.runs import model_directory
+    from ._progress import progress
+
+    encoder = SentenceEncoder.from_pretrained(model_directory(args.model))
+    texts = (text for _, text in read_lines(args.file))
+    with write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
+        while window := list(islice(texts, WINDOW)):
+            vectors.append(encoder.encode(window))
+            advance(len(window))
+        if vectors.rows == 0:
+            raise DataError(f"{args.file}: expected lines of text, got an empty file")
+    print(args.out)

@@ -1,0 +1,57 @@
+"""``fastbert evaluate``: a task's official metric, of a model or of a file of predictions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Evaluate:
+    """Prints the task's official metric as JSON, of a fine-tuned model or of a file of predictions.
+
+    Example:
+        fastbert evaluate sst2 --model RUN --data dev.tsv
+        fastbert evaluate sst2 --data dev.tsv --predictions SST-2.tsv
+    """
+
+    task: Positional[Annotated[str, arg(metavar="TASK")]]
+    """Name of the task."""
+    data: Annotated[Path, arg(metavar="FILE")]
+    """A file of the task with labels."""
+    model: Annotated[Path | None, arg(metavar="RUN")] = None
+    """A run of `fastbert finetune`, or a fine-tuned model directory."""
+    predictions: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Predictions in the official submission format, in place of a model."""
+    max_seqlen: int | None = None
+    """Longest sequence in tokens; what the run was trained with by default."""
+    token_budget: int = 8192
+    """Tokens in a batch."""
+
+
+def run(args: Evaluate) -> None:
+    """Scores the model or the predictions."""
+    from ..errors import InputError
+    from ..tasks import registry
+    from ..tasks.base import require_labels
+
+    if (args.model is None) == (args.predictions is None):
+        raise InputError("expected either --model or --predictions, got both or neither")
+    loss = None
+    if args.predictions is not None:
+        task = registry.get(args.task)
+        rows = task.read(args.data)
+        require_labels(rows, args.data)
+        predictions = task.read_predictions(rows, args.predictions)
+    else:
+        from ._tasks import predict_file
+
+        task, rows, predictions, loss = predict_file(
+            args.task, args.model, args.data, args.max_seqlen, args.token_budget, labelled=True
+        )
+    result = {"task": args.task, "rows": len(rows), **task.metric(rows, predictions)}
+    print(json.dumps(result if loss is None else {**result, "loss": loss}))

@@ -1,0 +1,67 @@
+"""``fastbert extract``: contextual features of every token of a text file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Extract:
+    """Writes contextual features per token, for each line of a text file.
+
+    OUT/features.npy holds them, (tokens, features) float32.
+    OUT/tokens.jsonl says for each line of the file where in features.npy it is:
+    {"line": 1, "start": 0, "end": 9, "tokens": [...], "ids": [...]}
+
+    Example:
+        fastbert extract --model RUN --layers last4-concat --out features lines.txt
+    """
+
+    file: Positional[Annotated[str, arg(metavar="FILE")]]
+    """A UTF-8 text file, one text a line; - for standard input."""
+    model: Annotated[Path, arg(metavar="DIR")]
+    """A model directory, or a run directory."""
+    out: Annotated[Path, arg(metavar="OUT")] = Path("features")
+    """Directory for features.npy and tokens.jsonl."""
+    layers: Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum"] = "last4-concat"
+    """Which layers make the features, as in the BERT paper's Table 7 (all12-sum sums all layers of any model)."""
+    truncate: bool = False
+    """Cut lines that are too long for the model; otherwise they are an error."""
+
+
+def run(args: Extract) -> None:
+    """Streams the file through the model; the two results appear together at the end, or not at all."""
+    from .. import BertModel, load_tokenizer
+    from ..errors import DataError
+    from ..tasks.features import token_features
+    from ..tasks.files import atomic_write, read_lines, write_npy
+    from ..tasks.runs import model_directory
+    from ._progress import progress
+
+    directory = model_directory(args.model)
+    tokenizer = load_tokenizer(directory)
+    model = BertModel.from_pretrained(directory, add_pooling_layer=False)
+    texts = (text for _, text in read_lines(args.file))
+    features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
+    with (
+        atomic_write(tokens_path) as index,
+        write_npy(features_path) as features,
+        progress("features", None, "lines") as advance,
+    ):
+        start, line = 0, 0
+        for line, found in enumerate(token_features(model, tokenizer, texts, args.layers, truncate=args.truncate), 1):
+            features.append(found.values)
+            end = start + len(found.ids)
+            row = {"line": line, "start": start, "end": end, "tokens": found.tokens, "ids": found.ids}
+            index.write(json.dumps(row, ensure_ascii=False) + "\n")
+            start = end
+            advance(1)
+        if line == 0:
+            raise DataError(f"{args.file}: expected lines of text, got an empty file")
+    print(features_path)
+    print(tokens_path)

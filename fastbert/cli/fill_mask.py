@@ -1,0 +1,56 @@
+"""``fastbert fill-mask``: the most likely tokens for each [MASK]."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class FillMask:
+    """Shows the most likely tokens, with probabilities, for each [MASK] in a text.
+
+    Example:
+        fastbert fill-mask --model RUN "The capital of France is [MASK]."
+    """
+
+    texts: Positional[Annotated[list[str], arg(metavar="TEXT [TEXT ...]")]]
+    """Texts, each with at least one [MASK]."""
+    model: Annotated[Path, arg(metavar="DIR")]
+    """A model directory with a masked language model, or a run directory."""
+    top_k: int = 5
+    """How many tokens to show for each mask."""
+    truncate: bool = False
+    """Cut a text that is too long for the model; otherwise it is an error."""
+    json: bool = False
+    """Print one JSON object a text."""
+
+
+def run(args: FillMask) -> None:
+    """Fills every mask of every text."""
+    from .. import BertForMaskedLM, load_tokenizer
+    from ..errors import InputError
+    from ..tasks.fill_mask import fill_mask
+    from ..tasks.runs import model_directory
+
+    if not args.texts:
+        raise InputError("expected a text with [MASK], got none")
+    directory = model_directory(args.model)
+    tokenizer = load_tokenizer(directory)
+    model = BertForMaskedLM.from_pretrained(directory)
+    # All texts first: a bad one must not leave half an answer behind.
+    answers = [fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate) for text in args.texts]
+    for text, masks in zip(args.texts, answers, strict=True):
+        if args.json:
+            print(json.dumps({"text": text, "masks": [[vars(c) for c in mask] for mask in masks]}, ensure_ascii=False))
+            continue
+        print(text)
+        for number, candidates in enumerate(masks, 1):
+            if len(masks) > 1:
+                print(f"  mask {number}")
+            for candidate in candidates:
+                print(f"  {candidate.probability:7.4f}  {candidate.token}")

@@ -1,0 +1,111 @@
+"""Contextual features of tokens from a frozen model, in the choices of layers of the paper's Table 7."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from ..errors import DataError, InputError
+from ..packing import PackedBatch
+from .batching import evaluation_batches
+from .encoding import private_copy
+
+LAYERS = ("embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum")
+
+# Lines read ahead, so that batches can be made of like lengths.
+WINDOW = 256
+
+
+@dataclass(frozen=True)
+class TokenFeatures:
+    """Features of one text: tokens with [CLS] and [SEP], their ids, and values (n, H) float32, (n, 4H) for concat."""
+
+    tokens: list[str]
+    ids: list[int]
+    values: np.ndarray
+
+
+def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.Tensor:
+    """Combines hidden states, the embeddings' output first, each (T, H), into features (T, H) or (T, 4H).
+
+    ``all12-sum`` sums every layer of the encoder, however many the model has; the embeddings are no layer.
+
+    Raises:
+        InputError: no such choice, or the model has too few layers for it.
+    """
+    if layers not in LAYERS:
+        raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
+    encoder = list(hidden_states[1:])
+    needed = {"second-to-last": 2, "last4-sum": 4, "last4-concat": 4}.get(layers, 1)
+    if layers != "embeddings" and len(encoder) < needed:
+        raise InputError(f"layers {layers} needs a model of at least {needed} layers, got {len(encoder)}")
+    if layers == "embeddings":
+        return hidden_states[0]
+    if layers == "second-to-last":
+        return encoder[-2]
+    if layers == "last":
+        return encoder[-1]
+    if layers == "last4-concat":
+        return torch.cat(encoder[-4:], -1)
+    return torch.stack(encoder[-4:] if layers == "last4-sum" else encoder).sum(0)
+
+
+def token_features(
+    model: torch.nn.Module,
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    layers: str,
+    *,
+    truncate: bool = False,
+    token_budget: int = 4096,
+) -> Iterator[TokenFeatures]:
+    """Features of each text, in order; reads the texts as it goes, so memory does not grow with their number.
+
+    Args:
+        model: a BertModel.
+        truncate: cut texts over the model's max_position_embeddings; otherwise they are an error.
+
+    Raises:
+        DataError: a text is too long; the message counts texts from 1.
+    """
+    if layers not in LAYERS:
+        raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
+    limit = model.config.max_position_embeddings
+    encoder = private_copy(tokenizer, limit if truncate else None)
+    source, start = iter(texts), 1
+    while window := list(islice(source, WINDOW)):
+        encodings = encoder.encode_batch(window)
+        for number, encoding in enumerate(encodings, start):
+            if len(encoding.ids) > limit:
+                raise DataError(
+                    f"line {number} has {len(encoding.ids)} tokens, the model takes at most {limit} "
+                    "unless told to truncate"
+                )
+        start += len(window)
+        values = _window_features(model, [encoding.ids for encoding in encodings], layers, token_budget)
+        for encoding, features in zip(encodings, values, strict=True):
+            yield TokenFeatures(encoding.tokens, encoding.ids, features)
+
+
+@torch.inference_mode()
+def _window_features(model: torch.nn.Module, ids: list[list[int]], layers: str, token_budget: int) -> list[np.ndarray]:
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    values: list = [None] * len(ids)
+    try:
+        for indices in evaluation_batches([len(row) for row in ids], token_budget):
+            batch = PackedBatch.from_sequences([ids[index] for index in indices]).to(device)
+            out = model(batch, output_hidden_states=True)
+            flat = select_layers(out.hidden_states, layers).float().cpu().numpy()
+            bounds = batch.cu_seqlens.tolist()
+            for index, begin, end in zip(indices, bounds[:-1], bounds[1:], strict=True):
+                values[index] = flat[begin:end]
+    finally:
+        model.train(training)
+    return values

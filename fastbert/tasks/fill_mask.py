@@ -1,0 +1,66 @@
+"""Filling masks: the most likely tokens at each [MASK] of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from ..errors import InputError
+from ..packing import PackedBatch
+from .encoding import encode_texts
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token for a mask, with its probability under the softmax over the whole vocabulary."""
+
+    token: str
+    id: int
+    probability: float
+
+
+def fill_mask(
+    model: torch.nn.Module, tokenizer: Tokenizer, text: str, top_k: int = 5, *, truncate: bool = False
+) -> list[list[Candidate]]:
+    """The top_k candidates of every [MASK] in the text, in the text's order.
+
+    Args:
+        model: a BertForMaskedLM (or BertForPreTraining).
+        truncate: cut a text over the model's max_position_embeddings; otherwise it is an error.
+
+    Raises:
+        InputError: no [MASK] in the text or in the vocabulary, or the text is too long.
+    """
+    mask_id = tokenizer.token_to_id("[MASK]")
+    if mask_id is None:
+        raise InputError("the vocabulary has no [MASK] token, which masked language modelling needs")
+    if not 1 <= top_k <= model.config.vocab_size:
+        raise InputError(f"top_k must be between 1 and the size of the vocabulary, {model.config.vocab_size}")
+    limit = model.config.max_position_embeddings
+    ids = encode_texts([(text,)], tokenizer, limit if truncate else None)[0].ids
+    if len(ids) > limit:
+        raise InputError(f"the text has {len(ids)} tokens, the model takes at most {limit} unless told to truncate")
+    positions = [index for index, token in enumerate(ids) if token == mask_id]
+    if not positions:
+        raise InputError(f"expected at least one [MASK] in the text, got {text!r}")
+    probabilities, best = _top(model, ids, positions, top_k)
+    return [
+        [Candidate(tokenizer.id_to_token(i), i, p) for i, p in zip(row_ids, row_ps, strict=True)]
+        for row_ids, row_ps in zip(best.tolist(), probabilities.tolist(), strict=True)
+    ]
+
+
+@torch.inference_mode()
+def _top(model: torch.nn.Module, ids: list[int], positions: list[int], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and ids of the best tokens at the positions, both (N, top_k)."""
+    device = next(model.parameters()).device
+    batch = PackedBatch.from_sequences([ids], mlm_positions=torch.tensor(positions)).to(device)
+    training = model.training
+    model.eval()
+    try:
+        logits = model(batch).logits
+    finally:
+        model.train(training)
+    return torch.softmax(logits.float(), -1).topk(top_k)
