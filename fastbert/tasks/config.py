@@ -24,6 +24,9 @@ class FinetuneConfig:
     """Share of the steps in which the learning rate rises; then it falls linearly to zero."""
     weight_decay: float = 0.01
     """AdamW's weight decay; none on biases and LayerNorm."""
+    correct_bias: bool = True
+    """Adam's bias correction. Google's code had none, which makes fine-tuning on few rows unstable (Mosbach et al.
+    2021, Zhang et al. 2021)."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     max_seqlen: int = 128

@@ -1,0 +1,131 @@
+"""The command line's door: help, unknown commands, and every failure as one sentence."""
+
+import dataclasses
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fastbert.cli import main as cli
+from fastbert.errors import DataError
+
+
+def fastbert(*args, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "fastbert", *args], capture_output=True, text=True, timeout=120, **kwargs
+    )
+
+
+def one_sentence(text: str) -> bool:
+    return text.startswith("fastbert: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
+def test_help_lists_every_command_and_is_quick():
+    done = fastbert("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in cli.COMMANDS)
+    for later in ("bench", "study", "convert"):
+        assert later not in done.stdout
+
+
+def test_version_is_the_packages(capsys):
+    import fastbert as package
+
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fastbert {package.__version__}\n"
+
+
+def test_no_arguments_is_an_error_with_the_usage(capsys):
+    assert cli.main([]) == 2
+    assert "usage: fastbert COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_every_command_has_help_with_an_example_and_needs_no_torch(command):
+    code = (
+        "import sys\n"
+        "from fastbert.cli.main import main\n"
+        f"status = main([{command!r}, '--help'])\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'tensorboard'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(status)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Example" in done.stdout
+    assert f"fastbert {command}" in done.stdout.split("Example", 1)[1]
+
+
+def test_unknown_command_names_the_known(capsys):
+    assert cli.main(["bench"]) == 2
+    error = capsys.readouterr().err
+    assert one_sentence(error)
+    assert "no such command: bench; known are demo, vocab" in error
+
+
+def test_unknown_option_exits_2(capsys):
+    assert cli.main(["doctor", "--nonsense"]) == 2
+    assert "--nonsense" in capsys.readouterr().err
+
+
+@dataclasses.dataclass
+class Doctor:
+    """Stands in for a command.
+
+    Example:
+        fastbert doctor
+    """
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Makes ``fastbert doctor`` raise the given error."""
+
+    def arrange(error):
+        def run(args):
+            raise error
+
+        monkeypatch.delenv("FASTBERT_DEBUG", raising=False)
+        monkeypatch.setattr(sys.modules[__name__], "run", run, raising=False)
+        monkeypatch.setattr(cli, "command_class", lambda command: Doctor)
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (DataError("x.tsv, line 3: bad"), 2, "fastbert: x.tsv, line 3: bad\n"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "x"),
+            2,
+            "fastbert: x: No such file or directory\n",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "fastbert: No space left on device\n"),
+        (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "..." })'), 2, "No space left on device"),
+        (KeyboardInterrupt(), 130, "fastbert: interrupted\n"),
+        (TypeError("oops"), 1, "internal error, please report it: TypeError: oops"),
+    ],
+)
+def test_failures_are_one_sentence(failing, capsys, error, status, sentence):
+    failing(error)
+    assert cli.main(["doctor"]) == status
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert one_sentence(message)
+
+
+def test_debug_shows_the_traceback(failing, monkeypatch):
+    failing(TypeError("oops"))
+    monkeypatch.setenv("FASTBERT_DEBUG", "1")
+    with pytest.raises(TypeError, match="oops"):
+        cli.main(["doctor"])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of a POSIX shell")
+def test_a_closed_pipe_is_quiet():
+    command = f"{sys.executable} -m fastbert --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""

@@ -1,0 +1,119 @@
+"""Reading with line numbers; writing all or nothing."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from fastbert.errors import DataError, InputError
+from fastbert.tasks.files import atomic_write, read_json_lines, read_lines, read_tsv, write_npy
+
+
+def test_lines_end_at_line_feeds_only(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\xe2\x80\xa8c\xc2\x85d\n\nlast")
+    assert list(read_lines(path)) == [(1, "a"), (2, "b\u2028c\u0085d"), (3, ""), (4, "last")]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"ok\nbad \xff here\n", "line 2: expected UTF-8, got 0xff at byte 5"),
+        (b"ok\n\0\0", "line 2: expected text, got"),
+    ],
+)
+def test_bytes_that_are_no_text_are_named(tmp_path, content, reason):
+    path = tmp_path / "f"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=reason) as caught:
+        list(read_lines(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_directory_is_no_file(tmp_path):
+    with pytest.raises(InputError, match="is a directory"):
+        list(read_lines(tmp_path))
+
+
+def test_tsv_keeps_quotes_and_counts_columns(tmp_path):
+    path = tmp_path / "f.tsv"
+    path.write_text('a\tb\n"x\ty"\n', encoding="utf-8")
+    assert read_tsv(path, [("a", "b")]) == (("a", "b"), [(2, ['"x', 'y"'])])
+    path.write_text("a\tb\nx\ty\tz\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"line 2: expected 2 tab-separated columns \(a, b\), got 3"):
+        read_tsv(path, [("a", "b")])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "empty file"),
+        ("x\ty\n1\t2\n", "line 1: expected the header"),
+        ("a\tb\n", "got none"),
+        ("a\tb\n1\t2\n\n1\t2\n", "line 3"),
+    ],
+)
+def test_tsv_that_does_not_fit(tmp_path, content, reason):
+    path = tmp_path / "f.tsv"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=reason):
+        read_tsv(path, [("a", "b")])
+
+
+def test_json_lines_name_the_line(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"a": 1}\n\n[1]\n', encoding="utf-8")
+    with pytest.raises(DataError, match="line 3: expected a JSON object, got list"):
+        list(read_json_lines(path))
+    path.write_text('{"a": \n', encoding="utf-8")
+    with pytest.raises(DataError, match="line 1"):
+        list(read_json_lines(path))
+
+
+def stop_halfway(path):
+    with atomic_write(path) as file:
+        file.write("half")
+        raise RuntimeError("stop")
+
+
+def test_nothing_is_left_of_a_failed_write(tmp_path):
+    path = tmp_path / "new" / "deep" / "f"
+    with pytest.raises(RuntimeError, match="stop"):
+        stop_halfway(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "f"
+    path.write_text("old")
+    with pytest.raises(RuntimeError, match="stop"):
+        stop_halfway(path)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_written_file_follows_the_umask(tmp_path):
+    old = os.umask(0o027)
+    try:
+        with atomic_write(tmp_path / "f") as file:
+            file.write("x")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_full_disk_names_the_file():
+    with pytest.raises(OSError, match="/dev/full") as caught, write_npy("/dev/full") as writer:
+        writer.append(np.ones((10_000, 10)))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_npy_of_unknown_length_reads_back(tmp_path):
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal((n, 5)).astype(np.float32) for n in (1, 700, 0, 12_345)]
+    with write_npy(tmp_path / "x.npy") as writer:
+        for part in parts:
+            writer.append(part)
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.concatenate(parts))

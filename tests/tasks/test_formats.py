@@ -1,0 +1,135 @@
+"""File formats of tasks with their traps, metrics, and the registry."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score
+
+from fastbert.config import BertConfig
+from fastbert.errors import DataError, InputError
+from fastbert.tasks import registry
+from fastbert.tasks.base import Row, require_labels
+from fastbert.tasks.text_classification import TextClassification
+
+
+def write(tmp_path, content: bytes, name="f.tsv"):
+    path = tmp_path / name
+    path.write_bytes(content)
+    return path
+
+
+def test_sst2_on_the_real_files(shared_data):
+    task = registry.get("sst2")
+    dev = task.read(shared_data / "sst2" / "dev.tsv")
+    train = task.read(shared_data / "sst2" / "train.tsv")
+    assert (len(dev), len(train)) == (872, 67_349)
+    assert sum(row.label == "1" for row in train) == 37_569
+    assert dev[0] == Row("0", ("it 's a charming and often affecting journey .",), "1")
+    assert all(text == text.strip() for row in train for text in row.texts)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+def test_sst2_line_ends_blanks_and_byte_order_mark(tmp_path, end, bom):
+    path = write(tmp_path, bom + end.join([b"sentence\tlabel", b'a "good" film \t1', b"caf\xc3\xa9 \t0", b""]))
+    assert registry.get("sst2").read(path) == [Row("0", ('a "good" film',), "1"), Row("1", ("café",), "0")]
+
+
+def test_sst2_test_file_has_its_own_index(tmp_path):
+    rows = registry.get("sst2").read(write(tmp_path, b"index\tsentence\n7\tgood\n3\tbad\n"))
+    assert rows == [Row("7", ("good",)), Row("3", ("bad",))]
+    with pytest.raises(DataError, match="expected labels"):
+        require_labels(rows, "f.tsv")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"good\t2", "line 3: expected the label to be one of 0, 1, got '2'"),
+        (b"good\t", "line 3: expected the label to be one of 0, 1, got ''"),
+        (b" \t1", "line 3: expected a text"),
+        (b"good 1", "line 3: expected 2 tab-separated columns"),
+        (b"go\xe9d\t1", "line 3: expected UTF-8, got 0xe9"),
+    ],
+)
+def test_sst2_bad_rows_are_named(tmp_path, line, reason):
+    path = write(tmp_path, b"sentence\tlabel\nfine\t1\n" + line + b"\n")
+    with pytest.raises(DataError, match=reason) as caught:
+        registry.get("sst2").read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_sst2_without_header_is_not_read_as_data(tmp_path):
+    with pytest.raises(DataError, match="line 1: expected the header"):
+        registry.get("sst2").read(write(tmp_path, b"good\t1\nbad\t0\n"))
+
+
+def test_submission_format_and_back(tmp_path):
+    task = registry.get("sst2")
+    rows = [Row("4", ("a",)), Row("2", ("b",))]
+    path = tmp_path / "SST-2.tsv"
+    task.write_predictions(rows, ["1", "0"], path)
+    assert path.read_bytes() == b"index\tprediction\n4\t1\n2\t0\n"
+    assert task.read_predictions(rows[::-1], path) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (b"0\t1\n", "missing 1"),
+        (b"0\t1\n1\t1\n5\t0\n", "unknown 5"),
+        (b"0\t1\n0\t1\n", "line 3: index 0 occurs twice"),
+        (b"0\t1\n1\tyes\n", "line 3: expected the label"),
+    ],
+)
+def test_predictions_that_do_not_fit(tmp_path, lines, reason):
+    rows = [Row("0", ("a",), "1"), Row("1", ("b",), "0")]
+    with pytest.raises(DataError, match=reason):
+        registry.get("sst2").read_predictions(rows, write(tmp_path, b"index\tprediction\n" + lines))
+
+
+def test_accuracy_is_sklearns():
+    rng = np.random.default_rng(0)
+    gold, predicted = rng.integers(0, 2, (2, 501)).astype(str)
+    rows = [Row(str(i), ("x",), label) for i, label in enumerate(gold)]
+    assert registry.get("sst2").metric(rows, list(predicted)) == {"accuracy": accuracy_score(gold, predicted)}
+
+
+def test_decode_takes_the_largest_logit():
+    outputs = [np.array([0.1, -2.0]), np.array([-1.0, 3.0])]
+    assert registry.get("sst2").decode([], [], outputs) == ["0", "1"]
+
+
+def test_errors_lists_only_what_was_wrong():
+    rows = [Row("0", ("a",), "1"), Row("1", ("b",), "0")]
+    assert list(registry.get("sst2").errors(rows, ["1", "1"])) == [
+        {"id": "1", "texts": ["b"], "label": "0", "prediction": "1"}
+    ]
+
+
+def test_text_classification_learns_and_restores_its_labels(tmp_path):
+    tsv = write(tmp_path, b"text\tlabel\nx\tnews\ny\tart\nz\tnews\n")
+    jsonl = write(tmp_path, b'{"text": "x", "label": "news", "id": 9}\n{"text": "y", "label": 3}\n', "f.jsonl")
+    task = TextClassification()
+    task.learn(task.read(tsv))
+    assert task.labels == ("art", "news")
+    with pytest.raises(DataError, match=r"f\.jsonl, line 2: expected the label to be one of art, news, got '3'"):
+        task.read(jsonl)
+    assert TextClassification().read(jsonl) == [Row("9", ("x",), "news"), Row("1", ("y",), "3")]
+    again = TextClassification()
+    again.restore(BertConfig(**task.head()))
+    assert again.labels == task.labels
+
+
+def test_text_classification_without_text(tmp_path):
+    with pytest.raises(DataError, match="line 1: expected a text under the key 'text'"):
+        TextClassification().read(write(tmp_path, b'{"label": "a"}\n', "f.jsonl"))
+
+
+def test_one_label_is_no_classification():
+    with pytest.raises(InputError, match="at least two labels"):
+        TextClassification(["only"]).head()
+
+
+def test_unknown_task_lists_the_known():
+    with pytest.raises(InputError, match="no such task: sst3; known are sst2"):
+        registry.get("sst3")
