@@ -26,7 +26,7 @@ _LAZY = {
     "SentenceEncoder": "interop.sentence_encoder",
     "load_tokenizer": "data.tokenizer",
     "backend": "ops",
-    "environment": "environment",
+    "environment": "_environment",
 }
 _SUBMODULES = ("ops", "optim", "packing", "data", "models", "tasks", "train")
 

@@ -1,11 +1,163 @@
-"""What the processor can do, and what must be set before torch uses it."""
+"""What the processor can do, and what must be set before torch uses it.
+
+Some clouds announce AMX (CPUID leaf 7) but leave the leaf that describes its tiles empty (0x1D). oneDNN, inside torch,
+then loads an empty tile palette and the process dies of an illegal instruction in its first bfloat16 product. Linux'
+own flags hide AMX on such machines, so the processor itself is asked, by a few bytes of machine code: this must work
+where there is no compiler, and before torch computes anything.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import platform
+import sys
+from collections.abc import Callable
+
+ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+ONEDNN_CAP = "AVX512_CORE_FP16"  # the best level without AMX
+
+_log = logging.getLogger("fastbert")
+
+# void cpuid(uint32_t leaf, uint32_t subleaf, uint32_t out[4]) and uint64_t xgetbv(void), System V calling convention.
+_CPUID_CODE = bytes.fromhex("53 4989d0 89f8 89f1 0fa2 418900 41895804 41894808 4189500c 5b c3")
+_XGETBV_CODE = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3")
+
+Cpuid = Callable[[int, int], "tuple[int, int, int, int] | None"]
+
+# Name -> (leaf, subleaf, register 0..3 = eax..edx, bit): Intel SDM volume 2A, table 3-8.
+_FEATURES = {
+    "avx": (1, 0, 2, 28),
+    "fma": (1, 0, 2, 12),
+    "avx2": (7, 0, 1, 5),
+    "avx512f": (7, 0, 1, 16),
+    "avx512dq": (7, 0, 1, 17),
+    "avx512bw": (7, 0, 1, 30),
+    "avx512vl": (7, 0, 1, 31),
+    "avx512_vnni": (7, 0, 2, 11),
+    "avx512_bf16": (7, 1, 0, 5),
+    "avx512_fp16": (7, 0, 3, 23),
+    "amx_bf16": (7, 0, 3, 22),
+    "amx_tile": (7, 0, 3, 24),
+    "amx_int8": (7, 0, 3, 25),
+}
 
 
-def cap_onednn() -> bool:
-    """Caps oneDNN's instruction set on machines whose AMX it would crash on; to be completed with CPUID detection."""
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-    return True
+def _is_x86_64() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32
+
+
+def _run_machine_code(code: bytes, restype, argtypes: tuple, *arguments):
+    """Calls machine code from a page of its own; OSError where the system forbids executable pages."""
+    import ctypes
+    import mmap
+
+    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
+        page.write(code)
+        first = ctypes.c_char.from_buffer(page)
+        try:
+            return ctypes.CFUNCTYPE(restype, *argtypes)(ctypes.addressof(first))(*arguments)
+        finally:
+            del first
+
+
+@functools.cache
+def cpuid(leaf: int, subleaf: int) -> tuple[int, int, int, int] | None:
+    """(eax, ebx, ecx, edx) of the CPUID instruction; zeros above the highest leaf; None where it cannot be run."""
+    if os.name != "posix" or not _is_x86_64():
+        return None
+    if leaf:
+        highest = cpuid(0, 0)
+        if highest is None:
+            return None
+        # Above it the instruction answers with the registers of another leaf.
+        if leaf > highest[0]:
+            return 0, 0, 0, 0
+    import ctypes
+
+    out = (ctypes.c_uint32 * 4)()
+    argtypes = (ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
+    try:
+        _run_machine_code(_CPUID_CODE, None, argtypes, leaf, subleaf, ctypes.addressof(out))
+    except OSError:
+        return None
+    return tuple(out)
+
+
+def _bit(registers: tuple[int, ...] | None, register: int, bit: int) -> bool:
+    return registers is not None and bool(registers[register] >> bit & 1)
+
+
+@functools.cache
+def features() -> tuple[str, ...]:
+    """Names of the instruction sets that the processor announces, of those that matter here."""
+    return tuple(name for name, (leaf, sub, reg, bit) in _FEATURES.items() if _bit(cpuid(leaf, sub), reg, bit))
+
+
+@functools.cache
+def saved_state() -> int:
+    """XCR0: which registers the operating system saves; 0 where it cannot be read."""
+    if not _bit(cpuid(1, 0), 2, 27):
+        return 0
+    import ctypes
+
+    return _run_machine_code(_XGETBV_CODE, ctypes.c_uint64, ())
+
+
+def isa() -> str:
+    """The best level that can run here: "scalar", "avx2" or "avx512" (as csrc/isa.cpp decides it)."""
+    found, state = set(features()), saved_state()
+    if not {"avx2", "fma"} <= found or state & 0x6 != 0x6:
+        return "scalar"
+    return "avx512" if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= found and state & 0xE6 == 0xE6 else "avx2"
+
+
+def amx_is_hollow(cpuid: Cpuid = cpuid) -> bool:
+    """AMX is announced, but the leaf that gives its tiles' sizes is empty: stock torch dies in a bfloat16 product."""
+    announced = _bit(cpuid(7, 0), 3, 24)
+    tiles = cpuid(0x1D, 1)
+    return announced and tiles is not None and not any(tiles)
+
+
+def cap_onednn(cpuid: Cpuid = cpuid) -> str | None:
+    """Keeps oneDNN off a hollow AMX; a healthy machine and a choice of the user are left alone.
+
+    Called by ``import fastbert``: worker processes inherit the variable.
+
+    Returns:
+        What was done, in words, or None where there was nothing to do.
+    """
+    if not amx_is_hollow(cpuid):
+        return None
+    if ONEDNN_VARIABLE in os.environ:
+        return f"this machine announces AMX without its tiles; {ONEDNN_VARIABLE}={os.environ[ONEDNN_VARIABLE]} was set"
+    # oneDNN reads the variable at its first product, so one that ran before `import fastbert` cannot be helped.
+    too_late = "torch" in sys.modules
+    os.environ[ONEDNN_VARIABLE] = ONEDNN_CAP
+    said = (
+        f"this machine announces AMX without its tiles, on which bfloat16 products of torch crash: "
+        f"set {ONEDNN_VARIABLE}={ONEDNN_CAP}"
+    )
+    if too_late:
+        _log.warning("%s (torch was imported earlier: import fastbert before torch's first product)", said)
+    else:
+        _log.info("%s", said)
+    return said
+
+
+def processor_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

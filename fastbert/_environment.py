@@ -1,0 +1,95 @@
+"""What was found on this machine, which backend serves each op, and why not another."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+# Distribution -> what fastbert uses it for.
+_LIBRARIES = {
+    "torch": "everything",
+    "numpy": "data",
+    "tokenizers": "text",
+    "safetensors": "weights",
+    "matplotlib": "plots",
+    "tensorboard": "metrics",
+    "transformers": "comparison with Hugging Face",
+    "scikit-learn": "metrics of tasks: the extra [tasks]",
+    "scipy": "metrics of tasks: the extra [tasks]",
+    "seqeval": "metrics of tasks: the extra [tasks]",
+    "triton": "GPU kernels: the extra [gpu]",
+    "deepspeed": "training over several processes: the extra [deepspeed]",
+    "onnxruntime": "comparison: the extra [bench]",
+    "openvino": "comparison: the extra [bench]",
+    "ctranslate2": "comparison: the extra [bench]",
+}
+
+
+def _library(name: str, use: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return f"not installed ({use})"
+
+
+def _gpu() -> str:
+    import torch
+
+    if torch.version.cuda is None:
+        return f"none: torch {torch.__version__} was built without CUDA"
+    if not torch.cuda.is_available():
+        return "none: CUDA finds no device"
+    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+
+def _hardware(notes: list[str]) -> dict:
+    import torch
+
+    from . import _native, hardware
+
+    if hardware.cpuid(0, 0) is None and platform.machine().lower() in ("x86_64", "amd64"):
+        notes.append(
+            "the processor could not be asked what it can do (CPUID): if bfloat16 products crash, "
+            f"set {hardware.ONEDNN_VARIABLE}={hardware.ONEDNN_CAP}"
+        )
+    capped = hardware.cap_onednn()
+    if capped:
+        notes.append(capped)
+    missing = _native.why_missing()
+    if missing:
+        notes.append(f"the C++ kernels are not used: {missing}")
+    return {
+        "cpu": hardware.processor_name(),
+        "cores": hardware.num_cores(),
+        "threads": torch.get_num_threads(),
+        "isa": hardware.isa(),
+        "kernels_isa": _native.isa() or f"none: {missing}",
+        "features": list(hardware.features()),
+        "amx_fault": hardware.amx_is_hollow(),
+        "gpu": _gpu(),
+    }
+
+
+def environment() -> dict:
+    """What `fastbert doctor` prints.
+
+    Returns:
+        "fastbert", "python", "torch": versions. "hardware": processor, cores, instruction sets, the GPU or why none.
+        "libraries": name -> version, or what it would be needed for. "ops": a row per op with the backend that serves
+        it by default and, for each other backend, why not. "notes": sentences for people.
+    """
+    import torch
+
+    from . import __version__
+    from .ops import _dispatch
+
+    notes: list[str] = []
+    return {
+        "fastbert": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "hardware": _hardware(notes),
+        "libraries": {name: _library(name, use) for name, use in _LIBRARIES.items()},
+        "ops": _dispatch.table(),
+        "notes": notes,
+    }
