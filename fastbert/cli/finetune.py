@@ -1,0 +1,89 @@
+"""``fastbert finetune``: a task from a pre-trained model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ..tasks.config import FinetuneConfig
+
+
+@dataclass(kw_only=True)
+class Finetune(FinetuneConfig):
+    """Fine-tunes a pre-trained model on a task, evaluates it after each epoch and keeps the best.
+
+    OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer), and of the dev file
+    the metrics, the predictions in the official format, and the rows that were got wrong.
+
+    Example:
+        fastbert finetune sst2 --model DIR --train train.tsv --dev dev.tsv --out RUN
+        fastbert evaluate sst2 --model RUN --data dev.tsv
+    """
+
+    task: Positional[Annotated[str, arg(metavar="TASK")]]
+    """Name of the task: sst2, or text-classification for a file with the columns text and label."""
+    model: Annotated[Path, arg(metavar="DIR")]
+    """A pre-trained model directory, or a run of `fastbert pretrain`."""
+    train: Annotated[Path, arg(metavar="FILE")]
+    """The training file."""
+    dev: Annotated[Path, arg(metavar="FILE")]
+    """The file to evaluate on."""
+    out: Annotated[Path, arg(metavar="OUT")]
+    """The run directory to make."""
+
+
+def run(args: Finetune) -> None:
+    """Reads everything, then trains: what does not fit is told before anything is written."""
+    from ..tasks import registry
+    from ..tasks.base import require_labels
+    from ..tasks.runs import check_new, model_directory
+
+    task = registry.get(args.task)
+    check_new(args.out)
+    train_rows = task.read(args.train)
+    require_labels(train_rows, args.train)
+    task.learn(train_rows)
+    dev_rows = task.read(args.dev)
+    require_labels(dev_rows, args.dev)
+    directory = model_directory(args.model)
+    config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
+    _train(args, task, directory, train_rows, dev_rows, config)
+
+
+def _train(args: Finetune, task, directory: Path, train_rows, dev_rows, config: FinetuneConfig) -> None:
+    import torch
+
+    from .. import load_tokenizer
+    from ..tasks.finetune import finetune
+    from ._progress import progress
+
+    tokenizer = load_tokenizer(directory)
+    torch.manual_seed(config.seed)  # the new head
+    model = task.model(directory)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{args.task}: {len(train_rows)} training rows, {len(dev_rows)} dev rows, {parameters:,} parameters")
+    source = {"task": args.task, "model": str(args.model), "train": str(args.train), "dev": str(args.dev)}
+    with progress(args.task, None, "steps") as advance:
+        result = finetune(
+            task,
+            model,
+            tokenizer,
+            train_rows,
+            dev_rows,
+            config,
+            out=args.out,
+            source=source,
+            on_step=lambda: advance(1),
+            on_epoch=_print_epoch,
+        )
+    best = ", ".join(f"{name} {result.best[name]:.4f}" for name in task.metrics)
+    print(f"best epoch {result.best['epoch']}: {best}")
+    for path in result.paths:
+        print(path)
+
+
+def _print_epoch(epoch: dict) -> None:
+    print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in epoch.items()))

@@ -1,0 +1,182 @@
+"""Commands that use a model, in process on a tiny one: what they write, and how they fail."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_bert
+
+from fastbert.cli.main import main
+
+ROWS = [("the film is good", 1), ("a dull book .", 0), ("great , very great !", 1), ("it was poor", 0)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data.tsv"
+    path.write_text("sentence\tlabel\n" + "".join(f"{text} \t{label}\n" for text, label in ROWS * 4), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{text}\n" for text, _ in ROWS), encoding="utf-8")
+    return path
+
+
+def run(*args) -> int:
+    return main([str(arg) for arg in args])
+
+
+def fails(capsys, *args) -> str:
+    """Runs a command that must exit with status 2 and one line on stderr; returns it."""
+    capsys.readouterr()
+    assert run(*args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fastbert: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_fill_mask_prints_candidates(model, capsys):
+    assert run("fill-mask", "--model", model, "--top-k", 3, "--json", "the film is [MASK] .", "[MASK] [MASK]") == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [len(mask) for mask in first["masks"]] == [3]
+    assert [len(mask) for mask in second["masks"]] == [3, 3]
+    assert run("fill-mask", "--model", model, "the film is [MASK] .") == 0
+    assert first["masks"][0][0]["token"] in capsys.readouterr().out.splitlines()[1]
+
+
+def test_fill_mask_failures(model, tmp_path, capsys):
+    assert "expected at least one [MASK]" in fails(capsys, "fill-mask", "--model", model, "no mask")
+    assert "the model takes at most 32" in fails(capsys, "fill-mask", "--model", model, "the " * 50 + "[MASK]")
+    assert "nothing of that name" in fails(capsys, "fill-mask", "--model", tmp_path / "no", "[MASK]")
+    maskless = tiny_bert.save(tmp_path / "maskless", vocab=[word for word in tiny_bert.VOCAB if word != "[MASK]"])
+    assert "[MASK]" in fails(capsys, "fill-mask", "--model", maskless, "the [MASK]")
+
+
+def test_a_model_without_the_head_is_no_masked_language_model(tmp_path, capsys):
+    headless = tiny_bert.save(tmp_path / "headless", "BertModel")
+    assert "cls.predictions" in fails(capsys, "fill-mask", "--model", headless, "the [MASK]")
+
+
+def test_extract_writes_features_and_index(model, lines, tmp_path, capsys):
+    out = tmp_path / "features"
+    assert run("extract", "--model", model, "--layers", "last4-concat", "--out", out, lines) == 0
+    assert capsys.readouterr().out.split() == [str(out / "features.npy"), str(out / "tokens.jsonl")]
+    index = [json.loads(line) for line in (out / "tokens.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in index] == [1, 2, 3, 4]
+    assert index[0]["tokens"] == ["[CLS]", "the", "film", "is", "good", "[SEP]"]
+    assert [row["start"] for row in index[1:]] == [row["end"] for row in index[:-1]]
+    assert np.load(out / "features.npy").shape == (index[-1]["end"], 4 * 32)
+
+
+def test_extract_failures_leave_nothing(model, tmp_path, capsys):
+    out, bad = tmp_path / "features", tmp_path / "bad.txt"
+    for content, reason in (
+        (b"fine\n" + b"the " * 50 + b"\n", "line 2 has 52 tokens, the model takes at most 32"),
+        (b"fine\n\xff\n", "line 2: expected UTF-8, got 0xff"),
+        (b"", "got an empty file"),
+    ):
+        bad.write_bytes(content)
+        assert reason in fails(capsys, "extract", "--model", model, "--out", out, bad)
+        assert not out.exists()
+    assert "No such file" in fails(capsys, "extract", "--model", model, "--out", out, tmp_path / "none")
+    bad.write_bytes(b"the " * 50 + b"\n")
+    assert run("extract", "--model", model, "--out", out, "--truncate", bad) == 0
+    assert len(np.load(out / "features.npy")) == 32
+
+
+def test_encode_writes_a_vector_a_line(model, lines, tmp_path, capsys):
+    out = tmp_path / "vectors.npy"
+    assert run("encode", "--model", model, "--out", out, lines) == 0
+    vectors = np.load(out)
+    assert vectors.shape == (4, 32)
+    assert vectors.dtype == np.float32
+    assert np.isfinite(vectors).all()
+    lines.write_text("")
+    out.unlink()
+    assert "got an empty file" in fails(capsys, "encode", "--model", model, "--out", out, lines)
+    assert not out.exists()
+
+
+def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
+    out = tmp_path / "run"
+    options = ["--train", data, "--dev", data, "--epochs", 8, "--batch-size", 4, "--lr", 3e-3, "--max-seqlen", 16]
+    assert run("finetune", "sst2", "--model", model, *options, "--out", out) == 0
+    capsys.readouterr()
+    assert run("evaluate", "sst2", "--model", out, "--data", data) == 0
+    score = json.loads(capsys.readouterr().out)
+    assert score["task"] == "sst2"
+    assert score["rows"] == 16
+    assert score["accuracy"] == 1.0
+    test = tmp_path / "test.tsv"
+    test.write_text("index\tsentence\n" + "".join(f"{i}\t{text}\n" for i, (text, _) in enumerate(ROWS)))
+    predictions = tmp_path / "SST-2.tsv"
+    assert run("predict", "sst2", "--model", out, "--data", test, "--out", predictions) == 0
+    assert predictions.read_text() == "index\tprediction\n0\t1\n1\t0\n2\t1\n3\t0\n"
+    assert "already" in fails(capsys, "finetune", "sst2", "--model", model, *options, "--out", out)
+
+
+def test_evaluate_scores_a_predictions_file(data, tmp_path, capsys):
+    predictions = tmp_path / "p.tsv"
+    predictions.write_text("index\tprediction\n" + "".join(f"{i}\t1\n" for i in range(16)))
+    assert run("evaluate", "sst2", "--data", data, "--predictions", predictions) == 0
+    assert json.loads(capsys.readouterr().out) == {"task": "sst2", "rows": 16, "accuracy": 0.5}
+    assert "either --model or --predictions" in fails(capsys, "evaluate", "sst2", "--data", data)
+
+
+def test_finetune_failures_leave_nothing(model, data, tmp_path, capsys):
+    out = tmp_path / "run"
+    common = ["finetune", "sst2", "--train", data, "--dev", data, "--out", out]
+    assert "nothing of that name" in fails(capsys, *common, "--model", tmp_path / "no")
+    assert "max_position_embeddings, 32, got 512" in fails(capsys, *common, "--model", model, "--max-seqlen", 512)
+    assert "lr must be above 0" in fails(capsys, *common, "--model", model, "--lr", 0)
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("sentence\tlabel\nfine\t7\n")
+    options = ["--model", model, "--train", data, "--dev", bad, "--out", out]
+    assert f"{bad}, line 2: expected the label" in fails(capsys, "finetune", "sst2", *options)
+    assert "no such task: sst3" in fails(capsys, "finetune", "sst3", *options)
+    assert not out.exists()
+
+
+def test_missing_encoder_weights_are_listed(model, tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    broken = tiny_bert.save(tmp_path / "broken", "BertModel")
+    weights = load_file(broken / "model.safetensors")
+    del weights["encoder.layer.2.output.dense.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    lines = tmp_path / "lines.txt"
+    lines.write_text("the film\n")
+    assert run("extract", "--model", broken, "--out", tmp_path / "features", lines) == 2
+    error = capsys.readouterr().err
+    assert "encoder.layer.2.output.dense.weight" in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "features").exists()
+
+
+def test_a_full_disk_is_one_sentence(model, lines, tmp_path, capsys, monkeypatch):
+    import errno
+
+    from fastbert.tasks import files
+
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    out = tmp_path / "features"
+    error = fails(capsys, "extract", "--model", model, "--out", out, lines)
+    assert "features.npy: No space left on device" in error
+    assert not out.exists()
+    assert "vectors.npy: No space left" in fails(
+        capsys, "encode", "--model", model, "--out", tmp_path / "vectors.npy", lines
+    )
+    assert not (tmp_path / "vectors.npy").exists()

@@ -1,0 +1,67 @@
+"""Features of layers against transformers' hidden states, one text at a time and unpadded."""
+
+import numpy as np
+import pytest
+import tiny_bert
+import torch
+import transformers
+
+import fastbert
+from fastbert.errors import DataError, InputError
+from fastbert.tasks.features import LAYERS, select_layers, token_features
+
+TEXTS = ["the film is good .", "", "a great book !", "not bad , and very fine", "it"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("features"), "BertModel")
+
+
+@pytest.fixture(scope="module")
+def hidden(directory):
+    """transformers' hidden states of every text: tuples of (n, H), embeddings first."""
+    model = transformers.BertModel.from_pretrained(directory).eval()
+    tokenizer = transformers.BertTokenizer(str(directory / "vocab.txt"))
+    with torch.inference_mode():
+        return [
+            [h[0] for h in model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states]
+            for text in TEXTS
+        ]
+
+
+# The paper's Table 7, written out on a list of the embeddings and four layers.
+BY_HAND = {
+    "embeddings": lambda h: h[0],
+    "second-to-last": lambda h: h[3],
+    "last": lambda h: h[4],
+    "last4-sum": lambda h: h[1] + h[2] + h[3] + h[4],
+    "last4-concat": lambda h: torch.cat([h[1], h[2], h[3], h[4]], 1),
+    "all12-sum": lambda h: h[1] + h[2] + h[3] + h[4],
+}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_features_are_transformers(directory, hidden, layers):
+    model = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False)
+    found = list(token_features(model, fastbert.load_tokenizer(directory), TEXTS, layers, token_budget=16))
+    assert found[0].tokens == ["[CLS]", "the", "film", "is", "good", ".", "[SEP]"]
+    for features, states in zip(found, hidden, strict=True):
+        np.testing.assert_allclose(features.values, BY_HAND[layers](states).numpy(), atol=1e-5)
+
+
+def test_long_texts_are_named_or_cut(directory):
+    model = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False)
+    tokenizer = fastbert.load_tokenizer(directory)
+    texts = ["it", "the " * 40]
+    with pytest.raises(DataError, match="line 2 has 42 tokens, the model takes at most 32"):
+        list(token_features(model, tokenizer, texts, "last"))
+    assert [len(f.ids) for f in token_features(model, tokenizer, texts, "last", truncate=True)] == [3, 32]
+
+
+def test_choices_that_do_not_fit():
+    states = [torch.zeros(2, 4)] * 3
+    with pytest.raises(InputError, match="at least 4 layers, got 2"):
+        select_layers(states, "last4-sum")
+    with pytest.raises(InputError, match="layers must be one of"):
+        select_layers(states, "first")

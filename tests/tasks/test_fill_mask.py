@@ -1,0 +1,50 @@
+"""Filling masks against transformers' own model; what cannot be filled."""
+
+import pytest
+import tiny_bert
+import torch
+import transformers
+
+import fastbert
+from fastbert.errors import InputError
+from fastbert.tasks.fill_mask import fill_mask
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("mlm"))
+
+
+def test_candidates_are_transformers(directory):
+    text = "The [MASK] of France is [MASK]."
+    tokenizer = transformers.BertTokenizer(str(directory / "vocab.txt"))
+    inputs = tokenizer(text, return_tensors="pt")
+    with torch.inference_mode():
+        logits = transformers.BertForMaskedLM.from_pretrained(directory).eval()(**inputs).logits[0]
+    expected = torch.softmax(logits[inputs["input_ids"][0] == tokenizer.mask_token_id], -1).topk(4)
+    model = fastbert.BertForMaskedLM.from_pretrained(directory)
+    found = fill_mask(model, fastbert.load_tokenizer(directory), text, 4)
+    assert len(found) == 2
+    for candidates, ids, probabilities in zip(found, expected.indices, expected.values, strict=True):
+        assert [c.id for c in candidates] == ids.tolist()
+        assert [c.token for c in candidates] == tokenizer.convert_ids_to_tokens(ids.tolist())
+        torch.testing.assert_close(torch.tensor([c.probability for c in candidates]), probabilities)
+
+
+def test_what_cannot_be_filled(directory):
+    model = fastbert.BertForMaskedLM.from_pretrained(directory)
+    tokenizer = fastbert.load_tokenizer(directory)
+    with pytest.raises(InputError, match=r"expected at least one \[MASK\]"):
+        fill_mask(model, tokenizer, "the film is good")
+    with pytest.raises(InputError, match="has 42 tokens, the model takes at most 32"):
+        fill_mask(model, tokenizer, "the " * 39 + "[MASK]")
+    assert len(fill_mask(model, tokenizer, "[MASK] " + "the " * 39, truncate=True)) == 1
+    with pytest.raises(InputError, match="top_k"):
+        fill_mask(model, tokenizer, "[MASK]", 0)
+
+
+def test_vocabulary_without_mask(directory, tmp_path):
+    model = fastbert.BertForMaskedLM.from_pretrained(directory)
+    other = tiny_bert.save(tmp_path / "other", vocab=[word for word in tiny_bert.VOCAB if word != "[MASK]"])
+    with pytest.raises(InputError, match=r"\[MASK\]"):
+        fill_mask(model, fastbert.load_tokenizer(other), "the [MASK]")

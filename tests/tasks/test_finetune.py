@@ -1,0 +1,127 @@
+"""Fine-tuning: learns a trivial task, repeats itself, agrees with transformers' classifier, and knows no task."""
+
+import json
+
+import pytest
+import tiny_bert
+import torch
+import transformers
+
+import fastbert
+from fastbert.errors import InputError
+from fastbert.tasks import registry
+from fastbert.tasks.base import Row
+from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.finetune import finetune
+from fastbert.tasks.predict import predict, run_model
+
+GOOD, BAD = ("good", "great", "fine"), ("bad", "dull", "poor")
+
+
+def rows_of(count: int, seed: int) -> list[Row]:
+    """Sentences of different lengths whose label is one word in them."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for index in range(count):
+        a, b, c, d = torch.randint(0, 6, (4,), generator=generator).tolist()
+        word = (GOOD + BAD)[a]
+        text = f"the {('film', 'book')[b % 2]} {'is very ' * (c % 3)}{word}{' .' * (d % 4)}"
+        rows.append(Row(str(index), (text,), str(int(word in GOOD))))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
+
+
+@pytest.fixture
+def task():
+    return registry.get("sst2")
+
+
+def test_learns_a_word(directory, task, tmp_path):
+    torch.manual_seed(0)
+    model, tokenizer = task.model(directory), fastbert.load_tokenizer(directory)
+    dev = rows_of(64, 2)
+    config = FinetuneConfig(epochs=4, batch_size=16, lr=3e-3, max_seqlen=16)
+    result = finetune(task, model, tokenizer, rows_of(256, 1), dev, config, out=tmp_path / "run")
+    assert result.history[0]["train_loss"] > result.history[-1]["train_loss"]
+    assert result.best["accuracy"] == 1.0
+    # The model handed back, and the one on disk in transformers' hands, are the best epoch's.
+    examples = task.encode(dev, tokenizer, 16)
+    assert task.metric(dev, predict(task, model, dev, examples))["accuracy"] == 1.0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(result.model_dir).eval()
+    assert theirs.config.id2label == {0: "negative", 1: "positive"}
+    with torch.inference_mode():
+        right = sum(theirs(input_ids=torch.tensor([e.input_ids])).logits.argmax().item() == e.label for e in examples)
+    assert right == len(dev)
+
+
+def test_a_seed_gives_one_result(directory, task):
+    def accuracies(seed):
+        torch.manual_seed(0)
+        config = FinetuneConfig(epochs=2, batch_size=16, lr=1e-3, max_seqlen=16, seed=seed)
+        tokenizer = fastbert.load_tokenizer(directory)
+        history = finetune(task, task.model(directory), tokenizer, rows_of(64, 1), rows_of(32, 2), config).history
+        return [epoch["train_loss"] for epoch in history]
+
+    assert accuracies(0) == accuracies(0)
+    assert accuracies(0) != accuracies(1)
+
+
+def test_packed_logits_are_transformers_padded_ones(tmp_path, task):
+    directory = tiny_bert.save(tmp_path, "BertForSequenceClassification", num_labels=2)
+    tokenizer = fastbert.load_tokenizer(directory)
+    rows = rows_of(40, 3)
+    examples = task.encode(rows, tokenizer, 16)
+    found = run_model(task, task.model(directory), examples, token_budget=64)
+    padder = transformers.BertTokenizer(str(directory / "vocab.txt"))
+    inputs = padder([row.texts[0] for row in rows], padding=True, return_tensors="pt")
+    assert inputs["attention_mask"].min() == 0
+    theirs = transformers.BertForSequenceClassification.from_pretrained(directory).eval()
+    with torch.inference_mode():
+        expected = theirs(**inputs, labels=torch.tensor([int(row.label) for row in rows]))
+    torch.testing.assert_close(torch.tensor(found.values), expected.logits, atol=1e-5, rtol=0)
+    assert found.loss == pytest.approx(expected.loss.item(), abs=1e-5)
+
+
+def test_a_batch_computes_no_pad_token(directory, task):
+    examples = task.encode(rows_of(10, 4), fastbert.load_tokenizer(directory), 16)
+    batch, labels = task.collate(examples)
+    assert batch.num_tokens == sum(e.num_tokens for e in examples)
+    assert (batch.input_ids != tiny_bert.VOCAB.index("[PAD]")).all()
+    assert labels["labels"].tolist() == [e.label for e in examples]
+
+
+def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
+    out = tmp_path / "run"
+    config = FinetuneConfig(epochs=2, batch_size=8, max_seqlen=8, limit_train=24, limit_dev=12, log_every=1)
+    finetune(
+        task, task.model(directory), fastbert.load_tokenizer(directory), rows_of(64, 1), rows_of(32, 2), config, out=out
+    )
+    from fastbert.tasks.runs import run_config
+
+    assert run_config(out)["task"] == "sst2"
+    assert run_config(out)["max_seqlen"] == 8
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert sum("loss" in step for step in steps) >= 6
+    assert sum("accuracy" in key for step in steps for key in step) >= 2
+    metrics = json.loads((out / "dev_metrics.json").read_text())
+    predictions = (out / "dev_predictions.tsv").read_text().splitlines()
+    errors = (out / "dev_errors.jsonl").read_text().splitlines()
+    assert len(predictions) == 13
+    assert len(errors) == round(12 * (1 - metrics["accuracy"]))
+
+
+def test_what_does_not_fit_leaves_nothing(directory, task, tmp_path):
+    tokenizer, rows = fastbert.load_tokenizer(directory), rows_of(8, 1)
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match="max_position_embeddings, 32, got 64"):
+        finetune(task, task.model(directory), tokenizer, rows, rows, FinetuneConfig(max_seqlen=64), out=out)
+    small = tiny_bert.save(tmp_path / "small", "BertModel", vocab=tiny_bert.VOCAB[:10])
+    with pytest.raises(InputError, match="ids go up to 28, but the model's vocab_size is 10"):
+        finetune(task, task.model(small), tokenizer, rows, rows, FinetuneConfig(max_seqlen=16), out=out)
+    assert not out.exists()
+    with pytest.raises(InputError, match="epochs must be at least 1, got 0"):
+        FinetuneConfig(epochs=0)

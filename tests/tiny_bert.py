@@ -1,0 +1,29 @@
+"""A tiny BERT made by transformers, with a vocabulary of words: what the tests of use and fine-tuning run on."""
+
+from pathlib import Path
+
+import torch
+
+WORDS = "the a film book is was good great fine bad dull poor very not and of in it capital france paris . , !"
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCAB = [*SPECIALS, *WORDS.split()]
+
+
+def config(**changes):
+    """transformers' configuration of the tiny model."""
+    from transformers import BertConfig
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    return BertConfig(**{"vocab_size": len(VOCAB), **sizes, "max_position_embeddings": 32, **changes})
+
+
+def save(directory: Path, cls: str = "BertForMaskedLM", vocab=VOCAB, **changes) -> Path:
+    """Saves a randomly initialised transformers model and its vocabulary; returns the directory."""
+    import transformers
+
+    torch.manual_seed(1)
+    # Large initial weights: with BERT's 0.02 all logits are nearly equal and a wrong one could pass.
+    model = getattr(transformers, cls)(config(vocab_size=len(vocab), initializer_range=0.2, **changes))
+    model.save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
+    return directory
