@@ -1,0 +1,57 @@
+"""An endless stream of packed batches, made ahead of the step that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.utils.data import DataLoader, Dataset
+
+from ..packing import PackedBatch
+from .pretraining import PretrainingData
+
+
+class _Batches(Dataset):
+    def __init__(self, data: PretrainingData, token_budget: int) -> None:
+        self._data, self._token_budget = data, token_budget
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[int, int, PackedBatch]:
+        epoch, index = place
+        sample_ids = self._data.batches(epoch, self._token_budget)[index]
+        return epoch, index, self._data.collate(epoch, sample_ids)
+
+
+def _places(data: PretrainingData, token_budget: int, start: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    epoch, index = start
+    while True:
+        for place in range(index, len(data.batches(epoch, token_budget))):
+            yield epoch, place
+        epoch, index = epoch + 1, 0
+
+
+def _as_it_is(item):
+    return item
+
+
+def make_loader(
+    data: PretrainingData, token_budget: int, *, start: tuple[int, int] = (0, 0), num_workers: int = 0
+) -> Iterator[tuple[int, int, PackedBatch]]:
+    """Batches from (epoch, batch index) on, without end.
+
+    Args:
+        token_budget: the most tokens in a batch.
+        start: the first batch to give; the rest follows from it, so this is all that a resume needs.
+        num_workers: 0 = made in this process; more = made ahead in as many processes, the same batches in the same
+            order.
+
+    Yields:
+        (epoch, batch index, PackedBatch).
+    """
+    return iter(
+        DataLoader(
+            _Batches(data, token_budget),
+            sampler=_places(data, token_budget, start),
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=_as_it_is,
+        )
+    )

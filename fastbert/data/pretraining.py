@@ -1,0 +1,258 @@
+"""Shards -> packed batches for masked-LM and next-sentence pre-training.
+
+Everything is a pure function of (seed, epoch, sample): which sentences make a sample, which tokens are masked, in which
+order and batch it comes. So there is no state to save, and any number of workers gives the same data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ..errors import InputError
+from ..packing import PackedBatch
+from . import randomness
+from .masking import Masker
+from .pairs import Plan, plan_full_sentences, plan_pairs
+from .shards import ShardSet
+
+_MASKS, _ORDER = 201, 202
+
+
+@dataclass(frozen=True)
+class PretrainingConfig:
+    """How samples are made.
+
+    Args:
+        max_seqlen: the longest sample in tokens, special tokens included.
+        mlm_probability: share of tokens to predict.
+        mask_mix: shares of those that become [MASK], a random token, or stay as they are.
+        max_predictions: the most predicted tokens in a sample; None for no limit.
+        whole_word: mask all pieces of a word together.
+        nsp: sentence pairs with next-sentence labels; without, runs of full sentences.
+        short_seq_prob: share of the documents that are cut into shorter samples.
+        duplication: None = new pairs and masks every epoch; k = k fixed versions, used in turn.
+        seed: of all choices.
+    """
+
+    max_seqlen: int = 128
+    mlm_probability: float = 0.15
+    mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    max_predictions: int | None = None
+    whole_word: bool = False
+    nsp: bool = True
+    short_seq_prob: float = 0.1
+    duplication: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_seqlen < 8:
+            raise InputError(f"max_seqlen must be at least 8, got {self.max_seqlen}")
+        for name in ("mlm_probability", "short_seq_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        mix = tuple(self.mask_mix)
+        if len(mix) != 3 or min(mix) < 0 or abs(sum(mix) - 1) > 1e-6:
+            raise InputError(f"mask_mix must be three shares (mask, random, keep) that add up to 1, got {mix}")
+        for name in ("max_predictions", "duplication"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1 or none, got {value}")
+
+
+class PretrainingData:
+    """The samples of one split, epoch by epoch.
+
+    Args:
+        shards: the token shards.
+        config: how samples are made.
+    """
+
+    def __init__(self, shards: ShardSet, config: PretrainingConfig) -> None:
+        self.shards = shards
+        self.config = config
+        self._token_starts = np.concatenate([[0], np.cumsum(shards.sentence_lengths, dtype=np.int64)])
+        self._special = shards.manifest.special_ids
+        self._masker = self._make_masker()
+        # A plan is rebuilt in well under the time an epoch takes; two are kept for the turn of the epoch.
+        self._plan = lru_cache(maxsize=2)(self._make_plan)
+        self._batches = lru_cache(maxsize=4)(self._make_batches)
+
+    def __getstate__(self) -> dict:
+        return {"shards": self.shards, "config": self.config}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(state["shards"], state["config"])
+
+    def _make_masker(self) -> Masker:
+        config, vocab_size = self.config, self.shards.manifest.vocab_size
+        maskable = np.ones(vocab_size, dtype=bool)
+        maskable[list(self._special.all)] = False
+        replacements = np.flatnonzero(maskable)
+        # An unknown word may be predicted in its place, but nothing is replaced by it.
+        maskable[self._special.unk] = True
+        continuation = None
+        if config.whole_word:
+            continuation = np.zeros(vocab_size, dtype=bool)
+            vocabulary = self.shards.tokenizer().get_vocab(with_added_tokens=True)
+            continuation[[index for token, index in vocabulary.items() if token.startswith("##")]] = True
+        return Masker(
+            config.mlm_probability,
+            tuple(config.mask_mix),
+            config.max_predictions,
+            config.whole_word,
+            self._special.mask,
+            replacements,
+            maskable,
+            continuation,
+        )
+
+    def _version(self, epoch: int) -> int:
+        return epoch if self.config.duplication is None else epoch % self.config.duplication
+
+    def plan(self, epoch: int) -> Plan:
+        """The samples of an epoch, in the order of the corpus."""
+        return self._plan(self._version(epoch))
+
+    def _make_plan(self, version: int) -> Plan:
+        config = self.config
+        if config.nsp:
+            return plan_pairs(
+                self._token_starts,
+                self.shards.document_starts,
+                config.max_seqlen,
+                config.short_seq_prob,
+                config.seed,
+                version,
+            )
+        return plan_full_sentences(
+            self._token_starts, self.shards.document_starts, config.max_seqlen, config.seed, version
+        )
+
+    def lengths(self, epoch: int) -> np.ndarray:
+        """(samples,) int64 tokens of each sample."""
+        return self.plan(epoch).lengths
+
+    def batches(self, epoch: int, token_budget: int, shuffle: bool = True) -> list[np.ndarray]:
+        """Sample ids of each batch: every sample of the epoch once, at most token_budget tokens a batch.
+
+        Raises:
+            InputError: the budget is smaller than max_seqlen.
+        """
+        if token_budget < self.config.max_seqlen:
+            raise InputError(
+                f"token_budget must hold at least one sample of max_seqlen {self.config.max_seqlen} tokens, "
+                f"got {token_budget}"
+            )
+        return self._batches(epoch, token_budget, shuffle)
+
+    def _make_batches(self, epoch: int, token_budget: int, shuffle: bool) -> list[np.ndarray]:
+        lengths = self.lengths(epoch)
+        order = np.arange(len(lengths))
+        if shuffle:
+            randomness.generator(self.config.seed, epoch, _ORDER).shuffle(order)
+        ends = np.cumsum(lengths[order])
+        batches, first, used = [], 0, 0
+        while first < len(order):
+            last = int(np.searchsorted(ends, used + token_budget, side="right"))
+            batches.append(order[first:last])
+            first, used = last, int(ends[last - 1])
+        return batches
+
+    def collate(self, epoch: int, sample_ids: np.ndarray) -> PackedBatch:
+        """Makes the packed batch of some samples of an epoch."""
+        plan, special = self.plan(epoch), self._special
+        parts, lengths_a = [], []
+        cls, sep = np.array([special.cls]), np.array([special.sep])
+        for sample in sample_ids:
+            a = self._segment(plan.a[sample], plan.a_cut[sample])
+            parts += [cls, a, sep]
+            lengths_a.append(len(a) + 2)
+            if self.config.nsp:
+                parts += [self._segment(plan.b[sample], plan.b_cut[sample]), sep]
+        ids = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+        lengths = plan.lengths[sample_ids]
+        cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
+        sample = np.repeat(np.arange(len(lengths)), lengths)
+        position = np.arange(len(ids)) - cu_seqlens[sample]
+        types = (position >= np.asarray(lengths_a, dtype=np.int64)[sample]).astype(np.int64)
+        keys = randomness.key(self.config.seed, self._version(epoch), _MASKS, np.asarray(sample_ids))
+        corrupted, positions, labels = self._masker(ids, sample, position, keys)
+        return PackedBatch(
+            input_ids=torch.from_numpy(corrupted),
+            token_type_ids=torch.from_numpy(types),
+            position_ids=torch.from_numpy(position),
+            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+            max_seqlen=int(lengths.max()) if len(lengths) else 0,
+            mlm_positions=torch.from_numpy(positions),
+            mlm_labels=torch.from_numpy(labels),
+            nsp_labels=torch.from_numpy(plan.is_random[sample_ids].astype(np.int64)) if self.config.nsp else None,
+        )
+
+    def _segment(self, sentences: np.ndarray, cut: np.ndarray) -> np.ndarray:
+        tokens = self.shards.gather(int(sentences[0]), int(sentences[1]))
+        return tokens[int(cut[0]) : len(tokens) - int(cut[1])]
+
+
+@dataclass(frozen=True)
+class RealisedShares:
+    """What the data really holds: counts of tokens, of masked ones by kind, of pairs by label."""
+
+    tokens: int
+    maskable: int
+    predicted: int
+    to_mask: int
+    to_random: int
+    kept: int
+    pairs: int
+    random_pairs: int
+
+    def __str__(self) -> str:
+        chosen = max(self.predicted, 1)
+        text = (
+            f"{100 * self.predicted / max(self.maskable, 1):.2f} % of {self.maskable:,} tokens predicted: "
+            f"{100 * self.to_mask / chosen:.2f} % [MASK], {100 * self.to_random / chosen:.2f} % random, "
+            f"{100 * self.kept / chosen:.2f} % kept"
+        )
+        if self.pairs:
+            text += (
+                f"; {100 * self.random_pairs / self.pairs:.2f} % of {self.pairs:,} pairs with a random second segment"
+            )
+        return text
+
+
+def realised_shares(data: PretrainingData, epoch: int = 0, max_tokens: int = 1_000_000) -> RealisedShares:
+    """Counts over at least max_tokens tokens of an epoch and, where it is shorter, of those after it.
+
+    A random replacement that happens to be the original token counts as kept.
+    """
+    counts = np.zeros(8, dtype=np.int64)
+    special = data.shards.manifest.special_ids
+    framing = 3 if data.config.nsp else 2
+    while counts[0] < max_tokens:
+        for sample_ids in data.batches(epoch, max(8192, data.config.max_seqlen)):
+            batch = data.collate(epoch, sample_ids)
+            now = batch.input_ids[batch.mlm_positions]
+            is_mask = int((now == special.mask).sum())
+            is_same = int((now == batch.mlm_labels).sum())
+            chosen = len(now)
+            labels = batch.nsp_labels if batch.nsp_labels is not None else torch.empty(0)
+            counts += (
+                batch.num_tokens,
+                batch.num_tokens - framing * len(sample_ids),
+                chosen,
+                is_mask,
+                chosen - is_mask - is_same,
+                is_same,
+                labels.numel(),
+                int(labels.sum()),
+            )
+            if counts[0] >= max_tokens:
+                break
+        if data.config.duplication is not None and epoch + 1 >= data.config.duplication:
+            break
+        epoch += 1
+    return RealisedShares(*counts.tolist())
