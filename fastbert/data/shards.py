@@ -1,0 +1,287 @@
+"""Token shards on disk: written once as a stream, read through memory maps.
+
+A split is a row of shards. ``shard-00000.bin`` holds the token ids of its documents end to end, little-endian uint16 or
+uint32; ``shard-00000.idx`` is int64: a header of five numbers, then where each sentence starts (in tokens) and where
+each document starts (in sentences), both with their end as last entry. A document never straddles two shards, so any
+run of its sentences is one slice of one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from bisect import bisect_right
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError, InputError
+from .manifest import Manifest, ShardEntry, check_file, check_hash
+
+_MAGIC, _INDEX_VERSION, _HEADER = 0x5842_4654, 1, 5
+
+# The index of the shard being written is kept in memory: at most one sentence for so many tokens of the limit.
+_TOKENS_PER_SENTENCE = 8
+
+
+class ShardSet:
+    """One split of a data directory, memory-mapped.
+
+    Sentences and documents are numbered through all shards. Pickling keeps only the path: another process maps the
+    files again.
+
+    Attributes:
+        directory: the data directory.
+        manifest: what the data holds.
+        tokens: a memory map of ids per shard.
+        num_documents, num_sentences, num_tokens: counts of this split.
+    """
+
+    def __init__(self, directory: Path, split: str, manifest: Manifest) -> None:
+        self.directory, self.split, self.manifest = directory, split, manifest
+        entries = manifest.splits[split]
+        self.num_documents = sum(entry.documents for entry in entries)
+        self.num_sentences = sum(entry.sentences for entry in entries)
+        self.num_tokens = sum(entry.tokens for entry in entries)
+        self.tokens: list[np.memmap] = []
+        self._sentence_starts: list[np.ndarray] = []
+        self._document_starts: list[np.ndarray] = []
+        self._first_sentences: list[int] = []
+        # Plain views: slicing a memmap costs three times as much.
+        self._flat: list[np.ndarray] = []
+        first = 0
+        for entry in entries:
+            self.tokens.append(_map_tokens(directory / entry.bin, entry, manifest))
+            self._flat.append(self.tokens[-1].view(np.ndarray))
+            sentence_starts, document_starts = _read_index(directory / entry.idx, entry)
+            self._sentence_starts.append(sentence_starts)
+            self._document_starts.append(document_starts)
+            self._first_sentences.append(first)
+            first += entry.sentences
+
+    @classmethod
+    def open(cls, path: str | Path, split: str = "train", *, verify: bool = False) -> ShardSet:
+        """Maps a split of a data directory.
+
+        Args:
+            split: "train" or "heldout".
+            verify: also check every file against its SHA-256, and every id against the vocabulary.
+
+        Raises:
+            DataError: a file is missing, shorter or longer than the manifest says, altered, or of another format.
+        """
+        directory = Path(path)
+        manifest = Manifest.load(directory)
+        if split not in manifest.splits:
+            raise DataError(
+                f"{directory}: expected a split {split!r}, got {', '.join(manifest.splits) or 'no split at all'}"
+            )
+        for name in manifest.files:
+            check_file(directory, name, manifest.files[name])
+            if verify:
+                check_hash(directory, name, manifest.files[name])
+        shards = cls(directory, split, manifest)
+        if verify:
+            for tokens, entry in zip(shards.tokens, manifest.splits[split], strict=True):
+                _check_ids(tokens, manifest.vocab_size, directory / entry.bin)
+        return shards
+
+    def __reduce__(self):
+        return ShardSet.open, (self.directory, self.split)
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    @cached_property
+    def sentence_lengths(self) -> np.ndarray:
+        """(num_sentences,) int32 tokens of each sentence."""
+        if not self._sentence_starts:
+            return np.empty(0, dtype=np.int32)
+        return np.concatenate([np.diff(starts).astype(np.int32) for starts in self._sentence_starts])
+
+    @cached_property
+    def document_starts(self) -> np.ndarray:
+        """(num_documents + 1,) int64 first sentence of each document; the last entry is num_sentences."""
+        parts = [
+            starts[:-1] + first for starts, first in zip(self._document_starts, self._first_sentences, strict=True)
+        ]
+        return np.concatenate([*parts, np.array([self.num_sentences], dtype=np.int64)])
+
+    def document_bounds(self, document: int) -> tuple[int, int]:
+        """First sentence, and last sentence + 1, of a document."""
+        return int(self.document_starts[document]), int(self.document_starts[document + 1])
+
+    def gather(self, sentence_first: int, sentence_end: int) -> np.ndarray:
+        """Ids of the consecutive sentences [sentence_first, sentence_end) of one document, as a view of the file.
+
+        Raises:
+            IndexError: no such sentences, or they lie in different shards.
+        """
+        if not 0 <= sentence_first <= sentence_end <= self.num_sentences:
+            raise IndexError(f"sentences {sentence_first}:{sentence_end} of {self.num_sentences}")
+        if sentence_first == sentence_end:
+            return np.empty(0, dtype=self.manifest.dtype)
+        shard = bisect_right(self._first_sentences, sentence_first) - 1
+        starts, base = self._sentence_starts[shard], self._first_sentences[shard]
+        if sentence_end - base >= len(starts):
+            raise IndexError(f"sentences {sentence_first}:{sentence_end} are not of one document")
+        return self._flat[shard][starts[sentence_first - base] : starts[sentence_end - base]]
+
+    def sentence(self, sentence: int) -> np.ndarray:
+        """Ids of one sentence."""
+        return self.gather(sentence, sentence + 1)
+
+    def tokenizer(self):
+        """The tokenizers.Tokenizer that the shards were made with."""
+        from .tokenizer import load_tokenizer
+
+        return load_tokenizer(self.directory)
+
+
+def _map_tokens(path: Path, entry: ShardEntry, manifest: Manifest) -> np.memmap:
+    expected, size = entry.tokens * np.dtype(manifest.dtype).itemsize, path.stat().st_size
+    if size != expected or not entry.tokens:
+        raise DataError(f"{path}: expected {entry.tokens} tokens in {expected} bytes, got {size} bytes")
+    return np.memmap(path, dtype=manifest.dtype, mode="r")
+
+
+def _read_index(path: Path, entry: ShardEntry) -> tuple[np.ndarray, np.ndarray]:
+    """Sentence starts in tokens, document starts in sentences, of one shard."""
+    expected = _HEADER + entry.sentences + 1 + entry.documents + 1
+    if path.stat().st_size != 8 * expected:
+        raise DataError(f"{path}: expected {8 * expected} bytes of index, got {path.stat().st_size}")
+    table = np.memmap(path, dtype="<i8", mode="r").view(np.ndarray)
+    header = (_MAGIC, _INDEX_VERSION, entry.documents, entry.sentences, entry.tokens)
+    if tuple(table[:_HEADER].tolist()) != header:
+        raise DataError(f"{path}: expected the index header {header}, got {tuple(table[:_HEADER].tolist())}")
+    sentences = table[_HEADER : _HEADER + entry.sentences + 1]
+    documents = table[_HEADER + entry.sentences + 1 :]
+    for name, starts, end in (("sentence", sentences, entry.tokens), ("document", documents, entry.sentences)):
+        if starts[0] != 0 or starts[-1] != end or (np.diff(starts) <= 0).any():
+            raise DataError(f"{path}: expected {name} starts that rise from 0 to {end}, got others")
+    return sentences, documents
+
+
+def _check_ids(tokens: np.ndarray, vocab_size: int, path: Path) -> None:
+    for first in range(0, len(tokens), 1 << 22):
+        largest = int(tokens[first : first + (1 << 22)].max())
+        if largest >= vocab_size:
+            raise DataError(f"{path}: expected token ids below the vocabulary's size {vocab_size}, got {largest}")
+
+
+class ShardWriter:
+    """Writes one split as a stream; only the index of the shard being written is kept in memory.
+
+    Args:
+        directory: the data directory; the split becomes a folder in it.
+        split: name of the split.
+        vocab_size: ids must be below it; it also picks uint16 or uint32.
+        max_tokens_per_shard: a new shard is begun once it is reached. A longer document gets a larger shard of its own.
+    """
+
+    def __init__(self, directory: str | Path, split: str, vocab_size: int, max_tokens_per_shard: int = 1 << 24) -> None:
+        if max_tokens_per_shard < 1:
+            raise InputError(f"a shard must hold at least 1 token, got {max_tokens_per_shard}")
+        self._directory, self._split, self._vocab_size = Path(directory), split, vocab_size
+        self._dtype = np.dtype(Manifest.dtype_for(vocab_size))
+        self._max_tokens = max_tokens_per_shard
+        self._max_sentences = max(max_tokens_per_shard // _TOKENS_PER_SENTENCE, 1)
+        self.entries: list[ShardEntry] = []
+        self.files: dict[str, dict] = {}
+        self._bin = None
+        (self._directory / split).mkdir(parents=True, exist_ok=True)
+
+    def add(self, sentences: list[np.ndarray]) -> None:
+        """Adds a document, given as one array of ids per sentence; see add_document."""
+        lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
+        self.add_document(np.concatenate(sentences) if sentences else np.empty(0, dtype=np.int64), lengths)
+
+    def add_document(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        """Adds a document; empty sentences are left out, and so is a document without any token.
+
+        Args:
+            ids: (T,) ids of all sentences, end to end.
+            lengths: (sentences,) tokens of each; they add up to T.
+
+        Raises:
+            InputError: an id is outside the vocabulary, or the lengths do not add up.
+            DataError: the file cannot be written (a full disk, say).
+        """
+        lengths = np.asarray(lengths, dtype=np.int64)
+        lengths = lengths[lengths > 0]
+        if int(lengths.sum()) != len(ids):
+            raise InputError(f"expected sentence lengths that add up to {len(ids)} tokens, got {int(lengths.sum())}")
+        if not len(ids):
+            return
+        if int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size:
+            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            raise InputError(f"expected token ids from 0 to {self._vocab_size - 1}, got {wrong}")
+        if self._bin is not None and (
+            self._tokens + len(ids) > self._max_tokens or self._num_sentences + len(lengths) > self._max_sentences
+        ):
+            self._finish_shard()
+        if self._bin is None:
+            self._begin_shard()
+        self._write(self._bin, self._bin_path, np.ascontiguousarray(ids, dtype=self._dtype).tobytes(), self._hash)
+        self._starts.append(np.cumsum(lengths) + self._tokens)
+        self._tokens += len(ids)
+        self._num_sentences += len(lengths)
+        self._documents.append(self._num_sentences)
+
+    def close(self) -> list[ShardEntry]:
+        """Ends the last shard; returns what was written. ``files`` then holds each file's size and SHA-256."""
+        if self._bin is not None:
+            self._finish_shard()
+        return self.entries
+
+    def abort(self) -> None:
+        """Closes the open file without finishing its shard."""
+        if self._bin is not None:
+            handle, self._bin = self._bin, None
+            # The disk may be full; what matters has been reported, and the file will be removed.
+            with contextlib.suppress(OSError):
+                handle.close()
+
+    def _name(self, suffix: str) -> str:
+        return f"{self._split}/shard-{len(self.entries):05d}.{suffix}"
+
+    def _begin_shard(self) -> None:
+        self._bin_path = self._directory / self._name("bin")
+        self._bin = open(self._bin_path, "wb", buffering=1 << 20)  # noqa: SIM115 (closed by _finish_shard or abort)
+        self._hash = hashlib.sha256()
+        self._tokens = self._num_sentences = 0
+        self._starts: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
+        self._documents: list[int] = [0]
+
+    def _finish_shard(self) -> None:
+        size = self._tokens * self._dtype.itemsize
+        try:
+            self._bin.close()
+        except OSError as error:
+            raise _unwritable(self._bin_path, size, error) from error
+        self._bin = None
+        header = (_MAGIC, _INDEX_VERSION, len(self._documents) - 1, self._num_sentences, self._tokens)
+        index = np.concatenate([np.array(header, "<i8"), *self._starts, np.array(self._documents)]).astype("<i8")
+        content = index.tobytes()
+        path = self._directory / self._name("idx")
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise _unwritable(path, len(content), error) from error
+        bin_name, idx_name = self._name("bin"), self._name("idx")
+        self.files[bin_name] = {"bytes": size, "sha256": self._hash.hexdigest()}
+        self.files[idx_name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        self.entries.append(ShardEntry(bin_name, idx_name, len(self._documents) - 1, self._num_sentences, self._tokens))
+
+    @staticmethod
+    def _write(handle, path: Path, content: bytes, digest) -> None:
+        try:
+            handle.write(content)
+        except OSError as error:
+            raise _unwritable(path, len(content), error) from error
+        digest.update(content)
+
+
+def _unwritable(path: Path, size: int, error: OSError) -> DataError:
+    return DataError(f"{path}: expected to write {size} bytes, got: {error.strerror or error}")
