@@ -8,24 +8,29 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """Shows a bar with rate and time left while the block runs; yields the function that advances it.
+def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
+    """Shows a bar with the time left while the block runs; yields ``advance(count, total=None)``.
 
     Where stderr is no terminal nothing is drawn: a log full of bars helps nobody.
     """
     from rich import progress as rp
     from rich.console import Console
 
-    columns = [
-        rp.TextColumn(label),
-        rp.BarColumn(),
-        rp.MofNCompleteColumn(),
-        rp.TextColumn(unit),
+    columns = [rp.TextColumn(label), rp.BarColumn(), rp.MofNCompleteColumn(), rp.TextColumn(unit)]
+    bar = rp.Progress(
+        *columns,
         rp.TimeElapsedColumn(),
-    ]
-    if total is not None:
-        columns.append(rp.TimeRemainingColumn())
-    bar = rp.Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty())
+        rp.TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+        # Lines printed meanwhile go above the bar, but only where both are on one screen.
+        redirect_stdout=sys.stdout.isatty(),
+    )
     with bar:
         task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)
+
+        def advance(count: int, total: int | None = None) -> None:
+            bar.update(task, advance=count, total=total)
+
+        yield advance

@@ -57,12 +57,14 @@ def _train(args: Finetune, task, directory: Path, train_rows, dev_rows, config: 
     import torch
 
     from .. import load_tokenizer
+    from ..tasks.base import check_fit
     from ..tasks.finetune import finetune
     from ._progress import progress
 
     tokenizer = load_tokenizer(directory)
     torch.manual_seed(config.seed)  # the new head
     model = task.model(directory)
+    check_fit(tokenizer, model.config, config.max_seqlen)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{args.task}: {len(train_rows)} training rows, {len(dev_rows)} dev rows, {parameters:,} parameters")
     source = {"task": args.task, "model": str(args.model), "train": str(args.train), "dev": str(args.dev)}
@@ -76,7 +78,7 @@ def _train(args: Finetune, task, directory: Path, train_rows, dev_rows, config: 
             config,
             out=args.out,
             source=source,
-            on_step=lambda: advance(1),
+            on_step=lambda total: advance(1, total),
             on_epoch=_print_epoch,
         )
     best = ", ".join(f"{name} {result.best[name]:.4f}" for name in task.metrics)

@@ -49,7 +49,7 @@ def finetune(
     *,
     out: str | os.PathLike | None = None,
     source: dict | None = None,
-    on_step: Callable[[], Any] | None = None,
+    on_step: Callable[[int], Any] | None = None,
     on_epoch: Callable[[dict], Any] | None = None,
 ) -> FinetuneResult:
     """Trains the model in place; at the end it holds the weights of its best epoch.
@@ -58,7 +58,8 @@ def finetune(
         model: from ``task.model(directory)``, whose new head is drawn from torch's generator: seed it before.
         out: the run directory to make; None writes nothing.
         source: where things came from, for config.yaml.
-        on_step, on_epoch: called after each step, and with each epoch's line of the history.
+        on_step: called after each step with the number of all steps.
+        on_epoch: called with each epoch's line of the history.
 
     Raises:
         InputError: rows, tokenizer, lengths and model do not fit together, or the run directory exists; all this is
@@ -114,7 +115,7 @@ def _train_epoch(stepper: _Stepper, batches: list, run: FinetuneRun | None, on_s
         if run is not None:
             run.log_step(record)
         if on_step is not None:
-            on_step()
+            on_step(stepper.total)
     seconds = time.perf_counter() - start
     return {"train_loss": loss_sum / rows, "train_seconds": seconds, "tokens_per_second": tokens / seconds}
 
