@@ -81,7 +81,7 @@ class BertConfig:
         values: any field of transformers' BertConfig; ``num_labels`` (or ``id2label``) for heads with labels.
 
     Raises:
-        InputError: a value out of range, or a feature that is not BERT's (relative positions, decoder, cross-attention).
+        InputError: a value out of range, or a feature that is not an encoder's (relative positions, cross-attention).
     """
 
     model_type = "bert"
@@ -124,7 +124,7 @@ class BertConfig:
             torch_dtype = values.pop("torch_dtype")
             values.setdefault("dtype", torch_dtype)
         num_labels, id2label, label2id = (values.pop(name, None) for name in ("num_labels", "id2label", "label2id"))
-        # A key of a file that is also a name of this class (head_dim, say) is kept for writing back, and shadows nothing.
+        # A file's key that is also a name of this class (head_dim, say) is kept to be written back, and shadows nothing.
         self._kept = {name: value for name, value in values.items() if hasattr(type(self), name)}
         for name, value in {**copy.deepcopy(_DEFAULTS), **values}.items():
             if name not in self._kept:
@@ -242,7 +242,7 @@ class BertConfig:
         """
         short = name.strip().lower().removeprefix("google/").removeprefix("bert").lstrip("-_")
         short = short.removeprefix("uncased").lstrip("-_")
-        match = _NAME.fullmatch(_ALIASES.get(short.removesuffix("-uncased"), short))
+        match = _NAME.fullmatch(_ALIASES.get(re.sub("-(un)?cased$", "", short), short))
         if match is None or max(map(len, filter(None, match.groups()))) > 9:
             raise InputError(
                 f"a model size must be one of {', '.join(_ALIASES)}, LAYERSxHIDDEN as in 4x256 or LAYERSxHIDDENxHEADS "
@@ -260,6 +260,8 @@ class BertConfig:
             "num_attention_heads": heads,
             "intermediate_size": 4 * hidden,
         }
+        if short.endswith("-cased"):
+            shape["vocab_size"] = 28996  # the published cased vocabulary
         return cls(**{**shape, **values})
 
     # --- files and dictionaries ---
