@@ -124,7 +124,7 @@ class BertConfig:
             torch_dtype = values.pop("torch_dtype")
             values.setdefault("dtype", torch_dtype)
         num_labels, id2label, label2id = (values.pop(name, None) for name in ("num_labels", "id2label", "label2id"))
-        # A file's key that is also a name of this class (head_dim, say) is kept to be written back, and shadows nothing.
+        # A file's key that is also a name of this class (head_dim) is kept to be written back, and shadows nothing.
         self._kept = {name: value for name, value in values.items() if hasattr(type(self), name)}
         for name, value in {**copy.deepcopy(_DEFAULTS), **values}.items():
             if name not in self._kept:
