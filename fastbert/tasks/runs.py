@@ -78,9 +78,11 @@ class FinetuneRun:
 
     def finish(self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row]) -> FinetuneResult:
         """Writes the model with its tokenizer, and what became of the dev rows; returns the result with the paths."""
+        from ..data.tokenizer import save_tokenizer
+
         model_dir = self.out / "model"
         model.save_pretrained(model_dir)
-        tokenizer.save(str(model_dir / "tokenizer.json"))
+        save_tokenizer(tokenizer, model_dir)
         metrics, predictions, errors = (
             self.out / name for name in ("dev_metrics.json", "dev_predictions.tsv", "dev_errors.jsonl")
         )
