@@ -1,1 +1,1 @@
-
+"""Text to packed batches: corpus readers, tokenizers, shards, sentence pairs, masking, the loader."""

@@ -1,0 +1,166 @@
+"""Streams documents out of text files: never more than one document in memory, every error named by file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DataError, InputError
+from .sentences import segment_lines
+
+# A line is read into memory whole, so a file without line ends must not be read as text.
+MAX_LINE_BYTES = 16 << 20
+# A longer run of lines without a blank one is cut into several documents, so that memory stays bounded.
+MAX_DOCUMENT_CHARS = 4 << 20
+
+_TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document: a name for messages, and its sentences, none of them empty."""
+
+    name: str
+    sentences: list[str]
+
+
+@dataclass(frozen=True)
+class RawDocument:
+    """A document as it stands in the file: stripped lines, none empty, each a sentence or a paragraph."""
+
+    name: str
+    lines: list[str]
+
+
+def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Iterator[Document]:
+    """Streams the documents of text files, cut into sentences.
+
+    Args:
+        paths: files or directories (searched in depth, sorted). Plain text holds a sentence or a paragraph a line and
+            a blank line between documents; ``.jsonl`` holds an object with a string ``text`` a line, one document
+            each; ``.gz`` of both.
+        errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
+
+    Raises:
+        DataError: no text at all, a binary file, invalid UTF-8, a line over 16 MiB, a bad JSON row, a damaged gzip
+            file; the message names file and line.
+        InputError: a path that does not exist.
+    """
+    for raw in read_raw_documents(paths, errors):
+        yield Document(raw.name, segment_lines(raw.lines))
+
+
+def read_raw_documents(
+    paths: Iterable[str | Path], errors: str = "strict", on_bytes: Callable[[int], None] | None = None
+) -> Iterator[RawDocument]:
+    """As `read_documents`, with the lines as they stand; ``on_bytes`` hears how many bytes of text were read."""
+    if errors not in ("strict", "replace"):
+        raise InputError(f"errors: expected 'strict' or 'replace', got {errors!r}")
+    files = corpus_files(paths)
+    empty = True
+    for path in files:
+        rows = _jsonl_documents if _kind(path) == ".jsonl" else _text_documents
+        for document in rows(path, _read_lines(path, errors, on_bytes)):
+            empty = False
+            yield document
+    if empty:
+        names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
+        raise DataError(f"{names}: expected text, got an empty corpus ({len(files)} file{'s'[: len(files) != 1]})")
+
+
+def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files of a corpus: those named, and in directories all .txt, .text, .jsonl, their .gz, and bare names."""
+    paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    files = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = [Path(root, name) for root, _, names in os.walk(path) for name in names if name[0] != "."]
+            inside = sorted(file for file in inside if _kind(file) in _TEXT_SUFFIXES)
+            if not inside:
+                raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, got none")
+            files += inside
+        elif path.exists():
+            files.append(path)
+        else:
+            raise InputError(f"{path}: expected a text file or a directory, got nothing there")
+    if not files:
+        raise InputError("corpus: expected at least one file or directory, got none")
+    return files
+
+
+def _kind(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def _read_lines(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[int, str]]:
+    """Line numbers from 1, and the lines decoded and stripped."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rb") as file:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                yield number, _decode(path, number, line, errors)
+                if on_bytes is not None:
+                    on_bytes(len(line))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path}: expected a whole gzip file, got a damaged one after line {number} ({error})"
+        ) from None
+
+
+def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
+    if len(line) > MAX_LINE_BYTES:
+        raise DataError(f"{path}:{number}: expected lines of at most {MAX_LINE_BYTES} bytes, got a longer one")
+    if b"\0" in line:
+        raise DataError(f"{path}:{number}: expected text, got a binary file (a NUL byte)")
+    if number == 1 and line.startswith(b"\xef\xbb\xbf"):
+        line = line[3:]
+    try:
+        return line.decode("utf-8", errors).strip()
+    except UnicodeDecodeError as error:
+        byte = line[error.start]
+        raise DataError(
+            f"{path}:{number}: expected UTF-8, got byte 0x{byte:02x} at column {error.start + 1} of the line"
+            f" (errors='replace' goes on)"
+        ) from None
+
+
+def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
+    document: list[str] = []
+    start = chars = 0
+    for number, line in lines:
+        if document and (not line or chars + len(line) > MAX_DOCUMENT_CHARS):
+            yield RawDocument(f"{path}:{start}", document)
+            document, chars = [], 0
+        if line:
+            if not document:
+                start = number
+            document.append(line)
+            chars += len(line)
+    if document:
+        yield RawDocument(f"{path}:{start}", document)
+
+
+def _jsonl_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
+    for number, line in lines:
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number}: expected a JSON object, got a row that fails with: {error}") from None
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            got = f"fields {sorted(row)[:5]}" if isinstance(row, dict) else type(row).__name__
+            raise DataError(f"{path}:{number}: expected a JSON object with a string field 'text', got {got}")
+        # A lone surrogate is legal JSON and no text; the tokenizer could not take it.
+        paragraphs = text.encode("utf-8", "replace").decode("utf-8").split("\n")
+        document = [stripped for paragraph in paragraphs if (stripped := paragraph.strip())]
+        if document:
+            yield RawDocument(f"{path}:{number}", document)

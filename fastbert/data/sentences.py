@@ -1,0 +1,66 @@
+"""A light rule-based sentence segmenter for English, which also knows the full stops of Chinese and Japanese."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# Terminal marks, closing quotes or brackets, white space; then something that can open a sentence.
+_BOUNDARY = re.compile(
+    r"""[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""
+    r"""|[。！？]+[”’」』）]*(?=\S)"""
+)
+# What stands before a full stop without ending a sentence.
+_ABBREVIATIONS = frozenset(
+    "mr mrs ms messrs mme mlle dr prof st mt ft rev hon gen col capt cap lt maj sgt cmdr adm gov pres sen rep supt "
+    "jr sr esq vs viz cf al fig figs eq eqs sec ch chap vol vols pp ed eds approx dept univ inc ltd co corp bros "
+    "jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat".split()
+)
+# Abbreviations only before a number: "No. 5", but not "No. He left."
+_BEFORE_NUMBERS = frozenset("no nos p art op".split())
+_OPENING = "\"'“‘«([—-"
+
+# A document is one sentence a line when no more than this share of its lines has a boundary inside.
+ONE_PER_LINE = 0.2
+
+
+def split_sentences(text: str) -> list[str]:
+    """Splits a paragraph into sentences, stripped and never empty; together they hold all its words in order."""
+    out = []
+    start = 0
+    for match in _BOUNDARY.finditer(text):
+        if _is_abbreviation(text, start, match):
+            continue
+        out.append(text[start : match.end()].strip())
+        start = match.end()
+    out.append(text[start:].strip())
+    return [sentence for sentence in out if sentence]
+
+
+def segment_lines(lines: Sequence[str]) -> list[str]:
+    """Sentences of a document given by its lines, which are sentences or paragraphs.
+
+    Which of the two is judged from the document as a whole: in a text that already has one sentence a line, the
+    segmenter's rare mistakes must not cut lines.
+    """
+    split = [split_sentences(line) for line in lines]
+    several = sum(len(sentences) > 1 for sentences in split)
+    if several <= ONE_PER_LINE * len(lines):
+        return [line for line in map(str.strip, lines) if line]
+    return [sentence for sentences in split for sentence in sentences]
+
+
+def _is_abbreviation(text: str, start: int, match: re.Match) -> bool:
+    """Whether a match of _BOUNDARY is the full stop of an abbreviation or an initial."""
+    mark = match.group()
+    if mark[0] != "." or mark.rstrip() != ".":
+        return False
+    at = match.start()
+    word = text[max(text.rfind(" ", start, at) + 1, start) : at].lstrip(_OPENING)
+    if len(word) == 1:
+        # An initial: "J. Austen"; but the pronoun ends a sentence.
+        return word.isupper() and word != "I"
+    lower = word.lower()
+    if lower in _ABBREVIATIONS or "." in word.strip("."):
+        return True
+    return lower in _BEFORE_NUMBERS and text[match.end() : match.end() + 1].isdigit()

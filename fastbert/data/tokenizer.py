@@ -1,0 +1,240 @@
+"""WordPiece tokenizers: loading, training, saving; the work itself is done by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from ..errors import InputError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUATION = "##"
+# As in google-research/bert: a longer word becomes [UNK].
+MAX_CHARS_PER_WORD = 100
+# Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
+# Google's Chinese one has two.
+MAX_UPPER_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the special tokens; ``all`` also holds those that a tokenizer.json adds, ascending."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+    all: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """How text is cleaned before it is split; names as in tokenizer_config.json."""
+
+    do_lower_case: bool = True
+    strip_accents: bool | None = None  # None: as do_lower_case
+    tokenize_chinese_chars: bool = True
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Loads a tokenizer that gives the ids of transformers' BertTokenizer, without truncation or padding.
+
+    Args:
+        path: a directory holding tokenizer.json or vocab.txt, or one of these two files. A vocab.txt is read with the
+            tokenizer_config.json beside it; without one it is uncased when hardly a word has an upper-case letter.
+
+    Raises:
+        InputError: a file is missing or unreadable, or the vocabulary lacks a special token.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+        if not found:
+            raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got neither")
+        path = found[0]
+    elif not path.is_file():
+        raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there")
+    if path.suffix == ".json":
+        tokenizer = _from_json(path)
+    else:
+        vocab = read_vocab(path)
+        tokenizer = build_tokenizer(vocab, _read_normalisation(path.parent, vocab), source=str(path))
+    special_ids(tokenizer, source=str(path))
+    return tokenizer
+
+
+def build_tokenizer(vocab: dict[str, int], normalisation: Normalisation, source: str = "the vocabulary") -> Tokenizer:
+    """A WordPiece tokenizer from tokens and ids, with ``[CLS] A [SEP] B [SEP]`` as its template."""
+    _require_special(vocab, source)
+    model = models.WordPiece(
+        vocab,
+        unk_token="[UNK]",
+        max_input_chars_per_word=MAX_CHARS_PER_WORD,
+        continuing_subword_prefix=CONTINUATION,
+    )
+    tokenizer = _shell(model, normalisation)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    _set_template(tokenizer)
+    return tokenizer
+
+
+def train_wordpiece(
+    texts: Iterable[str],
+    size: int,
+    lowercase: bool = True,
+    *,
+    strip_accents: bool | None = None,
+    min_frequency: int = 2,
+    limit_alphabet: int = 1000,
+) -> Tokenizer:
+    """Trains a WordPiece vocabulary; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK].
+
+    Args:
+        texts: an iterator of texts, consumed once.
+        size: the most tokens to make; a small corpus gives fewer.
+        limit_alphabet: the most single characters to keep, the commonest first.
+
+    Raises:
+        InputError: size has no room for the special tokens and a letter, or the texts hold no word.
+    """
+    if size <= len(SPECIAL_TOKENS):
+        raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
+    tokenizer = _shell(
+        models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD),
+        Normalisation(lowercase, strip_accents),
+    )
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        # The trainer keeps every letter twice (alone and as a continuation) whatever the size asked for.
+        limit_alphabet=max(1, min(limit_alphabet, (size - len(SPECIAL_TOKENS)) // 2)),
+        special_tokens=list(SPECIAL_TOKENS),
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
+        raise InputError("vocabulary: expected texts with words in them, got none")
+    _set_template(tokenizer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
+    """Writes vocab.txt, tokenizer_config.json and tokenizer.json; returns their paths.
+
+    The first two serve tools that know only BERT's own files, the third any other tokenizer.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / name for name in ("vocab.txt", "tokenizer_config.json", "tokenizer.json")]
+    paths[0].write_text(vocab_text(tokenizer), encoding="utf-8")
+    paths[1].write_text(config_text(tokenizer), encoding="utf-8")
+    tokenizer.save(str(paths[2]))
+    return paths
+
+
+def vocab_text(tokenizer: Tokenizer) -> str:
+    """The text of vocab.txt: one token a line, the id is the line number from 0."""
+    tokens = {index: token for token, index in tokenizer.get_vocab().items()}
+    # Ids that no token has (a vocab.txt with a token twice) keep their line.
+    return "".join(f"{tokens.get(index, f'[unused_id_{index}]')}\n" for index in range(max(tokens) + 1))
+
+
+def config_text(tokenizer: Tokenizer) -> str:
+    """The text of tokenizer_config.json, in transformers' words."""
+    normaliser = tokenizer.normalizer
+    settings = {"tokenizer_class": "BertTokenizer"}
+    if isinstance(normaliser, normalizers.BertNormalizer):
+        settings |= {
+            "do_lower_case": normaliser.lowercase,
+            "strip_accents": normaliser.strip_accents,
+            "tokenize_chinese_chars": normaliser.handle_chinese_chars,
+        }
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    settings |= dict(zip(names, SPECIAL_TOKENS, strict=True))
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> SpecialIds:
+    """Ids of [PAD] [UNK] [CLS] [SEP] [MASK] and of every other special token.
+
+    Raises:
+        InputError: one of the five is missing.
+    """
+    ids = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    if None in ids:
+        _require_special({t: i for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is not None}, source)
+    added = [index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    return SpecialIds(*ids, all=tuple(sorted({*ids, *added})))
+
+
+def read_vocab(path: Path) -> dict[str, int]:
+    """Reads a vocab.txt: token -> line number from 0; of a token that stands twice the last line counts."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            vocab = {line.rstrip("\n"): index for index, line in enumerate(file)}
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: expected a UTF-8 vocabulary, one token a line, got {error.reason}") from error
+    if not vocab:
+        raise InputError(f"{path}: expected a vocabulary, one token a line, got an empty file")
+    return vocab
+
+
+def _from_json(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust library raises bare Exception
+        raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_normalisation(directory: Path, vocab: dict[str, int]) -> Normalisation:
+    path = directory / "tokenizer_config.json"
+    settings = {}
+    if path.is_file():
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{path}: expected JSON, got a file that fails with: {error}") from error
+        if not isinstance(settings, dict):
+            raise InputError(f"{path}: expected a JSON object, got {type(settings).__name__}")
+    lower = settings.get("do_lower_case")
+    if lower is None:
+        words = [token for token in vocab if not token.startswith("[")]
+        upper = sum(token != token.lower() for token in words)
+        lower = upper <= MAX_UPPER_SHARE * sum(token != token.swapcase() for token in words)
+    return Normalisation(lower, settings.get("strip_accents"), settings.get("tokenize_chinese_chars", True))
+
+
+def _require_special(vocab: dict[str, int], source: str) -> None:
+    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
+    if missing:
+        raise InputError(f"{source}: expected the tokens {' '.join(SPECIAL_TOKENS)}, got none for {' '.join(missing)}")
+
+
+def _shell(model: models.Model, normalisation: Normalisation) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=normalisation.tokenize_chinese_chars,
+        strip_accents=normalisation.strip_accents,
+        lowercase=normalisation.do_lower_case,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    return tokenizer
+
+
+def _set_template(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )

@@ -1,0 +1,166 @@
+"""Ids are those of transformers' BertTokenizer on every text of the real data."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import pytest
+
+from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_wordpiece
+from fastbert.errors import InputError
+
+VOCABULARIES = {"uncased": True, "cased": False, "chinese": True}
+TEXT_SUFFIXES = {".txt", ".tsv", ".csv", ".json", ".train", ".testa", ".md", ""}
+
+
+def real_texts(root) -> list[str]:
+    """Every line of every text file, and the unescaped strings of the JSON files."""
+    texts = set()
+    for path in sorted(root.rglob("*")):
+        if not path.is_file() or path.suffix not in TEXT_SUFFIXES or path.name == "SHA256SUMS":
+            continue
+        text = path.read_bytes().decode("utf-8")
+        if path.suffix == ".json" and "squad" in str(path):
+            stack = [json.loads(text)]
+            while stack:
+                item = stack.pop()
+                if isinstance(item, str):
+                    texts.add(item)
+                elif isinstance(item, dict):
+                    stack += item.values()
+                elif isinstance(item, list):
+                    stack += item
+        elif path.suffix != ".json":
+            texts.update(text.split("\n"))
+    return sorted(texts)
+
+
+@pytest.fixture(scope="module")
+def texts(shared_data):
+    texts = real_texts(shared_data)
+    # All of them take minutes for three vocabularies and two tokenizers; the slow test goes through all.
+    return texts, random.Random(0).sample(texts, 12_000)
+
+
+def reference(path, lower):
+    transformers = pytest.importorskip("transformers")
+    return transformers.BertTokenizer(vocab=str(path), vocab_file=str(path), do_lower_case=lower)
+
+
+def assert_same_ids(shared_data, name, texts):
+    path = shared_data / "vocab" / f"bert-base-{name}-vocab.txt"
+    theirs = reference(path, VOCABULARIES[name])
+    ours = load_tokenizer(path)
+    got = ours.encode_batch_fast(texts)
+    for start in range(0, len(texts), 4000):
+        chunk = texts[start : start + 4000]
+        expected = theirs(chunk)["input_ids"]
+        for text, mine, their in zip(chunk, got[start : start + 4000], expected, strict=True):
+            assert mine.ids == their, text
+    pairs = texts[:100], texts[100:200]
+    expected = theirs(*pairs)
+    for mine, ids, types in zip(
+        ours.encode_batch(list(zip(*pairs, strict=True))),
+        expected["input_ids"],
+        expected["token_type_ids"],
+        strict=True,
+    ):
+        assert (mine.ids, mine.type_ids) == (ids, types)
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_ids_equal_transformers(shared_data, texts, name):
+    assert_same_ids(shared_data, name, texts[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_ids_equal_transformers_on_every_text(shared_data, texts, name):
+    assert_same_ids(shared_data, name, texts[0])
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_odd_texts(shared_data, name):
+    odd = ["", " ", "[MASK] it", "a[SEP]b", "\u200b\u00ad", "x" * 101, "ÀÉÎ ñ ß İ", "日本語 テスト", "e\u0301", "\ufffd\t\r\n x",
+           "1,000.5%", "don't", "🙂 ok", "\x07bell", "ＦＵＬＬ", "𠀀𠀁"]  # fmt: skip
+    assert_same_ids(shared_data, name, odd * 13)
+
+
+def test_save_and_load_in_every_form(shared_data, tmp_path):
+    pytest.importorskip("transformers")
+    from transformers import AutoTokenizer
+
+    sentence = "Étude of Unaffable [MASK] things"
+    for name in VOCABULARIES:
+        ours = load_tokenizer(shared_data / "vocab" / f"bert-base-{name}-vocab.txt")
+        ids = ours.encode(sentence).ids
+        directory = tmp_path / name
+        paths = save_tokenizer(ours, directory)
+        for path in (directory, directory / "vocab.txt", directory / "tokenizer.json"):
+            assert load_tokenizer(path).encode(sentence).ids == ids
+        assert paths[0].read_text(encoding="utf-8") == (
+            shared_data / "vocab" / f"bert-base-{name}-vocab.txt"
+        ).read_text(encoding="utf-8")
+        assert AutoTokenizer.from_pretrained(directory)(sentence)["input_ids"] == ids
+        # The pair of old files alone must do as well: cased and uncased by the configuration, not by guess.
+        (directory / "tokenizer.json").unlink()
+        assert load_tokenizer(directory).encode(sentence).ids == ids
+
+
+def test_configuration_beats_the_guess(shared_data, tmp_path):
+    shutil.copyfile(shared_data / "vocab" / "bert-base-uncased-vocab.txt", tmp_path / "vocab.txt")
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load_tokenizer(tmp_path).encode("Hello", add_special_tokens=False).tokens == ["[UNK]"]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
+    assert load_tokenizer(tmp_path).encode("École", add_special_tokens=False).tokens == ["[UNK]"]  # no é in there
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    assert load_tokenizer(tmp_path).encode("École", add_special_tokens=False).tokens == ["ecole"]
+
+
+@pytest.mark.parametrize("missing", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+def test_missing_special_token(tmp_path, missing):
+    tokens = [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a") if t != missing]
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(tokens))
+    with pytest.raises(InputError) as error:
+        load_tokenizer(path)
+    assert "vocab.txt" in str(error.value)
+    assert str(error.value).endswith(f"got none for {missing}")
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"{", b"[1]"])
+def test_damaged_files(tmp_path, name, content):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError):
+        load_tokenizer(tmp_path)
+
+
+def test_nothing_there(tmp_path):
+    for path in (tmp_path, tmp_path / "vocab.txt"):
+        with pytest.raises(InputError, match="expected"):
+            load_tokenizer(path)
+
+
+def test_training(shared_data):
+    lines = (shared_data / "corpus" / "books.txt").read_text(encoding="utf-8").split("\n")[:4000]
+    tokenizer = train_wordpiece(iter(lines), 2000)
+    assert tokenizer.get_vocab_size() == 2000
+    ids = special_ids(tokenizer)
+    assert (ids.pad, ids.unk, ids.cls, ids.sep, ids.mask, ids.all) == (0, 1, 2, 3, 4, (0, 1, 2, 3, 4))
+    encoding = tokenizer.encode("The Family of Dashwood")
+    assert encoding.tokens[0] == "[CLS]"
+    assert tokenizer.decode(encoding.ids) == "the family of dashwood"
+    assert train_wordpiece(iter(lines), 2000).get_vocab() == tokenizer.get_vocab()
+    cased = train_wordpiece(iter(lines), 2000, lowercase=False)
+    assert cased.decode(cased.encode("The Family").ids) == "The Family"
+
+
+def test_training_on_nothing():
+    with pytest.raises(InputError, match="got none"):
+        train_wordpiece(iter(["", " "]), 100)
+    with pytest.raises(InputError, match="got 5"):
+        train_wordpiece(iter(["a b"]), 5)
