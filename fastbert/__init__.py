@@ -25,6 +25,7 @@ _LAZY = {
     "BertForMultipleChoice": "models",
     "SentenceEncoder": "interop.sentence_encoder",
     "load_tokenizer": "data.tokenizer",
+    "PackedBatch": "packing",
     "backend": "ops",
     "environment": "_environment",
 }

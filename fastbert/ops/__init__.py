@@ -4,6 +4,7 @@
 from . import _cpu_compound, _cpu_cross_entropy, _cpu_dropout, _cpu_gelu, _cpu_layer_norm  # noqa: F401
 from ._dispatch import backend, current_backend
 from .attention import attention
+from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .embedding import embedding
@@ -13,6 +14,7 @@ from .linear import linear
 
 __all__ = [
     "attention",
+    "attention_padded",
     "backend",
     "cross_entropy",
     "current_backend",

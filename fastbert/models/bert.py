@@ -1,0 +1,200 @@
+"""BERT: embeddings, encoder, pooler (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from .. import ops, rng
+from ..config import BertConfig
+from ..errors import InputError
+from ..modules.embeddings import BertEmbeddings
+from ..modules.encoder import BertEncoder, refuse
+from ..modules.heads import BertPooler
+from ..outputs import BertModelOutput
+from ..packing import PackedBatch
+from . import door
+from .door import Tokens
+from .pretrained import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the encoder made of a batch, still packed.
+
+    Args:
+        tokens: the batch and the way back to the caller's shape.
+        hidden: (T, H) last hidden states.
+        pooled: (B, H), or None without a pooler.
+        hidden_states, attentions: in the caller's shape, or None.
+    """
+
+    tokens: Tokens
+    hidden: Tensor
+    pooled: Tensor | None
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: tuple[Tensor, ...] | None
+
+
+class BertModel(PreTrainedModel):
+    """The encoder with its embeddings and, unless told otherwise, its pooler.
+
+    Args:
+        config: sizes.
+        add_pooling_layer: False leaves the pooler out; ``pooler_output`` is then None.
+    """
+
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = BertEmbeddings(self.config)
+        self.encoder = BertEncoder(self.config)
+        self.pooler = BertPooler(self.config) if add_pooling_layer else None
+        self.post_init()
+
+    def encode(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
+        head_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        past_key_values=None,
+        use_cache=None,
+        **unknown,
+    ) -> Encoded:
+        """`forward` with the result still packed, for the heads to build on; the same arguments."""
+        if unknown:
+            raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
+        refuse(
+            head_mask=head_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+        )
+        config = self.config
+        key = rng.current() if self.training else None
+        keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        keep_attentions = config.output_attentions if output_attentions is None else output_attentions
+        if isinstance(input_ids, PackedBatch):
+            tokens = door.open_packed_batch(input_ids, config, key)
+        else:
+            if (input_ids is None) == (inputs_embeds is None):
+                raise InputError("expected either input_ids or inputs_embeds, got both or neither")
+            cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+            max_seqlen = max_length_q if max_seqlen is None else max_seqlen
+            if cu_seqlens is not None:
+                tokens = door.open_packed(
+                    config, key, input_ids, inputs_embeds, token_type_ids, position_ids, cu_seqlens, max_seqlen
+                )
+            else:
+                tokens = door.open_padded(
+                    config,
+                    key,
+                    input_ids,
+                    inputs_embeds,
+                    attention_mask,
+                    token_type_ids,
+                    position_ids,
+                    needs_first_column=self.pooler is not None,
+                    needs_attentions=bool(keep_attentions),
+                )
+        if keep_attentions and tokens.packing is None:
+            raise InputError("attention probabilities are kept for (B, S) batches only, got packed tokens")
+        hidden = self.embeddings(
+            tokens.input_ids, tokens.token_type_ids, tokens.position_ids, key, tokens.inputs_embeds
+        )
+        hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states))
+        return Encoded(
+            tokens,
+            hidden,
+            self.pooler(tokens.first_tokens(hidden)) if self.pooler is not None else None,
+            tuple(map(tokens.unpack, states)) if states else None,
+            tuple(attentions) if keep_attentions else None,
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        return_dict: bool | None = None,
+        **options,
+    ) -> BertModelOutput | tuple:
+        """Encodes a batch; no pad token is computed.
+
+        Args:
+            input_ids: (B, S) int64; or (T,) or (1, T) with ``cu_seqlens``; or a `PackedBatch` and nothing else.
+            attention_mask: (B, S), non-zero = keep, holes and left padding allowed; or 4-D, bool (True = keep) or
+                additive.
+            token_type_ids: segments, zeros where not given.
+            position_ids: column indices where not given, whatever the mask says.
+            options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``;
+                ``output_attentions`` (takes the padded reference path); ``cu_seqlens`` (B+1,) and ``max_seqlen`` for
+                packed tokens, also under transformers' names ``cu_seq_lens_q``, ``max_length_q``.
+
+        Returns:
+            ``last_hidden_state`` (B, S, H), zeros at masked tokens, or as the tokens came, (T, H) or (1, T, H);
+            ``pooler_output`` (B, H); ``hidden_states``, L+1 of them, embeddings first; ``attentions``.
+
+        Raises:
+            InputError: an id outside its table, a sequence over max_position_embeddings, or shapes that do not fit.
+        """
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        output = BertModelOutput(
+            last_hidden_state=encoded.tokens.unpack(encoded.hidden),
+            pooler_output=encoded.pooled,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+        return as_asked(output, return_dict, self.config)
+
+
+def as_asked(output, return_dict: bool | None, config: BertConfig):
+    """The output object, or its tuple."""
+    return output if (config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+
+class BertHead(PreTrainedModel):
+    """Base class of the heads: a `BertModel` named ``bert``, and what stands on it.
+
+    Args:
+        config: sizes.
+        add_pooling_layer: whether the head reads the pooled first token.
+    """
+
+    def __init__(self, config: BertConfig, add_pooling_layer: bool) -> None:
+        super().__init__(config)
+        self.bert = BertModel(self.config, add_pooling_layer=add_pooling_layer)
+
+    def classifier_dropout(self) -> nn.Module:
+        p = self.config.classifier_dropout
+        return HeadDropout(self.config.hidden_dropout_prob if p is None else p)
+
+
+class HeadDropout(nn.Module):
+    """Dropout before a classifier, from the same generator as the encoder's."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return ops.dropout(x, tokens.key.site(self.p, rng.HEAD_SITE) if tokens.key else None)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,0 +1,205 @@
+"""The door of a model: whatever the caller gives becomes packed tokens once, and goes back to his shape once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import BertConfig
+from ..errors import InputError
+from ..modules.encoder import lay_out, lay_out_padded, say_padded
+from ..modules.layout import Layout, PackedLayout
+from ..packing import PackedBatch, Packing
+from ..rng import DropoutKey
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch inside the model.
+
+    Args:
+        input_ids: (T,), or None with inputs_embeds (T, H).
+        token_type_ids, position_ids: (T,).
+        layout: how tokens attend to each other.
+        cu_seqlens: (B+1,) bounds of the sequences among the T tokens.
+        packing: the way back to (B, S); None for a caller who came packed.
+        keep: (B, S) bool on the padded path under a mask: tokens that are given back; None for all.
+        row: the caller came with (1, T) packed tokens.
+        key: the dropout key of this forward pass; None in evaluation.
+    """
+
+    input_ids: Tensor | None
+    token_type_ids: Tensor
+    position_ids: Tensor
+    layout: Layout
+    cu_seqlens: Tensor
+    packing: Packing | None = None
+    keep: Tensor | None = None
+    row: bool = False
+    inputs_embeds: Tensor | None = None
+    key: DropoutKey | None = None
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(T, ...) -> (B, S, ...) with zeros at masked tokens, or as the caller came."""
+        if self.packing is None:
+            return x[None] if self.row else x
+        x = self.packing.unpack(x)
+        return x if self.keep is None else x * self.keep.reshape(*self.keep.shape, *[1] * (x.dim() - 2))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Labels in the caller's shape -> (T,)."""
+        if self.packing is None:
+            return x.reshape(-1)
+        if x.shape[:2] != (self.packing.batch_size, self.packing.seqlen):
+            raise InputError(
+                f"labels must have the shape of input_ids {(self.packing.batch_size, self.packing.seqlen)}, "
+                f"got {tuple(x.shape)}"
+            )
+        return self.packing.pack(x)
+
+    def first_tokens(self, x: Tensor) -> Tensor:
+        """(T, H) -> (B, H): the first token of each sequence; zeros for an empty one."""
+        starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:].long()
+        if x.shape[0] == 0:
+            return x.new_zeros(starts.numel(), x.shape[-1])
+        first = x.index_select(0, starts.clamp(max=x.shape[0] - 1))
+        return first * (ends > starts)[:, None]
+
+
+def check_ids(config: BertConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor) -> None:
+    """Raises InputError for an id outside its table.
+
+    On a GPU the ids are not looked at: that would make the host wait for the device in every step.
+    """
+    if token_type_ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    for name, ids, size, what in (
+        ("input_ids", input_ids, config.vocab_size, "the vocabulary has"),
+        ("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size is"),
+        ("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings is"),
+    ):
+        if ids is None or ids.numel() == 0:
+            continue
+        low, high = (int(x) for x in ids.aminmax())
+        if low < 0 or high >= size:
+            raise InputError(f"{name} must be between 0 and {size - 1} ({what} {size}), got {low if low < 0 else high}")
+
+
+def _check_length(config: BertConfig, length: int) -> None:
+    if length > config.max_position_embeddings:
+        raise InputError(
+            f"a sequence may have at most max_position_embeddings = {config.max_position_embeddings} tokens, "
+            f"got {length}"
+        )
+
+
+def open_packed_batch(batch: PackedBatch, config: BertConfig, key: DropoutKey | None) -> Tokens:
+    """A `PackedBatch` as it is."""
+    _check_length(config, batch.max_seqlen)
+    check_ids(config, batch.input_ids, batch.token_type_ids, batch.position_ids)
+    return Tokens(
+        batch.input_ids,
+        batch.token_type_ids,
+        batch.position_ids,
+        PackedLayout(batch.cu_seqlens, batch.max_seqlen),
+        batch.cu_seqlens,
+        key=key,
+    )
+
+
+def open_packed(
+    config: BertConfig,
+    key: DropoutKey | None,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor,
+    max_seqlen: int | None,
+) -> Tokens:
+    """Tokens laid end to end by the caller: (T,) or (1, T) ids, or (T, H) or (1, T, H) embeddings."""
+    tokens, width = (input_ids, 1) if inputs_embeds is None else (inputs_embeds, 2)
+    row = tokens.dim() == width + 1
+    if tokens.dim() not in (width, width + 1) or (row and tokens.shape[0] != 1):
+        raise InputError(f"with cu_seqlens, tokens must be (T,) or (1, T), got {tuple(tokens.shape)}")
+    num_tokens = tokens.shape[-width]
+    cu_seqlens = cu_seqlens.to(torch.int32)
+    lengths = cu_seqlens.diff()
+    max_seqlen = int(max_seqlen if max_seqlen is not None else lengths.max() if lengths.numel() else 0)
+    _check_length(config, max_seqlen)
+    device = tokens.device
+    if position_ids is None:
+        starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths.long(), output_size=num_tokens)
+        position_ids = torch.arange(num_tokens, device=device) - starts
+    if token_type_ids is None:
+        token_type_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    position_ids, token_type_ids = position_ids.reshape(-1), token_type_ids.reshape(-1)
+    input_ids = None if input_ids is None else input_ids.reshape(-1)
+    check_ids(config, input_ids, token_type_ids, position_ids)
+    return Tokens(
+        input_ids,
+        token_type_ids,
+        position_ids,
+        PackedLayout(cu_seqlens, max_seqlen),
+        cu_seqlens,
+        row=row,
+        inputs_embeds=None if inputs_embeds is None else inputs_embeds.reshape(num_tokens, -1),
+        key=key,
+    )
+
+
+def open_padded(
+    config: BertConfig,
+    key: DropoutKey | None,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    needs_first_column: bool,
+    needs_attentions: bool,
+) -> Tokens:
+    """A (B, S) batch: packed here, once.
+
+    Positions are column indices, whatever the mask says, as in transformers.
+    """
+    tokens = input_ids if inputs_embeds is None else inputs_embeds
+    if tokens.dim() != (2 if inputs_embeds is None else 3):
+        raise InputError(f"input_ids must be (B, S) and inputs_embeds (B, S, H), got {tuple(tokens.shape)}")
+    batch_size, seqlen = tokens.shape[:2]
+    _check_length(config, seqlen)
+    device = tokens.device
+    if attention_mask is not None:
+        attention_mask = attention_mask.to(device)
+    padded = needs_attentions
+    if needs_attentions:
+        say_padded("attention probabilities were asked for")
+    elif needs_first_column and attention_mask is not None and attention_mask.dim() == 2:
+        keep = attention_mask != 0
+        # The pooler reads column 0 even where it is masked; a masked token can only be computed in the rectangle.
+        padded = seqlen > 0 and bool((keep.any(1) & ~keep[:, 0]).any())
+        if padded:
+            say_padded("the first token of a sequence is masked (left padding), and the pooler reads it")
+    choose = lay_out_padded if padded else lay_out
+    packing, layout, keep = choose(attention_mask, batch_size, seqlen, device)
+
+    def ids(given: Tensor | None, default: Tensor) -> Tensor:
+        return packing.pack((default if given is None else given).expand(batch_size, seqlen))
+
+    types = ids(token_type_ids, torch.zeros(1, 1, dtype=torch.int64, device=device))
+    positions = ids(position_ids, torch.arange(seqlen, device=device)[None])
+    packed_ids = None if input_ids is None else packing.pack(input_ids)
+    check_ids(config, packed_ids, types, positions)
+    return Tokens(
+        packed_ids,
+        types,
+        positions,
+        layout,
+        packing.cu_seqlens,
+        packing,
+        keep,
+        inputs_embeds=None if inputs_embeds is None else packing.pack(inputs_embeds),
+        key=key,
+    )

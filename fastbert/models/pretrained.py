@@ -1,0 +1,204 @@
+"""What every model shares: weights in and out, sizes, ties, checkpointing; the habits of transformers' models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from ..config import BertConfig
+from ..errors import InputError
+
+
+class PreTrainedModel(nn.Module):
+    """Base class of `BertModel` and of the heads.
+
+    Args:
+        config: a `BertConfig`, or any object with the fields of transformers' BertConfig.
+    """
+
+    config_class = BertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["BertEmbeddings", "BertLayer"]
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = BertConfig.from_hf(config)
+        # Where the tokenizer's files are, so that save_pretrained can put them beside the weights.
+        self.tokenizer_source: Path | None = None
+
+    def post_init(self) -> None:
+        """Initialises the weights as BERT does and ties the decoder to the word embeddings."""
+        self.apply(self._init_weights)
+        self.tie_weights()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                with torch.no_grad():
+                    module.weight[module.padding_idx].zero_()
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+    # --- weights in and out ---
+
+    @classmethod
+    def from_config(cls, config: BertConfig, **kwargs) -> PreTrainedModel:
+        """A model with new weights."""
+        return cls(config, **kwargs)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | os.PathLike,
+        *,
+        dtype: torch.dtype | str | None = None,
+        config: BertConfig | None = None,
+        **overrides,
+    ) -> PreTrainedModel:
+        """Reads a Hugging Face directory: config.json and weights.
+
+        Args:
+            directory: holds config.json and model.safetensors, its sharded form, or pytorch_model.bin.
+            dtype: of the parameters; float32 where it is not given, "auto" for that of the file.
+            config: in place of the directory's config.json.
+            overrides: fields of the configuration (``num_labels=3``), or ``add_pooling_layer``.
+
+        Returns:
+            the model in evaluation mode. A head that the directory lacks is new, and a warning says so.
+
+        Raises:
+            InputError: the configuration does not fit.
+            CheckpointError: weights are missing, damaged or of another shape.
+        """
+        from ..interop import checkpoint
+
+        init = {name: overrides.pop(name) for name in ("add_pooling_layer",) if name in overrides}
+        if config is None:
+            config = BertConfig.from_pretrained(directory, **overrides)
+        elif overrides:
+            config = BertConfig.from_dict(BertConfig.from_hf(config).to_dict(), **overrides)
+        state = checkpoint.canonical_keys(checkpoint.read_state_dict(directory))
+        model = cls(config, **init)
+        if isinstance(dtype, str):
+            dtype = next(iter(state.values())).dtype if dtype == "auto" else getattr(torch, dtype, None)
+            if not isinstance(dtype, torch.dtype):
+                raise InputError("dtype must be a torch dtype or its name, or 'auto'")
+        if dtype is not None:
+            model.to(dtype)
+        checkpoint.load_into(model, state, source=directory)
+        model.tie_weights()
+        model.tokenizer_source = Path(directory)
+        return model.eval()
+
+    def save_pretrained(self, directory: str | os.PathLike, **_ignored) -> Path:
+        """Writes config.json, model.safetensors and the tokenizer's files; transformers loads the directory."""
+        from ..interop import checkpoint
+
+        config = self.config.to_dict() | {"architectures": [type(self).__name__]}
+        config["dtype"] = str(self.dtype).removeprefix("torch.")
+        checkpoint.save_directory(self, directory, config, self.tokenizer_source)
+        return Path(directory)
+
+    # --- parts ---
+
+    @property
+    def base_model(self) -> nn.Module:
+        return getattr(self, self.base_model_prefix, self)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """How many numbers the model has; tied ones count once."""
+        embedding = self.get_input_embeddings().weight if exclude_embeddings else None
+        return sum(
+            p.numel() for p in self.parameters() if p is not embedding and (p.requires_grad or not only_trainable)
+        )
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.embeddings.word_embeddings
+
+    def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
+        self.base_model.embeddings.word_embeddings = embeddings
+        self.tie_weights()
+
+    def _decoder_owner(self) -> nn.Module | None:
+        """The masked-LM head, where the model has one."""
+        return getattr(getattr(self, "cls", None), "predictions", None)
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        owner = self._decoder_owner()
+        return None if owner is None else owner.decoder
+
+    def set_output_embeddings(self, decoder: nn.Linear) -> None:
+        owner = self._decoder_owner()
+        if owner is None:
+            raise InputError(f"{type(self).__name__} has no output embeddings")
+        owner.decoder = decoder
+        owner.bias = decoder.bias
+
+    def tie_weights(self, *_args, **_kwargs) -> None:
+        """Makes the decoder share the word embeddings' weight, where the configuration says so."""
+        owner = self._decoder_owner()
+        if owner is None:
+            return
+        if self.config.tie_word_embeddings:
+            owner.decoder.weight = self.get_input_embeddings().weight
+        owner.decoder.bias = owner.bias
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *_args, **_kwargs) -> nn.Embedding:
+        """Changes the size of the vocabulary; old rows are kept, new ones are initialised as at the start."""
+        old = self.get_input_embeddings()
+        if new_num_tokens is None or new_num_tokens == old.num_embeddings:
+            return old
+        if new_num_tokens < 1:
+            raise InputError(f"new_num_tokens must be at least 1, got {new_num_tokens}")
+        kept = min(new_num_tokens, old.num_embeddings)
+        like = {"device": old.weight.device, "dtype": old.weight.dtype}
+        padding = old.padding_idx if old.padding_idx is not None and old.padding_idx < new_num_tokens else None
+        new = nn.Embedding(new_num_tokens, old.embedding_dim, padding_idx=padding, **like)
+        self._init_weights(new)
+        owner = self._decoder_owner()
+        with torch.no_grad():
+            new.weight[:kept] = old.weight[:kept]
+            if owner is not None:
+                decoder = nn.Linear(old.embedding_dim, new_num_tokens, **like)
+                self._init_weights(decoder)
+                decoder.weight[:kept] = owner.decoder.weight[:kept]
+                decoder.bias[:kept] = owner.decoder.bias[:kept]
+                owner.decoder, owner.bias = decoder, decoder.bias
+        self.base_model.embeddings.word_embeddings = new
+        self.config.vocab_size = self.base_model.config.vocab_size = new_num_tokens
+        self.tie_weights()
+        return new
+
+    # --- activation checkpointing, under both of transformers' names ---
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None, **_kwargs) -> None:
+        """Keeps only each layer's input for the backward pass and computes the rest again."""
+        self.base_model.encoder.gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.base_model.encoder.gradient_checkpointing = False
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.base_model.encoder.gradient_checkpointing
+
+    activation_checkpointing_enable = gradient_checkpointing_enable
+    activation_checkpointing_disable = gradient_checkpointing_disable

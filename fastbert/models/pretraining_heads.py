@@ -1,0 +1,159 @@
+"""Masked LM and next-sentence prediction (Devlin et al. 2019, section 3.1).
+
+The vocabulary is the largest matrix of a small model, so logits are computed only where a label needs them; all of them
+come when there are no labels, or with ``output_logits=True``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import ops
+from ..config import BertConfig
+from ..modules.heads import BertPreTrainingHeads
+from ..modules.linear import apply_linear
+from ..outputs import LogitsOutput, PreTrainingOutput
+from ..packing import PackedBatch
+from .bert import BertHead, Encoded, as_asked
+
+
+def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, output_logits: bool | None):
+    """The masked-LM loss over labelled tokens, their logits (N, V), and all logits where they are asked for."""
+    hidden, loss, at_labels, logits = encoded.hidden, None, None, None
+    positions = batch.mlm_positions if isinstance(batch, PackedBatch) else None
+    targets = batch.mlm_labels if positions is not None else None
+    if labels is not None:
+        packed = encoded.tokens.pack(labels)
+        positions = (packed != -100).nonzero().flatten()
+        targets = packed.index_select(0, positions)
+    if positions is not None:
+        at_labels = predictions(hidden.index_select(0, positions))
+        loss = ops.cross_entropy(at_labels, targets)
+    if output_logits or (output_logits is None and positions is None):
+        logits = encoded.tokens.unpack(predictions(hidden))
+    return loss, at_labels, logits
+
+
+def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+    return None if labels is None else ops.cross_entropy(logits.view(-1, 2), labels.view(-1))
+
+
+class BertForPreTraining(BertHead):
+    """Both pre-training heads."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, add_pooling_layer=True)
+        self.cls = BertPreTrainingHeads(self.config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        output_logits: bool | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> PreTrainingOutput | tuple:
+        """Inputs are those of `BertModel.forward`.
+
+        Args:
+            labels: vocabulary ids in the shape of input_ids, -100 = not predicted. A `PackedBatch` brings its own.
+            next_sentence_label: (B,) int64, 0 = the second segment is the next one.
+            output_logits: True computes ``prediction_logits`` although there are labels; False never does.
+
+        Returns:
+            ``loss``: for a `PackedBatch`, mean MLM plus mean NSP cross-entropy of what it has labels for; else their
+            sum where both labels are given, as in transformers. ``mlm_loss``, ``nsp_loss``; ``mlm_logits`` (N, V) at
+            the labelled tokens; ``prediction_logits`` (B, S, V) or (T, V) where asked for;
+            ``seq_relationship_logits`` = ``nsp_logits`` (B, 2).
+        """
+        batch = input_ids
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        mlm_loss, mlm_logits, logits = _masked_lm(self.cls.predictions, encoded, labels, batch, output_logits)
+        nsp_logits = apply_linear(self.cls.seq_relationship, encoded.pooled)
+        packed = isinstance(batch, PackedBatch)
+        if packed and next_sentence_label is None:
+            next_sentence_label = batch.nsp_labels
+        nsp_loss = _next_sentence(nsp_logits, next_sentence_label)
+        losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
+        output = PreTrainingOutput(
+            loss=sum(losses) if losses and (packed or len(losses) == 2) else None,
+            prediction_logits=logits,
+            seq_relationship_logits=nsp_logits,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+            mlm_loss=mlm_loss,
+            nsp_loss=nsp_loss,
+            mlm_logits=mlm_logits,
+            nsp_logits=nsp_logits,
+        )
+        return as_asked(output, return_dict, self.config)
+
+
+class BertForMaskedLM(BertHead):
+    """The masked-LM head alone; no pooler."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, add_pooling_layer=False)
+        self.cls = BertPreTrainingHeads(self.config, nsp=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        output_logits: bool | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> LogitsOutput | tuple:
+        """Inputs are those of `BertModel.forward`; labels and ``output_logits`` as in `BertForPreTraining`.
+
+        Returns:
+            ``loss``; ``logits`` (B, S, V) or (T, V) where there are no labels or they are asked for; ``mlm_logits``
+            (N, V) at the labelled tokens.
+        """
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        loss, mlm_logits, logits = _masked_lm(self.cls.predictions, encoded, labels, input_ids, output_logits)
+        output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions, mlm_logits)
+        return as_asked(output, return_dict, self.config)
+
+
+class BertForNextSentencePrediction(BertHead):
+    """The next-sentence head alone."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, add_pooling_layer=True)
+        self.cls = BertPreTrainingHeads(self.config, mlm=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> LogitsOutput | tuple:
+        """Inputs are those of `BertModel.forward`; labels (B,) int64, 0 = next, 1 = random.
+
+        Returns:
+            ``loss``, ``logits`` (B, 2).
+        """
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        logits = apply_linear(self.cls.seq_relationship, encoded.pooled)
+        if labels is None and isinstance(input_ids, PackedBatch):
+            labels = input_ids.nsp_labels
+        output = LogitsOutput(_next_sentence(logits, labels), logits, encoded.hidden_states, encoded.attentions)
+        return as_asked(output, return_dict, self.config)

@@ -1,0 +1,237 @@
+"""One output layer on the encoder, for fine-tuning (Devlin et al. 2019, section 3.2 and figure 4)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import ops
+from ..config import BertConfig
+from ..errors import InputError
+from ..modules.linear import apply_linear
+from ..outputs import LogitsOutput, QuestionAnsweringOutput
+from ..packing import PackedBatch
+from .bert import BertHead, as_asked
+
+
+def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem_type: str | None) -> Tensor:
+    """The loss of a classifier or regressor.
+
+    Args:
+        logits: (B, num_labels).
+        labels: (B,) class ids, (B,) or (B, num_labels) numbers, or (B, num_labels) zeros and ones.
+        problem_type: "regression", "single_label_classification", "multi_label_classification", or None to tell by
+            the labels: one label is regression, integers are classes, the rest is multi-label.
+
+    Raises:
+        InputError: a class id outside 0..num_labels-1 other than -100.
+    """
+    if problem_type is None:
+        integral = not labels.is_floating_point()
+        problem_type = (
+            "regression"
+            if num_labels == 1
+            else "single_label_classification"
+            if integral
+            else "multi_label_classification"
+        )
+    if problem_type == "regression":
+        shape = logits.squeeze(-1) if num_labels == 1 else logits
+        return F.mse_loss(shape, labels.to(shape.dtype).view_as(shape))
+    if problem_type == "multi_label_classification":
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    labels = labels.view(-1)
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+        wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_labels)]
+        if wrong.numel():
+            raise InputError(f"labels must be class ids between 0 and {num_labels - 1}, got {int(wrong[0])}")
+    return ops.cross_entropy(logits.view(-1, num_labels), labels)
+
+
+class BertForSequenceClassification(BertHead):
+    """A classifier or regressor on the pooled first token; ``config.num_labels`` outputs."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, add_pooling_layer=True)
+        self.num_labels = self.config.num_labels
+        self.dropout = self.classifier_dropout()
+        self.classifier = nn.Linear(self.config.hidden_size, self.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> LogitsOutput | tuple:
+        """Inputs are those of `BertModel.forward`; labels those of `classification_loss`.
+
+        Returns:
+            ``loss``, ``logits`` (B, num_labels).
+        """
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        logits = apply_linear(self.classifier, self.dropout(encoded.pooled, encoded.tokens))
+        loss = None
+        if labels is not None:
+            loss = classification_loss(logits, labels, self.num_labels, self.config.problem_type)
+        output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
+        return as_asked(output, return_dict, self.config)
+
+
+class BertForMultipleChoice(BertHead):
+    """One score for each choice; a softmax over the choices of a question."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, add_pooling_layer=True)
+        self.dropout = self.classifier_dropout()
+        self.classifier = nn.Linear(self.config.hidden_size, 1)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        num_choices: int | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> LogitsOutput | tuple:
+        """Inputs are those of `BertModel.forward` with a dimension of C choices after B.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids: (B, C, S); or a `PackedBatch` of B * C sequences,
+                the choices of a question beside each other, with ``num_choices``.
+            labels: (B,) int64, the right choice.
+
+        Returns:
+            ``loss``, ``logits`` (B, C).
+        """
+        if isinstance(input_ids, PackedBatch):
+            if num_choices is None:
+                raise InputError("a packed batch of choices needs num_choices, got none")
+        else:
+            embeds = options.get("inputs_embeds")
+            shape = (input_ids if input_ids is not None else embeds).shape
+            if len(shape) != (3 if input_ids is not None else 4):
+                raise InputError(f"input_ids must be (B, C, S) for multiple choice, got {tuple(shape)}")
+            num_choices = shape[1]
+            input_ids, attention_mask, token_type_ids, position_ids = (
+                None if x is None else x.flatten(0, 1)
+                for x in (input_ids, attention_mask, token_type_ids, position_ids)
+            )
+            if embeds is not None:
+                options["inputs_embeds"] = embeds.flatten(0, 1)
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        logits = apply_linear(self.classifier, self.dropout(encoded.pooled, encoded.tokens)).view(-1, num_choices)
+        loss = None if labels is None else ops.cross_entropy(logits, labels)
+        output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
+        return as_asked(output, return_dict, self.config)
+
+
+class BertForTokenClassification(BertHead):
+    """A classifier on every token."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, add_pooling_layer=False)
+        self.num_labels = self.config.num_labels
+        self.dropout = self.classifier_dropout()
+        self.classifier = nn.Linear(self.config.hidden_size, self.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> LogitsOutput | tuple:
+        """Inputs are those of `BertModel.forward`; labels in the shape of input_ids, or (T,); -100 = no label.
+
+        Returns:
+            ``loss``, the mean over labelled tokens; ``logits`` (B, S, num_labels), zeros at masked tokens, or
+            (T, num_labels).
+        """
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        logits = apply_linear(self.classifier, self.dropout(encoded.hidden, encoded.tokens))
+        loss = None if labels is None else ops.cross_entropy(logits, encoded.tokens.pack(labels))
+        output = LogitsOutput(loss, encoded.tokens.unpack(logits), encoded.hidden_states, encoded.attentions)
+        return as_asked(output, return_dict, self.config)
+
+
+class BertForQuestionAnswering(BertHead):
+    """The start and the end of an answer span."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(self.config.hidden_size, 2)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> QuestionAnsweringOutput | tuple:
+        """Inputs are those of `BertModel.forward`.
+
+        Args:
+            start_positions, end_positions: (B,) int64 columns; those outside the sequence count for nothing.
+
+        Returns:
+            ``loss``, the mean of both; the softmax is over the tokens of the sequence, not over its pads (where
+            transformers counts pads too). ``start_logits``, ``end_logits`` (B, S), zeros at masked tokens, or (T,).
+        """
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        tokens = encoded.tokens
+        logits = apply_linear(self.qa_outputs, encoded.hidden)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            rows, kept = self._rows(logits, tokens)
+            losses = [
+                self._span_loss(rows[..., i], kept, positions)
+                for i, positions in enumerate((start_positions, end_positions))
+            ]
+            loss = (losses[0] + losses[1]) / 2
+        start, end = tokens.unpack(logits).unbind(-1)
+        output = QuestionAnsweringOutput(loss, start, end, encoded.hidden_states, encoded.attentions)
+        return as_asked(output, return_dict, self.config)
+
+    @staticmethod
+    def _rows(logits: Tensor, tokens) -> tuple[Tensor, Tensor]:
+        """(T, 2) -> (B, S, 2) and which of its places hold a token."""
+        if tokens.packing is not None:
+            ones = torch.ones(logits.shape[0], dtype=logits.dtype, device=logits.device)
+            return tokens.unpack(logits), tokens.unpack(ones) != 0
+        lengths = tokens.cu_seqlens.diff().long()
+        columns = torch.arange(tokens.layout.max_seqlen, device=logits.device)
+        kept = columns < lengths[:, None]
+        rows = logits.new_zeros(*kept.shape, 2)
+        return rows.masked_scatter(kept[..., None], logits), kept
+
+    @staticmethod
+    def _span_loss(logits: Tensor, kept: Tensor, positions: Tensor) -> Tensor:
+        positions = positions.view(-1)
+        outside = (positions < 0) | (positions >= logits.shape[1])
+        inside = positions.clamp(0, max(logits.shape[1] - 1, 0))
+        outside = outside | ~kept.gather(1, inside[:, None])[:, 0]
+        logits = logits.masked_fill(~kept, torch.finfo(logits.dtype).min)
+        return ops.cross_entropy(logits, torch.where(outside, -100, inside))

@@ -1,0 +1,63 @@
+"""What stands on the encoder for pre-training: the pooler, the masked-LM head, the next-sentence head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .. import ops
+from ..config import BertConfig
+from .linear import apply_linear, split_bias
+
+
+class BertPooler(nn.Module):
+    """tanh(W x + b) of the first token of each sequence."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, first_tokens: Tensor) -> Tensor:
+        """(B, H) -> (B, H)."""
+        return torch.tanh(apply_linear(self.dense, first_tokens))
+
+
+class BertPredictionHeadTransform(nn.Module):
+    """LN(gelu(W x + b))."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.approximate = config.gelu_approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, bias = split_bias(self.dense, x)
+        norm = self.LayerNorm
+        return ops.layer_norm(ops.gelu(x, bias, self.approximate), norm.weight, norm.bias, norm.eps)
+
+
+class BertLMPredictionHead(nn.Module):
+    """Logits over the vocabulary; the decoder's weight is the word embedding's."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder.bias = self.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, H) -> (N, V)."""
+        return apply_linear(self.decoder, self.transform(x))
+
+
+class BertPreTrainingHeads(nn.Module):
+    """``cls`` of transformers: ``predictions`` and, where asked for, ``seq_relationship``."""
+
+    def __init__(self, config: BertConfig, mlm: bool = True, nsp: bool = True) -> None:
+        super().__init__()
+        if mlm:
+            self.predictions = BertLMPredictionHead(config)
+        if nsp:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)

@@ -1,0 +1,98 @@
+"""One layer of the bidirectional post-LN Transformer encoder (Vaswani et al. 2017, section 3; Devlin et al. 2019).
+
+    a = LN(x + dropout(W_o attention(W_q x, W_k x, W_v x)))        y = LN(a + dropout(W_2 gelu(W_1 a)))
+
+Hidden states are (T, H), one row a token. The modules and their names are Hugging Face's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import ops
+from ..config import BertConfig
+from ..rng import FIRST_LAYER_SITE, LAYER_SITES, Dropout, DropoutKey
+from .layout import Layout
+from .linear import apply_linear, split_bias
+
+
+class BertSelfAttention(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.num_attention_heads = config.num_attention_heads
+        self.attention_head_size = config.head_dim
+        size = config.hidden_size
+        self.query = nn.Linear(size, size)
+        self.key = nn.Linear(size, size)
+        self.value = nn.Linear(size, size)
+
+    def forward(self, x: Tensor, layout: Layout, dropout: Dropout | None) -> tuple[Tensor, Tensor | None]:
+        """x (T, H) -> context (T, H), and the probabilities where the layout keeps them."""
+        heads = (self.num_attention_heads, self.attention_head_size)
+        q, k, v = (apply_linear(linear, x).unflatten(-1, heads) for linear in (self.query, self.key, self.value))
+        context, probs = layout.attend(q, k, v, dropout)
+        return context.flatten(-2), probs
+
+
+class ResidualOutput(nn.Module):
+    """LN(residual + dropout(W x + b)): what ends both branches of a layer."""
+
+    def __init__(self, in_features: int, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(in_features, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x: Tensor, residual: Tensor, dropout: Dropout | None) -> Tensor:
+        x, bias = split_bias(self.dense, x)
+        norm = self.LayerNorm
+        # Under autocast the first residual may be wider than the branch.
+        residual = residual.to(x.dtype)
+        return ops.layer_norm(x, norm.weight, norm.bias, norm.eps, x_bias=bias, residual=residual, dropout=dropout)
+
+
+class BertAttention(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.self = BertSelfAttention(config)
+        self.output = ResidualOutput(config.hidden_size, config)
+
+
+class BertIntermediate(nn.Module):
+    """gelu(W x + b)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.approximate = config.gelu_approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, bias = split_bias(self.dense, x)
+        return ops.gelu(x, bias, self.approximate)
+
+
+class BertLayer(nn.Module):
+    """Layer number ``index`` of the stack."""
+
+    def __init__(self, config: BertConfig, index: int) -> None:
+        super().__init__()
+        self.config = config
+        self.index = index
+        self.attention = BertAttention(config)
+        self.intermediate = BertIntermediate(config)
+        self.output = ResidualOutput(config.intermediate_size, config)
+
+    def forward(self, x: Tensor, layout: Layout, key: DropoutKey | None) -> tuple[Tensor, Tensor | None]:
+        """x (T, H) -> (T, H), and attention probabilities where the layout keeps them.
+
+        ``key`` names the random numbers of this forward pass; it is an argument, so recomputing the layer for the
+        backward pass drops the same elements.
+        """
+        on_probs = on_attention = on_output = None
+        if key is not None:
+            site = FIRST_LAYER_SITE + LAYER_SITES * self.index
+            on_probs = key.site(self.config.attention_probs_dropout_prob, site)
+            on_attention = key.site(self.config.hidden_dropout_prob, site + 1)
+            on_output = key.site(self.config.hidden_dropout_prob, site + 2)
+        context, probs = self.attention.self(x, layout, on_probs)
+        x = self.attention.output(context, x, on_attention)
+        return self.output(self.intermediate(x), x, on_output), probs

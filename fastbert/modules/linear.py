@@ -1,0 +1,30 @@
+"""When a dense layer may be fused with what follows it, and when it must be called as it is."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import ops
+
+
+def is_plain(module: nn.Module) -> bool:
+    """True for an `nn.Linear` with nothing added: no adapter in its place, no parametrisation, no hook."""
+    return type(module) is nn.Linear and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def split_bias(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Applies a dense layer; its bias is handed back unapplied where the next op can add it.
+
+    Returns:
+        (x W^T, bias), or (module(x), None) where the module is not plain.
+    """
+    if is_plain(module):
+        return ops.linear(x, module.weight), module.bias
+    return module(x), None
+
+
+def apply_linear(module: nn.Module, x: Tensor) -> Tensor:
+    """x W^T + b."""
+    return ops.linear(x, module.weight, module.bias) if is_plain(module) else module(x)

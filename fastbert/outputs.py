@@ -1,0 +1,94 @@
+"""What models return: attribute, key, index and tuple access, as transformers' ModelOutput offers them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import Tensor
+
+
+# A field that has a name but no place in the tuple, because transformers' tuple has none for it.
+_EXTRA = {"extra": True}
+
+
+@dataclass
+class ModelOutput:
+    """Fields that are None are left out of keys, indices and tuples."""
+
+    def _present(self, with_extra: bool = True) -> list[tuple[str, Any]]:
+        pairs = [(f, getattr(self, f.name)) for f in fields(self)]
+        return [(f.name, v) for f, v in pairs if v is not None and (with_extra or not f.metadata.get("extra"))]
+
+    def to_tuple(self) -> tuple:
+        return tuple(value for _, value in self._present(with_extra=False))
+
+    def keys(self) -> list[str]:
+        return [name for name, _ in self._present()]
+
+    def values(self) -> list:
+        return [value for _, value in self._present()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return self._present()
+
+    def get(self, name: str, default=None):
+        return dict(self._present()).get(name, default)
+
+    def __getitem__(self, key: str | int | slice):
+        return dict(self._present())[key] if isinstance(key, str) else self.to_tuple()[key]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.keys()
+
+    def __iter__(self):
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.to_tuple())
+
+
+@dataclass
+class EncoderOutput(ModelOutput):
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class BertModelOutput(ModelOutput):
+    last_hidden_state: Tensor | None = None
+    pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class PreTrainingOutput(ModelOutput):
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    mlm_loss: Tensor | None = field(default=None, metadata=_EXTRA)
+    nsp_loss: Tensor | None = field(default=None, metadata=_EXTRA)
+    mlm_logits: Tensor | None = field(default=None, metadata=_EXTRA)
+    nsp_logits: Tensor | None = field(default=None, metadata=_EXTRA)
+
+
+@dataclass
+class LogitsOutput(ModelOutput):
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    mlm_logits: Tensor | None = field(default=None, metadata=_EXTRA)
+
+
+@dataclass
+class QuestionAnsweringOutput(ModelOutput):
+    loss: Tensor | None = None
+    start_logits: Tensor | None = None
+    end_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
