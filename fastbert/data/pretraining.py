@@ -15,52 +15,12 @@ import torch
 from ..errors import InputError
 from ..packing import PackedBatch
 from . import randomness
+from .config import PretrainingConfig
 from .masking import Masker
 from .pairs import Plan, plan_full_sentences, plan_pairs
 from .shards import ShardSet
 
 _MASKS, _ORDER = 201, 202
-
-
-@dataclass(frozen=True)
-class PretrainingConfig:
-    """How samples are made.
-
-    Args:
-        max_seqlen: the longest sample in tokens, special tokens included.
-        mlm_probability: share of tokens to predict.
-        mask_mix: shares of those that become [MASK], a random token, or stay as they are.
-        max_predictions: the most predicted tokens in a sample; None for no limit.
-        whole_word: mask all pieces of a word together.
-        nsp: sentence pairs with next-sentence labels; without, runs of full sentences.
-        short_seq_prob: share of the documents that are cut into shorter samples.
-        duplication: None = new pairs and masks every epoch; k = k fixed versions, used in turn.
-        seed: of all choices.
-    """
-
-    max_seqlen: int = 128
-    mlm_probability: float = 0.15
-    mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    max_predictions: int | None = None
-    whole_word: bool = False
-    nsp: bool = True
-    short_seq_prob: float = 0.1
-    duplication: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_seqlen < 8:
-            raise InputError(f"max_seqlen must be at least 8, got {self.max_seqlen}")
-        for name in ("mlm_probability", "short_seq_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        mix = tuple(self.mask_mix)
-        if len(mix) != 3 or min(mix) < 0 or abs(sum(mix) - 1) > 1e-6:
-            raise InputError(f"mask_mix must be three shares (mask, random, keep) that add up to 1, got {mix}")
-        for name in ("max_predictions", "duplication"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1 or none, got {value}")
 
 
 class PretrainingData:

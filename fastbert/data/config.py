@@ -1,0 +1,45 @@
+"""How pre-training samples are made; importable without torch, for the command line's help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class PretrainingConfig:
+    """How samples are made from sentences (Devlin et al. 2019, section 3.1)."""
+
+    max_seqlen: int = 128
+    """Longest sample in tokens, special tokens included."""
+    mlm_probability: float = 0.15
+    """Share of the tokens to predict."""
+    mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Shares of those that become [MASK], a random token, or stay as they are."""
+    max_predictions: int | None = None
+    """The most predicted tokens in a sample."""
+    whole_word: bool = False
+    """Mask all pieces of a word together."""
+    nsp: bool = True
+    """Sentence pairs with next-sentence labels; without, runs of full sentences."""
+    short_seq_prob: float = 0.1
+    """Share of the documents that are cut into shorter samples."""
+    duplication: int | None = None
+    """Fixed versions of pairs and masks, used in turn; without, new ones every epoch."""
+    seed: int = 0
+    """Governs pairs, masks and order."""
+
+    def __post_init__(self) -> None:
+        if self.max_seqlen < 8:
+            raise InputError(f"max_seqlen must be at least 8, got {self.max_seqlen}")
+        for name in ("mlm_probability", "short_seq_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        mix = tuple(self.mask_mix)
+        if len(mix) != 3 or min(mix) < 0 or abs(sum(mix) - 1) > 1e-6:
+            raise InputError(f"mask_mix must be three shares (mask, random, keep) that add up to 1, got {mix}")
+        for name in ("max_predictions", "duplication"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1 or none, got {value}")
