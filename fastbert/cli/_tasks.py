@@ -7,7 +7,7 @@ from pathlib import Path
 from ..tasks import registry
 from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.predict import run_model
-from ..tasks.runs import model_directory, run_config
+from ..tasks.runs import load_trained, model_directory, run_config
 from ._progress import progress
 
 DEFAULT_MAX_SEQLEN = 128
@@ -31,7 +31,7 @@ def predict_file(
         raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
     task.restore(BertConfig.from_pretrained(directory))
     tokenizer = load_tokenizer(directory)
-    model = task.model(directory)
+    model = load_trained(task.model, directory)
     max_seqlen = max_seqlen or recipe.get("max_seqlen", DEFAULT_MAX_SEQLEN)
     check_fit(tokenizer, model.config, max_seqlen)
     examples = task.encode(rows, tokenizer, max_seqlen)

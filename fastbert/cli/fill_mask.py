@@ -35,13 +35,13 @@ def run(args: FillMask) -> None:
     from .. import BertForMaskedLM, load_tokenizer
     from ..errors import InputError
     from ..tasks.fill_mask import fill_mask
-    from ..tasks.runs import model_directory
+    from ..tasks.runs import load_trained, model_directory
 
     if not args.texts:
         raise InputError("expected a text with [MASK], got none")
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
-    model = BertForMaskedLM.from_pretrained(directory)
+    model = load_trained(BertForMaskedLM.from_pretrained, directory)
     # All texts first: a bad one must not leave half an answer behind.
     answers = [fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate) for text in args.texts]
     for text, masks in zip(args.texts, answers, strict=True):

@@ -30,6 +30,8 @@ class PreTrainedModel(nn.Module):
         self.config = BertConfig.from_hf(config)
         # Where the tokenizer's files are, so that save_pretrained can put them beside the weights.
         self.tokenizer_source: Path | None = None
+        # What from_pretrained found and did not find: commands that use a model refuse one with a head of chance.
+        self.load_report = None
 
     def post_init(self) -> None:
         """Initialises the weights as BERT does and ties the decoder to the word embeddings."""
@@ -95,7 +97,7 @@ class PreTrainedModel(nn.Module):
                 raise InputError("dtype must be a torch dtype or its name, or 'auto'")
         if dtype is not None:
             model.to(dtype)
-        checkpoint.load_into(model, state, source=directory)
+        model.load_report = checkpoint.load_into(model, state, source=directory)
         model.tie_weights()
         model.tokenizer_source = Path(directory)
         return model.eval()

@@ -56,11 +56,13 @@ def fill_mask(
 def _top(model: torch.nn.Module, ids: list[int], positions: list[int], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities and ids of the best tokens at the positions, both (N, top_k)."""
     device = next(model.parameters()).device
-    batch = PackedBatch.from_sequences([ids], mlm_positions=torch.tensor(positions)).to(device)
+    # The model computes logits only where a label asks for them; which label does not matter to the logits.
+    labels = torch.zeros(len(positions), dtype=torch.int64)
+    batch = PackedBatch.from_sequences([ids], mlm_positions=torch.tensor(positions), mlm_labels=labels).to(device)
     training = model.training
     model.eval()
     try:
-        logits = model(batch).logits
+        logits = model(batch).mlm_logits
     finally:
         model.train(training)
     return torch.softmax(logits.float(), -1).topk(top_k)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 from .files import atomic_write, write_json, write_json_lines
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from .base import Row, Task
     from .config import FinetuneConfig
     from .finetune import FinetuneResult
@@ -52,6 +55,34 @@ def check_new(out: str | os.PathLike) -> None:
         raise InputError(f"{out} already exists and is not empty: choose another directory, or remove it")
 
 
+def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:
+    """Loads a model for use: every tensor of it must be in the directory, its head too.
+
+    Raises:
+        CheckpointError: a tensor would have been drawn by chance; the message lists such tensors.
+    """
+    logger = logging.getLogger("fastbert")
+    kept: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        kept.append(record)
+        return False
+
+    # The loader warns of a new head, which is an error here and must be told once: warnings wait until it is known.
+    logger.addFilter(keep)
+    try:
+        model = load(directory)
+    finally:
+        logger.removeFilter(keep)
+    new = model.load_report.newly_initialised
+    if new:
+        names = ", ".join(new[:5]) + (f", and {len(new) - 5} more" if len(new) > 5 else "")
+        raise CheckpointError(f"{directory}: expected a trained {type(model).__name__}, got no weights for {names}")
+    for record in kept:
+        logger.handle(record)
+    return model
+
+
 class FinetuneRun:
     """Writes the directory of a fine-tuning: config.yaml and metrics.jsonl as it goes, the rest at the end."""
 
@@ -82,7 +113,9 @@ class FinetuneRun:
 
         model_dir = self.out / "model"
         model.save_pretrained(model_dir)
-        save_tokenizer(tokenizer, model_dir)
+        # A model that came from a directory brought its tokenizer's files along, untouched.
+        if not any((model_dir / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+            save_tokenizer(tokenizer, model_dir)
         metrics, predictions, errors = (
             self.out / name for name in ("dev_metrics.json", "dev_predictions.tsv", "dev_errors.jsonl")
         )

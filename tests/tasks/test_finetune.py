@@ -45,7 +45,7 @@ def test_learns_a_word(directory, task, tmp_path):
     torch.manual_seed(0)
     model, tokenizer = task.model(directory), fastbert.load_tokenizer(directory)
     dev = rows_of(64, 2)
-    config = FinetuneConfig(epochs=4, batch_size=16, lr=3e-3, max_seqlen=16)
+    config = FinetuneConfig(epochs=6, batch_size=16, lr=3e-3, max_seqlen=16)
     result = finetune(task, model, tokenizer, rows_of(256, 1), dev, config, out=tmp_path / "run")
     assert result.history[0]["train_loss"] > result.history[-1]["train_loss"]
     assert result.best["accuracy"] == 1.0
