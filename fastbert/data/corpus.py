@@ -31,10 +31,14 @@ class Document:
 
 @dataclass(frozen=True)
 class RawDocument:
-    """A document as it stands in the file: stripped lines, none empty, each a sentence or a paragraph."""
+    """A document as it stands in the file: stripped lines, none empty, each a sentence or a paragraph.
+
+    ``part`` counts the pieces of a document that was too long to be kept in memory whole.
+    """
 
     name: str
     lines: list[str]
+    part: int = 0
 
 
 def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Iterator[Document]:
@@ -133,18 +137,20 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
 
 def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
     document: list[str] = []
-    start = chars = 0
+    start = chars = part = 0
     for number, line in lines:
         if document and (not line or chars + len(line) > MAX_DOCUMENT_CHARS):
-            yield RawDocument(f"{path}:{start}", document)
-            document, chars = [], 0
-        if line:
+            yield RawDocument(f"{path}:{start}", document, part)
+            document, chars, part = [], 0, part + 1
+        if not line:
+            part = 0
+        else:
             if not document:
                 start = number
             document.append(line)
             chars += len(line)
     if document:
-        yield RawDocument(f"{path}:{start}", document)
+        yield RawDocument(f"{path}:{start}", document, part)
 
 
 def _jsonl_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:

@@ -20,18 +20,19 @@ _FILE_NAME = re.compile(r"(?:vocab\.txt|tokenizer_config\.json|tokenizer\.json|[
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the five special tokens."""
+    """Ids of the five special tokens; ``others`` are those that a tokenizer.json adds."""
 
     pad: int
     unk: int
     cls: int
     sep: int
     mask: int
+    others: tuple[int, ...] = ()
 
     @property
-    def all(self) -> tuple[int, int, int, int, int]:
-        """pad, unk, cls, sep, mask."""
-        return (self.pad, self.unk, self.cls, self.sep, self.mask)
+    def all(self) -> tuple[int, ...]:
+        """pad, unk, cls, sep, mask, and the others."""
+        return (self.pad, self.unk, self.cls, self.sep, self.mask, *self.others)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Manifest:
         tokenizer_sha256: SHA-256 of tokenizer.json.
         splits: name of a split -> its shards.
         files: name of a file -> {"bytes": size, "sha256": hex}.
+        unknown_tokens: how many tokens are [UNK].
     """
 
     vocab_size: int
@@ -62,6 +64,7 @@ class Manifest:
     tokenizer_sha256: str
     splits: dict[str, tuple[ShardEntry, ...]]
     files: dict[str, dict]
+    unknown_tokens: int = 0
     format: str = FORMAT
     version: int = VERSION
 
@@ -124,14 +127,14 @@ class Manifest:
         files = {
             name: {"bytes": int(file["bytes"]), "sha256": str(file["sha256"])} for name, file in table["files"].items()
         }
-        special = SpecialIds(**table["special_ids"])
+        special = SpecialIds(**{**table["special_ids"], "others": tuple(table["special_ids"]["others"])})
         vocab_size = table["vocab_size"]
-        for number in (vocab_size, *special.all, *counts):
+        for number in (vocab_size, table["unknown_tokens"], *special.all, *counts):
             if type(number) is not int or number < 0:
                 raise ValueError(f"{number!r} is no count")
         if max(special.all) >= vocab_size:
             raise ValueError(f"special id {max(special.all)} in a vocabulary of {vocab_size}")
-        return cls(vocab_size, special, str(table["tokenizer_sha256"]), splits, files)
+        return cls(vocab_size, special, str(table["tokenizer_sha256"]), splits, files, table["unknown_tokens"])
 
 
 def check_file(directory: Path, name: str, file: dict) -> None:

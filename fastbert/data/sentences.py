@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 # Terminal marks, closing quotes or brackets, white space; then something that can open a sentence.
 _BOUNDARY = re.compile(
-    r"""[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""
-    r"""|[。！？]+[”’」』）]*(?=\S)"""
+    r"""[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""  # noqa: RUF001
+    r"""|[。！？]+[”’」』）]*(?=\S)"""  # noqa: RUF001
 )
 # What stands before a full stop without ending a sentence.
 _ABBREVIATIONS = frozenset(
-    "mr mrs ms messrs mme mlle dr prof st mt ft rev hon gen col capt cap lt maj sgt cmdr adm gov pres sen rep supt "
+    "mr mrs ms messrs mme mlle dr prof st mt ft rev hon gen col capt cap lt maj sgt cmdr adm gov pres sen rep supt "  # noqa: SIM905
     "jr sr esq vs viz cf al fig figs eq eqs sec ch chap vol vols pp ed eds approx dept univ inc ltd co corp bros "
     "jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat".split()
 )
 # Abbreviations only before a number: "No. 5", but not "No. He left."
-_BEFORE_NUMBERS = frozenset("no nos p art op".split())
-_OPENING = "\"'“‘«([—-"
+_BEFORE_NUMBERS = frozenset("no nos p art op".split())  # noqa: SIM905
+_OPENING = "\"'“‘«([—-"  # noqa: RUF001
 
 # A document is one sentence a line when no more than this share of its lines has a boundary inside.
 ONE_PER_LINE = 0.2

@@ -193,41 +193,61 @@ class ShardWriter:
         (self._directory / split).mkdir(parents=True, exist_ok=True)
 
     def add(self, sentences: list[np.ndarray]) -> None:
-        """Adds a document, given as one array of ids per sentence; see add_document."""
+        """Adds a document, given as one array of ids per sentence; see add_documents."""
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
-        self.add_document(np.concatenate(sentences) if sentences else np.empty(0, dtype=np.int64), lengths)
+        ids = np.concatenate(sentences) if sentences else np.empty(0, dtype=np.int64)
+        self.add_documents(ids, lengths[lengths > 0], np.array([(lengths > 0).sum()]))
 
-    def add_document(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        """Adds a document; empty sentences are left out, and so is a document without any token.
+    def add_documents(self, ids: np.ndarray, sentence_lengths: np.ndarray, document_lengths: np.ndarray) -> None:
+        """Adds whole documents, laid end to end.
 
         Args:
-            ids: (T,) ids of all sentences, end to end.
-            lengths: (sentences,) tokens of each; they add up to T.
+            ids: (T,) ids.
+            sentence_lengths: (S,) tokens of each sentence, none empty; they add up to T.
+            document_lengths: (D,) sentences of each document; they add up to S. One without sentences is left out.
 
         Raises:
-            InputError: an id is outside the vocabulary, or the lengths do not add up.
+            InputError: an id is outside the vocabulary, or the lengths do not fit.
             DataError: the file cannot be written (a full disk, say).
         """
-        lengths = np.asarray(lengths, dtype=np.int64)
-        lengths = lengths[lengths > 0]
-        if int(lengths.sum()) != len(ids):
-            raise InputError(f"expected sentence lengths that add up to {len(ids)} tokens, got {int(lengths.sum())}")
+        sentences = np.asarray(sentence_lengths, dtype=np.int64)
+        documents = np.asarray(document_lengths, dtype=np.int64)
+        documents = documents[documents > 0]
+        if int(sentences.sum()) != len(ids) or int(documents.sum()) != len(sentences) or (sentences <= 0).any():
+            raise InputError(
+                f"expected sentences of 1 token or more that add up to {len(ids)} tokens, "
+                f"got {len(sentences)} of {int(sentences.sum())} tokens in documents of {int(documents.sum())}"
+            )
         if not len(ids):
             return
-        if int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size:
-            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-            raise InputError(f"expected token ids from 0 to {self._vocab_size - 1}, got {wrong}")
-        if self._bin is not None and (
-            self._tokens + len(ids) > self._max_tokens or self._num_sentences + len(lengths) > self._max_sentences
-        ):
+        for wrong in (int(ids.min()), int(ids.max())):
+            if not 0 <= wrong < self._vocab_size:
+                raise InputError(f"expected token ids from 0 to {self._vocab_size - 1}, got {wrong}")
+        if len(documents) > 1 and not self._fits(len(ids), len(sentences)):
+            self._add_one_by_one(ids, sentences, documents)
+            return
+        if self._bin is not None and not self._fits(len(ids), len(sentences)):
             self._finish_shard()
         if self._bin is None:
             self._begin_shard()
         self._write(self._bin, self._bin_path, np.ascontiguousarray(ids, dtype=self._dtype).tobytes(), self._hash)
-        self._starts.append(np.cumsum(lengths) + self._tokens)
+        self._starts.append(np.cumsum(sentences) + self._tokens)
+        self._documents.append(np.cumsum(documents) + self._num_sentences)
         self._tokens += len(ids)
-        self._num_sentences += len(lengths)
-        self._documents.append(self._num_sentences)
+        self._num_sentences += len(sentences)
+
+    def _fits(self, tokens: int, sentences: int) -> bool:
+        if self._bin is not None:
+            tokens, sentences = tokens + self._tokens, sentences + self._num_sentences
+        return tokens <= self._max_tokens and sentences <= self._max_sentences
+
+    def _add_one_by_one(self, ids: np.ndarray, sentences: np.ndarray, documents: np.ndarray) -> None:
+        token_ends = np.concatenate([[0], np.cumsum(sentences)])
+        first = 0
+        for count in documents.tolist():
+            last = first + count
+            self.add_documents(ids[token_ends[first] : token_ends[last]], sentences[first:last], np.array([count]))
+            first = last
 
     def close(self) -> list[ShardEntry]:
         """Ends the last shard; returns what was written. ``files`` then holds each file's size and SHA-256."""
@@ -252,7 +272,7 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._tokens = self._num_sentences = 0
         self._starts: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
-        self._documents: list[int] = [0]
+        self._documents: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
 
     def _finish_shard(self) -> None:
         size = self._tokens * self._dtype.itemsize
@@ -261,8 +281,9 @@ class ShardWriter:
         except OSError as error:
             raise _unwritable(self._bin_path, size, error) from error
         self._bin = None
-        header = (_MAGIC, _INDEX_VERSION, len(self._documents) - 1, self._num_sentences, self._tokens)
-        index = np.concatenate([np.array(header, "<i8"), *self._starts, np.array(self._documents)]).astype("<i8")
+        documents = np.concatenate(self._documents)
+        header = (_MAGIC, _INDEX_VERSION, len(documents) - 1, self._num_sentences, self._tokens)
+        index = np.concatenate([np.array(header, dtype="<i8"), *self._starts, documents]).astype("<i8")
         content = index.tobytes()
         path = self._directory / self._name("idx")
         try:
@@ -272,7 +293,7 @@ class ShardWriter:
         bin_name, idx_name = self._name("bin"), self._name("idx")
         self.files[bin_name] = {"bytes": size, "sha256": self._hash.hexdigest()}
         self.files[idx_name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        self.entries.append(ShardEntry(bin_name, idx_name, len(self._documents) - 1, self._num_sentences, self._tokens))
+        self.entries.append(ShardEntry(bin_name, idx_name, len(documents) - 1, self._num_sentences, self._tokens))
 
     @staticmethod
     def _write(handle, path: Path, content: bytes, digest) -> None:

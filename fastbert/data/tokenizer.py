@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..errors import InputError
+from .manifest import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
@@ -18,18 +20,6 @@ MAX_CHARS_PER_WORD = 100
 # Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
 # Google's Chinese one has two.
 MAX_UPPER_SHARE = 0.01
-
-
-@dataclass(frozen=True)
-class SpecialIds:
-    """Ids of the special tokens; ``all`` also holds those that a tokenizer.json adds, ascending."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
-    all: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -45,8 +35,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Loads a tokenizer that gives the ids of transformers' BertTokenizer, without truncation or padding.
 
     Args:
-        path: a directory holding tokenizer.json or vocab.txt, or one of these two files. A vocab.txt is read with the
-            tokenizer_config.json beside it; without one it is uncased when hardly a word has an upper-case letter.
+        path: a directory holding tokenizer.json or vocab.txt, or one of these two files. A file named vocab.txt is read
+            with the tokenizer_config.json beside it; without one, text is lower-cased when hardly a word of the
+            vocabulary has an upper-case letter.
 
     Raises:
         InputError: a file is missing or unreadable, or the vocabulary lacks a special token.
@@ -63,8 +54,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = _from_json(path)
     else:
         vocab = read_vocab(path)
-        tokenizer = build_tokenizer(vocab, _read_normalisation(path.parent, vocab), source=str(path))
-    special_ids(tokenizer, source=str(path))
+        tokenizer = build_tokenizer(vocab, _read_normalisation(path, vocab), source=str(path))
     return tokenizer
 
 
@@ -132,10 +122,26 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / name for name in ("vocab.txt", "tokenizer_config.json", "tokenizer.json")]
-    paths[0].write_text(vocab_text(tokenizer), encoding="utf-8")
-    paths[1].write_text(config_text(tokenizer), encoding="utf-8")
-    tokenizer.save(str(paths[2]))
+    texts = (vocab_text(tokenizer), config_text(tokenizer), tokenizer.to_str(pretty=True))
+    for path, text in zip(paths, texts, strict=True):
+        write_whole(path, text)
     return paths
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    part, content = path.with_name(path.name + ".part"), text.encode("utf-8")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InputError(f"{path}: expected to write {len(content)} bytes, got: {error.strerror}") from error
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """The largest id + 1: the rows that an embedding needs, also where a vocabulary has a token twice."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def vocab_text(tokenizer: Tokenizer) -> str:
@@ -170,7 +176,7 @@ def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> Special
     if None in ids:
         _require_special({t: i for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is not None}, source)
     added = [index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    return SpecialIds(*ids, all=tuple(sorted({*ids, *added})))
+    return SpecialIds(*ids, others=tuple(sorted(set(added) - set(ids))))
 
 
 def read_vocab(path: Path) -> dict[str, int]:
@@ -190,15 +196,20 @@ def _from_json(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises bare Exception
         raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
+    if not isinstance(tokenizer.model, models.WordPiece):
+        raise InputError(f"{path}: expected a WordPiece tokenizer, got {type(tokenizer.model).__name__}")
+    special_ids(tokenizer, source=str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    _set_template(tokenizer)
     return tokenizer
 
 
-def _read_normalisation(directory: Path, vocab: dict[str, int]) -> Normalisation:
-    path = directory / "tokenizer_config.json"
+def _read_normalisation(vocab_path: Path, vocab: dict[str, int]) -> Normalisation:
+    path = vocab_path.with_name("tokenizer_config.json")
     settings = {}
-    if path.is_file():
+    # A vocabulary of another name has nothing to do with the configuration that lies in the same folder.
+    if vocab_path.name == "vocab.txt" and path.is_file():
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

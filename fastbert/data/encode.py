@@ -1,0 +1,157 @@
+"""What a worker process of `prepare` does: sentences to token ids, as flat arrays that are cheap to hand back.
+
+Imports neither torch nor the model: a worker must start quickly and stay small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from .sentences import segment_lines, split_sentences
+
+_HASH_RANGE = float(1 << 64)
+# A control character or two may be all that a "sentence" holds; it gives no token and is dropped.
+_SENTENCES_A_CALL = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What workers need to know: the tokenizer as JSON, the type of its ids, how to cut lines, the id of [UNK]."""
+
+    tokenizer: str
+    dtype: str
+    segment: str
+    unk: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """Documents as (already cut into sentences, lines), which are held out, and their size in characters."""
+
+    documents: list[tuple[bool, list[str]]]
+    heldout: list[bool]
+    chars: int
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Documents laid end to end.
+
+    Args:
+        tokens: (T,) uint16 or uint32.
+        sentence_lengths: (S,) int32, in tokens.
+        document_lengths: (D,) int32, in sentences.
+        heldout: (D,) bool.
+        unknown: how many tokens are [UNK].
+    """
+
+    tokens: np.ndarray
+    sentence_lengths: np.ndarray
+    document_lengths: np.ndarray
+    heldout: np.ndarray
+    unknown: int
+
+    def part(self, heldout: bool) -> Encoded:
+        """Only the documents of one split."""
+        if (self.heldout == heldout).all():
+            return self
+        documents = self.heldout == heldout
+        sentences = np.repeat(documents, self.document_lengths)
+        return Encoded(
+            self.tokens[np.repeat(sentences, self.sentence_lengths)],
+            self.sentence_lengths[sentences],
+            self.document_lengths[documents],
+            self.heldout[documents],
+            self.unknown,
+        )
+
+
+_worker: tuple[Tokenizer, Settings] | None = None
+
+
+def process_context():
+    """Fork where it is safe and quick; there a script needs no ``if __name__ == "__main__"`` around prepare."""
+    return multiprocessing.get_context("fork" if os.name == "posix" and os.uname().sysname == "Linux" else "spawn")
+
+
+def initialise(settings: Settings) -> None:
+    """Makes this process ready for `encode_job`."""
+    global _worker
+    tokenizer = Tokenizer.from_str(settings.tokenizer)
+    # The text of a corpus must not be able to write [SEP] or [MASK] into the shards.
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    _worker = (tokenizer, settings)
+
+
+def initialise_worker(settings: Settings, parent: int) -> None:
+    """As `initialise`, in a process of its own: one thread, and an end that comes with the parent's."""
+    # There is a worker a core; the library's own threads in each would only get into each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Ctrl-C reaches the whole group; the parent ends the workers in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    initialise(settings)
+
+
+def _end_with(parent: int) -> None:
+    """A worker of a parent that was killed would wait for work for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def encode_job(job: Job) -> Encoded:
+    """Cuts and encodes a batch of documents; sentences and documents without tokens are dropped."""
+    tokenizer, settings = _worker
+    documents = [_sentences(lines, cut, settings.segment) for cut, lines in job.documents]
+    sentences = list(itertools.chain.from_iterable(documents))
+    dtype = np.dtype(settings.dtype)
+    parts, lengths = [], []
+    for start in range(0, len(sentences), _SENTENCES_A_CALL):
+        encodings = tokenizer.encode_batch_fast(sentences[start : start + _SENTENCES_A_CALL], add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        parts.append(np.fromiter(itertools.chain.from_iterable(ids), dtype))
+        lengths += map(len, ids)
+    sentence_lengths = np.array(lengths, np.int32)
+    counts = np.array([len(document) for document in documents], np.int64)
+    filled = np.concatenate([[0], np.cumsum(sentence_lengths > 0)])
+    ends = np.cumsum(counts)
+    document_lengths = (filled[ends] - filled[ends - counts]).astype(np.int32)
+    kept = document_lengths > 0
+    tokens = np.concatenate(parts) if parts else np.empty(0, dtype)
+    return Encoded(
+        tokens,
+        sentence_lengths[sentence_lengths > 0],
+        document_lengths[kept],
+        np.array(job.heldout, bool)[kept],
+        int((tokens == settings.unk).sum()),
+    )
+
+
+def is_heldout(lines: list[str], share: float) -> bool:
+    """Whether a document belongs to the held-out split: by its text alone."""
+    if share == 0:
+        return False
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / _HASH_RANGE < share
+
+
+def _sentences(lines: list[str], cut: bool, segment: str) -> list[str]:
+    if cut or segment == "never":
+        return lines
+    if segment == "auto":
+        return segment_lines(lines)
+    return [sentence for line in lines for sentence in split_sentences(line)]

@@ -1,0 +1,222 @@
+"""Turns text into token shards: read here, cut and encoded by worker processes, written here in the corpus's order.
+
+At most a few batches of documents are in flight, so memory does not grow with the corpus, and neither the shards' bytes
+nor the split depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import shutil
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ..errors import DataError, InputError
+from .corpus import Document, RawDocument, read_raw_documents
+from .encode import Encoded, Job, Settings, encode_job, initialise, initialise_worker, is_heldout, process_context
+from .manifest import FILE_NAME, Manifest
+from .shards import ShardWriter
+from .tokenizer import load_tokenizer, save_tokenizer, special_ids, vocab_size
+
+# Text handed to a worker at a time: enough to hide the hand-over, little enough that a few in flight are small.
+BATCH_CHARS = 1 << 20
+SHARD_TOKENS = 1 << 24
+# Below this a second process costs more to start than it saves.
+_SERIAL_CHARS = 2 * BATCH_CHARS
+
+
+def prepare(
+    corpus: str | Path | Iterable[str | Path | Document | tuple[str, list[str]]],
+    vocab: str | Path | Tokenizer,
+    out: str | Path,
+    *,
+    heldout: float = 0.0,
+    num_workers: int | None = None,
+    errors: str = "strict",
+    segment: str = "auto",
+    overwrite: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: Callable[[int], None] | None = None,
+) -> Manifest:
+    """Writes a directory of token shards; it appears whole, or not at all.
+
+    Args:
+        corpus: paths as `read_documents` takes them, or documents: `Document`, or (name, sentences).
+        vocab: what `load_tokenizer` takes, or a tokenizer.
+        heldout: the share of documents kept for evaluation, chosen by a hash of their text, so equal texts stay on one
+            side, whatever the order or the size of the corpus.
+        num_workers: processes; None for one a core.
+        segment: "auto" cuts lines that are paragraphs into sentences, "always" every line, "never" none.
+        overwrite: replaces ``out`` when it holds prepared data.
+        shard_tokens: a new shard is begun at so many tokens; a longer document gets one of its own.
+        progress: hears how many bytes of text were read since it was last called; of given documents, how many.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        InputError: an argument does not fit, or ``out`` is there.
+        DataError: the corpus is empty or damaged, or the disk is full; ``out`` is then as it was before.
+    """
+    out = Path(out)
+    if not 0 <= heldout < 1:
+        raise InputError(f"heldout: expected a share from 0 up to 1, got {heldout}")
+    if segment not in ("auto", "always", "never"):
+        raise InputError(f"segment: expected 'auto', 'always' or 'never', got {segment!r}")
+    tokenizer = vocab if isinstance(vocab, Tokenizer) else load_tokenizer(vocab)
+    _check_target(out, overwrite)
+    dtype = Manifest.dtype_for(vocab_size(tokenizer))
+    settings = Settings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
+    jobs = _batches(_raw(corpus, errors, progress), heldout)
+    temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
+    try:
+        temporary.mkdir(parents=True)
+        # Closed here, so that the workers have ended before the directory goes.
+        with contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
+            manifest = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
+        _publish(temporary, out)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or temporary}: expected to read or write it, got: {error.strerror}"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    if not overwrite:
+        raise InputError(f"{out}: expected a path where nothing is, got an existing one (overwrite replaces it)")
+    if not (out / FILE_NAME).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"{out}: expected prepared data to overwrite, got something else, which is left alone")
+
+
+def _raw(corpus, errors: str, progress) -> Iterator[RawDocument | Document]:
+    corpus = iter([corpus] if isinstance(corpus, (str, Path)) else corpus)
+    first = next(corpus, None)
+    if first is None:
+        raise DataError("corpus: expected at least one file or document, got none")
+    items = itertools.chain([first], corpus)
+    if isinstance(first, (str, Path)):
+        return read_raw_documents(items, errors, progress)
+    return _given(items, progress)
+
+
+def _given(documents, progress) -> Iterator[Document]:
+    for number, document in enumerate(documents, 1):
+        name, sentences = (document.name, document.sentences) if isinstance(document, Document) else document
+        if isinstance(sentences, str) or not all(isinstance(sentence, str) for sentence in sentences):
+            raise DataError(f"document {number} ({name}): expected a list of sentences, got {type(sentences).__name__}")
+        yield Document(name, list(sentences))
+        if progress is not None:
+            progress(1)
+
+
+def _batches(documents: Iterator[RawDocument | Document], share: float) -> Iterator[Job]:
+    batch, sides, size, side = [], [], 0, False
+    for document in documents:
+        cut = isinstance(document, Document)
+        lines = document.sentences if cut else document.lines
+        # The parts of a long document stay on one side.
+        if cut or not document.part:
+            side = is_heldout(lines, share)
+        batch.append((cut, lines))
+        sides.append(side)
+        size += sum(map(len, lines))
+        if size >= BATCH_CHARS:
+            yield Job(batch, sides, size)
+            batch, sides, size = [], [], 0
+    if batch:
+        yield Job(batch, sides, size)
+
+
+def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) -> Iterator[Encoded]:
+    """Encodes batches in order, in this process where there is little to do."""
+    workers = len(os.sched_getaffinity(0)) if num_workers is None and hasattr(os, "sched_getaffinity") else num_workers
+    workers = workers or os.cpu_count() or 1
+    if workers < 1:
+        raise InputError(f"num_workers: expected at least 1, got {num_workers}")
+    head, size = [], 0
+    for job in jobs:
+        head.append(job)
+        size += job.chars
+        if size > _SERIAL_CHARS:
+            break
+    jobs = itertools.chain(head, jobs)
+    if workers == 1 or size <= _SERIAL_CHARS:
+        initialise(settings)
+        yield from map(encode_job, jobs)
+        return
+    with ProcessPoolExecutor(workers, process_context(), initialise_worker, (settings, os.getpid())) as pool:
+        try:
+            pending = deque(pool.submit(encode_job, job) for job in itertools.islice(jobs, 2 * workers))
+            while pending:
+                yield pending.popleft().result()
+                pending.extend(pool.submit(encode_job, job) for job in itertools.islice(jobs, 1))
+        except BrokenProcessPool:
+            raise DataError("prepare: expected its worker processes to live, got one killed (out of memory?)") from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _write(root: Path, tokenizer: Tokenizer, encoded: Iterator[Encoded], shard_tokens: int, heldout: float) -> Manifest:
+    size = vocab_size(tokenizer)
+    splits = ("train", "heldout") if heldout > 0 else ("train",)
+    writers = {split: ShardWriter(root, split, size, shard_tokens) for split in splits}
+    unknown = 0
+    try:
+        for batch in encoded:
+            for split, writer in writers.items():
+                part = batch.part(split == "heldout")
+                writer.add_documents(part.tokens, part.sentence_lengths, part.document_lengths)
+            unknown += batch.unknown
+        entries = {split: tuple(writer.close()) for split, writer in writers.items()}
+    finally:
+        for writer in writers.values():
+            writer.abort()
+    if not any(entries.values()):
+        raise DataError("corpus: expected text, got not one token")
+    for split in splits:
+        if not entries[split]:
+            raise DataError(
+                f"corpus: expected documents for both splits at a held-out share of {heldout}, got none for {split}"
+            )
+    files = {name: file for writer in writers.values() for name, file in writer.files.items()}
+    for path in save_tokenizer(tokenizer, root):
+        content = path.read_bytes()
+        files[path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = Manifest(
+        size, special_ids(tokenizer), files["tokenizer.json"]["sha256"], entries, files, unknown_tokens=unknown
+    )
+    with open(root / FILE_NAME, "wb") as file:
+        file.write(manifest.dumps().encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return manifest
+
+
+def _publish(temporary: Path, out: Path) -> None:
+    """Renames the finished directory into place; data that was there goes only once the new is whole."""
+    old = None
+    if out.exists():
+        old = out.parent / f".{out.name}.old-{uuid.uuid4().hex[:12]}"
+        out.rename(old)
+    try:
+        temporary.rename(out)
+    except OSError:
+        if old is not None:
+            old.rename(out)
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
