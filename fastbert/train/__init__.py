@@ -1,1 +1,1 @@
-
+"""Pre-training in one process: the step, the loop, checkpoints, metrics and plots."""

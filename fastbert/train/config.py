@@ -1,0 +1,131 @@
+"""The recipe of a pre-training run, from YAML and to YAML; importable without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..data.config import PretrainingConfig
+from ..errors import InputError
+
+
+@dataclass(kw_only=True)
+class PretrainConfig:
+    """BERT's recipe (Devlin et al. 2019, appendix A.2) with the sizes left to the user."""
+
+    data: str = ""
+    """Directory that `fastbert prepare` made."""
+    out: str = ""
+    """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, loss.png."""
+    model: str = "base"
+    """A size (base, large, 4x256, ...) for new weights, or a model directory to go on from."""
+    token_budget: int = 4096
+    """The most tokens in a micro-batch; there are no pads, so this is what a step computes."""
+    accumulate: int = 1
+    """Micro-batches in a step."""
+    steps: int | None = None
+    """Optimiser steps."""
+    epochs: float | None = None
+    """Passes over the data, instead of --steps."""
+    max_minutes: float | None = None
+    """Minutes of training. The schedule follows the clock where neither --steps nor --epochs is given; else training
+    ends by whichever comes first and the schedule runs ahead to it. A run bounded by the clock cannot be repeated
+    exactly."""
+    lr: float = 1e-4
+    """Peak learning rate."""
+    schedule: Literal["linear", "poly", "constant"] = "linear"
+    """How the learning rate falls after the warm-up."""
+    warmup: float = 0.01
+    """Share of the training in which the learning rate rises."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's decay rates."""
+    eps: float = 1e-6
+    """Adam's epsilon."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; none on biases and LayerNorm."""
+    correct_bias: bool = False
+    """Adam's bias correction, which BERT's optimiser leaves out."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 multiplies in bfloat16 and keeps fp32 weights."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: less memory, a third more arithmetic."""
+    dropout: float | None = None
+    """Dropout in place of the model's own, everywhere."""
+    seed: int = 0
+    """Governs new weights, data order, masks and dropout."""
+    eval_every: int = 500
+    """Steps between evaluations on the held-out documents."""
+    eval_tokens: int = 65536
+    """Held-out tokens that an evaluation reads."""
+    save_every: int = 500
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints kept besides the best."""
+    log_every: int = 10
+    """Steps between two lines."""
+    num_workers: int = 0
+    """Processes that make batches ahead; 0 makes them in the training process."""
+    resume: str | None = None
+    """auto = go on from the newest valid checkpoint of --out, or start anew; or a checkpoint directory."""
+    samples: PretrainingConfig = field(default_factory=PretrainingConfig)
+    """How samples are made."""
+
+    def __post_init__(self) -> None:
+        for name in ("token_budget", "accumulate", "steps", "eval_every", "eval_tokens", "save_every", "log_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        for name in ("epochs", "max_minutes", "lr"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} must be above 0, got {value}")
+        if self.steps is not None and self.epochs is not None:
+            raise InputError("expected steps or epochs, got both")
+        if not 0 <= self.warmup <= 1:
+            raise InputError(f"warmup is a share of the training, between 0 and 1, got {self.warmup}")
+        if self.num_workers < 0 or self.keep < 1:
+            raise InputError("num_workers must be at least 0 and keep at least 1")
+
+    def to_yaml(self) -> str:
+        import yaml
+
+        return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike) -> PretrainConfig:
+        """Reads a YAML file. Raises InputError for a key that no field has, or a value that does not fit."""
+        import yaml
+
+        path = Path(path)
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except FileNotFoundError:
+            raise InputError(f"{path}: expected a YAML file, found none") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
+        if not isinstance(values, dict):
+            raise InputError(f"{path}: expected a mapping of options, got {type(values).__name__}")
+        samples = values.pop("samples", None) or {}
+        for given, known in ((values, cls), (samples, PretrainingConfig)):
+            unknown = set(given) - {f.name for f in dataclasses.fields(known)}
+            if unknown:
+                raise InputError(f"{path}: unknown option {', '.join(sorted(map(str, unknown)))}")
+        try:
+            return cls(**_tuples(values), samples=PretrainingConfig(**_tuples(samples)))
+        except TypeError as error:
+            raise InputError(f"{path}: an option has a value of the wrong type: {error}") from error
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tuples(values: dict) -> dict:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -1,0 +1,71 @@
+"""What a training run shows: a header, a line now and then, and a live bar where there is a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+_COLUMNS = (("step", 7), ("loss", 8), ("mlm_acc", 8), ("nsp_acc", 8), ("grad_norm", 10))
+_MORE = (("lr", 9), ("tok/s", 9), ("MFU", 6), ("mem", 9))
+
+
+class Console:
+    """Prints the lines of a run.
+
+    Args:
+        quiet: print nothing.
+        bar: draw a live bar on stderr where it is a terminal.
+    """
+
+    def __init__(self, quiet: bool = False, bar: bool = True) -> None:
+        from rich import progress as rp
+        from rich.console import Console as RichConsole
+
+        self._quiet = quiet
+        self._lines = 0
+        self._bar = rp.Progress(
+            rp.TextColumn("pre-training"),
+            rp.BarColumn(),
+            rp.TaskProgressColumn(),
+            rp.TextColumn("{task.fields[note]}"),
+            rp.TimeElapsedColumn(),
+            rp.TextColumn("left"),
+            rp.TimeRemainingColumn(),
+            console=RichConsole(file=sys.stderr),
+            transient=True,
+            disable=quiet or not bar or not sys.stderr.isatty(),
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._task = self._bar.add_task("pre-training", total=1.0, note="")
+
+    def __enter__(self) -> Console:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_exception) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, flush=True)
+
+    def advance(self, progress: float, note: str) -> None:
+        self._bar.update(self._task, completed=min(progress, 1.0), note=note)
+
+    def step(self, row: dict) -> None:
+        """step loss mlm_acc nsp_acc grad_norm lr tok/s MFU mem"""
+        if self._lines % 20 == 0:
+            self.say(" ".join(f"{name:>{width}}" for name, width in _COLUMNS + _MORE))
+        self._lines += 1
+        nsp = row.get("nsp_acc")
+        self.say(
+            f"{row['step']:>7} {row['loss']:>8.4f} {row['mlm_acc']:>8.4f} "
+            f"{f'{nsp:.4f}' if nsp is not None else '-':>8} {row['grad_norm']:>10.3f} {row['lr']:>9.2e} "
+            f"{row['tokens_per_second']:>9,.0f} {100 * row['mfu']:>5.1f}% {row['memory_mib']:>5,.0f} MiB"
+        )
+
+    def heldout(self, step: int, row: dict) -> None:
+        nsp = f", nsp accuracy {100 * row['nsp_acc']:.1f} %" if "nsp_acc" in row else ""
+        self.say(
+            f"held out at step {step}: mlm loss {row['mlm_loss']:.4f} (unigram entropy {row['unigram_entropy']:.4f}), "
+            f"mlm accuracy {100 * row['mlm_acc']:.1f} %{nsp}"
+        )

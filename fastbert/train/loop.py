@@ -1,0 +1,335 @@
+"""The loop of a pre-training run: steps, lines, evaluations, checkpoints, and a good end."""
+
+from __future__ import annotations
+
+import math
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from .. import optim
+from ..data.loader import make_loader
+from ..data.pretraining import PretrainingData
+from ..errors import CheckpointError
+from ..optim import schedules
+from ..packing import PackedBatch
+from . import checkpoint, flops
+from .config import PretrainConfig
+from .console import Console
+from .engine import LocalEngine
+from .evaluation import evaluate
+from .metrics import MetricsLog
+from .signals import StopRequest
+
+
+class PretrainLoop:
+    """One run. `restore` before `run` goes on from a checkpoint.
+
+    A step's gradient is that of one batch holding all its micro-batches: each micro-batch's mean losses are weighted by
+    its share of the step's labelled tokens and pairs.
+    """
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        model: torch.nn.Module,
+        data: PretrainingData,
+        heldout: PretrainingData | None,
+        run_dir: Path,
+        console: Console,
+        callbacks: Sequence[Callable[[dict], None]] = (),
+    ) -> None:
+        self.config, self.model, self.data, self.heldout = config, model, data, heldout
+        self.run_dir, self.console, self.callbacks = run_dir, console, callbacks
+        groups = optim.param_groups(model, config.weight_decay)
+        self.optimizer = optim.AdamW(
+            groups, lr=config.lr, betas=tuple(config.betas), eps=config.eps, correct_bias=config.correct_bias
+        )
+        self.engine = LocalEngine(model, self.optimizer, precision=config.precision, clip=config.clip, seed=config.seed)
+        self.step, self.tokens, self.place = 0, 0, (0, 0)
+        self._seconds_before, self._started = 0.0, 0.0
+        self.best: dict = {}
+        self._total_steps = self._count_steps()
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        self._peak, self._peak_source = flops.measured_peak(self.engine.device, dtype)
+        self._window = _Window()
+        self._saved_at: int | None = None
+        self._evaluated_at: int | None = None
+
+    def _count_steps(self) -> int | None:
+        if self.config.steps is not None or self.config.epochs is None:
+            return self.config.steps
+        whole, part = int(self.config.epochs), self.config.epochs % 1
+        per_epoch = [len(self.data.batches(e, self.config.token_budget)) for e in range(whole + (part > 0))]
+        batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
+        return max(round(batches / self.config.accumulate), 1)
+
+    # --- time and progress ---
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, across resumes."""
+        return self._seconds_before + (time.monotonic() - self._started if self._started else 0.0)
+
+    @property
+    def progress(self) -> float:
+        """How much of the training is done, 0 to 1; what the schedule follows."""
+        by_steps = self.step / self._total_steps if self._total_steps else 0.0
+        minutes = self.config.max_minutes
+        return min(max(by_steps, self.seconds / (60 * minutes) if minutes else 0.0), 1.0)
+
+    # --- the run ---
+
+    def run(self):
+        """Trains to the end, or to a signal; returns a `PretrainResult`."""
+        from .pretrain import PretrainResult
+
+        self.console.say(self._header())
+        stopped = None
+        self.model.train()
+        self._started = time.monotonic()
+        log = MetricsLog(self.run_dir, resume_step=self.step or None)
+        with StopRequest() as stop, log, self.console:
+            self._log = log
+            batches = make_loader(
+                self.data, self.config.token_budget, start=self.place, num_workers=self.config.num_workers
+            )
+            while self.progress < 1.0 and not stop.asked:
+                self._train_step(batches)
+                if self.heldout is not None and self.step % self.config.eval_every == 0:
+                    self._evaluate()
+                if self.step % self.config.save_every == 0:
+                    self._save()
+            stopped = stop.asked
+            if stopped is None and self.heldout is not None and self._evaluated_at != self.step:
+                self._evaluate()
+            if self._saved_at != self.step:
+                self._save()
+            if not self.best:
+                self._write_model()
+            paths = self._finish(log)
+            history = log.rows()
+        return PretrainResult(
+            self.run_dir, self.run_dir / "model", self.step, self.seconds, self.tokens, history, dict(self.best),
+            stopped, paths,
+        )  # fmt: skip
+
+    def _train_step(self, batches) -> None:
+        config, window = self.config, self._window
+        began = time.perf_counter()
+        micro = []
+        for _ in range(config.accumulate):
+            epoch, index, batch = next(batches)
+            micro.append(batch.to(self.engine.device))
+            self.place = (epoch, index + 1)
+        window.data_seconds += time.perf_counter() - began
+        labels = sum(batch.mlm_labels.numel() for batch in micro)
+        pairs = sum(batch.num_sequences for batch in micro if batch.nsp_labels is not None)
+        for batch in micro:
+            self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs))
+        lr = config.lr * schedules.by_name(config.schedule)(self.progress, config.warmup)
+        window.grad_norm, window.lr = self.engine.step(lr), lr
+        self.step += 1
+        self.tokens += sum(batch.num_tokens for batch in micro)
+        window.seconds += time.perf_counter() - began
+        window.steps += 1
+        self.console.advance(self.progress, f"step {self.step}")
+        if self.step % config.log_every == 0 or self.progress >= 1.0:
+            self._report()
+
+    def _loss(self, batch: PackedBatch, labels: int, pairs: int) -> torch.Tensor:
+        """This micro-batch's share of the step's loss."""
+        out = self.model(batch)
+        loss = out.mlm_loss * (batch.mlm_labels.numel() / labels)
+        if batch.nsp_labels is not None:
+            loss = loss + out.nsp_loss * (batch.num_sequences / pairs)
+        self._window.add(batch, out, loss, self.model.config)
+        return loss
+
+    def _report(self) -> None:
+        row = self._window.row(self._peak) | {"step": self.step, "epoch": self.place[0]}
+        row |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
+        self._window = _Window()
+        self._record("train", row)
+        self.console.step(row)
+
+    def _evaluate(self) -> None:
+        row = evaluate(self.model, self.heldout, max_tokens=self.config.eval_tokens, engine=self.engine)
+        self.console.heldout(self.step, row)
+        self._record("heldout", row | {"step": self.step})
+        self._evaluated_at = self.step
+        loss = row["mlm_loss"] + row.get("nsp_loss", 0.0)
+        if math.isfinite(loss) and (not self.best or loss < self.best["loss"]):
+            self.best = {**row, "loss": loss, "step": self.step}
+            self._write_model()
+
+    def _record(self, kind: str, row: dict) -> None:
+        values = {name: value for name, value in row.items() if name != "step"}
+        self._log.log(kind, row["step"], **values)
+        for callback in self.callbacks:
+            callback({"kind": kind, **row})
+
+    # --- what is written ---
+
+    def _write_model(self) -> None:
+        """The model directory is replaced as a whole, so that it always holds one model."""
+        target, fresh = self.run_dir / "model", self.run_dir / "model.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        self.model.save_pretrained(fresh)
+        old = self.run_dir / "model.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _save(self) -> None:
+        tensors = {f"model.{name}": value for name, value in _unique(self.model).items()}
+        optimizer_tensors, optimizer_state = checkpoint.optimizer_tensors(
+            self.optimizer, list(self.model.named_parameters())
+        )
+        state = {
+            "step": self.step,
+            "micro_step": self.engine.micro_step,
+            "skipped": self.engine.skipped,
+            "tokens": self.tokens,
+            "place": list(self.place),
+            "seconds": self.seconds,
+            "best": self.best,
+            "tokenizer_sha256": self.data.shards.manifest.tokenizer_sha256,
+            "optimizer": optimizer_state,
+        }
+        protect = [self.best["step"]] if self.best else []
+        checkpoint.save(
+            self.run_dir / "checkpoints",
+            self.step,
+            tensors | optimizer_tensors,
+            state,
+            keep=self.config.keep,
+            protect=protect,
+        )
+        self._saved_at = self.step
+
+    def restore(self, path: Path) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model or vocabulary.
+        """
+        tensors, state, _ = checkpoint.load(path)
+        expected = self.data.shards.manifest.tokenizer_sha256
+        if state["tokenizer_sha256"] != expected:
+            raise CheckpointError(
+                f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
+                f"{expected[:12]})"
+            )
+        weights = _unique(self.model)
+        names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
+        if names != set(weights):
+            raise CheckpointError(
+                f"{path}: its tensors are not this model's: missing {sorted(set(weights) - names)[:3]}, unexpected "
+                f"{sorted(names - set(weights))[:3]}"
+            )
+        with torch.no_grad():
+            for name, value in weights.items():
+                saved = tensors[f"model.{name}"]
+                if saved.shape != value.shape:
+                    raise CheckpointError(
+                        f"{path}: {name} must be {tuple(value.shape)} for this model, got {tuple(saved.shape)}"
+                    )
+                value.copy_(saved)
+        checkpoint.restore_optimizer(self.optimizer, list(self.model.named_parameters()), tensors, state["optimizer"])
+        self.step, self.tokens, self.place = state["step"], state["tokens"], tuple(state["place"])
+        self.engine.micro_step, self.engine.skipped = state["micro_step"], state["skipped"]
+        self._seconds_before, self.best = state["seconds"], state["best"]
+        self._saved_at = self._evaluated_at = self.step
+
+    def _finish(self, log: MetricsLog) -> list[Path]:
+        from .plots import loss_plot
+
+        plot = self.run_dir / "loss.png"
+        baseline = self.best.get("unigram_entropy") if self.best else None
+        loss_plot(log.rows(), plot, baseline=baseline)
+        names = ("model", "checkpoints", "metrics.jsonl", "tensorboard", "config.yaml")
+        return [self.run_dir / name for name in names] + [plot]
+
+    def _header(self) -> str:
+        from ..ops import _dispatch
+
+        config, bert, shards = self.config, self.model.config, self.data.shards
+        served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
+        length = f"{self._total_steps} steps" if self._total_steps else f"{config.max_minutes:g} minutes"
+        return "\n".join(
+            [
+                f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {bert.num_attention_heads} heads, "
+                f"vocabulary {bert.vocab_size}: {self.model.num_parameters():,} parameters",
+                f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens; samples of at most "
+                f"{self.data.config.max_seqlen} tokens",
+                f"training   {length} of {config.accumulate} x {config.token_budget} tokens, lr {config.lr:g}, "
+                f"{config.schedule}, {config.precision}, seed {config.seed}",
+                f"device     {self.engine.device}, {torch.get_num_threads()} threads; peak "
+                f"{self._peak / 1e12:.2f} TFLOP/s ({self._peak_source})",
+                f"backends   {served}",
+            ]
+        )
+
+
+def _unique(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters by name, tied ones once."""
+    return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+def memory_mib(device: torch.device) -> float:
+    """The most memory used so far: the GPU's where the model is on one, else this process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+class _Window:
+    """Sums since the last line."""
+
+    def __init__(self) -> None:
+        self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0
+        self.grad_norm, self.lr = 0.0, 0.0
+        self._loss = self._mlm = self._nsp = 0.0
+        self._mlm_right = self._nsp_right = 0
+        self._labels = self._pairs = self._tokens = 0
+        self._flops = 0.0
+
+    @torch.no_grad()
+    def add(self, batch: PackedBatch, out, loss: torch.Tensor, config) -> None:
+        labels, pairs = batch.mlm_labels.numel(), batch.num_sequences
+        self._loss += float(loss.detach())
+        self._mlm += float(out.mlm_loss.detach()) * labels
+        self._mlm_right += int((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
+        if batch.nsp_labels is not None:
+            self._nsp += float(out.nsp_loss.detach()) * pairs
+            self._nsp_right += int((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum())
+            self._pairs += pairs
+        self._labels += labels
+        self._tokens += batch.num_tokens
+        self._flops += flops.batch_flops(config, batch.cu_seqlens.diff().tolist(), labels)
+
+    def row(self, peak: float) -> dict:
+        labels, seconds = max(self._labels, 1), max(self.seconds, 1e-9)
+        row = {
+            "loss": self._loss / max(self.steps, 1),
+            "mlm_loss": self._mlm / labels,
+            "mlm_acc": self._mlm_right / labels,
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+            "tokens_per_second": self._tokens / seconds,
+            "mfu": self._flops / seconds / peak,
+            "data_seconds": self.data_seconds,
+            "seconds": seconds,
+        }
+        if self._pairs:
+            row |= {"nsp_loss": self._nsp / self._pairs, "nsp_acc": self._nsp_right / self._pairs}
+        return row

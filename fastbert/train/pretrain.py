@@ -1,0 +1,161 @@
+"""Pre-training from shards to a model directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..config import BertConfig
+from ..data.pretraining import PretrainingData
+from ..data.shards import ShardSet
+from ..errors import CheckpointError, InputError
+from . import checkpoint
+from .config import PretrainConfig
+from .console import Console
+from .loop import PretrainLoop
+
+_log = logging.getLogger("fastbert")
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a run came to.
+
+    Args:
+        run_dir, model_dir: where everything is, and the model with the least held-out loss in it.
+        steps, seconds, tokens: done in the whole run, across resumes.
+        history: the rows of metrics.jsonl.
+        heldout: the figures of the model in model_dir; empty without held-out documents.
+        interrupted: the name of the signal that ended it early, or None.
+        paths: what was written.
+    """
+
+    run_dir: Path
+    model_dir: Path
+    steps: int
+    seconds: float
+    tokens: int
+    history: list[dict]
+    heldout: dict = field(default_factory=dict)
+    interrupted: str | None = None
+    paths: list[Path] = field(default_factory=list)
+
+
+def pretrain(
+    config: PretrainConfig,
+    *,
+    model: torch.nn.Module | None = None,
+    data: PretrainingData | None = None,
+    heldout: PretrainingData | None = None,
+    callbacks: Sequence[Callable[[dict], None]] = (),
+    quiet: bool = False,
+) -> PretrainResult:
+    """Pre-trains a model; Ctrl-C and SIGTERM save and return.
+
+    Args:
+        config: the recipe.
+        model: in place of ``config.model``; needs the pre-training heads' outputs (`BertForPreTraining`).
+        data, heldout: in place of the splits in ``config.data``.
+        callbacks: called with every row that goes into metrics.jsonl.
+        quiet: print nothing.
+
+    Raises:
+        InputError: options, data and model do not fit together; found out before anything is written.
+        DataError: the data directory is damaged.
+        CheckpointError: weights or a checkpoint cannot be read, or a checkpoint cannot be written.
+        TrainingDiverged: the gradient was not finite five steps in a row.
+    """
+    if not config.out:
+        raise InputError("a run needs a directory, out, got none")
+    if config.steps is None and config.epochs is None and config.max_minutes is None:
+        raise InputError("expected steps, epochs or max_minutes to say how long to train, got none of them")
+    run_dir = Path(config.out)
+    resume_from = _resume_point(config, run_dir)
+    if data is None:
+        data, heldout = _open_data(config)
+    if model is None:
+        model = build_model(config, data)
+    _check_fit(config, model, data)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
+    console = Console(quiet)
+    loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks)
+    if resume_from is not None:
+        loop.restore(resume_from)
+        console.say(f"resumed from {resume_from} at step {loop.step}")
+    return loop.run()
+
+
+def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
+    """The checkpoint to go on from, or None to start anew."""
+    checkpoints = run_dir / "checkpoints"
+    if config.resume is None:
+        if checkpoints.is_dir() and any(checkpoints.iterdir()):
+            raise InputError(f"{run_dir} already holds a run: resume it with --resume auto, or choose another --out")
+        return None
+    if config.resume != "auto":
+        checkpoint.verify(config.resume)
+        return Path(config.resume)
+    newest, skipped = checkpoint.latest_valid(checkpoints)
+    for path, reason in skipped:
+        _log.warning("checkpoint %s was skipped: %s", path, reason)
+    if newest is None and skipped:
+        raise CheckpointError(
+            f"{checkpoints}: none of its {len(skipped)} checkpoints is valid; the first: {skipped[0]}"
+        )
+    return newest
+
+
+def _open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
+    if not config.data:
+        raise InputError("pre-training needs a data directory, made by `fastbert prepare`, got none")
+    data = PretrainingData(ShardSet.open(config.data, "train"), config.samples)
+    if not (Path(config.data) / "heldout").is_dir():
+        return data, None
+    shards = ShardSet.open(config.data, "heldout")
+    return data, PretrainingData(shards, config.samples) if shards.num_documents else None
+
+
+def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Module:
+    """The model that ``config.model`` names: new weights of a named size, or those of a directory."""
+    from ..models import BertForPreTraining
+
+    rates = {}
+    if config.dropout is not None:
+        rates = {"hidden_dropout_prob": config.dropout, "attention_probs_dropout_prob": config.dropout}
+    manifest = data.shards.manifest
+    if os.path.isdir(config.model):
+        model = BertForPreTraining.from_pretrained(config.model, **rates)
+    else:
+        sizes = {"vocab_size": manifest.vocab_size, "pad_token_id": manifest.special_ids.pad}
+        bert = BertConfig.from_name(config.model, **sizes, **rates)
+        if bert.max_position_embeddings < config.samples.max_seqlen:
+            bert.max_position_embeddings = config.samples.max_seqlen
+        torch.manual_seed(config.seed)
+        model = BertForPreTraining(bert)
+    model.tokenizer_source = data.shards.directory
+    return model
+
+
+def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingData) -> None:
+    bert, manifest = model.config, data.shards.manifest
+    if data.config.max_seqlen > bert.max_position_embeddings:
+        raise InputError(
+            f"max_seqlen {data.config.max_seqlen} is over the model's max_position_embeddings "
+            f"{bert.max_position_embeddings}"
+        )
+    if manifest.vocab_size > bert.vocab_size:
+        raise InputError(
+            f"the data's vocabulary has {manifest.vocab_size} tokens, but the model's vocab_size is {bert.vocab_size}"
+        )
+    if config.token_budget < data.config.max_seqlen:
+        raise InputError(
+            f"token_budget must hold a sample of max_seqlen {data.config.max_seqlen} tokens, got {config.token_budget}"
+        )
