@@ -34,9 +34,6 @@ class Finetune(FinetuneConfig):
     out: Annotated[Path, arg(metavar="OUT")]
     """The run directory to make."""
 
-    def __post_init__(self) -> None:
-        """The recipe is checked in `run`: tyro would wrap its sentence in a box of its own."""
-
 
 def run(args: Finetune) -> None:
     """Reads everything, then trains: what does not fit is told before anything is written."""

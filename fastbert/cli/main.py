@@ -6,9 +6,11 @@ Modules are imported only when their command is asked for, and import torch only
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import inspect
+import io
 import os
 import re
 import signal
@@ -66,20 +68,41 @@ def run_command(command: str, argv: Sequence[str]) -> None:
     """Parses a command's options and runs it.
 
     Raises:
-        SystemExit: tyro answered (help, or an option it could not read).
+        SystemExit: help was asked for, or an option could not be read.
+    """
+    options = command_class(command)
+    args = parse(options, f"fastbert {command}", argv)
+    sys.modules[options.__module__].run(args)
+
+
+def parse(options: type, prog: str, argv: Sequence[str]):
+    """An instance of the dataclass from the command line.
+
+    Raises:
+        FastbertError: the dataclass refused a value, in its own words; tyro would put a box around them.
+        SystemExit: tyro answered and said why.
     """
     import tyro
 
-    options = command_class(command)
-    args = tyro.cli(
-        options,
-        prog=f"fastbert {command}",
-        args=list(argv),
-        # tyro's own reading of a docstring drops the example.
-        description=inspect.cleandoc(options.__doc__ or ""),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    sys.modules[options.__module__].run(args)
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(
+                options,
+                prog=prog,
+                args=list(argv),
+                # tyro's own reading of a docstring drops the example.
+                description=inspect.cleandoc(options.__doc__ or ""),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        cause = stop.__context__
+        while cause is not None:
+            if isinstance(cause, FastbertError):
+                raise cause from None
+            cause = cause.__context__
+        sys.stderr.write(told.getvalue())
+        raise
 
 
 def explain(error: Exception) -> tuple[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 
-from .. import rng
 from ..errors import InputError
 from .base import Example, Row, Task, check_fit
 from .batching import training_batches
@@ -121,40 +119,32 @@ def _train_epoch(stepper: _Stepper, batches: list, run: FinetuneRun | None, on_s
 
 
 class _Stepper:
-    """One optimiser step a batch: forward and backward on packed tokens, clipping, AdamW, linear schedule."""
+    """One optimiser step a batch, by the engine that pre-training uses; AdamW with a linear schedule."""
 
     def __init__(self, model, task: Task, examples: Sequence[Example], config: FinetuneConfig, total: int):
         from .. import optim
+        from ..train.engine import LocalEngine
 
         self.model, self.task, self.examples, self.config, self.total = model, task, examples, config, total
+        self.warmup = round(config.warmup * total)
         self.count = 0
-        self.device = next(model.parameters()).device
         groups = optim.param_groups(model, config.weight_decay)
-        self.optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
+        optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
+        self.engine = LocalEngine(model, optimizer, precision=config.precision, clip=config.clip, seed=config.seed)
 
     def step(self, indices: Sequence[int]) -> dict:
         """Trains on these examples; returns step, loss, grad_norm, lr and tokens."""
         from ..optim import schedules
 
-        config = self.config
         batch, labels = self.task.collate([self.examples[index] for index in indices])
-        batch = batch.to(self.device)
-        labels = {name: value.to(self.device) for name, value in labels.items()}
-        lr = config.lr * schedules.linear(self.count, self.total, round(config.warmup * self.total))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        batch = batch.to(self.engine.device)
+        labels = {name: value.to(self.engine.device) for name, value in labels.items()}
         self.model.train()
-        bf16 = torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16")
-        with rng.use(rng.DropoutKey(config.seed, self.count)), bf16:
-            loss = self.model(batch, **labels).loss
-        loss.backward()
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
-        if not math.isfinite(grad_norm):
-            raise InputError(f"training diverged at step {self.count + 1}: the gradient's norm is {grad_norm}")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.engine.backward(lambda: self.model(batch, **labels).loss)
+        lr = self.config.lr * schedules.linear(self.count, self.total, self.warmup)
+        grad_norm = self.engine.step(lr)
         self.count += 1
-        return {"step": self.count, "loss": loss.item(), "grad_norm": grad_norm, "lr": lr, "tokens": batch.num_tokens}
+        return {"step": self.count, "loss": float(loss), "grad_norm": grad_norm, "lr": lr, "tokens": batch.num_tokens}
 
 
 class _Best:
