@@ -1,0 +1,185 @@
+"""Weights in and out of a model under Hugging Face's names.
+
+Every published variant of the names is brought to one form, that of transformers' ``BertForPreTraining``
+(``bert.embeddings...``, ``bert.encoder...``, ``bert.pooler...``, ``cls...``), and the model's own names too, so that a
+bare BertModel's file loads into a model with a head and the other way round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError
+from .saving import save_directory
+from .weight_files import read_state_dict
+
+__all__ = ["LoadReport", "canonical_keys", "canonical_name", "load_into", "read_state_dict", "save_directory"]
+
+_logger = logging.getLogger("fastbert")
+
+# What torch.compile, FSDP and checkpoint wrappers put into names; "module." is DataParallel's and stands in front.
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_BARE = ("embeddings.", "encoder.", "pooler.")
+_LAYER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# Buffers that older releases of transformers saved and newer ones compute.
+_COMPUTED = ("embeddings.position_ids", "embeddings.token_type_ids")
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a load did: canonical names.
+
+    Args:
+        missing: of the model, not in the file.
+        unexpected: of the file, not in the model.
+        mismatched: in both, with another shape or kind of number.
+        newly_initialised: the missing ones that hold fresh values (heads and pooler).
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[str, ...]
+    newly_initialised: tuple[str, ...]
+
+
+def canonical_name(name: str, prefix: str = "bert") -> str:
+    """One name in the form of transformers' BertForPreTraining."""
+    name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    for old, new in _LAYER_NORM.items():
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    if name.startswith(_BARE):
+        name = f"{prefix}.{name}"
+    # The decoder's bias is one tensor under two names, of which every release has the first.
+    return "cls.predictions.bias" if name == "cls.predictions.decoder.bias" else name
+
+
+def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[str, Tensor]:
+    """The same tensors under the names of transformers' BertForPreTraining; computed buffers are left out.
+
+    Raises:
+        CheckpointError: two different tensors come to the same name.
+    """
+    canonical: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        new = canonical_name(name, prefix)
+        if new.endswith(_COMPUTED):
+            continue
+        held = canonical.setdefault(new, tensor)
+        if held is not tensor and not (held.shape == tensor.shape and torch.equal(held, tensor)):
+            raise CheckpointError(f"{name}: expected one tensor for {new}, got two that differ")
+    return canonical
+
+
+def load_into(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "bert", source) -> LoadReport:
+    """Copies a state dictionary of any variant into a model, in the model's dtype; all or nothing.
+
+    Args:
+        model: holds its encoder as the attribute ``prefix``, or is a bare BertModel. On the meta device it is given
+            tensors of its own on the CPU; elsewhere its parameters are written in place.
+        state: names to tensors, as ``read_state_dict`` gives them.
+        source: what messages call the origin, a path.
+
+    Raises:
+        CheckpointError: a tensor of the embeddings or the encoder is missing, or a shape differs; nothing was written.
+    """
+    state = canonical_keys(state, prefix)
+    own: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        own.setdefault(canonical_name(name, prefix), tensor)
+    own = {name: tensor for name, tensor in own.items() if not name.endswith(_COMPUTED)}
+
+    # A tied parameter has several names, and any of them in the file will do: the first, the embedding's, wins.
+    found: dict[int, str] = {}
+    for name, tensor in own.items():
+        if name in state:
+            found.setdefault(id(tensor), name)
+    missing = tuple(name for name, tensor in own.items() if id(tensor) not in found)
+    unexpected = tuple(name for name in state if name not in own)
+    mismatched = tuple(name for name, tensor in own.items() if name in state and not _fits(state[name], tensor))
+    needed = tuple(name for name in missing if name.startswith((f"{prefix}.embeddings.", f"{prefix}.encoder.")))
+    if needed or mismatched:
+        shapes = [f"{n} is {tuple(state[n].shape)} for {tuple(own[n].shape)}" for n in mismatched]
+        raise CheckpointError(
+            f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
+            f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
+        )
+
+    values = {key: state[name] for key, name in found.items()}
+    _assign(model, values) if any(t.is_meta for t in own.values()) else _copy(own, values)
+    if missing:
+        _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", missing))
+    if unexpected:
+        # Pre-training heads in the file of a model without them are the normal case; an unknown encoder tensor is not.
+        strange = any(name.startswith(f"{prefix}.") and not name.startswith(f"{prefix}.pooler.") for name in unexpected)
+        _logger.log(logging.WARNING if strange else logging.INFO, "%s: %s", source, _shown("not used", unexpected))
+    return LoadReport(missing, unexpected, mismatched, missing)
+
+
+def _fits(value: Tensor, parameter: Tensor) -> bool:
+    return value.shape == parameter.shape and value.is_floating_point() == parameter.is_floating_point()
+
+
+def _shown(what: str, names) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} {what}" + (f" ({', '.join(names[:_SHOWN])}{more})" if names else "")
+
+
+@torch.no_grad()
+def _copy(own: Mapping[str, Tensor], values: Mapping[int, Tensor]) -> None:
+    for parameter in {id(tensor): tensor for tensor in own.values()}.values():
+        if id(parameter) in values:
+            parameter.copy_(values[id(parameter)])
+
+
+@torch.no_grad()
+def _assign(model: nn.Module, values: Mapping[int, Tensor]) -> None:
+    """Replaces the tensors of a model on the meta device; what the file lacks is initialised as BERT is."""
+    made: dict[int, Tensor] = {}
+    fresh: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in made:
+            # A copy, not a view: what safetensors returns is the file itself, mapped into memory.
+            value = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
+            if id(tensor) in values:
+                value.copy_(values[id(tensor)])
+            elif not tensor.is_meta:
+                value.copy_(tensor)
+            if isinstance(tensor, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = value
+            if id(tensor) not in values and tensor.is_meta:
+                fresh.add(id(value))
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, made[id(tensor)])
+    std = getattr(getattr(model, "config", None), "initializer_range", 0.02)
+    for module in model.modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in fresh:
+                _initialise(module, leaf, parameter, std)
+        for leaf, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta or id(buffer) in fresh:
+                setattr(module, leaf, _computed_buffer(leaf, buffer))
+
+
+def _initialise(module: nn.Module, leaf: str, parameter: Tensor, std: float) -> None:
+    if leaf == "bias":
+        parameter.zero_()
+    elif isinstance(module, nn.LayerNorm) or parameter.dim() == 1:
+        parameter.fill_(1.0)
+    else:
+        parameter.normal_(0.0, std)
+
+
+def _computed_buffer(leaf: str, buffer: Tensor) -> Tensor:
+    if leaf == "position_ids":
+        return torch.arange(buffer.shape[-1], dtype=buffer.dtype).expand(buffer.shape).clone()
+    return torch.zeros(buffer.shape, dtype=buffer.dtype)

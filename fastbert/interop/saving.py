@@ -1,0 +1,132 @@
+"""Writes a model as a Hugging Face directory: weights, config.json, the tokenizer's files; complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import CheckpointError
+from .weight_files import SAFETENSORS
+
+TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], tokenizer_source=None) -> Path:
+    """Writes model.safetensors, config.json and the tokenizer's files into a directory, and returns it.
+
+    Everything is first written and flushed under temporary names: a full disk leaves what was there before.
+
+    Args:
+        model: names as Hugging Face's; a tied tensor is written once, under its first name.
+        config_dict: the content of config.json; ``architectures``, ``model_type`` and ``dtype`` are the model's.
+        tokenizer_source: a directory (or a vocab.txt) whose tokenizer files are copied unchanged, or None.
+
+    Raises:
+        CheckpointError: a file cannot be written, or the model or the tokenizer has nothing to write.
+    """
+    model = _unwrapped(model)
+    directory = Path(directory)
+    state = _tensors(model)
+    copies = _tokenizer_files(tokenizer_source)
+    floating = next((str(t.dtype).removeprefix("torch.") for t in state.values() if t.is_floating_point()), None)
+    config = {
+        **{name: value for name, value in config_dict.items() if name != "torch_dtype"},
+        "architectures": [type(model).__name__],
+        "model_type": "bert",
+        "dtype": floating,
+    }
+    text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
+    writers: dict[str, Callable[[Path], Any]] = {
+        SAFETENSORS: lambda path: _write_safetensors(state, path),
+        "config.json": lambda path: path.write_text(text, encoding="utf-8"),
+    }
+    for source in copies:
+        writers[source.name] = lambda path, source=source: path.write_bytes(source.read_bytes())
+    _write_all(directory, writers)
+    return directory
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's and DataParallel's wrappers."""
+    while True:
+        inner = model._modules.get("_orig_mod") or model._modules.get("module")
+        if inner is None:
+            return model
+        model = inner
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What the file holds: each tensor once, contiguous, on the CPU."""
+    from .checkpoint import _COMPUTED, _WRAPPERS
+
+    state: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen or name.endswith(_COMPUTED):
+            continue
+        seen.add(id(tensor))
+        if tensor.is_meta:
+            raise CheckpointError(f"{name}: expected a tensor with values to save, got one on the meta device")
+        # Names inside a module compiled or wrapped on its own are still those of the plain model.
+        plain = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+        tensor = tensor.detach().cpu().contiguous()
+        # safetensors refuses two names over one storage: a view of another's memory is written from its own copy.
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        state[plain] = tensor if whole else tensor.clone()
+    if not state:
+        raise CheckpointError(f"{type(model).__name__}: expected a model with weights to save, got none")
+    return state
+
+
+def _tokenizer_files(source) -> list[Path]:
+    if source is None:
+        return []
+    source = Path(source)
+    if source.is_file():
+        return [source] if source.name in TOKENIZER_FILES else []
+    return [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+
+
+def _write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(state), path, metadata={"format": "pt"})  # transformers 4 refuses metadata without the format
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> None:
+    """Writes every file under a temporary name, flushes it, and renames all when all are complete."""
+    partial: dict[str, Path] = {}
+    name = ""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, write in writers.items():
+            partial[name] = directory / f".{name}.tmp-{os.getpid()}"
+            write(partial[name])
+            _flush(partial[name])
+        for name in partial:
+            os.replace(partial[name], directory / name)
+        _flush(directory)
+    except OSError as error:
+        raise CheckpointError(f"{directory / name}: expected to write it, got: {error.strerror or error}") from error
+    finally:
+        for path in partial.values():
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,167 @@
+"""Reads the weight files of a Hugging Face directory into a dictionary of tensors; nothing in them is trusted."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+SAFETENSORS = "model.safetensors"
+PICKLE = "pytorch_model.bin"
+_MAX_INDEX_BYTES = 64 << 20
+_MAX_SHARDS = 4096
+_MAX_TENSORS = 1_000_000
+_OTHER_FRAMEWORKS = ("*.ckpt.index", "*.ckpt.meta", "*.ckpt.data-*", "checkpoint", "tf_model.h5", "flax_model.msgpack")
+
+
+def read_state_dict(directory) -> dict[str, Tensor]:
+    """The tensors of a Hugging Face directory, on the CPU, under the names that its files give them.
+
+    The first found of: model.safetensors, model.safetensors.index.json with its shards, pytorch_model.bin,
+    pytorch_model.bin.index.json with its shards. Pickled files are read with ``weights_only=True``.
+
+    Raises:
+        CheckpointError: no weights, a damaged file, a shard name that leads out of the directory, a pickle that holds
+            more than tensors, or a checkpoint of TensorFlow or Flax.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: expected a directory with {SAFETENSORS} or {PICKLE}, found no directory")
+    for name in (SAFETENSORS, PICKLE):
+        single, index = directory / name, directory / f"{name}.index.json"
+        if single.is_file():
+            return _read_file(single)
+        if index.is_file():
+            return _read_shards(directory, index)
+    for pattern in _OTHER_FRAMEWORKS:
+        found = next(directory.glob(pattern), None)
+        if found is not None:
+            raise CheckpointError(
+                f"{found}: reading TensorFlow and Flax checkpoints is not in this release; "
+                f"expected {SAFETENSORS} or {PICKLE}"
+            )
+    raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither")
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    state = _read_pickle(path) if path.suffix == ".bin" else _read_safetensors(path)
+    if len(state) > _MAX_TENSORS:
+        raise CheckpointError(f"{path}: expected at most {_MAX_TENSORS} tensors, got {len(state)}")
+    return state
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    # The format checks every offset against the file's size, so it cannot claim more memory than the file has.
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: expected a safetensors file, got one that cannot be read: {error}") from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    # CVE-2025-32434: before 2.6, weights_only=True could still run code of the file.
+    if torch.__version__ < (2, 6):
+        raise CheckpointError(f"{path}: reading a pickled checkpoint safely needs torch 2.6, got {torch.__version__}")
+    size = path.stat().st_size
+    _check_zip(path, size)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle may raise nearly any type
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise CheckpointError(
+            f"{path}: expected a file of tensors, got one that is damaged or holds other objects: {reason[0]:.200}"
+        ) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: expected a dictionary of tensors, got {type(state).__name__}")
+    return {_check_name(path, name): _check_tensor(path, name, value, size) for name, value in state.items()}
+
+
+def _check_zip(path: Path, size: int) -> None:
+    """torch.save stores without compression: records that unpack to more than the file are a bomb."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(record.file_size for record in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected a file of torch.save, got a damaged archive: {error}") from error
+    if unpacked > size:
+        raise CheckpointError(f"{path}: expected at most the file's {size} bytes of records, got {unpacked}")
+
+
+def _check_name(path: Path, name: Any) -> str:
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path}: expected names of tensors, got a key of type {type(name).__name__}")
+    return name
+
+
+def _check_tensor(path: Path, name: str, value: Any, size: int) -> Tensor:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
+        raise CheckpointError(f"{path}: expected {name!r:.100} to be a dense tensor, got {type(value).__name__}")
+    # A view with stride 0 may claim any shape over a few bytes, and a copy of it any memory.
+    if value.numel() * value.element_size() > size:
+        raise CheckpointError(
+            f"{path}: expected {name!r:.100} to be no larger than the file, got shape {tuple(value.shape)}"
+        )
+    return value.detach()
+
+
+def _read_shards(directory: Path, index: Path) -> dict[str, Tensor]:
+    weight_map = _read_index(index)
+    by_shard: dict[str, list[str]] = {}
+    for name, shard in weight_map.items():
+        by_shard.setdefault(shard, []).append(name)
+    if len(by_shard) > _MAX_SHARDS:
+        raise CheckpointError(f"{index}: expected at most {_MAX_SHARDS} shards, got {len(by_shard)}")
+    paths = {shard: _shard_path(directory, index, shard) for shard in by_shard}
+    state: dict[str, Tensor] = {}
+    for shard, names in by_shard.items():
+        held = _read_file(paths[shard])
+        absent = [name for name in names if name not in held]
+        if absent:
+            raise CheckpointError(
+                f"{paths[shard]}: expected the {len(names)} tensors that {index.name} lists, got none named {absent[0]}"
+            )
+        state.update((name, held[name]) for name in names)
+    return state
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        size = index.stat().st_size
+        if size > _MAX_INDEX_BYTES:
+            raise CheckpointError(f"{index}: expected at most {_MAX_INDEX_BYTES} bytes, got {size}")
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{index}: expected JSON, got something that cannot be read: {error}") from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{index}: expected a weight_map from names of tensors to names of files, found none")
+    return weight_map
+
+
+def _shard_path(directory: Path, index: Path, shard: str) -> Path:
+    """The path of a shard, which must be a plain file name of the index's own directory and format."""
+    suffix = Path(index.name.removesuffix(".index.json")).suffix
+    plain = shard == Path(shard).name and "\\" not in shard and "\0" not in shard and ":" not in shard
+    if not plain or not shard.endswith(suffix):
+        raise CheckpointError(f"{index}: expected names of {suffix} files in its own directory, got {shard!r:.200}")
+    path = directory / shard
+    if not path.is_file():
+        raise CheckpointError(f"{index}: expected the shard {shard}, found no such file")
+    home, target = directory.resolve(), path.resolve()
+    roots = [home]
+    if home.parent.name == "snapshots":  # the hub's cache links each snapshot's files to its own blobs
+        roots.append(home.parent.parent / "blobs")
+    if not any(target.is_relative_to(root) for root in roots):
+        raise CheckpointError(f"{index}: expected the shard {shard} in its own directory, got a link out of it")
+    return path
