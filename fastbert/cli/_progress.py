@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -34,3 +35,20 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[...,
             bar.update(task, advance=count, total=total)
 
         yield advance
+
+
+@contextlib.contextmanager
+def corpus_progress(label: str, files: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+    """A bar in megabytes of text; yields a function that takes bytes. Of .gz files the size of the text is unknown."""
+    known = not any(file.suffix == ".gz" for file in files)
+    total = sum(file.stat().st_size for file in files) // 1_000_000 if known else None
+    with progress(label, total, "MB") as advance:
+        done = 0
+
+        def advance_bytes(count: int) -> None:
+            nonlocal done
+            before, done = done // 1_000_000, done + count
+            if done // 1_000_000 > before:
+                advance(done // 1_000_000 - before)
+
+        yield advance_bytes

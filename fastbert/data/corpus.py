@@ -18,6 +18,9 @@ MAX_LINE_BYTES = 16 << 20
 # A longer run of lines without a blank one is cut into several documents, so that memory stays bounded.
 MAX_DOCUMENT_CHARS = 4 << 20
 
+# A progress bar that moves with every line would cost more than the reading.
+_REPORT_BYTES = 1 << 18
+
 _TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl")
 
 
@@ -104,14 +107,18 @@ def _kind(path: Path) -> str:
 def _read_lines(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, and the lines decoded and stripped."""
     opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
+    number = unreported = 0
     try:
         with opener(path, "rb") as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 yield number, _decode(path, number, line, errors)
-                if on_bytes is not None:
-                    on_bytes(len(line))
+                unreported += len(line)
+                if on_bytes is not None and unreported >= _REPORT_BYTES:
+                    on_bytes(unreported)
+                    unreported = 0
+        if on_bytes is not None:
+            on_bytes(unreported)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{path}: expected a whole gzip file, got a damaged one after line {number} ({error})"

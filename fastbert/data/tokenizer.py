@@ -128,6 +128,18 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
     return paths
 
 
+def save_vocab(tokenizer: Tokenizer, path: str | Path) -> list[Path]:
+    """Writes the vocabulary alone, one token a line; a vocab.txt gets its tokenizer_config.json beside it."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    paths = [path]
+    write_whole(path, vocab_text(tokenizer))
+    if path.name == "vocab.txt":
+        paths.append(path.with_name("tokenizer_config.json"))
+        write_whole(paths[1], config_text(tokenizer))
+    return paths
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file whole or not at all."""
     part, content = path.with_name(path.name + ".part"), text.encode("utf-8")

@@ -1,0 +1,87 @@
+"""``fastbert prepare``: token shards from text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Prepare:
+    """Turns text files into token shards with document and sentence boundaries, for pre-training.
+
+    Text has a sentence or a paragraph a line and a blank line between documents; .jsonl with a "text" field, .gz of
+    both, and directories are read too. Paragraphs are cut into sentences.
+
+    Example:
+        fastbert prepare books.txt --vocab vocab.txt --heldout 0.02 --out DATA
+    """
+
+    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]")]]
+    """Text files or directories."""
+    vocab: Annotated[Path, arg(metavar="PATH")]
+    """A vocab.txt, a tokenizer.json, or a directory that holds one."""
+    out: Annotated[Path, arg(metavar="DATA")]
+    """The directory to write; it appears whole or not at all."""
+    heldout: float = 0.0
+    """Share of the documents kept for evaluation, chosen by their text."""
+    num_workers: int | None = None
+    """Processes; by default one a core."""
+    errors: Literal["strict", "replace"] = "strict"
+    """Bytes that are not UTF-8: an error that names file and line, or U+FFFD in their place."""
+    segment: Literal["auto", "always", "never"] = "auto"
+    """Cut lines into sentences: where a document's lines are paragraphs, always, or never."""
+    shard_tokens: int = 1 << 24
+    """Tokens in a shard."""
+    overwrite: bool = False
+    """Replace prepared data that is there."""
+
+
+def run(args: Prepare) -> None:
+    """Writes the shards and prints what they hold."""
+    from ..data.corpus import corpus_files
+    from ..data.prepare import prepare
+    from ._progress import corpus_progress
+
+    files = corpus_files(args.corpus)
+    with corpus_progress("preparing", files) as advance:
+        manifest = prepare(
+            files,
+            args.vocab,
+            args.out,
+            heldout=args.heldout,
+            num_workers=args.num_workers,
+            errors=args.errors,
+            segment=args.segment,
+            overwrite=args.overwrite,
+            shard_tokens=args.shard_tokens,
+            progress=advance,
+        )
+    tokens = 0
+    for split, count in manifest.counts.items():
+        tokens += count["tokens"]
+        print(
+            f"{split}: {count['documents']:,} documents, {count['sentences']:,} sentences, {count['tokens']:,} tokens, "
+            f"{len(manifest.splits[split])} shard{'s'[: len(manifest.splits[split]) != 1]}"
+        )
+    print(f"[UNK]: {100 * manifest.unknown_tokens / tokens:.3f} % of the tokens")
+    print(f"masking by default: {_default_shares(args.out)}")
+    print(args.out)
+
+
+def _default_shares(directory: Path) -> str:
+    """The realised shares of masks and pairs, with the default options, in the first shard of the training split."""
+    from dataclasses import replace
+
+    from ..data.pretraining import PretrainingConfig, PretrainingData, realised_shares
+    from ..data.shards import ShardSet
+
+    whole = ShardSet.open(directory)
+    manifest = replace(whole.manifest, splits={"train": whole.manifest.splits["train"][:1]})
+    shards = ShardSet(whole.directory, "train", manifest)
+    config = PretrainingConfig(nsp=shards.num_documents > 1)
+    # Once through a small corpus is what there is to see; a large one shows itself in a million tokens.
+    return str(realised_shares(PretrainingData(shards, config), max_tokens=min(1_000_000, shards.num_tokens)))

@@ -1,0 +1,56 @@
+"""``fastbert vocab``: a WordPiece vocabulary from text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Vocab:
+    """Trains a WordPiece vocabulary on text files.
+
+    Text has a sentence or a paragraph a line; .jsonl with a "text" field, .gz of both, and directories are read too.
+
+    Example:
+        fastbert vocab books.txt --size 30522 --out vocab.txt
+    """
+
+    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]")]]
+    """Text files or directories."""
+    out: Annotated[Path, arg(metavar="PATH")]
+    """A .txt file for the vocabulary (a vocab.txt gets its tokenizer_config.json beside it), or a directory for
+    vocab.txt, tokenizer_config.json and tokenizer.json."""
+    size: int = 30522
+    """Number of tokens, the five special ones included; a small corpus may give fewer."""
+    cased: bool = False
+    """Keep capitals and accents; otherwise text is lower-cased and accents go."""
+    min_frequency: int = 2
+    """How often two pieces must meet to become one."""
+    errors: Literal["strict", "replace"] = "strict"
+    """Bytes that are not UTF-8: an error that names file and line, or U+FFFD in their place."""
+
+
+def run(args: Vocab) -> None:
+    """Trains and writes the vocabulary."""
+    from ..data.corpus import corpus_files, read_raw_documents
+    from ..data.tokenizer import save_tokenizer, save_vocab, train_wordpiece
+    from ..errors import InputError
+    from ._progress import corpus_progress
+
+    files = corpus_files(args.corpus)
+    to_file = args.out.suffix == ".txt"
+    if args.out.is_dir() if to_file else args.out.is_file():
+        raise InputError(f"{args.out}: expected a .txt file or a directory to write, got the other kind there")
+    with corpus_progress("reading", files) as advance:
+        texts = (line for document in read_raw_documents(files, args.errors, advance) for line in document.lines)
+        tokenizer = train_wordpiece(texts, args.size, not args.cased, min_frequency=args.min_frequency)
+    paths = save_vocab(tokenizer, args.out) if to_file else save_tokenizer(tokenizer, args.out)
+    size = tokenizer.get_vocab_size()
+    few = f", of the {args.size:,} asked for: the corpus has no more" if size < args.size else ""
+    print(f"{size:,} tokens ({'cased' if args.cased else 'uncased'}){few}")
+    for path in paths:
+        print(path)
