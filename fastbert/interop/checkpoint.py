@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from .names import canonical_name, is_computed
 from .saving import save_directory
 from .weight_files import read_state_dict
 
@@ -22,12 +23,6 @@ __all__ = ["LoadReport", "canonical_keys", "canonical_name", "load_into", "read_
 
 _logger = logging.getLogger("fastbert")
 
-# What torch.compile, FSDP and checkpoint wrappers put into names; "module." is DataParallel's and stands in front.
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-_BARE = ("embeddings.", "encoder.", "pooler.")
-_LAYER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# Buffers that older releases of transformers saved and newer ones compute.
-_COMPUTED = ("embeddings.position_ids", "embeddings.token_type_ids")
 _SHOWN = 10
 
 
@@ -48,20 +43,6 @@ class LoadReport:
     newly_initialised: tuple[str, ...]
 
 
-def canonical_name(name: str, prefix: str = "bert") -> str:
-    """One name in the form of transformers' BertForPreTraining."""
-    name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    for old, new in _LAYER_NORM.items():
-        if name.endswith(old):
-            name = name.removesuffix(old) + new
-    if name.startswith(_BARE):
-        name = f"{prefix}.{name}"
-    # The decoder's bias is one tensor under two names, of which every release has the first.
-    return "cls.predictions.bias" if name == "cls.predictions.decoder.bias" else name
-
-
 def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[str, Tensor]:
     """The same tensors under the names of transformers' BertForPreTraining; computed buffers are left out.
 
@@ -71,7 +52,7 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
     canonical: dict[str, Tensor] = {}
     for name, tensor in state.items():
         new = canonical_name(name, prefix)
-        if new.endswith(_COMPUTED):
+        if is_computed(new):
             continue
         held = canonical.setdefault(new, tensor)
         if held is not tensor and not (held.shape == tensor.shape and torch.equal(held, tensor)):
@@ -95,7 +76,7 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "b
     own: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         own.setdefault(canonical_name(name, prefix), tensor)
-    own = {name: tensor for name, tensor in own.items() if not name.endswith(_COMPUTED)}
+    own = {name: tensor for name, tensor in own.items() if not is_computed(name)}
 
     # A tied parameter has several names, and any of them in the file will do: the first, the embedding's, wins.
     found: dict[int, str] = {}

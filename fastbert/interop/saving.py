@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from .names import is_computed, unwrapped_name
 from .weight_files import SAFETENSORS
 
 TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -63,22 +64,18 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """What the file holds: each tensor once, contiguous, on the CPU."""
-    from .checkpoint import _COMPUTED, _WRAPPERS
-
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen or name.endswith(_COMPUTED):
+        if id(tensor) in seen or is_computed(name):
             continue
         seen.add(id(tensor))
         if tensor.is_meta:
             raise CheckpointError(f"{name}: expected a tensor with values to save, got one on the meta device")
-        # Names inside a module compiled or wrapped on its own are still those of the plain model.
-        plain = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
         tensor = tensor.detach().cpu().contiguous()
         # safetensors refuses two names over one storage: a view of another's memory is written from its own copy.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        state[plain] = tensor if whole else tensor.clone()
+        state[unwrapped_name(name)] = tensor if whole else tensor.clone()
     if not state:
         raise CheckpointError(f"{type(model).__name__}: expected a model with weights to save, got none")
     return state

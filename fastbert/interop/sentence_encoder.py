@@ -1,0 +1,280 @@
+"""Sentence vectors from a sentence-transformers directory or from a plain BERT, computed without padding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.tokenizer import load_tokenizer
+from ..errors import InputError
+from ..models import BertModel
+from ..packing import PackedBatch
+
+_POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_TOKENIZE_AT_ONCE = 4096
+
+
+def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
+    """One vector per sequence.
+
+    Args:
+        hidden: (T, H) floating.
+        cu_seqlens: (B+1,) int32; no sequence is empty.
+        mode: a pooling mode of sentence-transformers.
+
+    Returns:
+        (B, H) float32.
+    """
+    hidden = hidden.float()
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    lengths = ends - starts
+    if mode == "cls":
+        return hidden[starts]
+    if mode == "lasttoken":
+        return hidden[ends - 1]
+    if mode == "max":
+        return torch.segment_reduce(hidden, "max", lengths=lengths, axis=0)
+    if mode == "weightedmean":
+        weights = torch.arange(len(hidden), device=hidden.device) - torch.repeat_interleave(starts, lengths) + 1
+        total = torch.segment_reduce(hidden * weights[:, None], "sum", lengths=lengths, axis=0)
+        return total / (lengths * (lengths + 1) / 2)[:, None]
+    total = torch.segment_reduce(hidden, "sum", lengths=lengths, axis=0)
+    return total / (lengths.sqrt() if mode == "mean_sqrt_len_tokens" else lengths)[:, None]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the files beside the weights say."""
+
+    model_directory: Path
+    pooling: tuple[str, ...] = ("mean",)
+    normalize: bool = False
+    max_seqlen: int | None = None
+    do_lower_case: bool = False
+    prompt: str = ""
+
+
+class SentenceEncoder:
+    """Turns sentences into vectors.
+
+    Args:
+        model: a `BertModel`, with or without pooler.
+        tokenizer: a `tokenizers.Tokenizer` with BERT's template.
+        pooling: modes of sentence-transformers, concatenated.
+        normalize: whether vectors are scaled to length 1 unless `encode` is told otherwise.
+        max_seqlen: longer inputs are cut to this many tokens, specials included.
+        do_lower_case: whether texts are lower-cased before the tokenizer sees them.
+        prompt: what stands in front of every text.
+    """
+
+    def __init__(
+        self,
+        model: BertModel,
+        tokenizer,
+        *,
+        pooling: Sequence[str] = ("mean",),
+        normalize: bool = False,
+        max_seqlen: int | None = None,
+        do_lower_case: bool = False,
+        prompt: str = "",
+    ) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.pooling, self.normalize = _checked_modes(pooling, "pooling"), normalize
+        longest = model.config.max_position_embeddings
+        self.max_seqlen = longest if max_seqlen is None else min(max_seqlen, longest)
+        self.do_lower_case, self.prompt = do_lower_case, prompt
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(self.max_seqlen)
+
+    @classmethod
+    def from_pretrained(cls, directory) -> SentenceEncoder:
+        """Reads a sentence-transformers directory, or a plain BERT directory (mean pooling, not normalised).
+
+        Raises:
+            InputError: a file does not fit, or it asks for a module or a pooling that is not supported.
+            CheckpointError: the weights are missing or damaged.
+        """
+        settings = _read_settings(Path(directory))
+        model = BertModel.from_pretrained(settings.model_directory, add_pooling_layer=False)
+        return cls(
+            model,
+            load_tokenizer(settings.model_directory),
+            pooling=settings.pooling,
+            normalize=settings.normalize,
+            max_seqlen=settings.max_seqlen,
+            do_lower_case=settings.do_lower_case,
+            prompt=settings.prompt,
+        )
+
+    @property
+    def dim(self) -> int:
+        """The length of a vector."""
+        return self.model.config.hidden_size * len(self.pooling)
+
+    @torch.inference_mode()
+    def encode(
+        self,
+        sentences: Sequence[str],
+        *,
+        token_budget: int = 4096,
+        normalize: bool | None = None,
+        show_progress: bool = False,
+    ) -> np.ndarray:
+        """The vectors of sentences, in their order.
+
+        Args:
+            sentences: N texts; an empty one is ``[CLS] [SEP]``.
+            token_budget: tokens computed at a time (a longer sentence goes alone).
+            normalize: whether to scale vectors to length 1; as the directory says where it is None.
+            show_progress: draw a progress bar on stderr.
+
+        Returns:
+            (N, `dim`) float32.
+        """
+        if isinstance(sentences, str):
+            raise InputError("sentences must be a list of strings, got one string")
+        sentences = list(sentences)
+        strange = next((type(text).__name__ for text in sentences if not isinstance(text, str)), None)
+        if strange is not None:
+            raise InputError(f"sentences must be strings, got one of type {strange}")
+        if token_budget < 1:
+            raise InputError(f"token_budget must be at least 1, got {token_budget}")
+        rows = self._tokenize(sentences)
+        out = np.empty((len(rows), self.dim), dtype=np.float32)
+        for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
+            batch = PackedBatch.from_sequences([rows[i] for i in members]).to(self.model.device)
+            hidden = self.model(batch).last_hidden_state
+            vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode) for mode in self.pooling], dim=-1)
+            if self.normalize if normalize is None else normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+            out[members] = vectors.cpu().numpy()
+        return out
+
+    def _tokenize(self, sentences: Sequence[str]) -> list[np.ndarray]:
+        rows: list[np.ndarray] = []
+        for start in range(0, len(sentences), _TOKENIZE_AT_ONCE):
+            texts = [self.prompt + text for text in sentences[start : start + _TOKENIZE_AT_ONCE]]
+            if self.do_lower_case:
+                texts = [text.lower() for text in texts]
+            rows += [np.asarray(encoding.ids, dtype=np.int64) for encoding in self.tokenizer.encode_batch(texts)]
+        return rows
+
+
+def _batches(rows: Sequence[np.ndarray], token_budget: int) -> Iterator[list[int]]:
+    """Indices of rows, longest first: sequences of a batch are alike, and memory is at its peak at the start."""
+    members: list[int] = []
+    tokens = 0
+    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
+        if members and tokens + len(rows[i]) > token_budget:
+            yield members
+            members, tokens = [], 0
+        members.append(i)
+        tokens += len(rows[i])
+    if members:
+        yield members
+
+
+def _progress(batches: Iterator[list[int]], total: int, show: bool) -> Iterator[list[int]]:
+    if not show:
+        yield from batches
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("sentences", total=total)
+        for members in batches:
+            yield members
+            progress.advance(task, len(members))
+
+
+# --- the files of a sentence-transformers directory ---
+
+
+def _read_settings(directory: Path) -> _Settings:
+    modules_file = directory / "modules.json"
+    if not modules_file.is_file():
+        return _Settings(directory)
+    modules = _read_json(modules_file, list)
+    try:
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        paths = [str(module.get("path", "")) for module in modules]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{modules_file}: expected a list of modules with type and path, got another form") from error
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise InputError(
+            f"{modules_file}: expected the modules Transformer, Pooling and perhaps Normalize, got {', '.join(kinds)}"
+        )
+    transformer, pooling = (_inside(directory, path, modules_file) for path in paths[:2])
+    modes, include_prompt = _read_pooling(pooling / "config.json")
+    sentence_file = transformer / "sentence_bert_config.json"
+    sentence = _read_optional(sentence_file)
+    max_seqlen = sentence.get("max_seq_length")
+    if max_seqlen is not None and (isinstance(max_seqlen, bool) or not isinstance(max_seqlen, int) or max_seqlen < 3):
+        raise InputError(f"{sentence_file}: expected max_seq_length of 3 or more, got {max_seqlen!r:.100}")
+    prompt = _read_prompt(directory / "config_sentence_transformers.json")
+    if prompt and not include_prompt:
+        raise InputError(f"{pooling / 'config.json'}: pooling without the prompt is not supported")
+    return _Settings(
+        transformer, modes, "Normalize" in kinds, max_seqlen, bool(sentence.get("do_lower_case", False)), prompt
+    )
+
+
+def _read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
+    values = _read_json(path, dict)
+    modes = values.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in _POOLING_KEYS.items() if values.get(key)] or ["mean"]
+    return _checked_modes([modes] if isinstance(modes, str) else modes, path), bool(values.get("include_prompt", True))
+
+
+def _checked_modes(modes: Any, source) -> tuple[str, ...]:
+    known = tuple(_POOLING_KEYS.values())
+    if not isinstance(modes, (list, tuple)) or not modes or not all(mode in known for mode in modes):
+        raise InputError(f"{source}: expected pooling modes among {', '.join(known)}, got {modes!r:.100}")
+    return tuple(modes)
+
+
+def _read_prompt(path: Path) -> str:
+    values = _read_optional(path)
+    name, prompts = values.get("default_prompt_name"), values.get("prompts")
+    if name is None:
+        return ""
+    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
+        raise InputError(f"{path}: expected a prompt named {name!r:.100}, got none")
+    return prompts[name]
+
+
+def _inside(directory: Path, path: str, source: Path) -> Path:
+    target = directory / path
+    if "\0" in path or not target.resolve().is_relative_to(directory.resolve()):
+        raise InputError(f"{source}: expected paths inside its own directory, got {path!r:.200}")
+    return target
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return _read_json(path, dict) if path.is_file() else {}
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected a JSON file, got something that cannot be read: {error}") from error
+    if not isinstance(values, kind):
+        raise InputError(f"{path}: expected a JSON {kind.__name__}, got {type(values).__name__}")
+    return values
