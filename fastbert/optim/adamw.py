@@ -1,0 +1,80 @@
+"""AdamW as BERT was trained with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ..errors import InputError
+from .base import MasterWeightOptimizer
+
+
+def check_rates(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """Raises InputError for a rate that makes no sense."""
+    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        if not value >= 0:
+            raise InputError(f"{name} must be at least 0, got {value}")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise InputError(f"betas must be at least 0 and below 1, got {betas}")
+
+
+class AdamW(MasterWeightOptimizer):
+    """m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= lr (m / (sqrt(v) + eps) + weight_decay p).
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate.
+        betas: b1 and b2.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled (Loshchilov & Hutter 2019).
+        correct_bias: divides m and v by 1 - b^step (Kingma & Ba 2015), as torch.optim.AdamW does; BERT's own code does
+            not.
+
+    Raises:
+        InputError: a rate that makes no sense.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        correct_bias: bool = False,
+    ) -> None:
+        check_rates(lr, betas, eps, weight_decay)
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "correct_bias": correct_bias}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None):
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params, gradients, targets, first, second = self._collect(group)
+            if not params:
+                continue
+            beta1, beta2 = group["betas"]
+            torch._foreach_lerp_(first, gradients, 1 - beta1)
+            torch._foreach_mul_(second, beta2)
+            torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+            roots = torch._foreach_sqrt(second)
+            rate = group["lr"]
+            if group["correct_bias"]:
+                steps = [self.state[p]["step"] for p in params]
+                torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in steps])
+                rates = [-rate / (1 - beta1**step) for step in steps]
+            else:
+                rates = [-rate] * len(params)
+            torch._foreach_add_(roots, group["eps"])
+            if group["weight_decay"]:
+                torch._foreach_mul_(targets, 1 - rate * group["weight_decay"])
+            torch._foreach_addcdiv_(targets, first, roots, rates)
+            self._write_back(params, targets)
+        return loss

@@ -1,0 +1,43 @@
+"""Learning-rate schedules: the multiplier of the peak rate as a pure function of how much of the training is done.
+
+``progress`` and ``warmup`` are shares of the training, 0 to 1: steps done over all steps, or time spent over the time
+allowed, so one function serves a run of any kind. All rise linearly during the warm-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import InputError
+
+
+def _rise(progress: float, warmup: float) -> float | None:
+    return progress / warmup if progress < warmup else None
+
+
+def linear(progress: float, warmup: float = 0.0) -> float:
+    """Falls linearly to 0 (Devlin et al. 2019, appendix A.2)."""
+    rise = _rise(progress, warmup)
+    return rise if rise is not None else max(1.0 - progress, 0.0) / (1.0 - warmup) if warmup < 1.0 else 1.0
+
+
+def poly(progress: float, warmup: float = 0.0, power: float = 0.5) -> float:
+    """Falls as (1 - progress) ** power without an offset at the end of the warm-up, as NVIDIA's LAMB recipe does."""
+    rise = _rise(progress, warmup)
+    return rise if rise is not None else max(1.0 - progress, 0.0) ** power
+
+
+def constant(progress: float, warmup: float = 0.0) -> float:
+    """Stays at the peak."""
+    rise = _rise(progress, warmup)
+    return rise if rise is not None else 1.0
+
+
+_BY_NAME: dict[str, Callable[[float, float], float]] = {"linear": linear, "poly": poly, "constant": constant}
+
+
+def by_name(name: str) -> Callable[[float, float], float]:
+    """The schedule called so. Raises InputError for an unknown name."""
+    if name not in _BY_NAME:
+        raise InputError(f"a schedule must be one of {', '.join(_BY_NAME)}, got {name!r}")
+    return _BY_NAME[name]

@@ -1,0 +1,61 @@
+"""How much arithmetic a training step is, and how much the machine could do.
+
+Model FLOPs, forward and backward (3 x forward, nothing recomputed), of a sequence of s tokens with n predicted ones:
+
+    3 (L (8 h^2 s + 4 h f s + 4 h s^2) + n (2 h^2 + 2 h V))
+
+L layers, h hidden, f inner layer (4 h in BERT, which gives 24 h^2 s), V vocabulary. LayerNorm, GELU, softmax,
+embeddings and the optimiser are not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import torch
+
+# Dense bfloat16 peaks as the maker states them, FLOP/s.
+_BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+
+
+def sequence_flops(config, seqlen: int, num_predicted: int) -> float:
+    """Model FLOPs of a training step on one sequence."""
+    return batch_flops(config, (seqlen,), num_predicted)
+
+
+def batch_flops(config, lengths: Iterable[int], num_predicted: int) -> float:
+    """Model FLOPs of a training step on sequences of these lengths with so many predicted tokens in all."""
+    tokens = squares = 0
+    for length in lengths:
+        tokens += length
+        squares += length * length
+    h, f = config.hidden_size, config.intermediate_size
+    layers = config.num_hidden_layers * ((8 * h * h + 4 * h * f) * tokens + 4 * h * squares)
+    return 3.0 * (layers + num_predicted * (2 * h * h + 2 * h * config.vocab_size))
+
+
+def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tuple[float, str]:
+    """FLOP/s that the MFU is a share of, and where the figure is from.
+
+    A known GPU in bfloat16 has its maker's figure; everything else is measured with a large matrix product.
+    """
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        name = torch.cuda.get_device_name(device)
+        for model, peak in _BF16_PEAKS.items():
+            if model in name:
+                return peak, f"stated for {model} in bf16"
+    size = 4096 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+
+    def product() -> float:
+        began = time.perf_counter()
+        torch.mm(a, b)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    deadline, best = time.perf_counter() + seconds, product()
+    while time.perf_counter() < deadline:
+        best = min(best, product())
+    return 2 * size**3 / best, f"measured, {str(dtype).removeprefix('torch.')} {size} x {size} product"

@@ -1,0 +1,65 @@
+"""Loss curves as pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_MOST_POINTS = 2000
+_INK, _TRAIN, _HELDOUT = "#57606a", "#8fb8e8", "#0b57a4"
+
+
+def _thin(points: list) -> list:
+    """Every n-th point, so that a picture of a long run stays small."""
+    stride = -(-len(points) // _MOST_POINTS) or 1
+    return points[::stride]
+
+
+def loss_plot(
+    rows: Sequence[dict], path: str | os.PathLike, *, baseline: float | None = None, title: str | None = None
+) -> Path:
+    """Draws the masked-LM loss and, where there is one, the next-sentence accuracy against the step.
+
+    Args:
+        rows: of metrics.jsonl; kinds "train" and "heldout".
+        path: .png or .svg.
+        baseline: the unigram entropy of the held-out targets, drawn as a line.
+        title: above the picture.
+    """
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    with_pairs = any("nsp_acc" in row for row in rows)
+    figure = Figure(figsize=(9, 3.6) if with_pairs else (6, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2 if with_pairs else 1, squeeze=False)[0]
+    _curves(axes[0], rows, "mlm_loss", 1.0)
+    if baseline is not None:
+        axes[0].axhline(baseline, color=_INK, linestyle=":", label="unigram entropy (held out)")
+    axes[0].set_ylabel("masked-LM cross-entropy (nats)")
+    if with_pairs:
+        _curves(axes[1], rows, "nsp_acc", 100.0)
+        axes[1].axhline(50, color=_INK, linestyle=":", label="guessing")
+        axes[1].set_ylabel("next-sentence accuracy (%)")
+    for axis in axes:
+        axis.set_xlabel("step")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="#eaeef2")
+        axis.set_axisbelow(True)
+        axis.legend(frameon=False, fontsize="small")
+    if title:
+        figure.suptitle(title)
+    temporary = path.with_name(f"tmp-{path.name}")
+    figure.savefig(temporary, dpi=150)
+    os.replace(temporary, path)
+    return path
+
+
+def _curves(axis, rows: Sequence[dict], name: str, scale: float) -> None:
+    for kind, label, style in (
+        ("train", "training", {"color": _TRAIN, "linewidth": 1.2}),
+        ("heldout", "held out", {"color": _HELDOUT, "linewidth": 2, "marker": "o", "markersize": 3}),
+    ):
+        points = _thin([(row["step"], scale * row[name]) for row in rows if row["kind"] == kind and name in row])
+        if points:
+            axis.plot(*zip(*points, strict=True), label=label, **style)
