@@ -55,8 +55,13 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
         if is_computed(new):
             continue
         held = canonical.setdefault(new, tensor)
-        if held is not tensor and not (held.shape == tensor.shape and torch.equal(held, tensor)):
+        if held is tensor or (held.shape == tensor.shape and torch.equal(held, tensor)):
+            continue
+        if new != "cls.predictions.bias":
             raise CheckpointError(f"{name}: expected one tensor for {new}, got two that differ")
+        # Of an untied decoder transformers 5 keeps both biases apart, and computes with the decoder's own.
+        if name.endswith("decoder.bias"):
+            canonical[new] = tensor
     return canonical
 
 

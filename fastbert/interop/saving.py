@@ -76,6 +76,9 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         # safetensors refuses two names over one storage: a view of another's memory is written from its own copy.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         state[unwrapped_name(name)] = tensor if whole else tensor.clone()
+    # An untied decoder of transformers 5 takes its bias by this name, and fresh zeros without it.
+    if "cls.predictions.decoder.weight" in state and "cls.predictions.bias" in state:
+        state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
     if not state:
         raise CheckpointError(f"{type(model).__name__}: expected a model with weights to save, got none")
     return state
