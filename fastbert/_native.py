@@ -1,8 +1,10 @@
-"""The extension `fastbert._C` (csrc/): loads it, or says in words why it is not there."""
+"""The extension `fastbert._C` (csrc/): loads it, or says in words why it is not there.
+
+Importing this module raises InputError where FASTBERT_CPU_ISA names a level that cannot run here.
+"""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import os
@@ -22,7 +24,6 @@ def _reason_of_build() -> str:
     return reason or "the C++ extension was not built (`pip install .` with a C++ compiler builds it)"
 
 
-@functools.cache
 def _load() -> tuple[ModuleType | None, str | None]:
     try:
         module = importlib.import_module("fastbert._C")
@@ -42,13 +43,13 @@ def _load() -> tuple[ModuleType | None, str | None]:
     return module, None
 
 
-def why_missing() -> str | None:
-    """None where the extension is loaded, else why it is not.
+# At import, not at first use: torch.compile traces the functions below and cannot trace an import.
+_module, _missing = _load()
 
-    Raises:
-        InputError: FASTBERT_CPU_ISA names a level that cannot run here.
-    """
-    return _load()[1]
+
+def why_missing() -> str | None:
+    """None where the extension is loaded, else why it is not."""
+    return _missing
 
 
 def extension() -> ModuleType:
@@ -57,13 +58,11 @@ def extension() -> ModuleType:
     Raises:
         BackendError: it is not there; the message says why.
     """
-    module, reason = _load()
-    if module is None:
-        raise BackendError(f"the CPU kernels cannot be used: {reason}")
-    return module
+    if _module is None:
+        raise BackendError(f"the CPU kernels cannot be used: {_missing}")
+    return _module
 
 
 def isa() -> str | None:
     """The instruction-set level that the CPU kernels use: "scalar", "avx2", "avx512", or None without the extension."""
-    module = _load()[0]
-    return module.isa() if module else None
+    return _module.isa() if _module else None

@@ -1,0 +1,100 @@
+"""What the processor is asked at import, and what is set where AMX is announced without its tiles."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import fastbert
+from fastbert import _native, hardware
+
+HOLLOW = {(7, 0): (0, 0, 0, 1 << 24), (0x1D, 1): (0, 0, 0, 0)}
+HEALTHY = {(7, 0): (0, 0, 0, 1 << 24), (0x1D, 1): (0x04002000, 0x00080040, 16, 0)}  # palette 1: 8 tiles, 64 x 16
+WITHOUT = {(7, 0): (0, 0, 0, 0), (0x1D, 1): (0, 0, 0, 0)}
+
+
+def _machine(registers):
+    return lambda leaf, subleaf: registers.get((leaf, subleaf)) if registers else None
+
+
+@pytest.fixture(autouse=True)
+def _variable_unset(monkeypatch):
+    monkeypatch.delenv(hardware.ONEDNN_VARIABLE, raising=False)
+
+
+def test_hollow_amx_is_capped_and_said(caplog):
+    with caplog.at_level(logging.INFO, "fastbert"):
+        said = hardware.cap_onednn(_machine(HOLLOW))
+    assert os.environ[hardware.ONEDNN_VARIABLE] == "AVX512_CORE_FP16"
+    assert "AMX without its tiles" in said
+    # torch is imported in this process, so its first product may lie behind: that is a warning.
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("registers", [HEALTHY, WITHOUT, None])
+def test_other_machines_are_left_alone(registers):
+    assert hardware.cap_onednn(_machine(registers)) is None
+    assert hardware.ONEDNN_VARIABLE not in os.environ
+
+
+def test_the_users_choice_stands(monkeypatch):
+    monkeypatch.setenv(hardware.ONEDNN_VARIABLE, "AVX2")
+    assert "AVX2" in hardware.cap_onednn(_machine(HOLLOW))
+    assert os.environ[hardware.ONEDNN_VARIABLE] == "AVX2"
+
+
+def test_what_the_processor_says_agrees_with_linux():
+    if hardware.cpuid(0, 0) is None or not os.path.exists("/proc/cpuinfo"):
+        pytest.skip("no CPUID or no /proc/cpuinfo here")
+    with open("/proc/cpuinfo") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
+    # Linux hides AMX where its tiles are missing, which is the reason for asking the processor itself.
+    for name in ("avx", "fma", "avx2", "avx512f", "avx512bw", "avx512_bf16"):
+        assert (name in hardware.features()) == (name in flags), name
+
+
+def test_levels_agree_with_the_extension():
+    if _native.why_missing():
+        pytest.skip(_native.why_missing())
+    assert hardware.isa() == _native.extension().supported_isas()[-1]
+
+
+def test_asking_is_quick():
+    hardware.amx_is_hollow()
+    best = min(_seconds() for _ in range(5))
+    assert best < 0.001
+
+
+def _seconds() -> float:
+    hardware.cpuid.cache_clear()
+    start = time.perf_counter()
+    hardware.amx_is_hollow()
+    return time.perf_counter() - start
+
+
+def test_bfloat16_products_do_not_crash(tmp_path):
+    code = "import fastbert, torch; x = torch.ones(64, 64).bfloat16(); print(float((x @ x).sum()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=_root(), check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "262144.0"
+
+
+def _root():
+    """A directory from which a child imports the same fastbert as this process."""
+    return os.path.dirname(os.path.dirname(fastbert.__file__))
+
+
+def test_environment_says_what_serves_each_op():
+    found = fastbert.environment()
+    assert set(found) == {"fastbert", "python", "torch", "hardware", "libraries", "ops", "notes"}
+    assert found["torch"] == found["libraries"]["torch"]
+    rows = {row["op"]: row for row in found["ops"]}
+    assert rows["gelu"]["backend"] == ("reference" if _native.why_missing() else "cpu")
+    assert rows["gelu"]["why_not"]["cuda"]
+    # A second call: importing a module must not have taken the name's place.
+    assert fastbert.environment()["hardware"]["cores"] == len(os.sched_getaffinity(0))

@@ -1,0 +1,266 @@
+"""The CPU kernels against their references by the one tolerance rule, at every instruction-set level that runs here."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from close import assert_close
+
+from fastbert import _native, ops, reference
+from fastbert.errors import BackendError, InputError
+from fastbert.ops._cpu_dropout import keep_mask
+from fastbert.rng import Dropout
+
+pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+
+LEVELS = [] if _native.why_missing() else _native.extension().supported_isas()
+# Lengths below, at and off the vector widths (8, 16), over the 1,024 columns whose keep bits are held at a time.
+SHAPES = [(1, 1), (1, 24), (37, 1), (5, 13), (3, 17), (64, 768), (33, 100), (2, 2500), (1100, 16)]
+DROPOUT = Dropout(p=0.1, seed=(0x1234 << 40) + 99, offset=7, site=3)
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
+    before = _native.isa()
+    _native.extension().set_isa(request.param)
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    with ops.backend("cpu"):
+        yield request.param
+    torch.use_deterministic_algorithms(False)
+    _native.extension().set_isa(before)
+
+
+def run(function, leaves, dout, dtype):
+    """[output, gradients of the leaves] with everything in one dtype."""
+    leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+    out = function(*leaves)
+    out.backward(dout.to(out.dtype))
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def compare(make, kernel, truth, dtype, names):
+    """Holds a kernel's output and gradients to the rule.
+
+    A rounding error is a matter of luck where there are few elements: tiny shapes are drawn often and judged together.
+    """
+    draws = []
+    for _ in range(400):
+        leaves, dout = make()
+        leaves, dout = [leaf.to(dtype) for leaf in leaves], dout.to(dtype)
+        draws.append([run(f, leaves, dout, d) for f, d in ((kernel, dtype), (truth, torch.float64), (truth, dtype))])
+        if sum(draw[0][-1].numel() for draw in draws) >= 400:
+            break
+    for i, name in enumerate(names):
+        got, true, same = (torch.cat([draw[k][i].reshape(-1) for draw in draws]) for k in range(3))
+        assert_close(got, true, same, gradient=i > 0, what=name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gelu(level, shape, approximate, dtype):
+    rows, columns = shape
+
+    def make():
+        return [3 * torch.randn(rows, columns), torch.randn(columns)], torch.randn(rows, columns)
+
+    compare(
+        make,
+        lambda x, bias: ops.gelu(x, bias, approximate),
+        lambda x, bias: reference.gelu(x, bias, approximate),
+        dtype,
+        ["gelu", "dx", "dbias"],
+    )
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_without_bias_and_at_the_ends(level, approximate):
+    x = torch.cat([torch.linspace(-20, 20, 9001), torch.tensor([0.0, -0.0, 1e-30, 3e4, float("inf"), float("nan")])])
+    leaf = x.clone().requires_grad_()
+    out = ops.gelu(leaf, None, approximate)
+    out.sum().backward()
+    truth = x.double().requires_grad_()
+    expected = reference.gelu(truth, None, approximate)
+    expected.sum().backward()
+    assert torch.equal(out.isnan(), x.isnan())
+    assert out[-2] == float("inf")
+    assert leaf.grad[-2] == 1
+    # Judged where the largest value is 5, so that the unit in the last place that the rule allows is a small one.
+    near = (x.abs() <= 5) & x.isfinite()
+    same = x.clone().requires_grad_()
+    by_torch = reference.gelu(same, None, approximate)
+    by_torch.sum().backward()
+    assert_close(out.detach()[near], expected.detach()[near], by_torch.detach()[near])
+    assert_close(leaf.grad[near], truth.grad[near], same.grad[near], gradient=True)
+    # The tail keeps its relative precision, which 1 + erf(x) has lost: rounding t costs e^-t t units, and t is at most
+    # x^2 / 2 = 18, or 2 sqrt(2/pi) (x + 0.044715 x^3) = 25, here.
+    tail = (x < -1) & (x > -6)
+    rtol = (18 if approximate == "none" else 25) * 2**-23
+    torch.testing.assert_close(out.detach()[tail].double(), expected.detach()[tail], rtol=rtol, atol=0.0)
+
+
+LAYER_NORM_FORMS = list(itertools.product([False, True], [False, True], [None, DROPOUT]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("x_bias", "residual", "dropout"), LAYER_NORM_FORMS)
+@pytest.mark.parametrize("shape", [(1, 24), (5, 13), (64, 768), (2, 2500), (1100, 16)])
+def test_layer_norm(level, shape, x_bias, residual, dropout, dtype):
+    rows, columns = shape
+
+    def make():
+        leaves = [torch.randn(rows, columns) + 0.5, 1 + 0.2 * torch.randn(columns), torch.randn(columns)]
+        leaves += [torch.randn(columns)] if x_bias else []
+        leaves += [torch.randn(rows, columns)] if residual else []
+        return leaves, torch.randn(rows, columns)
+
+    def call(function):
+        def with_options(x, weight, bias, *rest):
+            rest = list(rest)
+            options = {"x_bias": rest.pop(0) if x_bias else None, "residual": rest.pop(0) if residual else None}
+            return function(x, weight, bias, 1e-12, dropout=dropout, **options)
+
+        return with_options
+
+    names = ["layer_norm", "dx", "dweight", "dbias", *["dx_bias"] * x_bias, *["dresidual"] * residual]
+    compare(make, call(ops.layer_norm), call(reference.layer_norm), dtype, names)
+
+
+def test_layer_norm_without_gradient_keeps_no_sum(level):
+    x, weight, bias = torch.randn(6, 40), torch.randn(40), torch.randn(40)
+    residual = torch.randn(6, 40)
+    with torch.no_grad():
+        out = ops.layer_norm(x, weight, bias, 1e-12, residual=residual)
+    torch.testing.assert_close(out, reference.layer_norm(x, weight, bias, 1e-12, residual=residual))
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("columns", [1, 7, 8, 24, 31, 64, 100, 512, 1025])
+def test_masks_have_the_bits_of_the_reference(level, p, columns):
+    dropout = Dropout(p, seed=(1 << 63) + 12345, offset=2**32 - 1, site=1 << 20)
+    rows = torch.tensor([0, 5, 2**31, 2**32 - 1, 77, 78, 79, 80, 81])
+    assert torch.equal(keep_mask(rows, columns, dropout), reference.keep_mask(rows, columns, dropout))
+    x = torch.randn(9, columns)
+    assert torch.equal(ops.dropout(x, dropout), reference.dropout(x, dropout))
+    half = x.bfloat16()
+    assert torch.equal(ops.dropout(half, dropout), reference.dropout(half, dropout))
+
+
+def test_dropout_is_its_own_gradient(level):
+    x = torch.randn(4, 300, requires_grad=True)
+    ops.dropout(x, DROPOUT).backward(torch.ones(4, 300))
+    keep = reference.keep_mask(torch.arange(4), 300, DROPOUT)
+    assert torch.equal(x.grad, keep * torch.tensor(DROPOUT.scale, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(7, 2), (5, 13), (40, 100), (6, 3001)])
+def test_cross_entropy(level, shape, reduction, dtype):
+    labels = torch.randint(shape[1], shape[:1])
+    labels[1] = -100
+
+    def make():
+        return [4 * torch.randn(shape)], torch.randn(shape[:1] if reduction == "none" else ())
+
+    compare(
+        make,
+        lambda x: ops.cross_entropy(x, labels, reduction=reduction),
+        lambda x: reference.cross_entropy(x, labels, reduction=reduction),
+        dtype,
+        ["loss", "dlogits"],
+    )
+
+
+def test_cross_entropy_at_the_ends(level):
+    inf, nan = float("inf"), float("nan")
+    logits = torch.tensor([[1e4, -1e4, 0], [-inf, 0, 0], [nan, 0, 0], [3, 3, 3]]).repeat(1, 9)
+    labels = torch.tensor([0, 1, 1, -1])
+    leaf = logits.clone().requires_grad_()
+    loss = ops.cross_entropy(leaf, labels, ignore_index=-1, reduction="none")
+    loss.sum().backward()
+    expected = reference.cross_entropy(logits.double(), labels, ignore_index=-1, reduction="none").float()
+    torch.testing.assert_close(loss, expected, equal_nan=True)
+    assert not leaf.grad[3].any()
+    assert not leaf.grad[1, ::3].any()
+    assert leaf.grad[2].isnan().all()
+    with pytest.raises(InputError, match="got 27 at 1"):
+        ops.cross_entropy(logits, torch.tensor([0, 27, 0, 0]))
+
+
+def _every_op(shape=(131, 200)):
+    rows, columns = shape
+    generator = torch.Generator().manual_seed(5)
+    x, residual, dout = (torch.randn(shape, generator=generator) for _ in range(3))
+    weight, bias = torch.randn(columns, generator=generator), torch.randn(columns, generator=generator)
+    labels = torch.arange(rows) % columns
+    results = run(ops.gelu, [x, bias], dout, torch.float32)
+    results += run(
+        lambda a, w, b, xb, r: ops.layer_norm(a, w, b, 1e-12, x_bias=xb, residual=r, dropout=DROPOUT),
+        [x, weight, bias, bias, residual],
+        dout,
+        torch.float32,
+    )
+    results += run(lambda a: ops.cross_entropy(a, labels, reduction="none"), [x], dout[:, 0], torch.float32)
+    return [*results, ops.dropout(x, DROPOUT), keep_mask(torch.arange(rows), columns, DROPOUT)]
+
+
+def test_bits_do_not_depend_on_threads_or_repetition(level):
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        once = _every_op()
+        for count in (1, 2, 3, 4):
+            torch.set_num_threads(count)
+            for a, b in zip(once, _every_op(), strict=True):
+                assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_levels_agree():
+    results = {}
+    for name in LEVELS:
+        _native.extension().set_isa(name)
+        with ops.backend("cpu"):
+            results[name] = _every_op()
+    for other in results.values():
+        for a, b in zip(results[LEVELS[-1]], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-6, atol=1e-5)
+
+
+def test_non_contiguous_and_empty(level):
+    x, residual = torch.randn(16, 40).t(), torch.randn(40, 32)[:, ::2]
+    weight, bias = torch.randn(32)[::2], torch.randn(16)
+    expected = reference.layer_norm(x, weight, bias, 1e-5, residual=residual, dropout=DROPOUT)
+    torch.testing.assert_close(ops.layer_norm(x, weight, bias, 1e-5, residual=residual, dropout=DROPOUT), expected)
+    torch.testing.assert_close(ops.gelu(x, bias), reference.gelu(x, bias))
+    assert torch.equal(ops.dropout(x, DROPOUT), reference.dropout(x, DROPOUT))
+    for shape in ((0, 16), (2, 0, 16)):
+        empty = torch.empty(shape, requires_grad=True)
+        parameters = [torch.randn(16, requires_grad=True) for _ in range(3)]
+        out = (
+            ops.gelu(empty, parameters[0]) + ops.layer_norm(empty, *parameters[1:], 1e-5) + ops.dropout(empty, DROPOUT)
+        )
+        assert out.shape == shape
+        out.sum().backward()
+        assert all(not p.grad.any() for p in parameters)
+    assert ops.cross_entropy(torch.empty(0, 5), torch.empty(0, dtype=torch.int64), reduction="sum") == 0
+
+
+def test_what_the_kernels_refuse():
+    with ops.backend("cpu"):
+        with pytest.raises(BackendError, match="float64"):
+            ops.gelu(torch.randn(2, 3, dtype=torch.float64))
+        with pytest.raises(BackendError, match="one dtype"):
+            ops.layer_norm(torch.randn(2, 3), torch.ones(3), torch.ones(3), 1e-5, residual=torch.randn(2, 3).bfloat16())
+        x = torch.randn(2, 3, requires_grad=True)
+        (first,) = torch.autograd.grad(ops.gelu(x).sum(), x, create_graph=True)
+        with pytest.raises(BackendError, match="second derivatives"):
+            first.sum().backward()
+    assert ops.gelu(torch.randn(2, 3, dtype=torch.float64)).dtype == torch.float64
