@@ -18,10 +18,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .sentences import segment_lines, split_sentences
+from .word_cache import WordCache
 
 _HASH_RANGE = float(1 << 64)
-# A control character or two may be all that a "sentence" holds; it gives no token and is dropped.
-_SENTENCES_A_CALL = 4096
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Encoded:
         )
 
 
-_worker: tuple[Tokenizer, Settings] | None = None
+_worker: tuple[WordCache, Settings] | None = None
 
 
 def process_context():
@@ -92,7 +91,7 @@ def initialise(settings: Settings) -> None:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    _worker = (tokenizer, settings)
+    _worker = (WordCache(tokenizer), settings)
 
 
 def initialise_worker(settings: Settings, parent: int) -> None:
@@ -115,23 +114,15 @@ def _end_with(parent: int) -> None:
 
 def encode_job(job: Job) -> Encoded:
     """Cuts and encodes a batch of documents; sentences and documents without tokens are dropped."""
-    tokenizer, settings = _worker
+    words, settings = _worker
     documents = [_sentences(lines, cut, settings.segment) for cut, lines in job.documents]
     sentences = list(itertools.chain.from_iterable(documents))
-    dtype = np.dtype(settings.dtype)
-    parts, lengths = [], []
-    for start in range(0, len(sentences), _SENTENCES_A_CALL):
-        encodings = tokenizer.encode_batch_fast(sentences[start : start + _SENTENCES_A_CALL], add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
-        parts.append(np.fromiter(itertools.chain.from_iterable(ids), dtype))
-        lengths += map(len, ids)
-    sentence_lengths = np.array(lengths, np.int32)
+    tokens, sentence_lengths = words.encode(sentences, np.dtype(settings.dtype))
     counts = np.array([len(document) for document in documents], np.int64)
     filled = np.concatenate([[0], np.cumsum(sentence_lengths > 0)])
     ends = np.cumsum(counts)
     document_lengths = (filled[ends] - filled[ends - counts]).astype(np.int32)
     kept = document_lengths > 0
-    tokens = np.concatenate(parts) if parts else np.empty(0, dtype)
     return Encoded(
         tokens,
         sentence_lengths[sentence_lengths > 0],

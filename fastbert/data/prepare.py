@@ -28,10 +28,10 @@ from .shards import ShardWriter
 from .tokenizer import load_tokenizer, save_tokenizer, special_ids, vocab_size
 
 # Text handed to a worker at a time: enough to hide the hand-over, little enough that a few in flight are small.
-BATCH_CHARS = 1 << 20
+BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
 # Below this a second process costs more to start than it saves.
-_SERIAL_CHARS = 2 * BATCH_CHARS
+_SERIAL_CHARS = 4 * BATCH_CHARS
 
 
 def prepare(
