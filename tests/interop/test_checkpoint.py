@@ -1,0 +1,392 @@
+"""Weights of Hugging Face directories: every variant of the names, and what is refused."""
+
+import json
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_bert import config as tiny_config
+
+import fastbert
+from fastbert.errors import CheckpointError
+from fastbert.interop.checkpoint import canonical_keys, load_into, read_state_dict
+
+WORD = "bert.embeddings.word_embeddings.weight"
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """transformers' model with all pre-training heads; LayerNorms and biases too hold random numbers."""
+    import transformers
+
+    torch.manual_seed(3)
+    model = transformers.BertForPreTraining(tiny_config()).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model
+
+
+@pytest.fixture
+def state(theirs):
+    return {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+
+
+def new(name="BertForPreTraining", **changes):
+    return getattr(fastbert, name)(fastbert.BertConfig.from_hf(tiny_config(**changes)))
+
+
+def assert_holds(model, theirs, prefix=""):
+    """Every tensor of ours equals transformers' of the same name, and there is none more or less."""
+    expected = {name.removeprefix(prefix): t for name, t in theirs.state_dict().items() if name.startswith(prefix)}
+    held = model.state_dict()
+    assert held.keys() == expected.keys()
+    for name, tensor in held.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def gamma_beta(state):
+    return {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+        for n, t in state.items()
+    }
+
+
+VARIANTS = {
+    "as saved": lambda s: s,
+    "gamma and beta": gamma_beta,
+    "DataParallel": lambda s: {f"module.{n}": t for n, t in s.items()},
+    "torch.compile": lambda s: {f"_orig_mod.{n}": t for n, t in s.items()},
+    "both": lambda s: {f"module._orig_mod.{n}": t for n, t in s.items()},
+    "an encoder compiled alone": lambda s: {
+        n.replace("bert.encoder.", "bert.encoder._orig_mod."): t for n, t in s.items()
+    },
+    "no bert prefix": lambda s: {n.removeprefix("bert."): t for n, t in s.items()},
+    "position_ids persisted": lambda s: {**s, "bert.embeddings.position_ids": torch.arange(32)[None]},
+    "decoder missing": lambda s: {n: t for n, t in s.items() if ".decoder." not in n},
+    "only the decoder's bias": lambda s: {n: t for n, t in s.items() if n != "cls.predictions.bias"},
+    "only the decoder's weight": lambda s: {n: t for n, t in s.items() if n != WORD},
+    "contiguous copies of transposed memory": lambda s: {
+        n: t.t().contiguous().t() if t.dim() == 2 else t for n, t in s.items()
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_every_variant_of_the_names_loads(theirs, state, variant, device):
+    with torch.device(device):
+        model = new()
+    report = load_into(model, VARIANTS[variant](state), source="there")
+    assert_holds(model, theirs)
+    assert (report.missing, report.unexpected, report.mismatched, report.newly_initialised) == ((), (), (), ())
+    decoder = model.cls.predictions.decoder
+    assert decoder.weight is model.bert.embeddings.word_embeddings.weight
+
+
+def test_the_names_come_out_as_those_of_transformers(theirs, state):
+    expected = set(theirs.state_dict()) - {"cls.predictions.decoder.bias"}
+    for variant, change in VARIANTS.items():
+        if "only" not in variant and "missing" not in variant:
+            assert set(canonical_keys(change(state))) == expected, variant
+
+
+def test_a_bare_model_and_one_with_heads_read_each_other(theirs, state):
+    bare = new("BertModel")
+    report = load_into(bare, state, source="there")
+    assert_holds(bare, theirs, "bert.")
+    assert all(name.startswith("cls.") for name in report.unexpected)
+    full = new("BertForSequenceClassification")
+    before = full.classifier.weight.clone()
+    report = load_into(full, bare.state_dict(), source="there")
+    assert_holds(full.bert, theirs, "bert.")
+    assert torch.equal(full.classifier.weight, before)
+    assert report.newly_initialised == ("classifier.weight", "classifier.bias")
+
+
+def test_a_new_head_is_said_once_and_pretraining_heads_are_no_warning(state, caplog):
+    model = new("BertForQuestionAnswering")
+    with caplog.at_level(logging.INFO, logger="fastbert"):
+        load_into(model, state, source="there")
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "qa_outputs.weight" in warnings[0]
+    assert "there" in warnings[0]
+    assert any("cls.seq_relationship.weight" in r.getMessage() for r in caplog.records if r.levelno == logging.INFO)
+
+
+def test_an_unknown_encoder_tensor_is_a_warning(state, caplog):
+    with caplog.at_level(logging.WARNING, logger="fastbert"):
+        report = load_into(new(), {**state, "bert.encoder.layer.9.output.dense.bias": torch.zeros(32)}, source="there")
+    assert report.unexpected == ("bert.encoder.layer.9.output.dense.bias",)
+    assert "layer.9" in caplog.text
+
+
+def test_a_model_on_meta_gets_a_new_head_with_the_numbers_of_bert(theirs, state):
+    with torch.device("meta"):
+        model = new("BertForSequenceClassification", num_labels=50, initializer_range=0.5)
+    load_into(model, state, source="there")
+    assert_holds(model.bert, theirs, "bert.")
+    assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    assert model.classifier.bias.abs().max() == 0
+    assert 0.45 < model.classifier.weight.std() < 0.55  # 1600 numbers: the standard error is 0.009
+    assert model(torch.tensor([[2, 5, 3]])).logits.shape == (1, 50)
+
+
+def test_weights_are_converted_to_the_dtype_of_the_model(state):
+    model = new().bfloat16()
+    load_into(model, state, source="there")
+    assert torch.equal(model.state_dict()[QUERY], state[QUERY].bfloat16())
+    model = new().double()
+    load_into(model, {name: t.half() for name, t in state.items()}, source="there")
+    assert torch.equal(model.state_dict()[QUERY], state[QUERY].half().double())
+
+
+def test_what_is_missing_mismatched_and_unexpected_is_listed_and_nothing_written(state):
+    del state[QUERY]
+    state["bert.embeddings.position_embeddings.weight"] = torch.zeros(31, 32)
+    state["bert.extra"] = torch.zeros(1)
+    model = new()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        load_into(model, state, source="weights/there")
+    message = str(caught.value)
+    assert message.startswith("weights/there: ")
+    assert f"1 missing ({QUERY})" in message
+    assert "1 mismatched (bert.embeddings.position_embeddings.weight is (31, 32) for (32, 32))" in message
+    assert "1 unexpected (bert.extra)" in message
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_long_lists_are_shortened_and_counted(state):
+    with pytest.raises(CheckpointError) as caught:
+        load_into(new(), {n: t for n, t in state.items() if ".encoder." not in n}, source="there")
+    assert "64 missing (" in str(caught.value)  # 4 layers of 16 tensors
+    assert "and 54 more" in str(caught.value)
+
+
+def test_whole_numbers_do_not_load_into_weights(state):
+    state[QUERY] = torch.zeros(32, 32, dtype=torch.int64)
+    with pytest.raises(CheckpointError, match="1 mismatched"):
+        load_into(new(), state, source="there")
+
+
+def test_a_head_of_another_shape_is_an_error(state):
+    with pytest.raises(CheckpointError, match=r"classifier.weight is \(3, 32\) for \(2, 32\)"):
+        load_into(
+            new("BertForTokenClassification"),
+            {**state, "classifier.weight": torch.zeros(3, 32), "classifier.bias": torch.zeros(2)},
+            source="there",
+        )
+
+
+def test_two_different_tensors_of_one_name_are_refused(state):
+    with pytest.raises(CheckpointError, match="two that differ"):
+        canonical_keys({**state, f"module.{QUERY}": state[QUERY] + 1})
+
+
+def test_the_bias_that_an_untied_decoder_computes_with_wins(state):
+    other = state["cls.predictions.bias"] + 1
+    assert torch.equal(canonical_keys({**state, "cls.predictions.decoder.bias": other})["cls.predictions.bias"], other)
+
+
+# --- files ---
+
+
+def shards(directory: Path, state, names=("model-00001-of-00002", "model-00002-of-00002"), suffix="safetensors"):
+    """Writes the state in two shards with their index."""
+    halves = list(state)[::2], list(state)[1::2]
+    weight_map = {}
+    for shard, keys in zip(names, halves, strict=True):
+        part = {key: state[key].clone() for key in keys}
+        save_file(part, directory / f"{shard}.{suffix}") if suffix != "bin" else torch.save(
+            part, directory / f"{shard}.bin"
+        )
+        weight_map |= dict.fromkeys(keys, f"{shard}.{suffix}")
+    stem = "pytorch_model.bin" if suffix == "bin" else "model.safetensors"
+    (directory / f"{stem}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return weight_map
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin", "old bin", "sharded safetensors", "sharded bin"])
+def test_every_form_of_file_is_read(tmp_path, theirs, state, form):
+    if form == "safetensors":
+        theirs.save_pretrained(tmp_path)
+    elif form.startswith("sharded"):
+        shards(tmp_path, state, suffix=form.split()[1])
+    else:
+        torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=form == "bin")
+    read = read_state_dict(tmp_path)
+    assert read.keys() >= {WORD, QUERY}
+    for name, tensor in read.items():
+        assert torch.equal(tensor, state[name]), name
+    tiny_config().save_pretrained(tmp_path)
+    assert_holds(fastbert.BertForPreTraining.from_pretrained(tmp_path), theirs)
+
+
+def test_safetensors_come_before_pickles(tmp_path, state):
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    assert list(read_state_dict(tmp_path)) == ["a"]
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, 0.5, -1])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_truncated_file_is_named(tmp_path, state, name, cut):
+    path = tmp_path / name
+    save_file({k: v.clone() for k, v in state.items()}, path) if "safe" in name else torch.save(state, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * cut) if isinstance(cut, float) else cut])
+    with pytest.raises(CheckpointError) as caught:
+        read_state_dict(tmp_path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class _Payload:
+    """Unpickled by a careless reader, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, zipped):
+    proof = tmp_path / "ran"
+    pickle.loads(pickle.dumps(_Payload(proof)))
+    assert proof.exists(), "the payload must be a working one"
+    proof.unlink()
+    torch.save({"weight": _Payload(proof)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        read_state_dict(tmp_path)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [torch.zeros(1)],
+        {"a": 1},
+        {1: torch.zeros(1)},
+        {"state_dict": {"a": torch.zeros(1)}},
+        {"a": torch.zeros(1).expand(1 << 40)},
+        {"a": torch.zeros(2).to_sparse()},
+    ],
+    ids=["list", "number", "key", "nested", "absurd size", "sparse"],
+)
+def test_a_pickle_of_other_things_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: expected"):
+        read_state_dict(tmp_path)
+
+
+def test_a_compressed_bomb_is_refused(tmp_path):
+    import zipfile
+
+    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.bin") as plain,
+        zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for record in plain.infolist():
+            bomb.writestr(record.filename, plain.read(record))
+    with pytest.raises(CheckpointError, match="bytes of records"):
+        read_state_dict(tmp_path)
+
+
+def test_an_old_torch_reads_no_pickles(tmp_path, state, monkeypatch):
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.5.1"))
+    with pytest.raises(CheckpointError, match=r"needs torch 2\.6, got 2\.5\.1"):
+        read_state_dict(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../evil.safetensors",
+        "/etc/evil.safetensors",
+        "sub/evil.safetensors",
+        "..",
+        "",
+        "a\\b.safetensors",
+        "model.bin",
+        7,
+    ],
+)
+def test_a_shard_name_that_leads_elsewhere_is_refused(tmp_path, state, shard):
+    home = tmp_path / "model"
+    (home / "sub").mkdir(parents=True)
+    # The files are there: only the name is wrong.
+    for path in (tmp_path / "evil.safetensors", home / "sub" / "evil.safetensors"):
+        save_file({"a": torch.zeros(1)}, path)
+    torch.save({"a": torch.zeros(1)}, home / "model.bin")
+    index = home / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(CheckpointError, match=r"index\.json: expected"):
+        read_state_dict(home)
+
+
+def test_a_link_out_of_the_directory_is_refused_and_one_inside_it_read(tmp_path):
+    home = tmp_path / "model"
+    home.mkdir()
+    save_file({"a": torch.ones(1)}, tmp_path / "outside.safetensors")
+    (home / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "shard.safetensors"}}))
+    (home / "shard.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    with pytest.raises(CheckpointError, match="link out of it"):
+        read_state_dict(home)
+    (tmp_path / "outside.safetensors").rename(home / "real.safetensors")
+    (home / "shard.safetensors").unlink()
+    (home / "shard.safetensors").symlink_to("real.safetensors")
+    assert read_state_dict(home)["a"].item() == 1
+
+
+def test_the_links_of_the_hubs_cache_are_read(tmp_path):
+    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "abc", tmp_path / "models--x" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": torch.ones(1)}, blobs / "123")
+    (snapshot / "shard.safetensors").symlink_to("../../blobs/123")
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "shard.safetensors"}}))
+    assert read_state_dict(snapshot)["a"].item() == 1
+
+
+def test_a_missing_shard_and_a_missing_tensor_are_named(tmp_path, state):
+    weight_map = shards(tmp_path, state)
+    second = tmp_path / "model-00002-of-00002.safetensors"
+    part = load_file(second)
+    name = next(iter(part))
+    del part[name]
+    save_file(part, second)
+    with pytest.raises(CheckpointError, match=name):
+        read_state_dict(tmp_path)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=weight_map[name]):
+        read_state_dict(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": null}}'])
+def test_a_damaged_index_is_named(tmp_path, content):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: expected"):
+        read_state_dict(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert_model.ckpt.index", "tf_model.h5", "flax_model.msgpack"])
+def test_other_frameworks_are_not_in_this_release(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="not in this release"):
+        read_state_dict(tmp_path)
+
+
+def test_a_directory_without_weights_is_named(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match=str(path)):
+            read_state_dict(path)
