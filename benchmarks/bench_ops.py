@@ -43,11 +43,8 @@ def _measure(benchmark, what: str, num_bytes: int, kernel, eager, truth, leaves,
     """Correctness gate, then the interleaved comparison, then pytest-benchmark's own figures of ours."""
     leaves = [leaf.requires_grad_() for leaf in leaves]
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    results = (
-        _gradients(kernel, leaves, dout),
-        _gradients(truth, doubles, dout.double()),
-        _gradients(truth, leaves, dout),
-    )
+    exact = _gradients(truth, doubles, dout.double())
+    results = _gradients(kernel, leaves, dout), exact, _gradients(truth, leaves, dout)
     for i, (got, true, same) in enumerate(zip(*results, strict=True)):
         assert_close(got.detach(), true.detach(), same.detach(), gradient=i > 0, what=f"{what}, result {i}")
     del doubles, exact, results
