@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-
 # A field that has a name but no place in the tuple, because transformers' tuple has none for it.
 _EXTRA = {"extra": True}
 
@@ -53,6 +52,8 @@ class EncoderOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+    # transformers' BertModel reads it from whatever encoder stands in it; an encoder has no cache.
+    past_key_values: None = None
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..modules.encoder import lay_out, lay_out_padded, say_padded
+from ..modules.encoder import lay_out
 from ..modules.layout import Layout, PackedLayout
 from ..packing import PackedBatch, Packing
 from ..rng import DropoutKey
@@ -46,7 +46,9 @@ class Tokens:
         if self.packing is None:
             return x[None] if self.row else x
         x = self.packing.unpack(x)
-        return x if self.keep is None else x * self.keep.reshape(*self.keep.shape, *[1] * (x.dim() - 2))
+        if self.keep is None:
+            return x
+        return x.masked_fill(~self.keep.reshape(*self.keep.shape, *[1] * (x.dim() - 2)), 0.0)
 
     def pack(self, x: Tensor) -> Tensor:
         """Labels in the caller's shape -> (T,)."""
@@ -173,23 +175,19 @@ def open_padded(
     device = tokens.device
     if attention_mask is not None:
         attention_mask = attention_mask.to(device)
-    padded = needs_attentions
-    if needs_attentions:
-        say_padded("attention probabilities were asked for")
-    elif needs_first_column and attention_mask is not None and attention_mask.dim() == 2:
-        keep = attention_mask != 0
-        # The pooler reads column 0 even where it is masked; a masked token can only be computed in the rectangle.
-        padded = seqlen > 0 and bool((keep.any(1) & ~keep[:, 0]).any())
-        if padded:
-            say_padded("the first token of a sequence is masked (left padding), and the pooler reads it")
-    choose = lay_out_padded if padded else lay_out
-    packing, layout, keep = choose(attention_mask, batch_size, seqlen, device)
+    packing, layout, keep = lay_out(
+        attention_mask, batch_size, seqlen, device, first_column=needs_first_column, probabilities=needs_attentions
+    )
 
-    def ids(given: Tensor | None, default: Tensor) -> Tensor:
+    def ids(name: str, given: Tensor | None, default: Tensor) -> Tensor:
+        if given is not None and given.shape not in ((batch_size, seqlen), (1, seqlen), (seqlen,)):
+            raise InputError(
+                f"{name} must have the shape of input_ids {(batch_size, seqlen)}, got {tuple(given.shape)}"
+            )
         return packing.pack((default if given is None else given).expand(batch_size, seqlen))
 
-    types = ids(token_type_ids, torch.zeros(1, 1, dtype=torch.int64, device=device))
-    positions = ids(position_ids, torch.arange(seqlen, device=device)[None])
+    types = ids("token_type_ids", token_type_ids, torch.zeros(1, 1, dtype=torch.int64, device=device))
+    positions = ids("position_ids", position_ids, torch.arange(seqlen, device=device)[None])
     packed_ids = None if input_ids is None else packing.pack(input_ids)
     check_ids(config, packed_ids, types, positions)
     return Tokens(

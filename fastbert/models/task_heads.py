@@ -194,7 +194,7 @@ class BertForQuestionAnswering(BertHead):
         """Inputs are those of `BertModel.forward`.
 
         Args:
-            start_positions, end_positions: (B,) int64 columns; those outside the sequence count for nothing.
+            start_positions, end_positions: (B,) int64 columns; those past the end, or on a pad, count for nothing.
 
         Returns:
             ``loss``, the mean of both; the softmax is over the tokens of the sequence, not over its pads (where
@@ -229,9 +229,10 @@ class BertForQuestionAnswering(BertHead):
 
     @staticmethod
     def _span_loss(logits: Tensor, kept: Tensor, positions: Tensor) -> Tensor:
-        positions = positions.view(-1)
-        outside = (positions < 0) | (positions >= logits.shape[1])
-        inside = positions.clamp(0, max(logits.shape[1] - 1, 0))
+        # As in transformers: below 0 is column 0, past the end counts for nothing.
+        positions = positions.view(-1).clamp(min=0)
+        outside = positions >= logits.shape[1]
+        inside = positions.clamp(max=max(logits.shape[1] - 1, 0))
         outside = outside | ~kept.gather(1, inside[:, None])[:, 0]
         logits = logits.masked_fill(~kept, torch.finfo(logits.dtype).min)
         return ops.cross_entropy(logits, torch.where(outside, -100, inside))

@@ -33,6 +33,9 @@ class BertEmbeddings(nn.Module):
         """input_ids, token_type_ids, position_ids (T,) -> (T, H); inputs_embeds (T, H) in place of input_ids."""
         dropout = key.site(self.config.hidden_dropout_prob, EMBEDDING_SITE) if key else None
         norm = self.LayerNorm
+        words = self.word_embeddings
+        if inputs_embeds is None and (type(words) is not nn.Embedding or words._forward_hooks):
+            inputs_embeds = words(input_ids)  # an adapter in its place, or someone listening to it
         if inputs_embeds is not None:
             x = inputs_embeds + F.embedding(token_type_ids, self.token_type_embeddings.weight)
             x = x + F.embedding(position_ids, self.position_embeddings.weight)

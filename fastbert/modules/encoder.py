@@ -28,12 +28,20 @@ def say_padded(reason: str) -> None:
 
 
 def lay_out(
-    attention_mask: Tensor | None, batch_size: int, seqlen: int, device
+    attention_mask: Tensor | None,
+    batch_size: int,
+    seqlen: int,
+    device,
+    *,
+    first_column: bool,
+    probabilities: bool,
 ) -> tuple[Packing, Layout, Tensor | None]:
-    """Decides how a (B, S) batch is computed.
+    """Decides how a (B, S) batch is computed: packed, unless something needs the whole rectangle.
 
     Args:
         attention_mask: None; (B, S) non-zero = keep; or 4-D, bool (True = keep) or additive.
+        first_column: what follows reads column 0 even where it is masked, as transformers' pooler does.
+        probabilities: attention probabilities are asked for.
 
     Returns:
         the packing of its tokens; their layout; and, on the padded path, None or the (B, S) bool tokens to keep.
@@ -41,37 +49,35 @@ def lay_out(
     Raises:
         InputError: a mask of another shape.
     """
-    if attention_mask is None:
-        packing = Packing.full(batch_size, seqlen, device)
-        return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen), None
-    if attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen:
+    full = Packing.full(batch_size, seqlen, device)
+    keep = None
+    if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen:
         keep = keys_kept(attention_mask)
         if keep is None:
             say_padded("the 4-D attention mask differs between queries or heads, so tokens cannot be packed")
             mask = attention_mask
             if mask.dtype == torch.bool:
                 mask = torch.zeros(mask.shape, device=device).masked_fill(~mask, float("-inf"))
-            return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen), None
-        attention_mask = keep.expand(batch_size, seqlen)
-    if attention_mask.shape != (batch_size, seqlen):
-        raise InputError(
-            f"attention_mask must be {(batch_size, seqlen)} or 4-D with {seqlen} keys, "
-            f"got {tuple(attention_mask.shape)}"
-        )
-    packing = Packing.from_mask(attention_mask)
-    return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen), None
-
-
-def lay_out_padded(attention_mask: Tensor | None, batch_size: int, seqlen: int, device):
-    """As `lay_out`, but computes every token of the rectangle; for what needs columns or probabilities."""
-    packing = Packing.full(batch_size, seqlen, device)
-    mask, keep = attention_mask, None
-    if attention_mask is not None and attention_mask.dim() == 2:
+            return full, PaddedLayout(mask, batch_size, seqlen), None
+        keep = keep.expand(batch_size, seqlen)
+    elif attention_mask is not None:
+        if attention_mask.shape != (batch_size, seqlen):
+            raise InputError(
+                f"attention_mask must be {(batch_size, seqlen)} or 4-D with {seqlen} keys, "
+                f"got {tuple(attention_mask.shape)}"
+            )
         keep = attention_mask != 0
-        mask = additive_mask(keep)
-    elif attention_mask is not None and attention_mask.dtype == torch.bool:
-        mask = torch.zeros(attention_mask.shape, device=device).masked_fill(~attention_mask, float("-inf"))
-    return packing, PaddedLayout(mask, batch_size, seqlen), keep
+    reason = None
+    if probabilities:
+        reason = "attention probabilities were asked for"
+    elif first_column and keep is not None and seqlen and bool((keep.any(1) & ~keep[:, 0]).any()):
+        # A masked token can only be computed in the rectangle.
+        reason = "the first token of a sequence is masked (left padding), and the pooler reads it"
+    if reason:
+        say_padded(reason)
+        return full, PaddedLayout(None if keep is None else additive_mask(keep), batch_size, seqlen), keep
+    packing = full if keep is None else Packing.from_mask(keep)
+    return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen), None
 
 
 def refuse(**arguments) -> None:
@@ -106,8 +112,8 @@ class BertEncoder(nn.Module):
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for layer in self.layer:
             if recompute:
-                # The dropout key is an argument, so there is no generator state to save and restore.
-                x, probs = checkpoint(layer, x, layout, key, use_reentrant=False, preserve_rng_state=False)
+                # Our dropout replays by its key; torch's generator is kept for what an adapter (LoRA) may draw.
+                x, probs = checkpoint(layer, x, layout, key, use_reentrant=False)
             else:
                 x, probs = layer(x, layout, key)
             attentions.append(probs)
@@ -122,6 +128,8 @@ class BertEncoder(nn.Module):
         *,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        max_length_q: int | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
         return_dict: bool = True,
@@ -134,40 +142,43 @@ class BertEncoder(nn.Module):
         """Encodes a padded or a packed batch.
 
         Args:
-            hidden_states: (B, S, H), or (T, H) with ``cu_seqlens``.
+            hidden_states: (B, S, H), or (T, H) or (1, T, H) with ``cu_seqlens``.
             attention_mask: for (B, S, H): None, (B, S) non-zero = keep, or 4-D bool (True = keep) or additive.
             cu_seqlens: (B+1,) int32, the bounds of packed sequences; max_seqlen is computed where it is not given.
+                transformers' names for the two are ``cu_seq_lens_q`` and ``max_length_q``.
             dropout_key: names the random numbers of this pass; drawn where it is not given.
             ignored: what transformers' model passes on and an encoder has no use for.
 
         Returns:
-            ``last_hidden_state`` in the shape of the input, zeros where a token is masked; ``hidden_states`` and
-            ``attentions`` where asked for.
+            ``last_hidden_state`` in the shape of the input, zeros where a token is masked (but for a masked column 0
+            of a sequence, which transformers' pooler reads); ``hidden_states`` and ``attentions`` where asked for.
 
         Raises:
             InputError: shapes that do not fit, or an argument of a decoder.
         """
         refuse(head_mask=head_mask, encoder_hidden_states=encoder_hidden_states, past_key_values=past_key_values)
         key = (dropout_key or rng.current()) if self.training else None
-        if hidden_states.dim() == 2:
-            if cu_seqlens is None:
-                raise InputError("packed hidden_states (T, H) need cu_seqlens, got none")
-            if max_seqlen is None:
-                max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
-            x, states, _ = self.run(
-                hidden_states, PackedLayout(cu_seqlens, int(max_seqlen)), key, bool(output_hidden_states)
-            )
-            output = EncoderOutput(x, tuple(states) if states else None)
+        cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
+        max_seqlen = max_length_q if max_seqlen is None else max_seqlen
+        if cu_seqlens is not None or hidden_states.dim() == 2:
+            output = self._packed(hidden_states, cu_seqlens, max_seqlen, key, bool(output_hidden_states))
             return output if return_dict else output.to_tuple()
         batch_size, seqlen = hidden_states.shape[:2]
-        if output_attentions:
-            say_padded("attention probabilities were asked for")
-        choose = lay_out_padded if output_attentions else lay_out
-        packing, layout, keep = choose(attention_mask, batch_size, seqlen, hidden_states.device)
+        packing, layout, keep = lay_out(
+            attention_mask,
+            batch_size,
+            seqlen,
+            hidden_states.device,
+            first_column=True,
+            probabilities=bool(output_attentions),
+        )
+        if keep is not None:
+            keep = keep.clone()
+            keep[:, 0] |= keep.any(1)
 
         def unpack(x: Tensor) -> Tensor:
             x = packing.unpack(x)
-            return x if keep is None else x * keep[..., None]
+            return x if keep is None else x.masked_fill(~keep[..., None], 0.0)
 
         x, states, attentions = self.run(packing.pack(hidden_states), layout, key, bool(output_hidden_states))
         output = EncoderOutput(
@@ -176,3 +187,19 @@ class BertEncoder(nn.Module):
             attentions=tuple(attentions) if output_attentions else None,
         )
         return output if return_dict else output.to_tuple()
+
+    def _packed(self, hidden_states, cu_seqlens, max_seqlen, key, keep_states: bool) -> EncoderOutput:
+        """`forward` of (T, H) or (1, T, H)."""
+        row = hidden_states.dim() == 3
+        if cu_seqlens is None or hidden_states.dim() not in (2, 3) or (row and hidden_states.shape[0] != 1):
+            raise InputError(
+                "packed hidden_states must be (T, H) or (1, T, H) and come with cu_seqlens, "
+                f"got {tuple(hidden_states.shape)} and {'no' if cu_seqlens is None else 'its'} cu_seqlens"
+            )
+        if max_seqlen is None:
+            max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
+        layout = PackedLayout(cu_seqlens.to(torch.int32), int(max_seqlen))
+        x, states, _ = self.run(hidden_states[0] if row else hidden_states, layout, key, keep_states)
+        if row:
+            x, states = x[None], [state[None] for state in states or []]
+        return EncoderOutput(x, tuple(states) if states else None)

@@ -108,9 +108,12 @@ def attention_padded(
     scores = torch.matmul(q * (head_dim**-0.5 if softmax_scale is None else softmax_scale), k.transpose(-1, -2))
     if mask is not None:
         scores = scores + mask
-    probs = _softmax(scores)
-    if mask is not None:
-        probs = probs.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
+    if mask is None:
+        probs = _softmax(scores)
+    else:
+        # Before the softmax too: the gradient of one over nothing but -inf is NaN, and 0 times NaN is NaN.
+        blocked = (scores == float("-inf")).all(-1, keepdim=True)
+        probs = _softmax(scores.masked_fill(blocked, 0.0)).masked_fill(blocked, 0.0)
     dropped = probs
     if dropout is not None:
         device = q.device

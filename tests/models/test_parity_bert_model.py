@@ -1,0 +1,265 @@
+"""BertModel and BertEncoder against transformers' with the same weights, under every mask, values and gradients."""
+
+from __future__ import annotations
+
+import hf_parity as hf
+import pytest
+import torch
+import transformers
+
+import fastbert
+from fastbert.packing import PackedBatch
+
+DTYPES = (torch.float32, torch.float64)
+
+
+def _loss(output, kept, with_pooler=True):
+    """A random projection of all that a caller may read: kept tokens, and the pooled vector of rows that have one."""
+    generator = torch.Generator().manual_seed(9)
+    hidden = output.last_hidden_state
+    weights = torch.randn(hidden.shape, generator=generator, dtype=torch.float64).to(hidden.dtype)
+    loss = (hidden * weights)[kept].sum()
+    if with_pooler:
+        pooled = output.pooler_output
+        weights = torch.randn(pooled.shape, generator=generator, dtype=torch.float64).to(pooled.dtype)
+        loss = loss + (pooled * weights)[kept.any(1)].sum()
+    return loss
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp64"])
+@pytest.mark.parametrize("mask_name", hf.MASKS)
+def test_outputs_and_gradients(mask_name, dtype, activation):
+    theirs, ours = hf.pair("BertModel", dtype, hidden_act=activation)
+    mask = hf.masks()[mask_name]
+    kept = hf.kept_tokens(mask)
+    expected = theirs(**hf.inputs(), attention_mask=mask, output_hidden_states=True)
+    got = ours(**hf.inputs(), attention_mask=mask, output_hidden_states=True)
+    hf.assert_near(got.last_hidden_state[kept], expected.last_hidden_state[kept], dtype, "last_hidden_state")
+    rows = kept.any(1)
+    hf.assert_near(got.pooler_output[rows], expected.pooler_output[rows], dtype, "pooler_output")
+    assert got.pooler_output.isfinite().all()
+    assert not got.last_hidden_state[~kept].any(), "a masked token must come back as zeros"
+    assert len(got.hidden_states) == len(expected.hidden_states) == 4
+    for level, (x, y) in enumerate(zip(got.hidden_states, expected.hidden_states, strict=True)):
+        hf.assert_near(x[kept], y[kept], dtype, f"hidden_states[{level}]")
+    _loss(expected, kept).backward()
+    _loss(got, kept).backward()
+    hf.assert_same_gradients(ours, theirs, dtype)
+
+
+@pytest.mark.parametrize("mask_name", ["left", "hole_at_first"])
+def test_a_model_without_pooler_packs_left_padding(mask_name, caplog):
+    torch.manual_seed(1)
+    config = hf.hf_config()
+    theirs = transformers.BertModel(config, add_pooling_layer=False).train()
+    ours = fastbert.BertModel(config, add_pooling_layer=False).train()
+    ours.load_state_dict(theirs.state_dict())
+    mask = hf.masks()[mask_name]
+    kept = hf.kept_tokens(mask)
+    with _rows_of_products() as rows:
+        got = ours(**hf.inputs(), attention_mask=mask)
+    assert got.pooler_output is None
+    assert rows == {int(kept.sum())}
+    expected = theirs(**hf.inputs(), attention_mask=mask)
+    hf.assert_near(got.last_hidden_state[kept], expected.last_hidden_state[kept], torch.float32, "last_hidden_state")
+    _loss(expected, kept, with_pooler=False).backward()
+    _loss(got, kept, with_pooler=False).backward()
+    hf.assert_same_gradients(ours, theirs, torch.float32)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.float32])
+def test_a_mask_of_any_kind_of_number(kind):
+    _, ours = hf.pair("BertModel")
+    mask = hf.masks()["holes"]
+    expected = ours(**hf.inputs(), attention_mask=mask).last_hidden_state
+    assert torch.equal(ours(**hf.inputs(), attention_mask=mask.to(kind)).last_hidden_state, expected)
+
+
+def test_positions_and_embeddings_given_by_the_caller():
+    theirs, ours = hf.pair("BertModel")
+    mask = hf.masks()["holes"]
+    kept = hf.kept_tokens(mask)
+    positions = torch.randint(0, 24, (hf.BATCH, hf.LENGTH))
+    embeds = torch.randn(hf.BATCH, hf.LENGTH, 32)
+    for given in ({"input_ids": hf.inputs()["input_ids"]}, {"inputs_embeds": embeds}):
+        for where in (positions, positions[:1], None):
+            expected = theirs(**given, attention_mask=mask, position_ids=where).last_hidden_state
+            got = ours(**given, attention_mask=mask, position_ids=where).last_hidden_state
+            hf.assert_near(got[kept], expected[kept], torch.float32, "last_hidden_state")
+
+
+@pytest.mark.parametrize("mask_name", ["prefix", "left", "holes"])
+def test_a_4d_mask_that_names_keys_is_packed(mask_name):
+    theirs, ours = hf.pair("BertModel")
+    mask = hf.masks()[mask_name]
+    kept = hf.kept_tokens(mask)
+    expected = theirs(**hf.inputs(), attention_mask=mask)
+    as_bool = kept[:, None, None, :].expand(-1, 1, hf.LENGTH, -1)
+    as_number = torch.zeros(as_bool.shape).masked_fill(~as_bool, torch.finfo(torch.float32).min)
+    for given in (as_bool, as_number, as_number[:, :, :1]):
+        with _rows_of_products() as rows:
+            got = ours(**hf.inputs(), attention_mask=given)
+        hf.assert_near(got.last_hidden_state[kept], expected.last_hidden_state[kept], torch.float32, "hidden")
+        hf.assert_near(got.pooler_output, expected.pooler_output, torch.float32, "pooler_output")
+        if mask_name != "left":
+            assert rows == {int(kept.sum()), hf.BATCH}
+
+
+def test_any_other_4d_mask_takes_the_padded_path():
+    theirs, ours = hf.pair("BertModel")
+    # Each token sees itself, those before it, and what a random matrix adds.
+    allowed = torch.rand(hf.BATCH, 1, hf.LENGTH, hf.LENGTH, generator=torch.Generator().manual_seed(3)) < 0.3
+    allowed |= torch.ones(hf.LENGTH, hf.LENGTH).tril().bool()
+    additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    bias = additive + torch.randn(additive.shape, generator=torch.Generator().manual_seed(4))
+    for given in (additive, bias):
+        theirs.zero_grad()
+        ours.zero_grad()
+        expected = theirs(**hf.inputs(), attention_mask=given)
+        got = ours(**hf.inputs(), attention_mask=given)
+        everything = torch.ones(hf.BATCH, hf.LENGTH, dtype=torch.bool)
+        hf.assert_near(got.last_hidden_state, expected.last_hidden_state, torch.float32, "last_hidden_state")
+        _loss(expected, everything).backward()
+        _loss(got, everything).backward()
+        hf.assert_same_gradients(ours, theirs, torch.float32)
+    hf.assert_near(
+        ours(**hf.inputs(), attention_mask=allowed).last_hidden_state,
+        theirs(**hf.inputs(), attention_mask=additive).last_hidden_state,
+        torch.float32,
+        "bool mask",
+    )
+
+
+@pytest.mark.parametrize("mask_name", hf.MASKS)
+def test_attention_probabilities(mask_name):
+    theirs, ours = hf.pair("BertModel")
+    mask = hf.masks()[mask_name]
+    kept = hf.kept_tokens(mask)
+    expected = theirs(**hf.inputs(), attention_mask=mask, output_attentions=True)
+    got = ours(**hf.inputs(), attention_mask=mask, output_attentions=True)
+    hf.assert_near(got.last_hidden_state[kept], expected.last_hidden_state[kept], torch.float32, "last_hidden_state")
+    assert not got.last_hidden_state[~kept].any()
+    assert len(got.attentions) == 3
+    for x, y in zip(got.attentions, expected.attentions, strict=True):
+        by_query, truth = x.transpose(1, 2)[kept], y.transpose(1, 2)[kept]
+        hf.assert_near(by_query, truth, torch.float32, "attentions")
+
+
+# --- packed input ---
+
+
+def _packed(mask):
+    """The kept tokens of `hf.inputs`, end to end, with their columns as positions."""
+    kept = hf.kept_tokens(mask)
+    lengths = kept.sum(1)
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0, dtype=torch.int32)])
+    columns = torch.arange(hf.LENGTH).expand(hf.BATCH, -1)[kept]
+    given = hf.inputs()
+    return PackedBatch(given["input_ids"][kept], given["token_type_ids"][kept], columns, cu_seqlens, int(lengths.max()))
+
+
+@pytest.mark.parametrize("mask_name", ["none", "prefix", "holes", "empty_row"])
+def test_packed_tokens_are_encoded_as_in_the_rectangle(mask_name):
+    theirs, ours = hf.pair("BertModel")
+    mask = hf.masks()[mask_name]
+    kept = hf.kept_tokens(mask)
+    expected = theirs(**hf.inputs(), attention_mask=mask)
+    batch = _packed(mask)
+    got = ours(batch)
+    assert got.last_hidden_state.shape == (int(kept.sum()), 32)
+    hf.assert_near(got.last_hidden_state, expected.last_hidden_state[kept], torch.float32, "last_hidden_state")
+    rows = kept.any(1)
+    hf.assert_near(got.pooler_output[rows], expected.pooler_output[rows], torch.float32, "pooler_output")
+    # The same under transformers' names for packed arguments, as (1, T).
+    theirs_names = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens}
+    lengths = {"max_length_q": batch.max_seqlen, "max_length_k": batch.max_seqlen}
+    ids = {"input_ids": batch.input_ids[None], "token_type_ids": batch.token_type_ids[None]}
+    row = ours(**ids, position_ids=batch.position_ids[None], **theirs_names, **lengths)
+    assert torch.equal(row.last_hidden_state[0], got.last_hidden_state)
+
+
+def test_packed_positions_count_from_zero_in_each_sequence():
+    theirs, ours = hf.pair("BertModel")
+    mask = hf.masks()["prefix"]
+    batch = _packed(mask)
+    got = ours(batch.input_ids, token_type_ids=batch.token_type_ids, cu_seqlens=batch.cu_seqlens)
+    expected = theirs(**hf.inputs(), attention_mask=mask).last_hidden_state[hf.kept_tokens(mask)]
+    hf.assert_near(got.last_hidden_state, expected, torch.float32, "last_hidden_state")
+
+
+# --- no pad is computed ---
+
+
+class _rows_of_products(torch.utils._python_dispatch.TorchDispatchMode):
+    """Records how many rows every dense product inside the block has, as the set of them (forward and backward)."""
+
+    def __enter__(self):
+        self.rows = set()
+        super().__enter__()
+        return self.rows
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.rows.add(args[-2].shape[0])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mask_name", ["prefix", "holes", "empty_row"])
+def test_no_pad_token_is_computed(mask_name):
+    _, ours = hf.pair("BertModel")
+    mask = hf.masks()[mask_name]
+    num_tokens = int(hf.kept_tokens(mask).sum())
+    assert num_tokens not in (hf.BATCH, hf.BATCH * hf.LENGTH)
+    with _rows_of_products() as rows:
+        ours(**hf.inputs(), attention_mask=mask)
+    assert rows == {num_tokens, hf.BATCH}  # the layers; the pooler
+    with _rows_of_products() as rows:
+        fastbert.BertForMaskedLM(ours.config).train()(**hf.inputs(), attention_mask=mask)
+    assert rows == {num_tokens}
+
+
+# --- the encoder in the place of transformers' ---
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("mask_name", hf.MASKS)
+def test_the_encoder_inside_a_transformers_model(mask_name, attention):
+    mask = hf.masks()[mask_name]
+    kept = hf.kept_tokens(mask)
+    theirs, _ = hf.pair("BertModel", attention=attention)
+    swapped, _ = hf.pair("BertModel", attention=attention)
+    encoder = fastbert.BertEncoder(swapped.config).train()
+    encoder.load_state_dict(swapped.encoder.state_dict(), strict=True)
+    swapped.encoder = encoder
+    expected = theirs(**hf.inputs(), attention_mask=mask)
+    got = swapped(**hf.inputs(), attention_mask=mask)
+    hf.assert_near(got.last_hidden_state[kept], expected.last_hidden_state[kept], torch.float32, "last_hidden_state")
+    rows = kept.any(1)
+    hf.assert_near(got.pooler_output[rows], expected.pooler_output[rows], torch.float32, "pooler_output")
+    _loss(expected, kept).backward()
+    _loss(got, kept).backward()
+    hf.assert_same_gradients(swapped, theirs, torch.float32)
+
+
+def test_the_encoder_alone_padded_and_packed():
+    theirs, _ = hf.pair("BertModel")
+    encoder = fastbert.BertEncoder(theirs.config).eval()
+    encoder.load_state_dict(theirs.encoder.state_dict(), strict=True)
+    mask = hf.masks()["prefix"]
+    kept = hf.kept_tokens(mask)
+    x = torch.randn(hf.BATCH, hf.LENGTH, 32)
+    additive = torch.zeros(hf.BATCH, 1, 1, hf.LENGTH).masked_fill(~kept[:, None, None], torch.finfo(x.dtype).min)
+    expected = theirs.eval().encoder(x, attention_mask=additive).last_hidden_state[kept]
+    padded = encoder(x, mask).last_hidden_state
+    hf.assert_near(padded[kept], expected, torch.float32, "padded")
+    assert not padded[~kept].any()
+    batch = _packed(mask)
+    hf.assert_near(encoder(x[kept], cu_seqlens=batch.cu_seqlens)[0], expected, torch.float32, "packed (T, H)")
+    names = {"cu_seq_lens_q": batch.cu_seqlens, "cu_seq_lens_k": batch.cu_seqlens, "max_length_q": batch.max_seqlen}
+    row = encoder(x[kept][None], None, **names).last_hidden_state
+    assert row.shape == (1, int(kept.sum()), 32)
+    hf.assert_near(row[0], expected, torch.float32, "packed (1, T, H)")
+    states = encoder(x, mask, output_hidden_states=True, return_dict=False)[1]
+    assert len(states) == 4
+    assert torch.equal(states[0][kept], x[kept])
