@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -70,29 +71,27 @@ def finetune(
     if not examples or not dev_examples:
         got = f"{len(examples)} training and {len(dev_examples)} dev examples"
         raise InputError(f"task {task.name}: expected rows to train and to evaluate on, got {got}")
-    run = None
-    if out is not None:
-        run = FinetuneRun(out, task, config, source or {})
     plan = _plan(examples, config)
     stepper = _Stepper(model, task, examples, config, sum(map(len, plan)))
     keeper = _Best(task.metrics[0])
     history = []
-    for epoch, batches in enumerate(plan, 1):
-        record = {"epoch": epoch, **_train_epoch(stepper, batches, run, on_step)}
-        outputs = run_model(task, model, dev_examples, TOKEN_BUDGET)
-        predictions = task.decode(dev_rows, dev_examples, outputs.values)
-        record |= task.metric(dev_rows, predictions)
-        if outputs.loss is not None:
-            record["dev_loss"] = outputs.loss
-        history.append(record)
-        keeper.offer(record, predictions, model)
-        if run is not None:
-            run.log(record)
-        if on_epoch is not None:
-            on_epoch(record)
-    keeper.restore(model)
-    result = FinetuneResult(history, keeper.record, keeper.predictions)
-    return result if run is None else run.finish(task, result, model, tokenizer, dev_rows)
+    with contextlib.nullcontext() if out is None else FinetuneRun(out, task, config, source or {}) as run:
+        for epoch, batches in enumerate(plan, 1):
+            record = {"epoch": epoch, **_train_epoch(stepper, batches, run, on_step)}
+            outputs = run_model(task, model, dev_examples, TOKEN_BUDGET)
+            predictions = task.decode(dev_rows, dev_examples, outputs.values)
+            record |= task.metric(dev_rows, predictions)
+            if outputs.loss is not None:
+                record["dev_loss"] = outputs.loss
+            history.append(record)
+            keeper.offer(record, predictions, model)
+            if run is not None:
+                run.log_epoch(stepper.count, record)
+            if on_epoch is not None:
+                on_epoch(record)
+        keeper.restore(model)
+        result = FinetuneResult(history, keeper.record, keeper.predictions)
+        return result if run is None else run.finish(task, result, model, tokenizer, dev_rows)
 
 
 def _plan(examples: Sequence[Example], config: FinetuneConfig) -> list[list]:
@@ -126,7 +125,7 @@ class _Stepper:
         from ..train.engine import LocalEngine
 
         self.model, self.task, self.examples, self.config, self.total = model, task, examples, config, total
-        self.warmup = round(config.warmup * total)
+        self.warmup = round(config.warmup * total) / total  # whole steps, as in transformers' schedule
         self.count = 0
         groups = optim.param_groups(model, config.weight_decay)
         optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
@@ -141,7 +140,7 @@ class _Stepper:
         labels = {name: value.to(self.engine.device) for name, value in labels.items()}
         self.model.train()
         loss = self.engine.backward(lambda: self.model(batch, **labels).loss)
-        lr = self.config.lr * schedules.linear(self.count, self.total, self.warmup)
+        lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
         grad_norm = self.engine.step(lr)
         self.count += 1
         return {"step": self.count, "loss": float(loss), "grad_norm": grad_norm, "lr": lr, "tokens": batch.num_tokens}

@@ -89,23 +89,29 @@ class FinetuneRun:
     def __init__(self, out: str | os.PathLike, task: Task, config: FinetuneConfig, source: dict):
         import yaml
 
-        from ..train.metrics import MetricsLog
-
         self.out = Path(out)
         check_new(self.out)
         self._every = config.log_every
         with atomic_write(self.out / "config.yaml") as file:
             yaml.safe_dump({"task": task.name, **source, **dataclasses.asdict(config)}, file, sort_keys=False)
-        self._log = MetricsLog(self.out)
+
+    def __enter__(self) -> FinetuneRun:
+        from ..train.metrics import MetricsLog
+
+        self._log = MetricsLog(self.out).__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._log.__exit__(*exception)
 
     def log_step(self, record: dict) -> None:
         """One training step, of which every `log_every`-th is kept."""
         if record["step"] % self._every == 0:
-            self._log.write(record)
+            self._log.log("train", **record)
 
-    def log(self, record: dict) -> None:
-        """One epoch."""
-        self._log.write(record)
+    def log_epoch(self, step: int, record: dict) -> None:
+        """An epoch's figures, after so many steps."""
+        self._log.log("dev", step, **record)
 
     def finish(self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row]) -> FinetuneResult:
         """Writes the model with its tokenizer, and what became of the dev rows; returns the result with the paths."""
@@ -122,5 +128,4 @@ class FinetuneRun:
         write_json({"task": task.name, "rows": len(rows), **result.best}, metrics)
         task.write_predictions(rows, result.predictions, predictions)
         write_json_lines(task.errors(rows, result.predictions), errors)
-        self._log.close()
         return dataclasses.replace(result, model_dir=model_dir, paths=[model_dir, metrics, predictions, errors])
