@@ -1,0 +1,180 @@
+"""Directories that fastbert writes: they load in transformers, come back bit for bit, and are whole or not there."""
+
+import json
+import os
+import resource
+
+import pytest
+import torch
+from safetensors import safe_open
+from tiny_bert import config as tiny_config
+from tiny_bert import save as save_tiny
+
+import fastbert
+from fastbert.errors import CheckpointError
+from fastbert.interop.checkpoint import read_state_dict, save_directory
+
+CLASSES = [
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+    "BertForMultipleChoice",
+]
+
+
+def make(name, **changes):
+    """A model of ours with random numbers everywhere, also where BERT starts with zeros and ones."""
+    torch.manual_seed(5)
+    model = getattr(fastbert, name)(fastbert.BertConfig.from_hf(tiny_config(**changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model.eval()
+
+
+def assert_same(state, other):
+    assert state.keys() == other.keys()
+    for name, tensor in state.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_round_trip_through_transformers_changes_no_bit(tmp_path, name, tied):
+    import transformers
+
+    model = make(name, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "ours")
+    theirs, info = getattr(transformers, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values()), info
+    assert_same({**model.state_dict()}, {**theirs.state_dict()})
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = getattr(fastbert, name).from_pretrained(tmp_path / "theirs")
+    assert_same(model.state_dict(), again.state_dict())
+    # The files themselves hold the same tensors: nothing tied is stored twice, nothing left out.
+    assert_same(read_state_dict(tmp_path / "ours"), read_state_dict(tmp_path / "theirs"))
+
+
+def test_the_file_is_one_that_transformers_4_accepts(tmp_path):
+    model = make("BertForMaskedLM")
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert "cls.predictions.decoder.weight" not in file.keys()  # noqa: SIM118  (not a dictionary)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["BertForMaskedLM"]
+    assert config["model_type"] == "bert"
+    assert config["dtype"] == "float32"
+    assert list(config) == sorted(config)
+
+
+def test_half_precision_stays_half(tmp_path):
+    import transformers
+
+    model = make("BertModel").bfloat16()
+    model.save_pretrained(tmp_path)
+    theirs = transformers.BertModel.from_pretrained(tmp_path)
+    assert theirs.dtype == torch.bfloat16
+    assert_same(model.state_dict(), theirs.state_dict())
+    assert_same(model.state_dict(), fastbert.BertModel.from_pretrained(tmp_path, dtype="auto").state_dict())
+
+
+def test_tensors_with_strides_and_shared_memory_are_saved_as_they_read(tmp_path):
+    model = make("BertModel")
+    layers = model.encoder.layer
+    shared = torch.randn(96, 32)
+    for part, linear in zip(
+        shared.split(32), (layers[0].attention.self.query, layers[0].attention.self.key), strict=False
+    ):
+        linear.weight = torch.nn.Parameter(part)
+    layers[1].attention.self.query.weight = torch.nn.Parameter(torch.randn(32, 32).t())
+    expected = {name: t.clone() for name, t in model.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    assert_same(expected, read_state_dict(tmp_path))
+
+
+def test_wrappers_leave_no_trace(tmp_path):
+    model = make("BertForMaskedLM")
+    plain, config = read_state_dict_of(model, tmp_path / "plain"), model.config.to_dict()
+    save_directory(torch.nn.DataParallel(model), tmp_path / "parallel", config)
+    save_directory(torch.compile(model), tmp_path / "compiled", config)
+    for form in ("parallel", "compiled"):
+        assert_same(plain, read_state_dict(tmp_path / form))
+        assert json.loads((tmp_path / form / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+
+
+def read_state_dict_of(model, directory):
+    model.save_pretrained(directory)
+    return read_state_dict(directory)
+
+
+def test_the_tokenizers_files_travel_unchanged(tmp_path):
+    source = save_tiny(tmp_path / "source")
+    (source / "tokenizer_config.json").write_bytes(b'{"do_lower_case":  true}\r\n')
+    fastbert.BertForMaskedLM.from_pretrained(source).save_pretrained(tmp_path / "copy")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (source / name).read_bytes()
+    assert not (tmp_path / "copy" / "tokenizer.json").exists()
+
+
+def test_saving_over_its_own_directory_keeps_the_tokenizer(tmp_path):
+    source = save_tiny(tmp_path)
+    vocab = (source / "vocab.txt").read_bytes()
+    model = fastbert.BertForMaskedLM.from_pretrained(source)
+    expected = {name: t.clone() for name, t in model.state_dict().items()}
+    model.save_pretrained(source)
+    assert (source / "vocab.txt").read_bytes() == vocab
+    # What was read is no view of the file that was just replaced.
+    assert_same(expected, model.state_dict())
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    make("BertModel").save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model = make("BertForMaskedLM")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # the write fails as on a full disk, with another word
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            model.save_pretrained(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_failure_after_the_weights_leaves_what_was_there(tmp_path, monkeypatch):
+    make("BertModel").save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    real = os.fsync
+    calls = []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"config\.json: .*No space left on device"):
+        make("BertForMaskedLM").save_pretrained(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(CheckpointError, match="file"):
+        make("BertModel").save_pretrained(tmp_path / "file")
+
+
+def test_a_model_without_values_is_refused(tmp_path):
+    with torch.device("meta"):
+        model = fastbert.BertModel(fastbert.BertConfig.from_hf(tiny_config()))
+    with pytest.raises(CheckpointError, match="meta device"):
+        save_directory(model, tmp_path / "out", {})
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,187 @@
+"""Sentence vectors against sentence-transformers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tiny_bert import save as save_tiny
+
+from fastbert import SentenceEncoder
+from fastbert.errors import InputError
+from fastbert.interop.sentence_encoder import pool
+
+SENTENCES = [
+    "A man is eating food.",
+    "",
+    "   ",
+    "word " * 400,  # beyond max_seq_length: cut
+    "The quick brown Fox jumps over the lazy dog!",
+    "Zürich, naïve café; 你好世界 and \u200b\ufffd odd characters\n\ttoo.",
+    "x",
+    "A man is eating food.",
+]
+MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+def theirs(directory):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    return sentence_transformers.SentenceTransformer(str(directory), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def encoder(minilm):
+    return SentenceEncoder.from_pretrained(minilm)
+
+
+def st_directory(path, pooling, normalize=False, **sentence):
+    """A sentence-transformers directory around the tiny model, in the files' older form."""
+    save_tiny(path, "BertModel")
+    kinds = ["Transformer", "Pooling"] + ["Normalize"] * normalize
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "name": str(i), "path": paths[i], "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+    (path / "sentence_bert_config.json").write_text(json.dumps(sentence))
+    (path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, "tokenizer_class": "BertTokenizer"}))
+    return path
+
+
+def test_minilm_agrees_with_sentence_transformers(minilm, encoder):
+    vectors = encoder.encode(SENTENCES)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(SENTENCES), 384)
+    np.testing.assert_allclose(vectors, theirs(minilm).encode(SENTENCES), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_order_and_batching_do_not_show(encoder):
+    vectors = encoder.encode(SENTENCES)
+    np.testing.assert_allclose(encoder.encode(SENTENCES, token_budget=1), vectors, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(SENTENCES[::-1])[::-1], vectors, rtol=0, atol=1e-6)
+    assert np.abs(vectors[0] - vectors[4]).max() > 0.01
+
+
+def test_a_batch_stays_within_the_token_budget(encoder, monkeypatch):
+    seen = []
+    forward = encoder.model.forward
+    monkeypatch.setattr(encoder.model, "forward", lambda batch: seen.append(batch) or forward(batch))
+    encoder.encode(["one two three"] * 20, token_budget=26)  # 3 words and 2 specials each
+    assert [batch.num_tokens for batch in seen] == [25, 25, 25, 25]
+
+
+def test_normalisation_can_be_told(encoder):
+    raw = encoder.encode(SENTENCES[:2], normalize=False)
+    assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
+    unit = encoder.encode(SENTENCES[:2])
+    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), unit, atol=1e-6)
+
+
+def test_no_sentences_give_no_vectors(encoder):
+    assert encoder.encode([]).shape == (0, 384)
+
+
+def test_what_is_no_list_of_strings_is_refused(encoder):
+    for wrong in ("one string", ["a", None], [b"bytes"]):
+        with pytest.raises(InputError, match="sentences"):
+            encoder.encode(wrong)
+    with pytest.raises(InputError, match="token_budget"):
+        encoder.encode(["a"], token_budget=0)
+
+
+def test_a_progress_bar_goes_to_stderr(encoder, capsys):
+    encoder.encode(["a", "b"], show_progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "sentences" in err
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pooling_of_numbers_worked_out_by_hand(mode):
+    hidden = torch.tensor([[1.0, 2.0], [3.0, -6.0], [5.0, 4.0], [-7.0, 9.0]])
+    cu_seqlens = torch.tensor([0, 3, 4], dtype=torch.int32)
+    expected = {
+        "cls": [[1, 2], [-7, 9]],
+        "max": [[5, 4], [-7, 9]],
+        "mean": [[3, 0], [-7, 9]],
+        "mean_sqrt_len_tokens": [[9 / 3**0.5, 0], [-7, 9]],
+        "weightedmean": [[(1 + 6 + 15) / 6, (2 - 12 + 12) / 6], [-7, 9]],
+        "lasttoken": [[5, 4], [-7, 9]],
+    }[mode]
+    torch.testing.assert_close(pool(hidden, cu_seqlens, mode), torch.tensor(expected, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        *(
+            {f"pooling_mode_{mode}" + ("" if mode.endswith("tokens") or mode == "lasttoken" else "_tokens"): True}
+            for mode in MODES[1:]
+        ),
+        {"pooling_mode_cls_token": True},
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
+        {"pooling_mode": "max"},
+        {"pooling_mode": ["mean", "cls"]},
+        {},
+    ],
+    ids=str,
+)
+def test_every_pooling_agrees_with_sentence_transformers(tmp_path, pooling):
+    directory = st_directory(tmp_path / "model", pooling, max_seq_length=9)
+    texts = ["the film was great", "bad", "", "the capital of france is paris . and the book is not very good ! " * 2]
+    expected = theirs(directory).encode(texts)
+    np.testing.assert_allclose(SentenceEncoder.from_pretrained(directory).encode(texts), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_settings_of_the_directory_are_followed(tmp_path):
+    directory = st_directory(tmp_path / "model", {"pooling_mode_mean_tokens": True}, True, do_lower_case=True)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    (directory / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "the film "}, "default_prompt_name": "query"})
+    )
+    texts = ["WAS great", "bad"]
+    vectors = SentenceEncoder.from_pretrained(directory).encode(texts)
+    np.testing.assert_allclose(vectors, theirs(directory).encode(texts), rtol=1e-5, atol=1e-5)
+    (directory / "modules.json").unlink()
+    plain = SentenceEncoder.from_pretrained(directory)  # a plain BERT: mean, not normalised, no prompt, cased
+    reference = plain.encode(["the film was great"], normalize=True)
+    np.testing.assert_allclose(vectors[:1], reference, rtol=1e-5, atol=1e-5)
+    assert abs(np.linalg.norm(plain.encode(["bad"])) - 1) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("modules.json", "{", "modules.json"),
+        ("modules.json", "{}", "list"),
+        ("modules.json", '[{"path": ""}]', "modules"),
+        ("modules.json", '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "x"}]', "Dense"),
+        (
+            "modules.json",
+            '[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../1_Pooling"}]',
+            "inside",
+        ),
+        ("1_Pooling/config.json", '{"pooling_mode": "median"}', "median"),
+        ("1_Pooling/config.json", '{"pooling_mode": 3}', "pooling modes"),
+        ("sentence_bert_config.json", '{"max_seq_length": "long"}', "max_seq_length"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "query", "prompts": {}}', "query"),
+    ],
+)
+def test_what_is_not_supported_is_said_in_one_sentence(tmp_path, file, content, named):
+    directory = st_directory(tmp_path / "model", {"pooling_mode_mean_tokens": True})
+    (directory / file).write_text(content)
+    with pytest.raises(InputError, match=named) as caught:
+        SentenceEncoder.from_pretrained(directory)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_pooling_file_is_named(tmp_path):
+    directory = st_directory(tmp_path / "model", {})
+    shutil.rmtree(directory / "1_Pooling")
+    with pytest.raises(InputError, match="1_Pooling"):
+        SentenceEncoder.from_pretrained(directory)
