@@ -103,7 +103,7 @@ class Manifest:
             table = json.loads(path.read_bytes())
         except OSError as error:
             raise DataError(f"{path}: expected the manifest of prepared data, got: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: expected JSON, got: {error}") from error
         got = (table.get("format"), table.get("version")) if isinstance(table, dict) else (type(table).__name__, None)
         if got != (FORMAT, VERSION):
@@ -113,8 +113,8 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{path}: expected a whole manifest, got a damaged one ({error!r})") from error
         names = {name for entries in manifest.splits.values() for e in entries for name in (e.bin, e.idx)}
-        for name in sorted(names | set(manifest.files)):
-            if not _FILE_NAME.fullmatch(name):
+        for name in [*names, *manifest.files]:
+            if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
                 raise DataError(f"{path}: expected names of shard and tokenizer files, got {name!r}")
             if name not in manifest.files:
                 raise DataError(f"{path}: expected size and SHA-256 of {name}, got none")

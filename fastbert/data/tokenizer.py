@@ -84,6 +84,8 @@ def train_wordpiece(
 ) -> Tokenizer:
     """Trains a WordPiece vocabulary; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK].
 
+    The library breaks ties between equally frequent pieces by chance, so two runs differ in a few rare tokens.
+
     Args:
         texts: an iterator of texts, consumed once.
         size: the most tokens to make; a small corpus gives fewer.
