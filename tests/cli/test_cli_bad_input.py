@@ -84,6 +84,6 @@ def test_truncated_shard(corpus, vocab, tmp_path, capsys):
     assert run("prepare", corpus, "--vocab", vocab, "--out", data) == 0
     shard = data / "train" / "shard-00000.bin"
     shard.write_bytes(shard.read_bytes()[:-10])
-    error = fails(capsys, "pretrain", "--data", data, "--model", "2x128", "--out", tmp_path / "run")
+    error = fails(capsys, "pretrain", "--data", data, "--model", "2x128", "--steps", 2, "--out", tmp_path / "run")
     assert "shard-00000.bin" in error
     assert not (tmp_path / "run" / "model").exists()
