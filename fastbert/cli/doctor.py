@@ -43,8 +43,11 @@ def show(found: Mapping) -> None:
         if table is not None:
             console.print(table)
             continue
-        console.print(f"[bold]{section}[/bold]")
-        for line in [content] if isinstance(content, str) or not isinstance(content, Sequence) else content:
+        if isinstance(content, str) or not isinstance(content, Sequence):
+            console.print(f"{section}: {_text(content)}", markup=False)
+            continue
+        console.print(section)
+        for line in content:
             console.print(f"  - {line}", markup=False)
 
 
