@@ -1,0 +1,146 @@
+"""Documents and sentences out of files; every error in one sentence with file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from fastbert.data import corpus
+from fastbert.data.corpus import corpus_files, read_documents, read_raw_documents
+from fastbert.data.sentences import segment_lines, split_sentences
+from fastbert.errors import DataError, InputError
+
+
+def sentences(*paths, **options):
+    return [document.sentences for document in read_documents(paths, **options)]
+
+
+def test_plain_text_one_sentence_a_line(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfOne here.\r\nTwo there.\n\n\n  \nThree.\nno end")
+    assert sentences(path) == [["One here.", "Two there."], ["Three.", "no end"]]
+    assert [d.name for d in read_documents([path])] == [f"{path}:1", f"{path}:6"]
+
+
+def test_paragraphs_jsonl_gzip_directories(tmp_path):
+    text = "Mr. Holmes came in. He sat down! “Why?” she asked.\nThen it was 3.5 miles. Off we went.\n"
+    cut = ["Mr. Holmes came in.", "He sat down!", "“Why?” she asked.", "Then it was 3.5 miles.", "Off we went."]
+    rows = json.dumps({"text": text, "id": 1}) + "\n\n" + json.dumps({"text": "A \ud800 b."}) + "\n"
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text(rows, encoding="utf-8")
+    (tmp_path / "sub" / "c.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "sub" / "d.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "picture.png").write_bytes(b"\0")
+    (tmp_path / ".hidden.txt").write_text("no")
+    assert [str(path.relative_to(tmp_path)) for path in corpus_files(tmp_path)] == [
+        "a.jsonl",
+        "b.txt",
+        "sub/c.txt.gz",
+        "sub/d.jsonl.gz",
+    ]
+    assert sentences(tmp_path) == [cut, ["A ? b."], cut, cut, cut, ["A ? b."]]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["He met Dr. Watson at 5 p.m. yesterday.", "It rained."],
+        ["J. K. Rowling wrote it.", "So did I.", "You know."],
+        ["See Fig. 3 and No. 5 of the list.", "No.", "He left."],
+        ['"Stop!" he cried.', "(It was late.)", "The U.S. Army came."],
+        ["Wait... what is that?", "1984 was a year."],
+        ["e.g. this one, i.e. that one, stays whole."],
+    ],
+)
+def test_english_sentences(expected):
+    assert split_sentences(" ".join(expected)) == expected
+
+
+def test_no_word_is_lost(shared_data):
+    text = (shared_data / "corpus" / "books.txt").read_text(encoding="utf-8")[:1_000_000]
+    for paragraph in text.split("\n"):
+        assert " ".join(split_sentences(paragraph)).split() == paragraph.split()
+
+
+def test_lines_that_are_sentences_stay_whole(shared_data):
+    lines = ["A plain sentence.", "Another one.", "It is by A. B. Smith vs. Jones et al. In it he says so."] * 2
+    assert segment_lines([*lines[:3], "More.", "And more.", "End."]) == [*lines[:3], "More.", "And more.", "End."]
+    path = shared_data / "google_bert" / "sample_text.txt"  # Google's own: one sentence a line
+    documents = [[line.strip() for line in part.split("\n") if line.strip()] for part in path.read_text().split("\n\n")]
+    assert sentences(path) == [document for document in documents if document]
+
+
+def refused(path, *words, error=DataError, **options):
+    with pytest.raises(error) as caught:
+        sentences(path, **options)
+    for word in words:
+        assert str(word) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_bytes(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("fine\ngrün\n".encode() + b"not \xff so\n")
+    refused(path, f"{path}:3", "0xff")
+    assert sentences(path, errors="replace") == [["fine", "grün", "not \ufffd so"]]
+    path.write_bytes(b"text\nbin\0ary\n")
+    refused(path, f"{path}:2", "NUL")
+    refused(path, "NUL", errors="replace")
+    with pytest.raises(InputError, match="'ignore'"):
+        sentences(path, errors="ignore")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n \n", b"\xef\xbb\xbf"])
+def test_empty(tmp_path, content):
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    refused(path, path, "empty corpus")
+
+
+def test_nothing_there(tmp_path):
+    refused(tmp_path / "no.txt", "no.txt", error=InputError)
+    refused(tmp_path, tmp_path, "got none")
+    with pytest.raises(InputError, match="got none"):
+        sentences()
+
+
+@pytest.mark.parametrize("row", ["{", "[1]", '{"txt": "a"}', '{"text": 5}', "[" * 100_000, "null"])
+def test_bad_rows(tmp_path, row):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' + row + "\n")
+    refused(path, f"{path}:2", "JSON")
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-20], lambda b: b"plain", lambda b: b[:60] + b"????" + b[64:]])
+def test_damaged_gzip(tmp_path, damage):
+    path = tmp_path / "a.txt.gz"
+    whole = gzip.compress("\n".join(f"line {n * n}" for n in range(2000)).encode())
+    path.write_bytes(damage(whole))
+    refused(path, path, "gzip")
+
+
+def test_memory_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(corpus, "MAX_DOCUMENT_CHARS", 30)
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 99 + "\n" + "y" * 101 + "\n")
+    refused(path, f"{path}:2", "100 bytes")
+    path.write_text("\n".join(f"number {n}." for n in range(10)) + "\n\nother.\n")
+    documents = list(read_raw_documents([path]))
+    assert [document.part for document in documents] == [0, 1, 2, 3, 0]
+    assert [line for document in documents for line in document.lines] == [
+        *(f"number {n}." for n in range(10)),
+        "other.",
+    ]
+    assert all(sum(map(len, document.lines)) <= 30 for document in documents)
+
+
+def test_progress_counts_every_byte(shared_data):
+    path, seen = shared_data / "corpus" / "wikitext2_valid.txt", []
+    for _ in read_raw_documents([path], on_bytes=seen.append):
+        pass
+    assert sum(seen) == path.stat().st_size
+    assert len(seen) < 100
