@@ -89,6 +89,15 @@ def check_ids(config: BertConfig, input_ids: Tensor | None, token_type_ids: Tens
             raise InputError(f"{name} must be between 0 and {size - 1} ({what} {size}), got {low if low < 0 else high}")
 
 
+def check_labels(labels: Tensor, num_classes: int) -> None:
+    """Raises InputError for a label that is neither a class nor -100; not looked at on a GPU, as ids are not."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_classes)]
+    if wrong.numel():
+        raise InputError(f"labels must be between 0 and {num_classes - 1}, or -100 for none, got {int(wrong[0])}")
+
+
 def _check_length(config: BertConfig, length: int) -> None:
     if length > config.max_position_embeddings:
         raise InputError(

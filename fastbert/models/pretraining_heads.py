@@ -15,6 +15,7 @@ from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, PreTrainingOutput
 from ..packing import PackedBatch
 from .bert import BertHead, Encoded, as_asked
+from .door import check_labels
 
 
 def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, output_logits: bool | None):
@@ -27,6 +28,7 @@ def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, outp
         positions = (packed != -100).nonzero().flatten()
         targets = packed.index_select(0, positions)
     if positions is not None:
+        check_labels(targets, predictions.decoder.out_features)
         at_labels = predictions(hidden.index_select(0, positions))
         loss = ops.cross_entropy(at_labels, targets)
     if output_logits or (output_logits is None and positions is None):
@@ -35,7 +37,10 @@ def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, outp
 
 
 def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
-    return None if labels is None else ops.cross_entropy(logits.view(-1, 2), labels.view(-1))
+    if labels is None:
+        return None
+    check_labels(labels, 2)
+    return ops.cross_entropy(logits.view(-1, 2), labels.view(-1))
 
 
 class BertForPreTraining(BertHead):

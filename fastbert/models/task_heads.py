@@ -13,6 +13,7 @@ from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, QuestionAnsweringOutput
 from ..packing import PackedBatch
 from .bert import BertHead, as_asked
+from .door import check_labels
 
 
 def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem_type: str | None) -> Tensor:
@@ -42,10 +43,7 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
     if problem_type == "multi_label_classification":
         return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     labels = labels.view(-1)
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
-        wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_labels)]
-        if wrong.numel():
-            raise InputError(f"labels must be class ids between 0 and {num_labels - 1}, got {int(wrong[0])}")
+    check_labels(labels, num_labels)
     return ops.cross_entropy(logits.view(-1, num_labels), labels)
 
 
@@ -132,7 +130,10 @@ class BertForMultipleChoice(BertHead):
                 options["inputs_embeds"] = embeds.flatten(0, 1)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(encoded.pooled, encoded.tokens)).view(-1, num_choices)
-        loss = None if labels is None else ops.cross_entropy(logits, labels)
+        loss = None
+        if labels is not None:
+            check_labels(labels, num_choices)
+            loss = ops.cross_entropy(logits, labels)
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
         return as_asked(output, return_dict, self.config)
 
@@ -166,7 +167,11 @@ class BertForTokenClassification(BertHead):
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(encoded.hidden, encoded.tokens))
-        loss = None if labels is None else ops.cross_entropy(logits, encoded.tokens.pack(labels))
+        loss = None
+        if labels is not None:
+            labels = encoded.tokens.pack(labels)
+            check_labels(labels, self.num_labels)
+            loss = ops.cross_entropy(logits, labels)
         output = LogitsOutput(loss, encoded.tokens.unpack(logits), encoded.hidden_states, encoded.attentions)
         return as_asked(output, return_dict, self.config)
 
