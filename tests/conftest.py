@@ -8,10 +8,14 @@ from pathlib import Path
 # A virtual machine can advertise AMX without its tile palette; stock torch then dies in its first bf16 product.
 # `import fastbert` sets the same cap, but transformers may be imported first in a test.
 import pytest
+import torch
 
 import fastbert  # noqa: F401  (first: it sets the cap before torch runs its first product)
 
 REPO = Path(__file__).resolve().parent.parent
+
+# Models of tests are tiny: a second thread only waits for the first. Tests of threading set their own number.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +36,4 @@ def minilm() -> Path:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    import torch
-
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -39,7 +39,7 @@ def prepare(
     vocab: str | Path | Tokenizer,
     out: str | Path,
     *,
-    heldout: float = 0.0,
+    heldout: float | Collection[str] = 0.0,
     num_workers: int | None = None,
     errors: str = "strict",
     segment: str = "auto",
@@ -53,7 +53,7 @@ def prepare(
         corpus: paths as `read_documents` takes them, or documents: `Document`, or (name, sentences).
         vocab: what `load_tokenizer` takes, or a tokenizer.
         heldout: the share of documents kept for evaluation, chosen by a hash of their text, so equal texts stay on one
-            side, whatever the order or the size of the corpus.
+            side, whatever the order or the size of the corpus; or the names of those documents.
         num_workers: processes; None for one a core.
         segment: "auto" cuts lines that are paragraphs into sentences, "always" every line, "never" none.
         overwrite: replaces ``out`` when it holds prepared data.
@@ -68,7 +68,7 @@ def prepare(
         DataError: the corpus is empty or damaged, or the disk is full; ``out`` is then as it was before.
     """
     out = Path(out)
-    if not 0 <= heldout < 1:
+    if isinstance(heldout, (int, float)) and not 0 <= heldout < 1:
         raise InputError(f"heldout: expected a share from 0 up to 1, got {heldout}")
     if segment not in ("auto", "always", "never"):
         raise InputError(f"segment: expected 'auto', 'always' or 'never', got {segment!r}")
@@ -123,14 +123,15 @@ def _given(documents, progress) -> Iterator[Document]:
             progress(1)
 
 
-def _batches(documents: Iterator[RawDocument | Document], share: float) -> Iterator[Job]:
+def _batches(documents: Iterator[RawDocument | Document], heldout: float | Collection[str]) -> Iterator[Job]:
     batch, sides, size, side = [], [], 0, False
     for document in documents:
         cut = isinstance(document, Document)
         lines = document.sentences if cut else document.lines
         # The parts of a long document stay on one side.
         if cut or not document.part:
-            side = is_heldout(lines, share)
+            by_share = isinstance(heldout, (int, float))
+            side = is_heldout(lines, heldout) if by_share else document.name in heldout
         batch.append((cut, lines))
         sides.append(side)
         size += sum(map(len, lines))
@@ -141,10 +142,13 @@ def _batches(documents: Iterator[RawDocument | Document], share: float) -> Itera
         yield Job(batch, sides, size)
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) -> Iterator[Encoded]:
     """Encodes batches in order, in this process where there is little to do."""
-    workers = len(os.sched_getaffinity(0)) if num_workers is None and hasattr(os, "sched_getaffinity") else num_workers
-    workers = workers or os.cpu_count() or 1
+    workers = _cores() if num_workers is None else num_workers
     if workers < 1:
         raise InputError(f"num_workers: expected at least 1, got {num_workers}")
     head, size = [], 0
@@ -170,9 +174,11 @@ def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) ->
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _write(root: Path, tokenizer: Tokenizer, encoded: Iterator[Encoded], shard_tokens: int, heldout: float) -> Manifest:
+def _write(
+    root: Path, tokenizer: Tokenizer, encoded: Iterator[Encoded], shard_tokens: int, heldout: float | Collection[str]
+) -> Manifest:
     size = vocab_size(tokenizer)
-    splits = ("train", "heldout") if heldout > 0 else ("train",)
+    splits = ("train", "heldout") if heldout else ("train",)
     writers = {split: ShardWriter(root, split, size, shard_tokens) for split in splits}
     unknown = 0
     try:
@@ -190,7 +196,7 @@ def _write(root: Path, tokenizer: Tokenizer, encoded: Iterator[Encoded], shard_t
     for split in splits:
         if not entries[split]:
             raise DataError(
-                f"corpus: expected documents for both splits at a held-out share of {heldout}, got none for {split}"
+                f"corpus: expected documents for both splits with heldout = {heldout!r:.60}, got none for {split}"
             )
     files = {name: file for writer in writers.values() for name, file in writer.files.items()}
     for path in save_tokenizer(tokenizer, root):

@@ -16,14 +16,16 @@ def evaluate(
     data: PretrainingData,
     *,
     max_tokens: int | None = None,
+    epochs: int = 1,
     token_budget: int = 8192,
     engine: LocalEngine | None = None,
 ) -> dict[str, float]:
-    """Scores a pre-training model on the first epoch's samples, whose pairs and masks are always the same.
+    """Scores a pre-training model on the samples of the first epochs, whose pairs and masks are always the same.
 
     Args:
         model: with both pre-training heads (`BertForPreTraining`).
         max_tokens: how many tokens to read; None for all.
+        epochs: how often to read the documents, each time with other pairs and masks.
         engine: whose precision to compute in; float32 without.
 
     Returns:
@@ -37,8 +39,9 @@ def evaluate(
     model.eval()
     sums = {"mlm_loss": 0.0, "mlm_acc": 0.0, "nsp_loss": 0.0, "nsp_acc": 0.0}
     labels, pairs, tokens = [], 0, 0
-    for sample_ids in data.batches(0, max(token_budget, data.config.max_seqlen), True):
-        batch = data.collate(0, sample_ids).to(device)
+    budget = max(token_budget, data.config.max_seqlen)
+    for epoch, sample_ids in [(number, ids) for number in range(epochs) for ids in data.batches(number, budget)]:
+        batch = data.collate(epoch, sample_ids).to(device)
         with engine.autocast() if engine else nullcontext():
             out = model(batch)
         count = batch.mlm_labels.numel()

@@ -1,0 +1,117 @@
+"""The demo's classification task: which family of modules a docstring is from.
+
+A family is a handful of modules on one subject. Names of modules are removed from the texts, so that the subject has to
+be told by the words, and the test texts are from modules that neither pre-training nor fine-tuning has seen.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Iterable
+
+from ..data.builtin_corpus import docstrings, split_sentences
+from ..tasks.base import Row
+
+FAMILIES = {
+    "concurrency": (
+        "asyncio multiprocessing threading concurrent queue sched subprocess selectors _asyncio _thread signal "
+        "contextvars"
+    ),
+    "email": "email mailbox mimetypes quopri uu base64 binascii",
+    "files": (
+        "os posix pathlib shutil tempfile tarfile zipfile gzip bz2 lzma io _io glob fnmatch fileinput posixpath stat "
+        "filecmp genericpath"
+    ),
+    "gui": "tkinter idlelib turtle curses",
+    "language": (
+        "ast inspect typing types enum dataclasses abc functools collections dis tokenize symtable copy pickle "
+        "pickletools pyclbr builtins itertools operator weakref"
+    ),
+    "markup": "xml html json csv configparser plistlib tomllib _elementtree pyexpat netrc",
+    "math": (
+        "decimal _decimal math cmath statistics fractions numbers random datetime _datetime calendar time zoneinfo "
+        "heapq bisect"
+    ),
+    "network": (
+        "http urllib xmlrpc socketserver ftplib smtplib imaplib poplib nntplib telnetlib ssl socket _socket _ssl "
+        "wsgiref asyncore asynchat smtpd cgi ipaddress"
+    ),
+    "packaging": (
+        "distutils importlib pkgutil venv zipimport runpy sysconfig site zipapp modulefinder imp compileall py_compile"
+    ),
+    "testing": ("unittest doctest pdb bdb trace traceback profile cProfile pstats timeit cmd code logging warnings"),
+}
+_FAMILY_OF = {module: family for family, modules in FAMILIES.items() for module in modules.split()}
+
+# A family whose held-out modules are long would fill the test set alone.
+_MOST_TEST_TEXTS = 40
+_SHORTEST_TEXT = 60  # characters; below there is nothing to tell a subject by
+_LARGEST_DOCUMENT = 0.75  # of the share to hold out: a larger document would take it all
+
+
+def family_of(document: str) -> str:
+    """The family of a module or help topic; "help" and "other" are not classes of the task."""
+    if document.startswith("help/"):
+        return "help"
+    return _FAMILY_OF.get(document.split(".")[0], "other")
+
+
+def heldout_documents(sizes: Iterable[tuple[str, int]], share: float) -> frozenset[str]:
+    """Chooses the documents to keep for evaluation: about this share of the text of every family.
+
+    Args:
+        sizes: (document, length of its text).
+    """
+    families: dict[str, list[tuple[int, str, int]]] = {}
+    for name, size in sizes:
+        families.setdefault(family_of(name), []).append((zlib.crc32(name.encode()), name, size))
+    chosen = set()
+    for members in families.values():
+        wanted, got = share * sum(size for _, _, size in members), 0
+        for _, name, size in sorted(members):
+            if got < wanted and size <= wanted * _LARGEST_DOCUMENT:
+                chosen.add(name)
+                got += size
+    return frozenset(chosen)
+
+
+def labelled_texts(heldout: frozenset[str]) -> tuple[list[Row], list[Row]]:
+    """Docstrings with their families: from modules seen in pre-training, and from held-out ones."""
+    corpus = list(docstrings())
+    parts = {part for module, _, _ in corpus if family_of(module) in FAMILIES for part in module.split(".")}
+    names = sorted(set(_FAMILY_OF) | {part for part in parts if len(part) > 2}, key=len, reverse=True)
+    module_name = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b", re.IGNORECASE)
+    seen: set[str] = set()
+    train, test = [], []
+    for module, name, text in corpus:
+        family = family_of(module)
+        if family not in FAMILIES:
+            continue
+        text = " ".join(module_name.sub(" ", " ".join(split_sentences(text))).split())
+        words = " ".join(re.findall(r"\w+", text.lower()))
+        if len(text) < _SHORTEST_TEXT or words in seen:
+            continue
+        seen.add(words)
+        (test if module in heldout else train).append(Row(f"{module}.{name}", (text,), family))
+    return train, _capped(test)
+
+
+def _capped(rows: list[Row]) -> list[Row]:
+    draw = random.Random(0)
+    kept = []
+    for family in FAMILIES:
+        mine = [row for row in rows if row.label == family]
+        kept += draw.sample(mine, min(_MOST_TEST_TEXTS, len(mine)))
+    return kept
+
+
+def few_labels(rows: list[Row], each: int, seed: int) -> list[Row]:
+    """As many rows of every family, chosen at random."""
+    draw = random.Random(seed)
+    chosen = []
+    for family in FAMILIES:
+        mine = [row for row in rows if row.label == family]
+        chosen += draw.sample(mine, min(each, len(mine)))
+    return chosen

@@ -1,0 +1,52 @@
+"""A start from which a small BERT learns on a small corpus within minutes.
+
+BERT starts from weights of standard deviation 0.02, made for long runs of large models. A model of 128 units then
+begins with near-uniform attention and nearly no signal, and spends its first million tokens learning what a start can
+give:
+
+- a standard deviation near 1 / sqrt(hidden size), so that signals keep their size from layer to layer;
+- a smaller last matrix in both branches of a layer, so that each layer begins close to the identity;
+- queries equal to keys, so that attention begins by looking at like tokens;
+- position embeddings that begin as sinusoids (Vaswani et al. 2017, section 3.5) and are learned from there, so that
+  neighbours are alike from the first step;
+- the bias of the masked-LM head at the logarithm of the corpus's token frequencies, so that the loss begins at the
+  unigram entropy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..models import BertForPreTraining
+
+_BRANCH_SCALE = 0.2
+
+
+def sinusoids(positions: int, size: int) -> torch.Tensor:
+    """(positions, size): sin in even columns and cos in odd ones, wavelengths from 2 pi to 10000 * 2 pi."""
+    rates = torch.exp(torch.arange(0, size, 2) * (-math.log(10000.0) / size))
+    angles = torch.arange(positions)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).reshape(positions, -1)[:, :size]
+
+
+@torch.no_grad()
+def start_well(model: BertForPreTraining, token_counts: torch.Tensor) -> None:
+    """Changes new weights in place.
+
+    Args:
+        model: just made, with ``initializer_range`` near 1 / sqrt(hidden size).
+        token_counts: (V,) how often each token stands in the training text.
+    """
+    bert, std = model.bert, model.config.initializer_range
+    for layer in bert.encoder.layer:
+        attention = layer.attention
+        attention.self.key.weight.copy_(attention.self.query.weight)
+        attention.output.dense.weight.mul_(_BRANCH_SCALE)
+        layer.output.dense.weight.mul_(_BRANCH_SCALE)
+    table = bert.embeddings.position_embeddings.weight
+    # A sinusoid's root mean square is 1 / sqrt(2).
+    table.copy_(sinusoids(*table.shape) * std * math.sqrt(2))
+    shares = (token_counts.double() + 1) / (token_counts.sum() + token_counts.numel())
+    model.cls.predictions.bias.copy_(shares.log())

@@ -1,0 +1,271 @@
+"""The demo, stage by stage: each stage is a few calls of the library, as a user would make them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..config import BertConfig
+from ..data import builtin_corpus
+from ..data.config import PretrainingConfig
+from ..data.prepare import prepare
+from ..data.pretraining import PretrainingData, realised_shares
+from ..data.shards import ShardSet
+from ..data.tokenizer import load_tokenizer, train_wordpiece
+from ..errors import InputError
+from ..models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
+from ..tasks.config import FinetuneConfig
+from ..tasks.fill_mask import fill_mask
+from ..tasks.finetune import finetune
+from ..tasks.text_classification import TextClassification
+from ..train.checkpoint import write_text
+from ..train.config import PretrainConfig
+from ..train.evaluation import evaluate
+from ..train.pretrain import PretrainResult, pretrain
+from . import families
+from .initialisation import start_well
+from .recipe import FULL, QUICK, Recipe
+
+_MARKER = "demo.json"
+_INITIALIZER_RANGE = 0.07
+_HELDOUT_EPOCHS = 3
+_TEXT_TOKENS = 64
+
+MASKED_SENTENCES = (
+    "Return a new [MASK] object.",
+    "If the [MASK] is not found, an exception is raised.",
+    "This function returns the number of [MASK] in the list.",
+    "Open the file and [MASK] its contents.",
+    "The default value is [MASK].",
+)
+
+
+@dataclass
+class DemoResult:
+    """Everything the report shows; what is not a path or a run also goes to demo.json."""
+
+    out: Path
+    recipe: Recipe
+    corpus: dict = field(default_factory=dict)
+    shares: str = ""
+    run: PretrainResult | None = None
+    parameters: int = 0
+    heldout: dict = field(default_factory=dict)
+    masks: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
+    classifier: dict = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        names = ("corpus", "shares", "parameters", "heldout", "masks", "classifier", "seconds")
+        values = {name: getattr(self, name) for name in names}
+        values |= {"recipe": vars(self.recipe), "steps": self.run.steps, "tokens": self.run.tokens}
+        return json.dumps(values, indent=1)
+
+
+class _Stages:
+    """Says which stage runs and how long each took."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds, self._name, self._began = seconds, None, 0.0
+
+    def begin(self, name: str) -> None:
+        self.end()
+        print(f"\n== {name}", flush=True)
+        self._name, self._began = name, time.monotonic()
+
+    def end(self) -> None:
+        if self._name is not None:
+            self._seconds[self._name] = time.monotonic() - self._began
+            self._name = None
+
+
+def run_demo(out: Path, quick: bool = False, seed: int = 0) -> DemoResult:
+    """Runs the whole demo and writes ``out``.
+
+    Args:
+        out: the directory to make; an earlier demo in it is replaced.
+        quick: a minute's version, which shows the way and not the figures.
+        seed: of everything.
+
+    Raises:
+        InputError: ``out`` holds something else.
+    """
+    recipe = QUICK if quick else FULL
+    _clear(out)
+    result = DemoResult(out, recipe)
+    stages = _Stages(result.seconds)
+    stages.begin("corpus and vocabulary")
+    _prepare(result)
+    stages.begin("pre-training")
+    _pretrain(result, seed)
+    stages.begin("held-out documents")
+    _evaluate(result)
+    stages.begin("masks")
+    _fill_masks(result)
+    stages.begin("classifier")
+    _classify(result, seed)
+    stages.end()
+    write_text(out / _MARKER, result.to_json())
+    return result
+
+
+def _clear(out: Path) -> None:
+    """Makes an empty directory, unless that would remove what is not a demo's."""
+    if out.exists():
+        if not out.is_dir() or (any(out.iterdir()) and not (out / _MARKER).exists()):
+            raise InputError(f"{out}: expected no such path, or the directory of an earlier demo, got something else")
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+    # From here on the directory is known to be a demo's, even if it is interrupted.
+    write_text(out / _MARKER, "{}")
+
+
+def _prepare(result: DemoResult) -> None:
+    documents = list(builtin_corpus.documents())
+    sizes = {name: sum(map(len, sentences)) for name, sentences in documents}
+    heldout = families.heldout_documents(sizes.items(), result.recipe.heldout_share)
+    training = (sentence for name, sentences in documents if name not in heldout for sentence in sentences)
+    tokenizer = train_wordpiece(training, result.recipe.vocab_size)
+    prepare(documents, tokenizer, result.out / "data", heldout=heldout)
+    data, _ = _data(result)
+    result.corpus = {
+        "documents": len(documents),
+        "heldout_documents": len(heldout),
+        "bytes": sum(sizes.values()),
+        "tokens": data.shards.num_tokens,
+        "vocabulary": data.shards.manifest.vocab_size,
+    }
+    result.shares = str(realised_shares(data, max_tokens=min(data.shards.num_tokens, 1_000_000)))
+    print(
+        f"the standard library's documentation: {len(documents)} documents, {sum(sizes.values()) / 1e6:.2f} MB, "
+        f"{len(heldout)} of them held out; vocabulary of {data.shards.manifest.vocab_size}\n{result.shares}"
+    )
+
+
+def _data(result: DemoResult) -> tuple[PretrainingData, PretrainingData]:
+    samples = PretrainingConfig(max_seqlen=result.recipe.max_seqlen)
+    opened = (ShardSet.open(result.out / "data", split) for split in ("train", "heldout"))
+    return tuple(PretrainingData(shards, samples) for shards in opened)
+
+
+def _new_model(result: DemoResult, data: PretrainingData, seed: int) -> BertForPreTraining:
+    recipe, manifest = result.recipe, data.shards.manifest
+    config = BertConfig.from_name(
+        f"{recipe.layers}x{recipe.hidden}x{recipe.heads}",
+        vocab_size=manifest.vocab_size,
+        max_position_embeddings=recipe.max_seqlen,
+        initializer_range=_INITIALIZER_RANGE,
+        # A model this small, on a corpus seen a few times, forgets more than it overfits.
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(seed)
+    model = BertForPreTraining(config)
+    counts = sum(np.bincount(tokens, minlength=manifest.vocab_size) for tokens in data.shards.tokens)
+    start_well(model, torch.from_numpy(counts))
+    model.tokenizer_source = data.shards.directory
+    return model
+
+
+def _pretrain(result: DemoResult, seed: int) -> None:
+    recipe = result.recipe
+    data, heldout = _data(result)
+    model = _new_model(result, data, seed)
+    result.parameters = model.num_parameters()
+    config = PretrainConfig(
+        data=str(result.out / "data"),
+        out=str(result.out / "run"),
+        model=f"{recipe.layers}x{recipe.hidden}",
+        token_budget=recipe.token_budget,
+        steps=recipe.steps,
+        max_minutes=recipe.max_minutes,
+        lr=recipe.lr,
+        warmup=recipe.warmup,
+        betas=recipe.betas,
+        eval_every=max(recipe.steps // 8, 1),
+        save_every=recipe.steps,
+        log_every=max(recipe.steps // 40, 1),
+        seed=seed,
+        samples=data.config,
+    )
+    result.run = pretrain(config, model=model, data=data, heldout=heldout)
+    if result.run.interrupted:
+        raise KeyboardInterrupt
+
+
+def _evaluate(result: DemoResult) -> None:
+    _, heldout = _data(result)
+    model = BertForPreTraining.from_pretrained(result.run.model_dir)
+    row = result.heldout = evaluate(model, heldout, epochs=_HELDOUT_EPOCHS)
+    gain = row["unigram_entropy"] - row["mlm_loss"]
+    print(
+        f"masked LM: cross-entropy {row['mlm_loss']:.3f} nats, unigram entropy of the same targets "
+        f"{row['unigram_entropy']:.3f}: {gain:.2f} under it\n"
+        f"           accuracy {100 * row['mlm_acc']:.1f} %, "
+        f"most frequent token {100 * row['most_frequent_acc']:.1f} %\n"
+        f"next sentence: accuracy {100 * row['nsp_acc']:.1f} %, guessing 50 %"
+    )
+
+
+def _fill_masks(result: DemoResult) -> None:
+    model = BertForMaskedLM.from_pretrained(result.run.model_dir)
+    tokenizer = load_tokenizer(result.run.model_dir)
+    for sentence in MASKED_SENTENCES:
+        best = [(c.token, c.probability) for c in fill_mask(model, tokenizer, sentence, top_k=5)[0]]
+        result.masks.append((sentence, best))
+        print(f"{sentence:<58} {', '.join(f'{token} {100 * p:.0f} %' for token, p in best)}")
+
+
+def _classify(result: DemoResult, seed: int) -> None:
+    recipe = result.recipe
+    data, _ = _data(result)
+    pool, test = families.labelled_texts(_heldout_names(result))
+    tokenizer = load_tokenizer(result.run.model_dir)
+    accuracies: dict[str, list[float]] = {"pre-trained": [], "random weights": []}
+    for number in range(seed, seed + recipe.seeds):
+        train = families.few_labels(pool, recipe.labels, number)
+        for start, lr in (("pre-trained", recipe.classifier_lr), ("random weights", recipe.scratch_lr)):
+            task = TextClassification(tuple(families.FAMILIES))
+            torch.manual_seed(number)
+            model = task.model(result.run.model_dir)
+            if start == "random weights":
+                model.bert.load_state_dict(_new_model(result, data, number).bert.state_dict())
+            _drop_out(model, 0.1)
+            config = FinetuneConfig(
+                epochs=recipe.epochs, batch_size=16, lr=lr, max_seqlen=min(_TEXT_TOKENS, recipe.max_seqlen), seed=number
+            )
+            # The last epoch is reported, not the best: these rows are the test.
+            history = finetune(task, model, tokenizer, train, test, config).history
+            accuracies[start].append(history[-1]["accuracy"])
+            print(f"seed {number}, {start}: {100 * history[-1]['accuracy']:.1f} %", flush=True)
+    counts = [sum(row.label == family for row in test) for family in families.FAMILIES]
+    result.classifier = {
+        "classes": list(families.FAMILIES),
+        "labels_each": recipe.labels,
+        "test_texts": len(test),
+        "largest_class": max(counts) / len(test),
+        "accuracies": accuracies,
+    }
+    means = {start: 100 * sum(values) / len(values) for start, values in accuracies.items()}
+    print(
+        f"{len(families.FAMILIES)} families of modules, {recipe.labels} labels each, {len(test)} test texts from "
+        f"modules never seen:\nfrom the pre-trained model {means['pre-trained']:.1f} %, from random weights "
+        f"{means['random weights']:.1f} %, largest class {100 * max(counts) / len(test):.1f} %"
+    )
+
+
+def _heldout_names(result: DemoResult) -> frozenset[str]:
+    sizes = [(name, sum(map(len, sentences))) for name, sentences in builtin_corpus.documents()]
+    return families.heldout_documents(sizes, result.recipe.heldout_share)
+
+
+def _drop_out(model: BertForSequenceClassification, p: float) -> None:
+    """Few labels need dropout, which pre-training went without."""
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = p
+    model.dropout.p = p
