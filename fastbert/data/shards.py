@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
@@ -277,6 +278,9 @@ class ShardWriter:
     def _finish_shard(self) -> None:
         size = self._tokens * self._dtype.itemsize
         try:
+            # A disk may say only here that it is full.
+            self._bin.flush()
+            os.fsync(self._bin.fileno())
             self._bin.close()
         except OSError as error:
             raise _unwritable(self._bin_path, size, error) from error

@@ -1,0 +1,91 @@
+"""`fastbert vocab` and `fastbert prepare` as a user runs them: what they print, write, and say of bad input."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastbert.cli.main import main
+from fastbert.data.shards import ShardSet
+from fastbert.data.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def corpus(shared_data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "books.txt"
+    path.write_text((shared_data / "corpus" / "books.txt").read_text(encoding="utf-8")[:400_000], encoding="utf-8")
+    return path
+
+
+def test_vocab_then_prepare(corpus, tmp_path, capsys):
+    vocab, out = tmp_path / "vocab.txt", tmp_path / "DATA"
+    assert main(["vocab", str(corpus), "--size", "1500", "--out", str(vocab)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["1,500 tokens (uncased)", str(vocab), str(tmp_path / "tokenizer_config.json")]
+    assert len(vocab.read_text(encoding="utf-8").splitlines()) == 1500
+    assert main(["prepare", str(corpus), "--vocab", str(vocab), "--heldout", "0.2", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    train, heldout = ShardSet.open(out, verify=True), ShardSet.open(out, "heldout", verify=True)
+    assert f"train: {len(train):,} documents, {train.num_sentences:,} sentences, {train.num_tokens:,} tokens" in printed
+    assert f"heldout: {len(heldout):,} documents" in printed
+    assert "% [MASK]" in printed
+    assert "random second segment" in printed
+    assert printed.rstrip().endswith(str(out))
+
+
+def test_vocab_cased_into_a_directory(corpus, tmp_path, capsys):
+    out = tmp_path / "tokenizer"
+    assert main(["vocab", str(corpus), "--cased", "--size", "1000", "--out", str(out)]) == 0
+    assert "(cased)" in capsys.readouterr().out
+    tokenizer = load_tokenizer(out)
+    assert tokenizer.decode(tokenizer.encode("The House").ids) == "The House"
+    assert sorted(path.name for path in out.iterdir()) == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+
+
+def test_one_document_is_enough(corpus, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("Only one document.\nIt has two sentences.\n")
+    vocab = tmp_path / "v.txt"
+    assert main(["vocab", str(corpus), "--size", "500", "--out", str(vocab)]) == 0
+    assert main(["prepare", str(tmp_path / "a.txt"), "--vocab", str(vocab), "--out", str(tmp_path / "DATA")]) == 0
+    assert "train: 1 documents, 2 sentences" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty corpus"),
+        (b"\x89PNG\0\0", "NUL"),
+        (b"fine\nno\xfft\n", "bad.txt:2: expected UTF-8, got byte 0xff"),
+    ],
+)
+@pytest.mark.parametrize("command", ["vocab", "prepare"])
+def test_bad_corpus(corpus, tmp_path, capfd, command, content, words):
+    bad, out = tmp_path / "bad.txt", tmp_path / "out.txt"
+    bad.write_bytes(content)
+    vocab = tmp_path / "v.txt"
+    vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfine\nno\n##t\n")
+    options = ["--vocab", str(vocab)] if command == "prepare" else ["--size", "100"]
+    assert main([command, str(bad), *options, "--out", str(out)]) == 2
+    stderr = capfd.readouterr().err
+    assert words in stderr
+    assert stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "v.txt"]
+
+
+def test_errors_replace_goes_on(tmp_path, capfd):
+    (tmp_path / "bad.txt").write_bytes(b"fine\nno\xfft\n\nmore of it\n")
+    vocab = tmp_path / "v.txt"
+    vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfine\nno\n##t\n")
+    command = ["prepare", str(tmp_path / "bad.txt"), "--vocab", str(vocab), "--out", str(tmp_path / "out")]
+    assert main([*command, "--errors", "replace"]) == 0
+    # U+FFFD is removed by BERT's cleaning of text, so the word closes up.
+    assert ShardSet.open(tmp_path / "out").sentence(1).tolist() == [6, 7]
+
+
+def test_vocabulary_without_mask(corpus, tmp_path, capfd):
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    assert main(["prepare", str(corpus), "--vocab", str(vocab), "--out", str(tmp_path / "out")]) == 2
+    stderr = capfd.readouterr().err
+    assert "vocab.txt" in stderr
+    assert "[MASK]" in stderr
+    assert not (tmp_path / "out").exists()

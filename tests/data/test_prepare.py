@@ -1,0 +1,244 @@
+"""Shards hold the library's ids of the corpus, whoever makes them; a failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fastbert.data import prepare as module
+from fastbert.data.corpus import Document, read_documents
+from fastbert.data.prepare import prepare
+from fastbert.data.shards import ShardSet
+from fastbert.data.tokenizer import load_tokenizer
+from fastbert.errors import DataError, InputError
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def vocab(shared_data):
+    return shared_data / "vocab" / "bert-base-uncased-vocab.txt"
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """So that worker processes have something to do on a small corpus."""
+    monkeypatch.setattr(module, "BATCH_CHARS", 1 << 13)
+    monkeypatch.setattr(module, "_SERIAL_CHARS", 1 << 14)
+
+
+@pytest.fixture(scope="module")
+def books(shared_data, tmp_path_factory):
+    """The first million characters: about sixty chapters."""
+    path = tmp_path_factory.mktemp("corpus") / "books.txt"
+    path.write_text((shared_data / "corpus" / "books.txt").read_text(encoding="utf-8")[:1_000_000], encoding="utf-8")
+    return path
+
+
+def content(directory):
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def test_ids_are_transformers(books, vocab, tmp_path, small_batches):
+    transformers = pytest.importorskip("transformers")
+    manifest = prepare(books, vocab, tmp_path / "data", num_workers=2, shard_tokens=30_000)
+    shards = ShardSet.open(tmp_path / "data", verify=True)
+    tokenizer = transformers.BertTokenizer(vocab=str(vocab), vocab_file=str(vocab))
+    documents = list(read_documents([books]))
+    assert len(shards) == len(documents)
+    for number, document in enumerate(documents):
+        first, end = shards.document_bounds(number)
+        expected = tokenizer(document.sentences, add_special_tokens=False)["input_ids"]
+        assert [shards.sentence(i).tolist() for i in range(first, end)] == expected
+    assert manifest.counts["train"] == {
+        "documents": len(documents),
+        "sentences": shards.num_sentences,
+        "tokens": shards.num_tokens,
+    }
+    assert len(shards.tokens) > 3
+    special = manifest.special_ids
+    assert (special.pad, special.unk, special.cls, special.sep, special.mask) == (0, 100, 101, 102, 103)
+    assert manifest.unknown_tokens == sum(int((tokens == 100).sum()) for tokens in shards.tokens)
+    assert shards.tokenizer().encode("a test").ids == load_tokenizer(vocab).encode("a test").ids
+
+
+def test_same_bytes_for_any_number_of_workers(books, vocab, tmp_path, small_batches):
+    found = []
+    for workers in (1, 2, 3):
+        out = tmp_path / str(workers)
+        prepare([books], vocab, out, heldout=0.2, num_workers=workers, shard_tokens=50_000)
+        found.append(content(out))
+    assert found[0] == found[1] == found[2]
+
+
+def test_heldout_is_by_text(vocab, tmp_path):
+    rng = random.Random(0)
+    documents = [(f"d{n}", [f"story {rng.random()} begins.", "it ends."]) for n in range(2000)]
+    manifest = prepare(iter(documents), vocab, tmp_path / "a", heldout=0.1)
+    share = manifest.counts["heldout"]["documents"] / 2000
+    assert abs(share - 0.1) < 0.03  # 4.5 standard deviations
+    assert manifest.counts["train"]["documents"] + manifest.counts["heldout"]["documents"] == 2000
+    # Order, repetition and company do not move a document to the other side.
+    rng.shuffle(documents)
+    prepare([Document(*d) for d in documents] * 2, vocab, tmp_path / "b", heldout=0.1)
+    sides = []
+    for name in ("a", "b"):
+        shards = ShardSet.open(tmp_path / name, "heldout")
+        sides.append({bytes(shards.gather(*shards.document_bounds(d))) for d in range(len(shards))})
+    assert sides[0] == sides[1]
+    assert len(sides[0]) == manifest.counts["heldout"]["documents"]
+
+
+def test_parts_of_a_long_document_stay_together(vocab, tmp_path, monkeypatch):
+    from fastbert.data import corpus
+
+    monkeypatch.setattr(corpus, "MAX_DOCUMENT_CHARS", 200)
+    text = "\n\n".join("\n".join(f"document{n} line {i}." for i in range(40)) for n in range(20))
+    (tmp_path / "a.txt").write_text(text)
+    prepare(tmp_path / "a.txt", vocab, tmp_path / "data", heldout=0.5)
+    sides = {}
+    for split in ("train", "heldout"):
+        shards = ShardSet.open(tmp_path / "data", split)
+        tokenizer = shards.tokenizer()
+        for document in range(len(shards)):
+            name = tokenizer.decode(shards.gather(*shards.document_bounds(document))).split()[0]
+            sides.setdefault(name, []).append(split)
+    assert len(sides) == 20
+    assert all(len(found) > 3 and len(set(found)) == 1 for found in sides.values())
+
+
+def test_corpus_cannot_write_special_tokens(vocab, tmp_path):
+    prepare([("d", ["a [SEP] b [MASK]", "[CLS]"])], vocab, tmp_path / "data")
+    shards = ShardSet.open(tmp_path / "data")
+    assert not set(shards.gather(0, 2).tolist()) & set(shards.manifest.special_ids.all)
+
+
+def test_segmentation_options(vocab, tmp_path):
+    (tmp_path / "a.txt").write_text("One. Two.\nThree\nFour\nFive\nSix\n")
+    counts = {}
+    for segment in ("auto", "always", "never"):
+        counts[segment] = prepare(tmp_path / "a.txt", vocab, tmp_path / segment, segment=segment).counts["train"]
+    assert [counts[s]["sentences"] for s in ("auto", "always", "never")] == [5, 6, 5]
+
+
+def nothing_left(directory, allowed):
+    assert sorted(path.name for path in directory.iterdir()) == sorted(allowed)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_failure_in_the_middle_leaves_nothing(books, vocab, tmp_path, small_batches, workers):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(books.read_bytes()[:300_000].rpartition(b"\n")[0] + b"\nnot \xff text\n")
+    lines = path.read_bytes().count(b"\n")
+    with pytest.raises(DataError, match=f"bad.txt:{lines}: expected UTF-8"):
+        prepare(path, vocab, tmp_path / "data", num_workers=workers)
+    nothing_left(tmp_path, ["bad.txt"])
+
+
+@pytest.mark.parametrize(
+    ("corpus", "options", "error"),
+    [
+        ([], {}, DataError),
+        ([("d", [])], {}, DataError),
+        ([("d", ["\u200b", " "])], {}, DataError),
+        ([("d", "a string")], {}, DataError),
+        ([("d", [5])], {}, DataError),
+        ([("d", ["a"])], {"heldout": 0.5}, DataError),
+        ([("d", ["a"])], {"heldout": 1.0}, InputError),
+        ([("d", ["a"])], {"heldout": -0.1}, InputError),
+        ([("d", ["a"])], {"num_workers": 0}, InputError),
+        ([("d", ["a"])], {"shard_tokens": 0}, InputError),
+        ([("d", ["a"])], {"segment": "some"}, InputError),
+        (["missing.txt"], {}, InputError),
+        (["missing.txt"], {"errors": "ignore"}, InputError),
+    ],
+)
+def test_bad_input(vocab, tmp_path, corpus, options, error):
+    with pytest.raises(error) as caught:
+        prepare(corpus, vocab, tmp_path / "data", **options)
+    assert "\n" not in str(caught.value)
+    nothing_left(tmp_path, [])
+
+
+def test_what_is_there_stays(vocab, tmp_path):
+    out = tmp_path / "data"
+    prepare([("d", ["first"])], vocab, out)
+    before = content(out)
+    with pytest.raises(InputError, match="existing"):
+        prepare([("d", ["second"])], vocab, out)
+    with pytest.raises(DataError):
+        prepare([], vocab, out, overwrite=True)
+    assert content(out) == before
+    prepare([("d", ["second"])], vocab, out, overwrite=True)
+    assert ShardSet.open(out).tokenizer().decode(ShardSet.open(out).sentence(0)) == "second"
+    mine = tmp_path / "thesis"
+    mine.mkdir()
+    (mine / "chapter.txt").write_text("years of work")
+    with pytest.raises(InputError, match="left alone"):
+        prepare([("d", ["second"])], vocab, mine, overwrite=True)
+    nothing_left(tmp_path, ["data", "thesis"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_full_disk(books, vocab, tmp_path, small_batches, workers):
+    """A limit on the size of a file fails the write in the kernel, as a full disk does."""
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from fastbert.data import prepare as module; module.BATCH_CHARS = 1 << 13; module._SERIAL_CHARS = 1 << 14\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try: module.prepare(sys.argv[1], sys.argv[2], sys.argv[3], num_workers=int(sys.argv[4]))\n"
+        "except module.DataError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(books), str(vocab), str(tmp_path / "data"), str(workers)]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=60)
+    assert answer.stderr == ""
+    assert "shard-00000.bin: expected to write" in answer.stdout
+    assert os.strerror(errno.EFBIG) in answer.stdout
+    assert answer.stdout.count("\n") == 1
+    nothing_left(tmp_path, [])
+
+
+def test_interrupt_leaves_nothing(books, vocab, tmp_path):
+    """Ctrl-C goes to the whole group of processes."""
+    code = (
+        "import itertools, sys\nfrom fastbert.data import prepare as module\n"
+        "module.BATCH_CHARS = 1 << 13; module._SERIAL_CHARS = 1 << 14\n"
+        "endless = ((str(n), ['words and words'] * 100) for n in itertools.count())\n"
+        "module.prepare(endless, sys.argv[1], sys.argv[2], num_workers=2)\n"
+    )
+    command = [sys.executable, "-c", code, str(vocab), str(tmp_path / "data")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPO, start_new_session=True)
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob(".data.tmp-*/train/shard-00000.bin")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert stderr.rstrip().endswith("KeyboardInterrupt")
+    assert stderr.count("Traceback") == 1
+    nothing_left(tmp_path, [])
+    with pytest.raises(ProcessLookupError):  # no worker is left
+        os.killpg(process.pid, 0)
+
+
+def test_memory_does_not_grow_with_the_corpus(vocab, tmp_path):
+    """Peak memory of preparing 2 and 20 MB, each in a process of its own with one worker."""
+    code = (
+        "import resource, sys\nfrom fastbert.data.prepare import prepare\n"
+        "line = 'The quick brown fox jumps over the lazy dog, and nobody minds it much.'\n"
+        "documents = ((str(n), [line] * 100) for n in range(int(sys.argv[3])))\n"
+        "prepare(documents, sys.argv[1], sys.argv[2], num_workers=1, shard_tokens=1 << 17)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    peaks = []
+    for count in (280, 2800):
+        command = [sys.executable, "-c", code, str(vocab), str(tmp_path / str(count)), str(count)]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=True).stdout))
+    assert peaks[1] < 1.15 * peaks[0]
