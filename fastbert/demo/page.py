@@ -84,8 +84,8 @@ def _classifier(page: HtmlReport, result: DemoResult) -> None:
     page.text(
         f"Which family of modules is a docstring from? {len(classifier['classes'])} families "
         f"({', '.join(classifier['classes'])}), {classifier['labels_each']} labelled docstrings of each. Names of "
-        f"modules are removed from the texts, and the {classifier['test_texts']} test texts are from held-out modules. Both "
-        "starts see the same labels."
+        f"modules are removed from the texts, and the {classifier['test_texts']} test texts are from held-out modules. "
+        "Both starts see the same labels."
     )
     rows = []
     for start, values in classifier["accuracies"].items():
