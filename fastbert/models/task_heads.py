@@ -180,6 +180,8 @@ class BertForQuestionAnswering(BertHead):
     """The start and the end of an answer span."""
 
     def __init__(self, config: BertConfig) -> None:
+        # transformers sizes this head by num_labels: a directory with another number would not load there.
+        config = BertConfig.from_dict(BertConfig.from_hf(config).to_dict(), num_labels=2)
         super().__init__(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(self.config.hidden_size, 2)
         self.post_init()

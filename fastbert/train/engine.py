@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .. import rng
+from .. import hardware, rng
 from ..errors import FastbertError
 from ..optim import clip_grad_norm
 
@@ -45,6 +45,8 @@ class LocalEngine:
         self.model, self.optimizer = model, optimizer
         self.precision, self.clip, self.seed, self.patience = precision, clip, seed, patience
         self.device = next(model.parameters()).device
+        if self.device.type == "cpu":
+            hardware.keep_freed_memory()
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.micro_step = 0
         self.skipped = 0
