@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """The L2 norm of all elements of all tensors: a () float32 tensor, float64 where a tensor is float64."""
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    norms = torch._foreach_norm(tensors, dtype=wide)
+    return torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
+
+
 class MasterWeightOptimizer(torch.optim.Optimizer):
     """Collects the tensors of a group as lists for multi-tensor arithmetic.
 

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import InputError
 from .adamw import check_rates
-from .base import MasterWeightOptimizer
+from .base import MasterWeightOptimizer, global_norm
 
 VARIANTS = ("nvlamb", "apex", "clamped")
 
@@ -16,14 +16,15 @@ VARIANTS = ("nvlamb", "apex", "clamped")
 class Lamb(MasterWeightOptimizer):
     """u = m' / (sqrt(v') + eps) + weight_decay p;  p -= lr * trust * u,  trust = |p| / |u| for each tensor.
 
-    m' and v' are Adam's moments with bias correction. Where |p| or |u| is 0, trust is 1.
+    m' and v' are Adam's moments with bias correction. Where |p| or |u| is 0, trust is 1, whatever ``trust_range``.
 
     Args:
         params, lr, betas, eps, weight_decay: as in `AdamW`.
         variant: "nvlamb" = gradients are first divided by their global norm where that is above ``max_grad_norm``, and
-            tensors without weight decay have trust 1; "apex" = the same division, every tensor has its trust; "clamped"
-            = no division, no bias correction, trust kept within ``trust_range`` (DeepSpeed).
-        max_grad_norm: for the division.
+            tensors without weight decay have trust 1 (NVIDIA's BERT recipe: apex's FusedLAMB as it comes); "apex" = the
+            same division, every tensor has its trust (FusedLAMB with use_nvlamb=True); "clamped" = no division, no
+            bias correction, trust kept within ``trust_range`` (DeepSpeed's BERT recipe).
+        max_grad_norm: for the division; the norm is that of all groups together.
         trust_range: for "clamped".
 
     Raises:
@@ -44,18 +45,20 @@ class Lamb(MasterWeightOptimizer):
         check_rates(lr, betas, eps, weight_decay)
         if variant not in VARIANTS:
             raise InputError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.variant, self.max_grad_norm, self.trust_range = variant, max_grad_norm, trust_range
+        rates = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        # In the groups and not in attributes, which neither state_dict nor a copy of an optimiser would carry.
+        kind = {"variant": variant, "max_grad_norm": max_grad_norm, "trust_range": trust_range}
+        super().__init__(params, {**rates, **kind})
 
     def _divisor(self) -> torch.Tensor | None:
         """What gradients are divided by before anything else, over all groups."""
-        if self.variant == "clamped":
+        first = self.param_groups[0]
+        if first["variant"] == "clamped":
             return None
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return None
-        norm = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).norm()
-        return (norm / self.max_grad_norm).clamp(min=1.0)
+        return (global_norm(gradients) / first["max_grad_norm"]).clamp(min=1.0)
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None):
@@ -85,7 +88,7 @@ class Lamb(MasterWeightOptimizer):
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
         roots = torch._foreach_sqrt(second)
         numerators = first
-        if self.variant != "clamped":
+        if group["variant"] != "clamped":
             steps = [self.state[p]["step"] for p in params]
             torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in steps])
             numerators = torch._foreach_div(first, [1 - beta1**step for step in steps])
@@ -96,11 +99,12 @@ class Lamb(MasterWeightOptimizer):
         return list(updates)
 
     def _trusts(self, group, targets, updates) -> list[torch.Tensor]:
-        if self.variant == "nvlamb" and not group["weight_decay"]:
+        if group["variant"] == "nvlamb" and not group["weight_decay"]:
             return [torch.ones((), device=u.device) for u in updates]
         weights = torch.stack(torch._foreach_norm(targets))
         norms = torch.stack(torch._foreach_norm(updates))
-        trust = torch.where((weights > 0) & (norms > 0), weights / norms, torch.ones_like(norms))
-        if self.variant == "clamped":
-            trust = trust.clamp(*self.trust_range)
+        trust = weights / norms
+        if group["variant"] == "clamped":
+            trust = trust.clamp(*group["trust_range"])
+        trust = torch.where((weights > 0) & (norms > 0), trust, torch.ones_like(trust))
         return list(trust.unbind())

@@ -1,0 +1,201 @@
+"""AdamW against its formula in plain Python floats (double precision) and against torch's own."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from fastbert.errors import InputError
+from fastbert.optim import AdamW
+
+LR, BETA1, BETA2, EPS, DECAY = 0.01, 0.9, 0.999, 1e-6, 0.1
+START = [0.5, -1.25, 3.0, 0.0]
+# Three steps; zeros and very different sizes are in there on purpose.
+GRADIENTS = [[0.1, -2.0, 1e-5, 0.0], [0.3, 1.0, 2e-5, 0.0], [-0.2, 0.5, 1e3, 1e-8]]
+
+
+def by_hand(correct_bias: bool) -> list[list[float]]:
+    """Parameters after each step: m, v, p of one element at a time, in Python's own floats."""
+    after = [list(START) for _ in GRADIENTS]
+    for i, p in enumerate(START):
+        m = v = 0.0
+        for t, gradients in enumerate(GRADIENTS, start=1):
+            m = BETA1 * m + (1 - BETA1) * gradients[i]
+            v = BETA2 * v + (1 - BETA2) * gradients[i] ** 2
+            m_hat, v_hat = (m / (1 - BETA1**t), v / (1 - BETA2**t)) if correct_bias else (m, v)
+            p = p - LR * (m_hat / (math.sqrt(v_hat) + EPS) + DECAY * p)
+            after[t - 1][i] = p
+    return after
+
+
+def run(optimizer_of, dtype: torch.dtype, gradients=GRADIENTS) -> list[list[float]]:
+    p = torch.nn.Parameter(torch.tensor(START, dtype=dtype))
+    optimizer, after = optimizer_of([p]), []
+    for gradient in gradients:
+        p.grad = torch.tensor(gradient, dtype=dtype)
+        optimizer.step()
+        after.append(p.tolist())
+    return after
+
+
+def ours(correct_bias: bool):
+    return lambda params: AdamW(params, LR, (BETA1, BETA2), EPS, DECAY, correct_bias)
+
+
+@pytest.mark.parametrize("correct_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-13), (torch.float32, 3e-6)])
+def test_every_step_is_the_formula(correct_bias, dtype, rtol):
+    got, expected = run(ours(correct_bias), dtype), by_hand(correct_bias)
+    for step, (row, want) in enumerate(zip(got, expected, strict=True)):
+        assert row == pytest.approx(want, rel=rtol, abs=1e-12), f"step {step + 1}"
+
+
+def test_first_step_without_correction_is_the_known_number():
+    # m / sqrt(v) of the first step is (1 - b1) / sqrt(1 - b2) = 3.1623: BERT's well-known large first steps.
+    p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    p.grad = torch.ones(1, dtype=torch.float64)
+    AdamW([p], lr=1.0, eps=0.0, weight_decay=0.0).step()
+    assert p.item() == pytest.approx(-math.sqrt(10), rel=1e-12)
+
+
+def test_defaults_are_those_of_bert():
+    group = AdamW([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-4, (0.9, 0.999), 1e-6, 0.01)
+    assert group["correct_bias"] is False
+
+
+def random_pair(seed: int, dtype=torch.float32) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in ((7, 5), (5,), (1,), (33, 3))]
+
+
+def feed(params, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype) * 10 ** torch.randint(-3, 2, (1,)).item()
+
+
+@pytest.mark.parametrize(("dtype", "rtol", "atol"), [(torch.float64, 1e-12, 1e-14), (torch.float32, 1e-5, 1e-7)])
+def test_corrected_is_torch_adamw(dtype, rtol, atol):
+    mine, theirs = random_pair(0, dtype), random_pair(0, dtype)
+    groups = [{"params": mine[:2], "weight_decay": 0.1}, {"params": mine[2:], "weight_decay": 0.0, "lr": 3e-3}]
+    torch_groups = [
+        {"params": theirs[:2], "weight_decay": 0.1},
+        {"params": theirs[2:], "weight_decay": 0.0, "lr": 3e-3},
+    ]
+    a = AdamW(groups, lr=1e-2, eps=1e-6, correct_bias=True)
+    b = torch.optim.AdamW(torch_groups, lr=1e-2, eps=1e-6)
+    for step in range(20):
+        torch.manual_seed(step)
+        feed(mine, step)
+        for p, q in zip(mine, theirs, strict=True):
+            q.grad = p.grad.clone()
+        a.step()
+        b.step()
+    for p, q in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_parameters_have_master_weights(dtype):
+    # 1000 updates of about 1e-5 on 1.0: each alone is lost in bf16 (spacing 2^-8 below 1), together they are 0.01.
+    p = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    reference = torch.nn.Parameter(torch.ones(3))
+    a, b = (AdamW([q], lr=1e-5, weight_decay=0.0, correct_bias=True) for q in (p, reference))
+    for _ in range(1000):
+        p.grad, reference.grad = torch.ones(3, dtype=dtype), torch.ones(3)
+        a.step()
+        b.step()
+    state = a.state[p]
+    assert {state[name].dtype for name in ("master", "exp_avg", "exp_avg_sq")} == {torch.float32}
+    assert p.dtype == dtype
+    assert reference[0].item() == pytest.approx(0.99, abs=1e-4)
+    torch.testing.assert_close(state["master"], reference.detach(), rtol=0, atol=0)
+    assert torch.equal(p.detach(), reference.detach().to(dtype))
+
+
+def test_float32_has_no_second_copy():
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer = AdamW([p])
+    optimizer.step()
+    assert set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_parameters_without_gradient_stand_still():
+    p, q = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    optimizer = AdamW([p, q], weight_decay=0.5)
+    optimizer.step()
+    assert torch.equal(q.detach(), torch.ones(2))
+    assert not optimizer.state.get(q)
+    AdamW([q]).step()  # a group in which nothing has a gradient
+
+
+def test_a_late_parameter_corrects_by_its_own_steps():
+    # Bias correction counts a parameter's own updates, as torch does.
+    mine, theirs = ([torch.nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(2)] for _ in range(2))
+    a = AdamW(mine, lr=0.1, correct_bias=True)
+    b = torch.optim.AdamW(theirs, lr=0.1, eps=1e-6, weight_decay=0.01)
+    for step in range(4):
+        for params, optimizer in ((mine, a), (theirs, b)):
+            params[0].grad = torch.full((2,), 0.5 + step, dtype=torch.float64)
+            params[1].grad = torch.full((2,), 2.0, dtype=torch.float64) if step >= 2 else None
+            optimizer.step()
+    for p, q in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_dict_goes_on_bit_for_bit(dtype):
+    straight = random_pair(1, dtype)
+    optimizer = AdamW(straight, lr=1e-2)
+    for step in range(3):
+        feed(straight, step)
+        optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    resumed = [torch.nn.Parameter(p.detach().clone()) for p in straight]
+    other = AdamW(resumed, lr=5.0, betas=(0.1, 0.2), correct_bias=True)  # all of it is overwritten
+    other.load_state_dict(saved)
+    for p, q in zip(straight, resumed, strict=True):
+        for name, value in optimizer.state[p].items():
+            if torch.is_tensor(value):
+                assert value.dtype == other.state[q][name].dtype
+                assert torch.equal(value, other.state[q][name]), name
+    for step in range(3, 6):
+        for params, each in ((straight, optimizer), (resumed, other)):
+            torch.manual_seed(step)
+            feed(params, step)
+            each.step()
+    assert all(torch.equal(p, q) for p, q in zip(straight, resumed, strict=True))
+
+
+def test_closure_runs_with_gradients_and_its_loss_comes_back():
+    p = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = AdamW([p], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 4.0
+    assert p.item() < 2.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"lr": -1.0}, "lr"),
+        ({"eps": -1e-8}, "eps"),
+        ({"weight_decay": math.nan}, "weight_decay"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+    ],
+)
+def test_rates_that_make_no_sense(wrong, name):
+    with pytest.raises(InputError, match=name):
+        AdamW([torch.nn.Parameter(torch.zeros(1))], **wrong)
