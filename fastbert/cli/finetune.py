@@ -65,8 +65,7 @@ def _train(args: Finetune, task, directory: Path, train_rows, dev_rows, config: 
     torch.manual_seed(config.seed)  # the new head
     model = task.model(directory)
     check_fit(tokenizer, model.config, config.max_seqlen)
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"{args.task}: {len(train_rows)} training rows, {len(dev_rows)} dev rows, {parameters:,} parameters")
+    _print_header(args, model, len(train_rows[: config.limit_train]), len(dev_rows[: config.limit_dev]))
     source = {"task": args.task, "model": str(args.model), "train": str(args.train), "dev": str(args.dev)}
     with progress(args.task, None, "steps") as advance:
         result = finetune(
@@ -87,5 +86,22 @@ def _train(args: Finetune, task, directory: Path, train_rows, dev_rows, config: 
         print(path)
 
 
+def _print_header(args: Finetune, model, train_rows: int, dev_rows: int) -> None:
+    import torch
+
+    from ..ops import _dispatch
+
+    size = f"{args.token_budget} tokens" if args.token_budget else f"{args.batch_size} rows"
+    served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
+    print(f"model      {args.model}: {model.num_parameters():,} parameters")
+    print(f"data       {args.task}: {train_rows:,} training rows, {dev_rows:,} dev rows")
+    print(
+        f"training   {args.epochs} epochs of batches of {size}, at most {args.max_seqlen} tokens a row, "
+        f"lr {args.lr:g}, {args.precision}, seed {args.seed}"
+    )
+    print(f"device     {model.device}, {torch.get_num_threads()} threads")
+    print(f"backends   {served}", flush=True)
+
+
 def _print_epoch(epoch: dict) -> None:
-    print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in epoch.items()))
+    print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in epoch.items()), flush=True)
