@@ -1,0 +1,101 @@
+"""Which parameters decay, and gradient clipping against torch's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import tiny_bert
+import torch
+import transformers
+from torch import nn
+
+from fastbert.optim import clip_grad_norm, param_groups
+
+
+def names_of(model: nn.Module, group: dict) -> list[str]:
+    by_id = {id(p): name for name, p in model.named_parameters()}
+    return sorted(by_id[id(p)] for p in group["params"])
+
+
+def test_bert_biases_and_layer_norms_do_not_decay():
+    model = transformers.BertForPreTraining(tiny_bert.config())
+    decay, keep = param_groups(model, 0.01)
+    assert (decay["weight_decay"], keep["weight_decay"]) == (0.01, 0.0)
+    # The exclusion list of google-research/bert: LayerNorm, layer_norm, bias.
+    still = [n for n, _ in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
+    assert names_of(model, keep) == sorted(still)
+    # 3 tables, 6 matrices in each of 4 layers, pooler, transform, NSP; the tied decoder comes once, as the table.
+    assert len(decay["params"]) == 3 + 4 * 6 + 3
+    everything = decay["params"] + keep["params"]
+    assert len({id(p) for p in everything}) == len(everything) == len(list(model.parameters()))
+
+
+def test_type_and_name_both_count():
+    class LlamaNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+    model = nn.ModuleDict({"unlikely_name": nn.LayerNorm(3), "input_layernorm": LlamaNorm(), "head": nn.Linear(3, 3)})
+    model["frozen"] = nn.Linear(2, 2).requires_grad_(False)
+    model["tied"] = nn.Linear(3, 3)
+    model["tied"].weight = model["head"].weight
+    decay, keep = param_groups(model, 0.5)
+    assert names_of(model, decay) == ["head.weight"]
+    assert names_of(model, keep) == [
+        "head.bias", "input_layernorm.weight", "tied.bias", "unlikely_name.bias", "unlikely_name.weight"
+    ]  # fmt: skip
+
+
+def with_gradients(dtype: torch.dtype, scale: float) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(3)
+    params = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((5, 7), (7,), (1,), (3,))]
+    for p in params[:3]:
+        p.grad = (scale * torch.randn(p.shape, generator=generator)).to(dtype)
+    return params  # the last has no gradient
+
+
+def test_three_four_five():
+    p, q = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))
+    p.grad, q.grad = torch.tensor([3.0]), torch.tensor([0.0, 4.0])
+    norm = clip_grad_norm([p, q], 1.0)
+    assert norm.shape == ()
+    assert norm.dtype == torch.float32
+    assert norm.item() == 5.0
+    torch.testing.assert_close(p.grad, torch.tensor([0.6]))
+    torch.testing.assert_close(q.grad, torch.tensor([0.0, 0.8]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scale", [100.0, 1e-3])
+def test_is_torch(dtype, scale):
+    mine, theirs = with_gradients(dtype, scale), with_gradients(dtype, scale)
+    before = [p.grad.clone() for p in mine[:3]]
+    norm = clip_grad_norm(iter(mine), 1.0)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+    exact = math.sqrt(sum(float(g.double().square().sum()) for g in before))
+    assert norm.item() == pytest.approx(exact, rel=1e-6)
+    for p, q, old in zip(mine[:3], theirs[:3], before, strict=True):
+        if scale < 1:
+            assert torch.equal(p.grad, old)
+        # torch's bf16 norm is itself rounded to bf16: 8 bits.
+        tight = {} if dtype != torch.bfloat16 else {"rtol": 2**-7, "atol": 1e-6}
+        torch.testing.assert_close(p.grad, q.grad, **tight)
+    assert norm.item() == pytest.approx(expected.item(), rel=1e-6 if dtype != torch.bfloat16 else 2**-7)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_broken_gradient_is_reported_and_nothing_is_scaled(bad):
+    params = with_gradients(torch.float32, 100.0)
+    params[1].grad[2] = bad
+    before = [p.grad.clone() for p in params[:3]]
+    norm = clip_grad_norm(params, 1.0)
+    assert not math.isfinite(norm.item())
+    assert math.isnan(norm.item()) == math.isnan(bad)
+    for p, old in zip(params[:3], before, strict=True):
+        torch.testing.assert_close(p.grad, old, rtol=0, atol=0, equal_nan=True)
+
+
+def test_no_gradients_at_all():
+    assert clip_grad_norm([nn.Parameter(torch.zeros(2))], 1.0).item() == 0.0
