@@ -8,10 +8,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from ..config import BertConfig
 from ..data import builtin_corpus
 from ..data.config import PretrainingConfig
 from ..data.prepare import prepare
@@ -27,13 +25,11 @@ from ..tasks.text_classification import TextClassification
 from ..train.checkpoint import write_text
 from ..train.config import PretrainConfig
 from ..train.evaluation import evaluate
-from ..train.pretrain import PretrainResult, pretrain
+from ..train.pretrain import PretrainResult, build_model, pretrain
 from . import families
-from .initialisation import start_well
 from .recipe import FULL, QUICK, Recipe
 
 _MARKER = "demo.json"
-_INITIALIZER_RANGE = 0.07
 _HELDOUT_EPOCHS = 3
 _TEXT_TOKENS = 64
 
@@ -154,34 +150,15 @@ def _data(result: DemoResult) -> tuple[PretrainingData, PretrainingData]:
     return tuple(PretrainingData(shards, samples) for shards in opened)
 
 
-def _new_model(result: DemoResult, data: PretrainingData, seed: int) -> BertForPreTraining:
-    recipe, manifest = result.recipe, data.shards.manifest
-    config = BertConfig.from_name(
-        f"{recipe.layers}x{recipe.hidden}x{recipe.heads}",
-        vocab_size=manifest.vocab_size,
-        max_position_embeddings=recipe.max_seqlen,
-        initializer_range=_INITIALIZER_RANGE,
-        # A model this small, on a corpus seen a few times, forgets more than it overfits.
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    torch.manual_seed(seed)
-    model = BertForPreTraining(config)
-    counts = sum(np.bincount(tokens, minlength=manifest.vocab_size) for tokens in data.shards.tokens)
-    start_well(model, torch.from_numpy(counts))
-    model.tokenizer_source = data.shards.directory
-    return model
-
-
-def _pretrain(result: DemoResult, seed: int) -> None:
+def _config(result: DemoResult, seed: int) -> PretrainConfig:
     recipe = result.recipe
-    data, heldout = _data(result)
-    model = _new_model(result, data, seed)
-    result.parameters = model.num_parameters()
-    config = PretrainConfig(
+    return PretrainConfig(
         data=str(result.out / "data"),
         out=str(result.out / "run"),
-        model=f"{recipe.layers}x{recipe.hidden}",
+        model=f"{recipe.layers}x{recipe.hidden}x{recipe.heads}",
+        init="small",
+        # A model this small, on a corpus seen a few times, forgets more than it overfits.
+        dropout=0.0,
         token_budget=recipe.token_budget,
         steps=recipe.steps,
         max_minutes=recipe.max_minutes,
@@ -192,9 +169,12 @@ def _pretrain(result: DemoResult, seed: int) -> None:
         save_every=recipe.steps,
         log_every=max(recipe.steps // 40, 1),
         seed=seed,
-        samples=data.config,
+        samples=PretrainingConfig(max_seqlen=recipe.max_seqlen),
     )
-    result.run = pretrain(config, model=model, data=data, heldout=heldout)
+
+
+def _pretrain(result: DemoResult, seed: int) -> None:
+    result.run = pretrain(_config(result, seed))
     if result.run.interrupted:
         raise KeyboardInterrupt
 
@@ -202,6 +182,7 @@ def _pretrain(result: DemoResult, seed: int) -> None:
 def _evaluate(result: DemoResult) -> None:
     _, heldout = _data(result)
     model = BertForPreTraining.from_pretrained(result.run.model_dir)
+    result.parameters = model.num_parameters()
     row = result.heldout = evaluate(model, heldout, epochs=_HELDOUT_EPOCHS)
     gain = row["unigram_entropy"] - row["mlm_loss"]
     print(
@@ -235,7 +216,7 @@ def _classify(result: DemoResult, seed: int) -> None:
             torch.manual_seed(number)
             model = task.model(result.run.model_dir)
             if start == "random weights":
-                model.bert.load_state_dict(_new_model(result, data, number).bert.state_dict())
+                model.bert.load_state_dict(build_model(_config(result, number), data).bert.state_dict())
             _drop_out(model, 0.1)
             config = FinetuneConfig(
                 epochs=recipe.epochs, batch_size=16, lr=lr, max_seqlen=min(_TEXT_TOKENS, recipe.max_seqlen), seed=number

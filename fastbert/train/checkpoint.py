@@ -2,11 +2,14 @@
 
 A checkpoint is the directory ``step_N`` with ``tensors.safetensors``, ``state.json`` and ``manifest.json``, which is
 written last and holds size and SHA-256 of the others. All of it is first written to ``step_N.tmp-<id>``, forced to the
-disk, and then renamed. There is no pointer to the latest: a resume takes the newest directory that verifies.
+disk, and then renamed. A checkpoint that is written again stands aside as ``step_N.old-<id>`` until the new one is on
+the disk; one that is removed is first renamed to ``step_N.gone-<id>``. There is no pointer to the latest: a resume
+takes the newest directory that verifies. One process writes to a directory; any number may read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +29,8 @@ from ..errors import CheckpointError
 FORMAT = 1
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"step_(\d+)")
-_TEMPORARY = re.compile(r"step_\d+\.(tmp|old)-[0-9a-f]+")
+_ASIDE = re.compile(r"step_(\d+)\.old-[0-9a-f]+")
+_LEFTOVER = re.compile(r"step_\d+\.(tmp|old|gone)-[0-9a-f]+")
 
 
 def _sync(path: Path) -> None:
@@ -45,7 +49,7 @@ def _write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise CheckpointError(f"{path}: {len(data)} bytes could not be written: {os.strerror(error.errno)}") from error
+        raise CheckpointError(f"{path}: {len(data)} bytes could not be written: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -96,11 +100,15 @@ def save(
     directory = Path(directory)
     final = directory / f"step_{step}"
     temporary = directory / f"step_{step}.tmp-{uuid.uuid4().hex}"
-    blob = safetensors.torch.save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    blob = safetensors.torch.save(_separate(tensors))
     text = json.dumps(state, indent=1).encode()
     try:
         try:
-            temporary.mkdir(parents=True)
+            if not directory.is_dir():
+                directory.mkdir(parents=True)
+                _sync(directory.parent)
+            _bring_back(directory)
+            temporary.mkdir()
             files = {}
             for name, data in ((_TENSORS, blob), (_STATE, text)):
                 _write(temporary / name, data)
@@ -117,15 +125,29 @@ def save(
             _put_in_place(temporary, final)
             _sync(directory)
         except OSError as error:
-            raise CheckpointError(f"{final}: could not be written: {error.strerror}") from error
+            size = len(blob) + len(text)
+            raise CheckpointError(f"{final}: {size} bytes could not be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _prune(directory, keep, set(protect) | {step})
+    with contextlib.suppress(OSError):  # the checkpoint is there; the next save prunes again
+        _prune(directory, keep, set(protect) | {step})
     return final
 
 
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, each with memory of its own: safetensors refuses tensors that share theirs."""
+    seen: set[int] = set()
+    separate = {}
+    for name, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        address = value.untyped_storage().data_ptr()
+        separate[name] = value.clone() if address in seen else value
+        seen.add(address)
+    return separate
+
+
 def _put_in_place(temporary: Path, final: Path) -> None:
-    """Renames; a checkpoint of the same step steps aside first, and comes back if that fails."""
+    """Renames; a checkpoint of the same step stands aside first (pruning removes it), and comes back if that fails."""
     if not final.exists():
         os.rename(temporary, final)
         return
@@ -136,23 +158,31 @@ def _put_in_place(temporary: Path, final: Path) -> None:
     except OSError:
         os.rename(aside, final)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
 
 
-def _steps(directory: Path) -> list[tuple[int, Path]]:
+def _bring_back(directory: Path) -> None:
+    """Undoes what a save that died between its two renames left: a checkpoint that still stands aside."""
+    for path in directory.iterdir():
+        if (match := _ASIDE.fullmatch(path.name)) and not (final := directory / f"step_{match[1]}").exists():
+            os.rename(path, final)
+
+
+def _steps(directory: Path, name: re.Pattern = _NAME) -> list[tuple[int, Path]]:
     """Checkpoint directories, newest first."""
     if not directory.is_dir():
         return []
-    found = [(int(m[1]), path) for path in directory.iterdir() if (m := _NAME.fullmatch(path.name))]
+    found = [(int(m[1]), path) for path in directory.iterdir() if (m := name.fullmatch(path.name))]
     return sorted(found, reverse=True)
 
 
 def _prune(directory: Path, keep: int, protect: set[int]) -> None:
     """Removes old checkpoints, and what dead saves left behind."""
-    for _, path in [entry for entry in _steps(directory)[keep:] if entry[0] not in protect]:
-        shutil.rmtree(path, ignore_errors=True)
-    for path in directory.iterdir():
-        if _TEMPORARY.fullmatch(path.name):
+    for step, path in _steps(directory)[keep:]:
+        if step not in protect:
+            # A name that no reader takes for a checkpoint, so that a removal cut short is not seen as damage.
+            os.rename(path, path.with_name(f"{path.name}.gone-{uuid.uuid4().hex}"))
+    for path in list(directory.iterdir()):
+        if _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -180,15 +210,21 @@ def verify(path: str | os.PathLike) -> dict:
         got = file.stat().st_size
         if got != size:
             raise CheckpointError(f"{file}: expected {size} bytes, got {got}")
-        if _sha256(file) != digest:
-            raise CheckpointError(f"{file}: its bytes are not those that were saved (SHA-256 differs)")
-    return manifest
+        try:
+            found = _sha256(file)
+        except OSError as error:
+            raise CheckpointError(f"{file}: {size} bytes could not be read: {error.strerror or error}") from error
+        if found != digest:
+            raise CheckpointError(f"{file}: expected bytes with SHA-256 {digest[:12]}, got {found[:12]}")
+    return {**manifest, "step": step}
 
 
 def latest_valid(directory: str | os.PathLike) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest checkpoint that verifies, and the newer ones that do not, each with the reason."""
     skipped = []
-    for _, path in _steps(Path(directory)):
+    plain, aside = _steps(Path(directory)), _steps(Path(directory), _ASIDE)
+    steps = {step for step, _ in plain}
+    for _, path in sorted(plain + [entry for entry in aside if entry[0] not in steps], reverse=True):
         try:
             verify(path)
         except CheckpointError as error:
@@ -230,12 +266,22 @@ def restore_optimizer(
     tensors: dict[str, Tensor],
     numbers: dict,
 ) -> None:
-    """Puts back what `optimizer_tensors` took. Raises CheckpointError for a tensor of another shape."""
+    """Puts back what `optimizer_tensors` took; a parameter of which nothing was taken begins anew.
+
+    Raises:
+        CheckpointError: a tensor of another shape, or state of a parameter that is not among these.
+    """
     by_name: dict[str, dict] = {name: dict(values) for name, values in numbers.items()}
     for full_name, value in tensors.items():
         if full_name.startswith("optimizer."):
-            _, key, name = full_name.split(".", 2)
+            key, _, name = full_name.removeprefix("optimizer.").partition(".")
             by_name.setdefault(name, {})[key] = value
+    unknown = set(by_name) - {name for name, _ in named_parameters}
+    if unknown:
+        raise CheckpointError(f"optimizer state must be of this model's parameters, got {sorted(unknown)[:3]}")
+    # torch's own optimisers count their steps in a tensor on the CPU, unless the GPU is to read it.
+    groups = optimizer.param_groups
+    counts_there = {p for g in groups if g.get("fused") or g.get("capturable") for p in g["params"]}
     for name, parameter in named_parameters:
         state = by_name.get(name, {})
         for key, value in state.items():
@@ -244,6 +290,8 @@ def restore_optimizer(
                     raise CheckpointError(
                         f"optimizer state {key} of {name} must be {tuple(parameter.shape)}, got {tuple(value.shape)}"
                     )
-                state[key] = value.to(parameter.device)
+                stays = key == "step" and parameter not in counts_there
+                state[key] = value.clone() if stays else value.to(parameter.device, copy=True)
+        optimizer.state.pop(parameter, None)
         if state:
             optimizer.state[parameter] = state

@@ -22,6 +22,9 @@ class PretrainConfig:
     """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, loss.png."""
     model: str = "base"
     """A size (base, large, 4x256, ...) for new weights, or a model directory to go on from."""
+    init: Literal["bert", "small"] = "bert"
+    """How new weights begin: as BERT's, or in a way that lets a small model on a small corpus learn within minutes
+    (fastbert.train.initialisation)."""
     token_budget: int = 4096
     """The most tokens in a micro-batch; there are no pads, so this is what a step computes."""
     accumulate: int = 1

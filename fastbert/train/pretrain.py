@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..config import BertConfig
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..errors import CheckpointError, InputError
-from . import checkpoint
+from . import checkpoint, initialisation
 from .config import PretrainConfig
 from .console import Console
 from .loop import PretrainLoop
@@ -138,8 +139,13 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
         bert = BertConfig.from_name(config.model, **sizes, **rates)
         if bert.max_position_embeddings < config.samples.max_seqlen:
             bert.max_position_embeddings = config.samples.max_seqlen
+        if config.init == "small":
+            bert.initializer_range = initialisation.initializer_range(bert.hidden_size)
         torch.manual_seed(config.seed)
         model = BertForPreTraining(bert)
+        if config.init == "small":
+            counts = sum(np.bincount(tokens, minlength=bert.vocab_size) for tokens in data.shards.tokens)
+            initialisation.start_small(model, torch.from_numpy(counts))
     model.tokenizer_source = data.shards.directory
     return model
 

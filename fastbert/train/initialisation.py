@@ -24,6 +24,11 @@ from ..models import BertForPreTraining
 _BRANCH_SCALE = 0.2
 
 
+def initializer_range(hidden_size: int) -> float:
+    """The standard deviation that goes with `start_small`: a little under 1 / sqrt(hidden size)."""
+    return 0.8 / math.sqrt(hidden_size)
+
+
 def sinusoids(positions: int, size: int) -> torch.Tensor:
     """(positions, size): sin in even columns and cos in odd ones, wavelengths from 2 pi to 10000 * 2 pi."""
     rates = torch.exp(torch.arange(0, size, 2) * (-math.log(10000.0) / size))
@@ -32,11 +37,11 @@ def sinusoids(positions: int, size: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def start_well(model: BertForPreTraining, token_counts: torch.Tensor) -> None:
+def start_small(model: BertForPreTraining, token_counts: torch.Tensor) -> None:
     """Changes new weights in place.
 
     Args:
-        model: just made, with ``initializer_range`` near 1 / sqrt(hidden size).
+        model: just made, with the `initializer_range` of its size.
         token_counts: (V,) how often each token stands in the training text.
     """
     bert, std = model.bert, model.config.initializer_range
