@@ -10,7 +10,8 @@ class Recipe:
     """Sizes and rates of one demo.
 
     They were found by trial on two cores: a small BERT at the usual rates does not leave the plateau at the unigram
-    entropy within minutes. A high learning rate, many small steps and the start of `fastbert.train.initialisation` do it.
+    entropy within minutes. A high learning rate, many small steps and the start of `fastbert.train.initialisation`
+    do it.
 
     Args:
         vocab_size, layers, hidden, heads: of the vocabulary and the model.
