@@ -37,7 +37,7 @@ class PretrainingConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         mix = tuple(self.mask_mix)
-        if len(mix) != 3 or min(mix) < 0 or abs(sum(mix) - 1) > 1e-6:
+        if len(mix) != 3 or not all(0 <= share <= 1 for share in mix) or abs(sum(mix) - 1) > 1e-6:
             raise InputError(f"mask_mix must be three shares (mask, random, keep) that add up to 1, got {mix}")
         for name in ("max_predictions", "duplication"):
             value = getattr(self, name)

@@ -56,7 +56,7 @@ class Masker:
         token_keys = randomness.key(keys[sample[candidates]], position[candidates])
         budget = self._budget(np.bincount(sample[candidates], minlength=len(keys)), keys)
         choose = self._choose_words if self.whole_word else self._choose_tokens
-        taken = choose(ids[candidates], sample[candidates], token_keys, budget)
+        taken = choose(ids, sample[candidates], candidates, token_keys, budget)
         positions, token_keys = candidates[taken], token_keys[taken]
 
         labels = ids[positions]
@@ -81,20 +81,21 @@ class Masker:
         return np.minimum(budget, maskable)
 
     @staticmethod
-    def _choose_tokens(ids, sample, token_keys, budget) -> np.ndarray:
+    def _choose_tokens(ids, sample, candidates, token_keys, budget) -> np.ndarray:
         """The budget's worth of tokens with the smallest random numbers in each sample."""
         order = np.lexsort((randomness.uniform(randomness.key(token_keys, _CHOOSE)), sample))
         starts = np.searchsorted(sample, np.arange(len(budget)))
         rank = np.arange(len(order)) - starts[sample[order]]
         return np.sort(order[rank < budget[sample[order]]])
 
-    def _choose_words(self, ids, sample, token_keys, budget) -> np.ndarray:
+    def _choose_words(self, ids, sample, candidates, token_keys, budget) -> np.ndarray:
         """Whole words in random order, leaving out those that would not fit into what is left of the budget."""
-        begins = ~self.continuation[ids]
+        begins = ~self.continuation[ids[candidates]]
         begins[:1] = True
-        begins[1:] |= sample[1:] != sample[:-1]
+        # A segment cut at its front can open with "##ing": no piece of the word on the other side of [SEP].
+        begins[1:] |= candidates[1:] != candidates[:-1] + 1
         first = np.flatnonzero(begins)
-        size = np.diff(np.append(first, len(ids)))
+        size = np.diff(np.append(first, len(candidates)))
         order = np.lexsort((randomness.uniform(randomness.key(token_keys[first], _CHOOSE)), sample[first]))
         left = budget.copy()
         taken = []

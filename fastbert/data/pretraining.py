@@ -52,8 +52,6 @@ class PretrainingData:
         maskable = np.ones(vocab_size, dtype=bool)
         maskable[list(self._special.all)] = False
         replacements = np.flatnonzero(maskable)
-        # An unknown word may be predicted in its place, but nothing is replaced by it.
-        maskable[self._special.unk] = True
         continuation = None
         if config.whole_word:
             continuation = np.zeros(vocab_size, dtype=bool)
@@ -69,6 +67,10 @@ class PretrainingData:
             maskable,
             continuation,
         )
+
+    def is_maskable(self, ids: np.ndarray) -> np.ndarray:
+        """Which of these ids may be chosen for prediction: bool, of the same shape."""
+        return self._masker.maskable[ids]
 
     def _version(self, epoch: int) -> int:
         return epoch if self.config.duplication is None else epoch % self.config.duplication
@@ -191,18 +193,19 @@ def realised_shares(data: PretrainingData, epoch: int = 0, max_tokens: int = 1_0
     """
     counts = np.zeros(8, dtype=np.int64)
     special = data.shards.manifest.special_ids
-    framing = 3 if data.config.nsp else 2
     while counts[0] < max_tokens:
         for sample_ids in data.batches(epoch, max(8192, data.config.max_seqlen)):
             batch = data.collate(epoch, sample_ids)
             now = batch.input_ids[batch.mlm_positions]
+            original = batch.input_ids.numpy().copy()
+            original[batch.mlm_positions.numpy()] = batch.mlm_labels.numpy()
             is_mask = int((now == special.mask).sum())
             is_same = int((now == batch.mlm_labels).sum())
             chosen = len(now)
             labels = batch.nsp_labels if batch.nsp_labels is not None else torch.empty(0)
             counts += (
                 batch.num_tokens,
-                batch.num_tokens - framing * len(sample_ids),
+                int(data.is_maskable(original).sum()),
                 chosen,
                 is_mask,
                 chosen - is_mask - is_same,
