@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from ..errors import InputError
+from ..errors import DataError, InputError
 from ..packing import PackedBatch
 from . import randomness
 from .config import PretrainingConfig
@@ -76,11 +76,19 @@ class PretrainingData:
         return epoch if self.config.duplication is None else epoch % self.config.duplication
 
     def plan(self, epoch: int) -> Plan:
-        """The samples of an epoch, in the order of the corpus."""
+        """The samples of an epoch, in the order of the corpus.
+
+        Raises:
+            DataError: the split is empty, or pairs are wanted of a single document.
+        """
         return self._plan(self._version(epoch))
 
     def _make_plan(self, version: int) -> Plan:
         config = self.config
+        if not self.shards.num_sentences:
+            raise DataError(
+                f"{self.shards.directory}: expected at least one sentence in split {self.shards.split!r}, got none"
+            )
         if config.nsp:
             return plan_pairs(
                 self._token_starts,

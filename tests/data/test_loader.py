@@ -1,0 +1,62 @@
+"""The stream of batches: the same whatever makes it, resumable at any place, without end."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import islice
+
+import pytest
+import torch
+
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.loader import make_loader
+from fastbert.data.pretraining import PretrainingData
+
+BUDGET = 4096
+
+
+@pytest.fixture
+def data(small_numbered):
+    return PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=128))
+
+
+def assert_same(got, wanted):
+    assert len(got) == len(wanted)
+    for (epoch, index, batch), (wanted_epoch, wanted_index, wanted_batch) in zip(got, wanted, strict=True):
+        assert (epoch, index) == (wanted_epoch, wanted_index)
+        for field in fields(batch):
+            mine, other = getattr(batch, field.name), getattr(wanted_batch, field.name)
+            assert torch.equal(mine, other) if isinstance(other, torch.Tensor) else mine == other, field.name
+
+
+def direct(data, epochs):
+    return [
+        (epoch, index, data.collate(epoch, ids))
+        for epoch in range(epochs)
+        for index, ids in enumerate(data.batches(epoch, BUDGET))
+    ]
+
+
+def test_the_stream_is_epoch_after_epoch(data):
+    wanted = direct(data, 3)
+    assert 10 < len(wanted) < 60
+    assert {epoch for epoch, _, _ in wanted} == {0, 1, 2}
+    assert_same(list(islice(make_loader(data, BUDGET), len(wanted))), wanted)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resuming_anywhere_gives_what_would_have_come(data, num_workers):
+    wanted = direct(data, 3)
+    last = len(data.batches(0, BUDGET)) - 1
+    # The last batch of an epoch, one past it (saved after the last step), and the middle of the next.
+    for start in [(0, last), (0, last + 1), (1, 2)]:
+        rest = [item for item in wanted if item[:2] >= start]
+        loader = make_loader(data, BUDGET, start=start, num_workers=num_workers)
+        assert_same(list(islice(loader, len(rest))), rest)
+
+
+def test_workers_make_the_same_batches(data):
+    wanted = list(islice(make_loader(data, BUDGET), 20))
+    assert wanted[-1][0] >= 1
+    for workers in (1, 2):
+        assert_same(list(islice(make_loader(data, BUDGET, num_workers=workers), 20)), wanted)
