@@ -101,7 +101,8 @@ class PretrainLoop:
             )
             while self.progress < 1.0 and not stop.asked:
                 self._train_step(batches)
-                if self.heldout is not None and self.step % self.config.eval_every == 0:
+                # The last evaluation comes before the last checkpoint, which remembers the best.
+                if self.heldout is not None and (self.step % self.config.eval_every == 0 or self.progress >= 1.0):
                     self._evaluate()
                 if self.step % self.config.save_every == 0:
                     self._save()
@@ -145,7 +146,9 @@ class PretrainLoop:
     def _loss(self, batch: PackedBatch, labels: int, pairs: int) -> torch.Tensor:
         """This micro-batch's share of the step's loss."""
         out = self.model(batch)
-        loss = out.mlm_loss * (batch.mlm_labels.numel() / labels)
+        # Without a target the mean is 0/0; a sum over nothing is 0, and so is its gradient.
+        count = batch.mlm_labels.numel()
+        loss = out.mlm_loss * (count / labels) if count else out.mlm_logits.sum()
         if batch.nsp_labels is not None:
             loss = loss + out.nsp_loss * (batch.num_sequences / pairs)
         self._window.add(batch, out, loss, self.model.config)
@@ -167,6 +170,7 @@ class PretrainLoop:
         if math.isfinite(loss) and (not self.best or loss < self.best["loss"]):
             self.best = {**row, "loss": loss, "step": self.step}
             self._write_model()
+            self._saved_at = None  # a checkpoint of this step does not know of this best
 
     def _record(self, kind: str, row: dict) -> None:
         values = {name: value for name, value in row.items() if name != "step"}
@@ -201,6 +205,8 @@ class PretrainLoop:
             "place": list(self.place),
             "seconds": self.seconds,
             "best": self.best,
+            "evaluated_at": self._evaluated_at,
+            "window": vars(self._window),
             "tokenizer_sha256": self.data.shards.manifest.tokenizer_sha256,
             "optimizer": optimizer_state,
         }
@@ -246,8 +252,15 @@ class PretrainLoop:
         checkpoint.restore_optimizer(self.optimizer, list(self.model.named_parameters()), tensors, state["optimizer"])
         self.step, self.tokens, self.place = state["step"], state["tokens"], tuple(state["place"])
         self.engine.micro_step, self.engine.skipped = state["micro_step"], state["skipped"]
-        self._seconds_before, self.best = state["seconds"], state["best"]
-        self._saved_at = self._evaluated_at = self.step
+        self._seconds_before = state["seconds"]
+        self._saved_at, self._evaluated_at = self.step, state["evaluated_at"]
+        # A line may span the interruption: it is the line of the run that had none.
+        vars(self._window).update(state["window"])
+        model, old = self.run_dir / "model", self.run_dir / "model.old"
+        if old.exists() and not model.exists():  # a crash between the two renames of _write_model
+            old.rename(model)
+        # In a new run directory the best model of the old one is not there to be kept.
+        self.best = state["best"] if model.exists() else {}
 
     def _finish(self, log: MetricsLog) -> list[Path]:
         from .plots import loss_plot
@@ -307,7 +320,7 @@ class _Window:
     def add(self, batch: PackedBatch, out, loss: torch.Tensor, config) -> None:
         labels, pairs = batch.mlm_labels.numel(), batch.num_sequences
         self._loss += float(loss.detach())
-        self._mlm += float(out.mlm_loss.detach()) * labels
+        self._mlm += float(out.mlm_loss.detach()) * labels if labels else 0.0
         self._mlm_right += int((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
         if batch.nsp_labels is not None:
             self._nsp += float(out.nsp_loss.detach()) * pairs

@@ -1,0 +1,242 @@
+"""What a pre-training run computes and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+import torch
+
+from fastbert import BertForPreTraining, rng
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.loader import make_loader
+from fastbert.data.pretraining import PretrainingData
+from fastbert.data.shards import ShardSet
+from fastbert.train import checkpoint
+from fastbert.train.pretrain import pretrain
+
+
+def weights(run_dir) -> dict:
+    newest, skipped = checkpoint.latest_valid(run_dir / "checkpoints")
+    assert not skipped
+    return {name: value for name, value in checkpoint.load(newest)[0].items() if name.startswith("model.")}
+
+
+def test_run_directory_and_lines(recipe, capsys):
+    heard = []
+    result = pretrain(recipe(eval_every=2, save_every=2), callbacks=[heard.append])
+    run = result.run_dir
+    assert {p.name for p in run.iterdir()} == {
+        "config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "loss.png",
+    }  # fmt: skip
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_2", "step_4"}
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert all(path.exists() for path in result.paths)
+    assert (result.steps, result.interrupted) == (4, None)
+
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows == result.history == heard
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows if row["kind"] == "heldout"] == [2, 4]
+    # Warm-up over 0.4 steps, then linearly to zero at step 4; a step has the rate of the steps done before it.
+    assert [row["lr"] for row in rows if row["kind"] == "train"] == pytest.approx(
+        [0.0] + [2e-3 * (1 - done / 4) / 0.9 for done in (1, 2, 3)]
+    )
+    best = min((row for row in rows if row["kind"] == "heldout"), key=lambda row: row["mlm_loss"] + row["nsp_loss"])
+    assert result.heldout["step"] == best["step"]
+    out = capsys.readouterr().out
+    assert ["step", "loss", "mlm_acc", "nsp_acc", "grad_norm", "lr", "tok/s", "MFU", "mem"] in [
+        line.split() for line in out.splitlines()
+    ]
+    assert out.count("held out at step") == 2
+
+
+def test_tensorboard_holds_the_rows(recipe):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = pretrain(recipe(steps=2), quiet=True)
+    events = EventAccumulator(str(result.run_dir / "tensorboard")).Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert losses == [
+        (row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in result.history if row["kind"] == "train"
+    ]
+
+
+def test_logged_figures_are_those_of_the_model(recipe, prepared, tiny_model):
+    """The first step's loss and norm, worked out again from the model and the first batch."""
+    result = pretrain(recipe(steps=1, warmup=0.0), quiet=True)
+    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    batch = next(make_loader(data, 160))[2]
+    model = BertForPreTraining.from_pretrained(tiny_model).eval()
+    out = model(batch)
+    (out.mlm_loss + out.nsp_loss).backward()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters()]).double().norm()
+    row = next(row for row in result.history if row["kind"] == "train")
+    assert row["loss"] == pytest.approx(float((out.mlm_loss + out.nsp_loss).detach()), rel=1e-6)
+    assert row["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    assert row["mlm_acc"] == pytest.approx(
+        float((out.mlm_logits.argmax(-1) == batch.mlm_labels).float().mean()), abs=1e-9
+    )
+
+
+def test_the_best_model_is_saved_and_scores_what_was_said(recipe, prepared):
+    from fastbert.train.evaluation import evaluate
+
+    result = pretrain(recipe(steps=6, eval_every=2, warmup=0.0), quiet=True)
+    model = BertForPreTraining.from_pretrained(result.model_dir)
+    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
+    again = evaluate(model, heldout, max_tokens=400)
+    assert again["mlm_loss"] == pytest.approx(result.heldout["mlm_loss"], rel=1e-6)
+    assert again["nsp_loss"] == pytest.approx(result.heldout["nsp_loss"], rel=1e-6)
+    assert (result.model_dir / "vocab.txt").read_bytes() == (prepared / "vocab.txt").read_bytes()
+
+
+def test_evaluation_against_plain_sums(recipe, prepared, tiny_model):
+    """Every figure of an evaluation, sample by sample in padded form and with Python's own counting."""
+    import math
+    from collections import Counter
+
+    from fastbert.train.evaluation import evaluate
+
+    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
+    model = BertForPreTraining.from_pretrained(tiny_model).eval()
+    got = evaluate(model, heldout)
+    nll, pair_nll, right, pair_right, labels = 0.0, 0.0, 0, 0, []
+    with torch.no_grad():
+        for sample in range(len(heldout.lengths(0))):
+            batch = heldout.collate(0, [sample])
+            out = model.bert(input_ids=batch.input_ids[None], token_type_ids=batch.token_type_ids[None])
+            logits = model.cls.predictions(out.last_hidden_state[0])
+            pair_logits = model.cls.seq_relationship(out.pooler_output)
+            chosen = logits[batch.mlm_positions].log_softmax(-1)
+            nll -= float(chosen.gather(1, batch.mlm_labels[:, None]).sum())
+            right += int((chosen.argmax(-1) == batch.mlm_labels).sum())
+            labels += batch.mlm_labels.tolist()
+            pair_nll -= float(pair_logits.log_softmax(-1)[0, batch.nsp_labels[0]])
+            pair_right += int(pair_logits.argmax(-1)[0] == batch.nsp_labels[0])
+    counts, pairs = Counter(labels), len(heldout.lengths(0))
+    assert got["mlm_loss"] == pytest.approx(nll / len(labels), rel=1e-5)
+    assert got["mlm_acc"] == pytest.approx(right / len(labels))
+    assert got["nsp_loss"] == pytest.approx(pair_nll / pairs, rel=1e-5)
+    assert got["nsp_acc"] == pytest.approx(pair_right / pairs)
+    assert got["unigram_entropy"] == pytest.approx(
+        -sum(n / len(labels) * math.log(n / len(labels)) for n in counts.values())
+    )
+    assert got["most_frequent_acc"] == pytest.approx(max(counts.values()) / len(labels))
+    assert (got["targets"], got["pairs"]) == (len(labels), pairs)
+
+
+class _SameSamples(PretrainingData):
+    """Two samples a batch or four, whatever the budget: 2 x 2 and 1 x 4 then hold the same samples."""
+
+    per_batch = 4
+
+    def _make_batches(self, epoch, token_budget, shuffle):
+        order = [i for ids in super()._make_batches(epoch, token_budget, shuffle) for i in ids]
+        whole = len(order) // 4 * 4
+        return [order[i : i + self.per_batch] for i in range(0, whole, self.per_batch)]
+
+
+@pytest.mark.parametrize("nsp", [True, False])
+def test_accumulated_gradients_are_those_of_one_batch(recipe, prepared, tmp_path, nsp):
+    samples = PretrainingConfig(max_seqlen=32, nsp=nsp)
+    found = []
+    for accumulate in (1, 2):
+        data = _SameSamples(ShardSet.open(prepared), samples)
+        data.per_batch = 4 // accumulate
+        # A rate that lets 4 steps move the weights by 0.01; Adam's division by tiny second moments is kept out by eps.
+        config = recipe(
+            out=str(tmp_path / str(accumulate)), accumulate=accumulate, token_budget=160 // accumulate,
+            samples=samples, eps=1e-3, schedule="constant", warmup=0.0, lr=1e-3,
+        )  # fmt: skip
+        result = pretrain(config, data=data, quiet=True)
+        found.append((weights(result.run_dir), [r for r in result.history if r["kind"] == "train"]))
+    (one, rows_one), (two, rows_two) = found
+    for name, value in one.items():
+        assert float((value - two[name]).abs().max()) < 1e-6, name
+    for a, b in zip(rows_one, rows_two, strict=True):
+        for figure in ("loss", "mlm_loss", "grad_norm"):
+            assert a[figure] == pytest.approx(b[figure], rel=1e-5), figure
+        assert a["mlm_acc"] == b["mlm_acc"]
+
+
+def test_bf16_autocast_keeps_float32_weights_and_learns_the_same(recipe, tmp_path):
+    rows = {}
+    for precision in ("fp32", "bf16"):
+        config = recipe(out=str(tmp_path / precision), precision=precision, steps=12, warmup=0.0)
+        result = pretrain(config, quiet=True)
+        assert {value.dtype for value in weights(result.run_dir).values()} == {torch.float32}
+        rows[precision] = [row["loss"] for row in result.history if row["kind"] == "train"]
+    # bfloat16 has 8 bits: losses agree to about 1 %, and are not the same ones.
+    assert rows["bf16"] == pytest.approx(rows["fp32"], rel=0.02)
+    assert rows["bf16"] != rows["fp32"]
+
+
+def test_recomputed_activations_give_the_same_bits(prepared, tiny_model):
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    batch = next(make_loader(data, 320))[2]
+    gradients = []
+    for recompute in (False, True):
+        model = BertForPreTraining.from_pretrained(tiny_model, **rates).train()
+        if recompute:
+            model.gradient_checkpointing_enable()
+        with rng.use(rng.DropoutKey(3, 7)):
+            out = model(batch)
+        (out.mlm_loss + out.nsp_loss).backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    without, recomputed = gradients
+    assert all(torch.equal(without[name], recomputed[name]) for name in without)
+    with rng.use(rng.DropoutKey(3, 8)):
+        other = model(batch)
+    assert not torch.equal(other.mlm_logits, out.mlm_logits), "dropout is on"
+
+
+def test_activation_checkpointing_option_changes_nothing(recipe, tmp_path):
+    found = []
+    for flag in (False, True):
+        config = recipe(out=str(tmp_path / str(flag)), steps=2, dropout=0.1, activation_checkpointing=flag)
+        found.append(weights(pretrain(config, quiet=True).run_dir))
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_epochs_are_whole_passes(recipe, prepared):
+    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    batches = [len(data.batches(epoch, 320)) for epoch in (0, 1)]
+    result = pretrain(recipe(steps=None, epochs=2, token_budget=320, log_every=100), quiet=True)
+    assert result.steps == sum(batches)
+    assert result.tokens == sum(int(data.lengths(epoch).sum()) for epoch in (0, 1))
+
+
+def test_the_clock_can_bound_a_run(recipe):
+    result = pretrain(recipe(steps=None, max_minutes=0.02), quiet=True)
+    assert result.steps > 1
+    assert 1.2 <= result.seconds < 6
+    rates = [row["lr"] for row in result.history if row["kind"] == "train"]
+    assert rates[-1] < 0.2 * max(rates), "the schedule follows the clock"
+
+
+def test_a_run_without_any_mlm_target_trains_the_pairs(recipe):
+    samples = PretrainingConfig(max_seqlen=16, mlm_probability=0.0)
+    result = pretrain(recipe(steps=3, samples=samples, warmup=0.0), quiet=True)
+    rows = [row for row in result.history if row["kind"] == "train"]
+    assert [row["loss"] for row in rows] == pytest.approx([row["nsp_loss"] for row in rows])
+    assert [row["skipped_steps"] for row in rows] == [0, 0, 0]
+    assert all(torch.isfinite(value).all() for value in weights(result.run_dir).values())
+
+
+def test_a_line_that_spans_an_interruption_is_whole(recipe, tmp_path):
+    """Stopped at step 6 with a line every 4: the line of step 8 is over steps 5 to 8, as in a run left alone."""
+
+    def stop(row: dict) -> None:
+        if row["kind"] == "heldout" and row["step"] == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+    options = {"steps": 8, "log_every": 4, "eval_every": 6, "dropout": 0.1}
+    alone = pretrain(recipe(out=str(tmp_path / "alone"), **options), quiet=True)
+    assert pretrain(recipe(**options), callbacks=[stop], quiet=True).interrupted == "SIGTERM"
+    resumed = pretrain(recipe(**options, resume="auto"), quiet=True)
+    figures = ("kind", "step", "loss", "mlm_loss", "mlm_acc", "nsp_loss", "nsp_acc", "grad_norm", "lr")
+    one, two = ([[row.get(name) for name in figures] for row in r.history] for r in (alone, resumed))
+    assert one == two
