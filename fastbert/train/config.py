@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import types
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -60,7 +62,7 @@ class PretrainConfig:
     dropout: float | None = None
     """Dropout in place of the model's own, everywhere."""
     seed: int = 0
-    """Governs new weights, data order, masks and dropout."""
+    """Governs new weights and dropout; samples.seed governs pairs, masks and order."""
     eval_every: int = 500
     """Steps between evaluations on the held-out documents."""
     eval_tokens: int = 65536
@@ -74,7 +76,8 @@ class PretrainConfig:
     num_workers: int = 0
     """Processes that make batches ahead; 0 makes them in the training process."""
     resume: str | None = None
-    """auto = go on from the newest valid checkpoint of --out, or start anew; or a checkpoint directory."""
+    """auto = go on from the newest valid checkpoint of --out, or start anew; or a checkpoint directory. With as many
+    threads as before, the run comes to the same bits as one that was never interrupted."""
     samples: PretrainingConfig = field(default_factory=PretrainingConfig)
     """How samples are made."""
 
@@ -93,6 +96,13 @@ class PretrainConfig:
             raise InputError(f"warmup is a share of the training, between 0 and 1, got {self.warmup}")
         if self.num_workers < 0 or self.keep < 1:
             raise InputError("num_workers must be at least 0 and keep at least 1")
+        if not self.clip > 0:
+            raise InputError(f"clip must be above 0, got {self.clip}")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        for name, known in (("schedule", ("linear", "poly", "constant")), ("precision", ("fp32", "bf16"))):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     def to_yaml(self) -> str:
         import yaml
@@ -114,14 +124,11 @@ class PretrainConfig:
         if not isinstance(values, dict):
             raise InputError(f"{path}: expected a mapping of options, got {type(values).__name__}")
         samples = values.pop("samples", None) or {}
-        for given, known in ((values, cls), (samples, PretrainingConfig)):
-            unknown = set(given) - {f.name for f in dataclasses.fields(known)}
-            if unknown:
-                raise InputError(f"{path}: unknown option {', '.join(sorted(map(str, unknown)))}")
-        try:
-            return cls(**_tuples(values), samples=PretrainingConfig(**_tuples(samples)))
-        except TypeError as error:
-            raise InputError(f"{path}: an option has a value of the wrong type: {error}") from error
+        if not isinstance(samples, dict):
+            raise InputError(f"{path}: expected samples to be a mapping of options, got {type(samples).__name__}")
+        return cls(
+            **_options(values, cls, path), samples=PretrainingConfig(**_options(samples, PretrainingConfig, path))
+        )
 
 
 def _plain(value):
@@ -130,5 +137,38 @@ def _plain(value):
     return list(value) if isinstance(value, tuple) else value
 
 
-def _tuples(values: dict) -> dict:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+def _options(values: dict, known: type, path: Path) -> dict:
+    """The options of one dataclass as its fields' types. Raises InputError for one that it has not, or that misfits."""
+    hints = typing.get_type_hints(known)
+    unknown = set(values) - {f.name for f in dataclasses.fields(known)}
+    if unknown:
+        raise InputError(f"{path}: unknown option {', '.join(sorted(map(str, unknown)))}")
+    fitted = {}
+    for name, value in values.items():
+        try:
+            fitted[name] = _fit(value, hints[name])
+        except (TypeError, ValueError):
+            simple = isinstance(hints[name], type) and not typing.get_args(hints[name])
+            expected = hints[name].__name__ if simple else str(hints[name]).replace("typing.", "")
+            raise InputError(f"{path}: {name} must be {expected}, got {value!r}") from None
+    return fitted
+
+
+def _fit(value, hint):
+    """The value as a field of this type; ValueError or TypeError where it is none."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None and type(None) in parts else _fit(value, parts[0])
+    if origin is tuple:
+        return tuple(_fit(entry, part) for entry, part in zip(value, parts, strict=True))
+    if origin is Literal:
+        fits = value in parts
+    elif hint is float:
+        # YAML 1.1 reads 1e-4, without a point, as text.
+        fits = not isinstance(value, bool)
+        value = float(value)
+    else:
+        fits = type(value) is hint
+    if not fits:
+        raise ValueError
+    return value

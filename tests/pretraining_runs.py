@@ -1,0 +1,82 @@
+"""Tiny pre-training runs: the data they read, their options, and what of two runs must be equal to the bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+
+from fastbert.data.config import PretrainingConfig
+from fastbert.train import checkpoint
+from fastbert.train.config import PretrainConfig
+from fastbert.train.metrics import read_metrics
+
+# What a clock or the machine decides; all else in a row is a function of the options.
+_MEASURED = {"tokens_per_second", "mfu", "seconds", "data_seconds", "memory_mib"}
+
+
+def prepare_data(directory: Path, vocab_size: int = 100) -> Path:
+    """Shards of random sentences over 16 words, one document in five held out; returns the directory."""
+    from fastbert.data.prepare import prepare
+    from fastbert.data.tokenizer import train_wordpiece
+
+    draw = random.Random(0)
+    words = "red blue green grey cat dog bird fish sees eats likes finds today here now again".split()  # noqa: SIM905
+    texts = [
+        (f"document {d}", [" ".join(draw.choices(words, k=draw.randint(3, 9))) for _ in range(12)]) for d in range(30)
+    ]
+    tokenizer = train_wordpiece((sentence for _, sentences in texts for sentence in sentences), vocab_size)
+    prepare(texts, tokenizer, directory, heldout=0.2)
+    return directory
+
+
+def config(data: Path, out: Path, **changes) -> PretrainConfig:
+    """Two micro-batches a step, every step logged; BERT's dropout of 0.1 is on."""
+    options = {
+        "model": "2x32x2",
+        "token_budget": 256,
+        "accumulate": 2,
+        "steps": 40,
+        "lr": 2e-3,
+        "warmup": 0.1,
+        "eval_every": 8,
+        "save_every": 1000,
+        "log_every": 1,
+        "seed": 3,
+        "samples": PretrainingConfig(max_seqlen=32),
+    }
+    return PretrainConfig(data=str(data), out=str(out), **{**options, **changes})
+
+
+def pretrain_in_child(config: PretrainConfig) -> None:
+    """The target of a child process; `multiprocessing` needs it to be importable."""
+    from fastbert.train.pretrain import pretrain
+
+    torch.set_num_threads(1)
+    pretrain(config, quiet=True)
+
+
+def rows(run_dir: Path) -> list[dict]:
+    """The rows of metrics.jsonl without what was measured by a clock."""
+    return [{k: v for k, v in row.items() if k not in _MEASURED} for row in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def checkpoint_of(run_dir: Path, step: int) -> tuple[dict[str, torch.Tensor], dict]:
+    """Tensors (weights and moments) and state of a checkpoint, without the seconds it took."""
+    tensors, state, _ = checkpoint.load(run_dir / "checkpoints" / f"step_{step}")
+    return tensors, {name: value for name, value in state.items() if name != "seconds"}
+
+
+def assert_same_run(got: Path, expected: Path, step: int) -> None:
+    """Two runs came to the same: weights, moments, place in the data, every logged figure, the best model's files."""
+    (tensors, state), (wanted, wanted_state) = checkpoint_of(got, step), checkpoint_of(expected, step)
+    assert tensors.keys() == wanted.keys()
+    different = [name for name in tensors if not torch.equal(tensors[name], wanted[name])]
+    assert not different, f"{len(different)} of {len(tensors)} tensors differ, the first: {different[0]}"
+    assert state == wanted_state
+    assert rows(got) == rows(expected)
+    files = sorted(path.name for path in (expected / "model").iterdir())
+    assert sorted(path.name for path in (got / "model").iterdir()) == files
+    for name in files:
+        assert (got / "model" / name).read_bytes() == (expected / "model" / name).read_bytes(), name

@@ -1,0 +1,229 @@
+"""A run that was cut in two, or killed, comes to the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pretraining_runs as runs
+import pytest
+import torch
+
+from fastbert.errors import CheckpointError, InputError
+from fastbert.train import checkpoint
+from fastbert.train.pretrain import pretrain
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return runs.prepare_data(tmp_path_factory.mktemp("resume") / "data")
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The run directory of 40 steps without a pause."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    pretrain(runs.config(data, out), quiet=True)
+    return out
+
+
+def _stop_after(step: int):
+    """A callback that asks for the end as a user would, by a signal, once that step is done."""
+
+    def callback(row: dict) -> None:
+        if row["kind"] == "train" and row["step"] == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    return callback
+
+
+def _in_two_parts(config, step: int):
+    """Stops after that step, resumes; returns the second part's result."""
+    first = pretrain(config, callbacks=[_stop_after(step)], quiet=True)
+    assert (first.steps, first.interrupted) == (step, "SIGTERM")
+    second = pretrain(dataclasses.replace(config, resume="auto"), quiet=True)
+    assert (second.steps, second.interrupted) == (config.steps, None)
+    return second
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("step", [20, 13])
+def test_two_parts_equal_the_whole(data, whole, tmp_path, num_workers, step):
+    """20 is not a multiple of the 8 steps between evaluations, 13 lies elsewhere in the epoch."""
+    out = tmp_path / "run"
+    result = _in_two_parts(runs.config(data, out, num_workers=num_workers), step)
+    runs.assert_same_run(out, whole, STEPS)
+    assert [row["step"] for row in result.history if row["kind"] == "train"] == list(range(1, STEPS + 1))
+    # The cut is inside an epoch and the run is longer than one, else the place in the data would not matter.
+    (epoch, index), (last_epoch, _) = (state["place"] for _, state in (runs.checkpoint_of(out, n) for n in (step, 40)))
+    assert index > 0
+    assert last_epoch > epoch
+
+
+def test_stopped_in_the_last_step_the_last_evaluation_is_made_up_for(data, tmp_path):
+    alone, cut = tmp_path / "alone", tmp_path / "cut"
+    pretrain(runs.config(data, alone, steps=10), quiet=True)
+    _in_two_parts(runs.config(data, cut, steps=10), 10)
+    runs.assert_same_run(cut, alone, 10)
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"activation_checkpointing": True, "correct_bias": True}])
+def test_two_parts_equal_the_whole_in_other_modes(data, tmp_path, changes):
+    alone, cut = tmp_path / "alone", tmp_path / "cut"
+    pretrain(runs.config(data, alone, steps=20, **changes), quiet=True)
+    _in_two_parts(runs.config(data, cut, steps=20, **changes), 11)
+    runs.assert_same_run(cut, alone, 20)
+
+
+def test_a_new_process_goes_on_from_the_files_alone(data, whole, tmp_path):
+    out = tmp_path / "run"
+    pretrain(runs.config(data, out), callbacks=[_stop_after(20)], quiet=True)
+    command = [sys.executable, "-m", "fastbert", "pretrain", "--config", out / "config.yaml", "--resume", "auto"]
+    # Equal bits are promised for an equal number of threads: BLAS adds up in another order with more.
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    told = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert "at step 20" in told.stdout
+    runs.assert_same_run(out, whole, STEPS)
+
+
+def test_dropout_is_on_and_follows_the_seed(data, whole, tmp_path):
+    """Else equal runs would prove little: without dropout no random numbers need to be found again."""
+    losses = {}
+    for name, changes in {"off": {"dropout": 0.0}, "on": {"dropout": 0.1}}.items():
+        pretrain(runs.config(data, tmp_path / name, steps=3, schedule="constant", **changes), quiet=True)
+        losses[name] = [row["loss"] for row in runs.rows(tmp_path / name) if row["kind"] == "train"]
+    assert losses["on"][0] == runs.rows(whole)[0]["loss"]
+    assert losses["on"][0] != losses["off"][0]
+
+
+def test_a_damaged_checkpoint_is_passed_over(data, whole, tmp_path, caplog):
+    out = tmp_path / "run"
+    pretrain(runs.config(data, out, save_every=10), callbacks=[_stop_after(20)], quiet=True)
+    file = out / "checkpoints" / "step_20" / "tensors.safetensors"
+    blob = bytearray(file.read_bytes())
+    blob[len(blob) // 2] ^= 1
+    file.write_bytes(blob)
+    pretrain(runs.config(data, out, resume="auto"), quiet=True)
+    assert "step_20" in caplog.text
+    assert "SHA-256" in caplog.text
+    runs.assert_same_run(out, whole, STEPS)
+
+
+def test_no_valid_checkpoint_is_an_error_and_not_a_new_start(data, tmp_path):
+    out = tmp_path / "run"
+    pretrain(runs.config(data, out, steps=2), quiet=True)
+    (out / "checkpoints" / "step_2" / "manifest.json").write_text("{")
+    before = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="none of its 1 checkpoints is valid"):
+        pretrain(runs.config(data, out, steps=4, resume="auto"), quiet=True)
+    assert (out / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_auto_without_a_run_begins_one(data, tmp_path):
+    result = pretrain(runs.config(data, tmp_path / "run", steps=2, resume="auto"), quiet=True)
+    assert result.steps == 2
+
+
+def test_a_run_is_not_overwritten(data, whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    with pytest.raises(InputError, match="already holds a run"):
+        pretrain(runs.config(data, whole), quiet=True)
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"), [({"model": "2x64x2"}, "for this model"), ({"model": "3x32x2"}, "not this model's")]
+)
+def test_a_checkpoint_of_another_model_is_refused(data, whole, tmp_path, changes, sentence):
+    path = whole / "checkpoints" / f"step_{STEPS}"
+    with pytest.raises(CheckpointError, match=sentence):
+        pretrain(runs.config(data, tmp_path / "run", resume=str(path), **changes), quiet=True)
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(whole, tmp_path):
+    other = runs.prepare_data(tmp_path / "data", vocab_size=90)
+    path = whole / "checkpoints" / f"step_{STEPS}"
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        pretrain(runs.config(other, tmp_path / "run", resume=str(path)), quiet=True)
+
+
+def test_a_new_run_directory_from_another_runs_checkpoint_holds_a_model(data, whole, tmp_path):
+    """The first run's best model is not in the second's directory, so it cannot be the second's best."""
+    out = tmp_path / "run"
+    path = str(whole / "checkpoints" / f"step_{STEPS}")
+    # A rate that destroys the model: no evaluation of the second run is better than the first run's best.
+    result = pretrain(runs.config(data, out, steps=44, resume=path, lr=10.0, schedule="constant"), quiet=True)
+    assert (result.model_dir / "model.safetensors").is_file()
+    assert result.steps == 44
+
+
+@pytest.mark.parametrize(("num_workers", "kills"), [(0, 4), (2, 2)])
+def test_killed_at_any_moment_the_run_goes_on(data, whole, tmp_path, num_workers, kills):
+    """kill -9, in training or inside a save, costs at most one interval between checkpoints and changes no figure."""
+    out, interval = tmp_path / "run", 3
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pretraining_runs", "fastbert.train.pretrain", "torch.utils.tensorboard"])
+    config = runs.config(data, out, save_every=interval, num_workers=num_workers, resume="auto")
+    draw = random.Random(num_workers)
+
+    def logged() -> int:
+        return max((row["step"] for row in runs.rows(out)), default=0) if out.exists() else 0
+
+    for _ in range(kills):
+        # Far enough from the end to be killed before it, and with every kill some way nearer to it.
+        child, goal = context.Process(target=runs.pretrain_in_child, args=(config,)), min(logged() + interval, 34)
+        child.start()
+        while logged() < goal and child.is_alive():
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.1))
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        newest, skipped = checkpoint.latest_valid(out / "checkpoints")
+        assert not skipped, "a checkpoint under its final name is whole"
+        assert (int(newest.name.removeprefix("step_")) if newest else 0) >= logged() - interval
+    child = context.Process(target=runs.pretrain_in_child, args=(config,))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
+    runs.assert_same_run(out, whole, STEPS)
+    assert not [path.name for path in (out / "checkpoints").iterdir() if "tmp" in path.name]
+
+
+def test_a_crash_between_the_renames_of_the_best_model(data, whole, tmp_path):
+    """The best model stood aside and the new one was not yet in its place."""
+    out = tmp_path / "run"
+    pretrain(runs.config(data, out), callbacks=[_stop_after(20)], quiet=True)
+    (out / "model").rename(out / "model.old")
+    pretrain(runs.config(data, out, resume="auto"), quiet=True)
+    runs.assert_same_run(out, whole, STEPS)
+
+
+def test_equality_means_something(data, whole, tmp_path):
+    """Two runs that differ by their seed differ in all that `assert_same_run` compares."""
+    out = tmp_path / "run"
+    pretrain(runs.config(data, out, seed=4), quiet=True)
+    with pytest.raises(AssertionError, match="tensors differ"):
+        runs.assert_same_run(out, whole, STEPS)
+
+
+def test_saved_moments_are_those_of_the_optimiser(whole):
+    """After 40 steps on every parameter there are two moments each, and the second is nowhere negative."""
+    tensors, state = runs.checkpoint_of(whole, STEPS)
+    names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
+    for moment in ("exp_avg", "exp_avg_sq"):
+        prefix = f"optimizer.{moment}."
+        assert {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)} == names
+        assert all(bool(tensors[prefix + name].abs().max() > 0) for name in names if "token_type" not in name)
+    assert (state["step"], state["micro_step"]) == (STEPS, 2 * STEPS)
+    assert all(bool((tensors[f"optimizer.exp_avg_sq.{name}"] >= 0).all()) for name in names)
