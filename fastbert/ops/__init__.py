@@ -1,7 +1,7 @@
 """The ops of BERT, one public contract each; `backend` chooses who computes them."""
 
 # A kernel enters the dispatcher's table by being imported.
-from . import _cpu_compound, _cpu_cross_entropy, _cpu_dropout, _cpu_gelu, _cpu_layer_norm  # noqa: F401
+from . import _cpu_attention, _cpu_compound, _cpu_cross_entropy, _cpu_dropout, _cpu_gelu, _cpu_layer_norm  # noqa: F401
 from ._dispatch import backend, current_backend
 from .attention import attention
 from .attention_padded import attention_padded

@@ -1,4 +1,4 @@
-"""Ops that the CPU backend composes of torch's products and of the kernels: linear, attention and the embedding."""
+"""Ops that the CPU backend composes of torch's products and of the kernels: linear and the embedding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from .. import _native, reference
 from ..rng import Dropout
 from . import _cpu, _dispatch
 from ._cpu_dropout import dropout as apply_dropout
-from ._cpu_dropout import keep_mask
 from ._cpu_layer_norm import layer_norm
 
 
@@ -19,15 +18,6 @@ def _accepts_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> st
 
 # torch's own product is the fastest float32 one here: 0.41 of 0.44 TFLOP/s on the build machine.
 _dispatch.register("linear", "cpu", available=_native.why_missing, accepts=_accepts_linear)(reference.linear)
-
-
-def _accepts_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **_) -> str | None:
-    return _cpu.why_not(q, k, v)
-
-
-@_dispatch.register("attention", "cpu", available=_native.why_missing, accepts=_accepts_attention)
-def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
-    return reference.attention(q, k, v, cu_seqlens, max_seqlen, keep_mask=keep_mask, **options)
 
 
 def _accepts_embedding(ids, types, positions, word, token_type, position, weight, bias, eps, **_) -> str | None:
