@@ -199,7 +199,7 @@ def verify(path: str | os.PathLike) -> dict:
         entries = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()]
     except FileNotFoundError:
         raise CheckpointError(f"{path}: expected a checkpoint with a {_MANIFEST}, found none") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST}: cannot be read: {error}") from error
     if manifest.get("format") != FORMAT or set(files) != {_TENSORS, _STATE} or step < 0:
         raise CheckpointError(f"{path / _MANIFEST}: expected format {FORMAT} with {_TENSORS} and {_STATE}")

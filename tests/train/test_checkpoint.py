@@ -1,0 +1,542 @@
+"""Checkpoints: exact, whole or not there at all, and distrusted when read."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastbert.errors import CheckpointError
+from fastbert.optim import AdamW, Lamb
+from fastbert.train import checkpoint
+
+STATE = {"step": 3, "place": [1, 7], "best": {"mlm_loss": 0.1 + 0.2}, "name": "é", "none": None}
+
+
+def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    torch.manual_seed(seed)
+    return {
+        "model.weight": torch.randn(17, 5),
+        "model.half": torch.randn(3, 4).bfloat16(),
+        "optimizer.step.w": torch.tensor(7.0),
+        "ids": torch.arange(5),
+        "empty": torch.zeros(0, 3),
+        "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
+    }
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        assert (got[name].dtype, got[name].shape) == (value.dtype, value.shape), name
+        assert bits(got[name]) == bits(value), name
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_round_trip_is_bit_equal(tmp_path):
+    path = checkpoint.save(tmp_path / "new" / "checkpoints", 3, some_tensors(), STATE)
+    assert path == tmp_path / "new" / "checkpoints" / "step_3"
+    assert names(path) == ["manifest.json", "state.json", "tensors.safetensors"]
+    tensors, state, step = checkpoint.load(path)
+    assert_same(tensors, some_tensors())
+    assert state == STATE
+    assert state["best"]["mlm_loss"] == 0.30000000000000004
+    assert step == 3
+
+
+def test_manifest_says_what_is_there(tmp_path):
+    path = checkpoint.save(tmp_path, 3, some_tensors(), STATE)
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name in ("tensors.safetensors", "state.json"):
+        data = (path / name).read_bytes()
+        assert manifest["files"][name] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert manifest["step"] == 3
+    assert manifest["torch"] == torch.__version__
+
+
+def test_tied_views_and_strided_tensors(tmp_path):
+    base = torch.arange(12.0).reshape(3, 4)
+    given = {"a": base, "tied": base, "row": base[1], "transposed": base.t()}
+    expected = {name: value.clone().contiguous() for name, value in given.items()}
+    assert_same(checkpoint.load(checkpoint.save(tmp_path, 1, given, {}))[0], expected)
+
+
+def test_keeps_the_newest_and_the_protected(tmp_path):
+    for step in (1, 2, 9, 10, 11):  # 10 after 9: numbers, not text
+        checkpoint.save(tmp_path, step, some_tensors(), STATE, keep=2, protect=[2])
+    assert names(tmp_path) == ["step_10", "step_11", "step_2"]
+    assert checkpoint.latest_valid(tmp_path) == (tmp_path / "step_11", [])
+
+
+def test_an_older_step_than_those_there_survives_its_own_pruning(tmp_path):
+    for step in (10, 20, 5):
+        checkpoint.save(tmp_path, step, some_tensors(), STATE, keep=2)
+    assert names(tmp_path) == ["step_10", "step_20", "step_5"]
+
+
+def test_pruning_leaves_what_is_not_ours(tmp_path):
+    for name in ("step_1.tmp-0123abcd", "step_2.gone-ff", "step_x", "notes"):
+        (tmp_path / name).mkdir()
+    checkpoint.save(tmp_path, 5, some_tensors(), STATE)
+    assert names(tmp_path) == ["notes", "step_5", "step_x"]
+
+
+def test_writing_a_step_again_replaces_it(tmp_path):
+    checkpoint.save(tmp_path, 5, some_tensors(0), {"n": 1})
+    path = checkpoint.save(tmp_path, 5, some_tensors(1), {"n": 2})
+    tensors, state, _ = checkpoint.load(path)
+    assert_same(tensors, some_tensors(1))
+    assert state == {"n": 2}
+    assert names(tmp_path) == ["step_5"]
+
+
+def test_nothing_there(tmp_path):
+    assert checkpoint.latest_valid(tmp_path / "missing") == (None, [])
+    assert checkpoint.latest_valid(tmp_path) == (None, [])
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint with a manifest\.json, found none"):
+        checkpoint.load(tmp_path / "missing")
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_truncation_is_detected_at_any_length(tmp_path, file):
+    old = checkpoint.save(tmp_path, 1, some_tensors(0), STATE)
+    new = checkpoint.save(tmp_path, 2, some_tensors(1), STATE)
+    data = (new / file).read_bytes()
+    lengths = {0, 1, 7, 8, 9, len(data) - 1} | {len(data) * i // 34 for i in range(34)}
+    for length in sorted(lengths):
+        (new / file).write_bytes(data[:length])
+        path, [(skipped, reason)] = checkpoint.latest_valid(tmp_path)
+        assert (path, skipped) == (old, new)
+        assert file in reason
+        if file != "manifest.json":
+            assert f"expected {len(data)} bytes, got {length}" in reason
+        with pytest.raises(CheckpointError):
+            checkpoint.load(new)
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_flipped_bits_are_detected(tmp_path, file):
+    old = checkpoint.save(tmp_path, 1, some_tensors(0), STATE)
+    new = checkpoint.save(tmp_path, 2, some_tensors(1), STATE)
+    data = (new / file).read_bytes()
+    pick = random.Random(0)
+    for _ in range(40):
+        broken = bytearray(data)
+        broken[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
+        (new / file).write_bytes(broken)
+        path, skipped = checkpoint.latest_valid(tmp_path)
+        if file != "manifest.json":
+            assert path == old
+            assert f"{new / file}: expected bytes with SHA-256" in skipped[0][1]
+        elif path == new:  # a flip in a version or in white space is no damage to what is loaded
+            assert_same(checkpoint.load(path)[0], some_tensors(1))
+            assert json.loads(broken)["files"] == json.loads(data)["files"]
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_a_missing_file_is_detected(tmp_path, file):
+    new = checkpoint.save(tmp_path, 2, some_tensors(1), STATE)
+    (new / file).unlink()
+    path, [(_, reason)] = checkpoint.latest_valid(tmp_path)
+    assert path is None
+    assert file in reason
+
+
+def test_manifests_that_lie_are_refused(tmp_path):
+    path = checkpoint.save(tmp_path / "c", 2, some_tensors(), STATE)
+    good = json.loads((path / "manifest.json").read_text())
+    outside = tmp_path / "outside.safetensors"
+    outside.write_bytes((path / "tensors.safetensors").read_bytes())
+    entry = good["files"]["tensors.safetensors"]
+    lies = [
+        {**good, "files": {"../../outside.safetensors": entry, "state.json": good["files"]["state.json"]}},
+        {**good, "files": {str(outside): entry, "state.json": good["files"]["state.json"]}},
+        {**good, "files": {**good["files"], "../x": entry}},
+        {**good, "files": {"tensors.safetensors": entry}},
+        {**good, "files": []},
+        {**good, "format": 2},
+        {**good, "step": -1},
+        {**good, "step": "many"},
+        {**good, "step": float("inf")},
+        {**good, "files": {**good["files"], "state.json": None}},
+        [],
+        None,
+    ]
+    for lie in lies:
+        (path / "manifest.json").write_text(json.dumps(lie))
+        with pytest.raises(CheckpointError, match=r"manifest\.json"):
+            checkpoint.load(path)
+    (path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        checkpoint.load(path)
+
+
+def test_a_link_in_place_of_a_file_is_refused(tmp_path):
+    path = checkpoint.save(tmp_path / "c", 2, some_tensors(), STATE)
+    outside = tmp_path / "outside"
+    (path / "tensors.safetensors").rename(outside)
+    (path / "tensors.safetensors").symlink_to(outside)
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors: expected a file"):
+        checkpoint.load(path)
+
+
+def test_bytes_that_verify_but_are_no_tensors_are_one_sentence(tmp_path):
+    path = checkpoint.save(tmp_path, 2, some_tensors(), STATE)
+    payload = b"\x80\x04cos\nsystem\n."  # a pickle
+    (path / "tensors.safetensors").write_bytes(payload)
+    manifest = json.loads((path / "manifest.json").read_text())
+    digest = hashlib.sha256(payload).hexdigest()
+    manifest["files"]["tensors.safetensors"] = {"bytes": len(payload), "sha256": digest}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoint.load(path)
+
+
+# --- a disk that fails ---
+
+
+class Disk:
+    """Fails the n-th operation of a kind with an error number."""
+
+    def __init__(self, monkeypatch, kind: str, fail_at: int, code: int) -> None:
+        self.kind, self.left, self.code = kind, fail_at, code
+        self.failed = False
+        for name in ("fsync", "rename", "mkdir", "replace"):
+            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
+        monkeypatch.setattr(checkpoint, "open", self._open, raising=False)
+
+    def _tick(self, kind: str) -> None:
+        if kind == self.kind:
+            self.left -= 1
+            if self.left == 0:
+                self.failed = True
+                raise OSError(self.code, os.strerror(self.code))
+
+    def _wrap(self, kind, function):
+        def wrapped(*args, **kwargs):
+            self._tick(kind)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    def _open(self, path, mode="r", **kwargs):
+        if "w" not in mode:
+            return open(path, mode, **kwargs)
+        self._tick("open")
+        file = open(path, mode, buffering=0)  # noqa: SIM115  (the wrapper closes it)
+        write = file.write
+
+        class Faulty:
+            def __enter__(inner):
+                return inner
+
+            def __exit__(inner, *_):
+                file.close()
+
+            def write(inner, data):
+                half = len(data) // 2
+                write(data[:half])  # a full disk takes a part first
+                self._tick("write")
+                return half + write(data[half:])
+
+            flush, fileno = staticmethod(file.flush), staticmethod(file.fileno)
+
+        return Faulty()
+
+
+# How often a save does each: 3 files; fsync of these, of the temporary and of the parent directory; renames into place.
+OPERATIONS = [("mkdir", 1), ("open", 3), ("write", 3), ("fsync", 5), ("rename", 1)]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("again", [False, True], ids=["new step", "same step"])
+@pytest.mark.parametrize(("kind", "times"), OPERATIONS)
+def test_a_failing_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, kind, times, again, code):
+    times += kind == "rename" and again  # the one that is there stands aside
+    for fail_at in range(1, times + 2):
+        directory = tmp_path / str(fail_at)
+        checkpoint.save(directory, 1, some_tensors(0), {"n": 1})
+        step = 1 if again else 2
+        with monkeypatch.context() as patch:
+            disk = Disk(patch, kind, fail_at, code)
+            if fail_at > times:  # proves that ``times`` is how often it happens
+                checkpoint.save(directory, step, some_tensors(1), {"n": 2})
+                assert not disk.failed
+                break
+            with pytest.raises(CheckpointError) as caught:
+                checkpoint.save(directory, step, some_tensors(1), {"n": 2})
+        assert disk.failed
+        message = str(caught.value)
+        assert os.strerror(code) in message
+        assert f"step_{step}" in message
+        assert any(word.isdigit() and int(word) > 0 for word in message.split()), f"no bytes in: {message}"
+        assert not [name for name in names(directory) if ".tmp-" in name]
+        path, skipped = checkpoint.latest_valid(directory)
+        assert not skipped
+        tensors, state, _ = checkpoint.load(path)
+        # When only the last fsync fails, the new one is in place already, and whole.
+        assert state in ([{"n": 1}, {"n": 2}] if kind == "fsync" and fail_at == 5 else [{"n": 1}])
+        assert_same(tensors, some_tensors(state["n"] - 1))
+        # The disk has room again.
+        checkpoint.save(directory, 3, some_tensors(2), {"n": 3}, keep=1)
+        assert names(directory) == ["step_3"]
+
+
+def test_a_disk_that_fails_twice_while_a_step_is_replaced(tmp_path, monkeypatch):
+    """Neither the new directory nor the old one can be renamed to step_1: the one that stands aside still counts."""
+    checkpoint.save(tmp_path, 1, some_tensors(0), {"n": 1})
+    with monkeypatch.context() as patch:
+        rename, calls = os.rename, []
+
+        def failing(source, target):
+            calls.append(target)
+            if len(calls) > 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            rename(source, target)
+
+        patch.setattr(os, "rename", failing)
+        with pytest.raises(CheckpointError):
+            checkpoint.save(tmp_path, 1, some_tensors(1), {"n": 2})
+    path, _ = checkpoint.latest_valid(tmp_path)
+    assert path.name.startswith("step_1.old-")
+    assert_same(checkpoint.load(path)[0], some_tensors(0))
+    # The next save brings it back under its name, where it can be protected.
+    checkpoint.save(tmp_path, 2, some_tensors(2), STATE, keep=1, protect=[1])
+    assert names(tmp_path) == ["step_1", "step_2"]
+    assert_same(checkpoint.load(tmp_path / "step_1")[0], some_tensors(0))
+
+
+def test_unreadable_bytes_are_skipped(tmp_path, monkeypatch):
+    old = checkpoint.save(tmp_path, 1, some_tensors(0), STATE)
+    new = checkpoint.save(tmp_path, 2, some_tensors(1), STATE)
+
+    def failing(path, mode="r", **kwargs):
+        if Path(path).parent == new:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open(path, mode, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "open", failing, raising=False)
+    path, [(skipped, reason)] = checkpoint.latest_valid(tmp_path)
+    assert (path, skipped) == (old, new)
+    assert os.strerror(errno.EIO) in reason
+
+
+def test_write_text_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    checkpoint.write_text(path, "old")
+    for kind in ("open", "write", "fsync", "replace"):
+        with monkeypatch.context() as patch:
+            Disk(patch, kind, 1, errno.ENOSPC)
+            with pytest.raises((CheckpointError, OSError), match=os.strerror(errno.ENOSPC)):
+                checkpoint.write_text(path, "new")
+        assert path.read_text() == "old"
+        assert names(tmp_path) == ["config.yaml"]
+    checkpoint.write_text(path, "new")
+    assert path.read_text() == "new"
+
+
+# --- death in the middle ---
+
+
+def fork(work) -> int:
+    """Runs ``work`` in a copy of this process, which has torch loaded already; returns its id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+@pytest.mark.parametrize("mode", ["next", "same"])
+def test_killed_while_saving(tmp_path, mode):
+    """kill -9 at random moments of a process that does nothing but save: what it reported saved is never lost."""
+    pick = random.Random(mode)
+    first = 1
+    for _ in range(20):
+        read, write = os.pipe()
+
+        def save_for_ever(first=first, write=write) -> None:
+            for n in itertools.count(first):
+                step = 1 if mode == "same" else n
+                checkpoint.save(tmp_path, step, {"w": torch.full((200_000,), float(n))}, {"n": n}, keep=2)
+                os.write(write, f"{n}\n".encode())
+
+        child = fork(save_for_ever)
+        os.close(write)
+        with open(read) as pipe:
+            reported = [int(pipe.readline())]  # however slow the disk, a kill comes in the middle of saving
+            time.sleep(0.05 * pick.random())
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            reported += [int(line) for line in pipe]
+        path, skipped = checkpoint.latest_valid(tmp_path)
+        assert not skipped, "a save or a removal cut short looks like damage"
+        assert path is not None
+        tensors, state, _ = checkpoint.load(path)
+        assert state["n"] >= max(reported)
+        assert torch.equal(tensors["w"], torch.full((200_000,), float(state["n"])))
+        first = state["n"] + 1
+    checkpoint.save(tmp_path, 10**6, {"w": torch.zeros(1)}, {}, keep=1)
+    assert names(tmp_path) == ["step_1000000"]
+
+
+def die_at(point: int) -> None:
+    """Makes the point-th system call that changes a directory or waits for the disk the last thing not done."""
+    left = itertools.count(1)
+
+    def deadly(function):
+        def wrapped(*args, **kwargs):
+            if next(left) == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    for name in ("fsync", "rename", "mkdir", "rmdir", "unlink"):
+        setattr(os, name, deadly(getattr(os, name)))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_killed_at_every_point_of_a_save(tmp_path, step):
+    """Step 1 is there already and is written again or, by a save of step 2, pruned."""
+    for point in itertools.count(1):
+        directory = tmp_path / str(point)
+        checkpoint.save(directory, 1, {"w": torch.full((1000,), 1.0)}, {"n": 1})
+
+        def save(directory=directory, point=point) -> None:
+            die_at(point)
+            checkpoint.save(directory, step, {"w": torch.full((1000,), 2.0)}, {"n": 2}, keep=1)
+
+        code = os.waitstatus_to_exitcode(os.waitpid(fork(save), 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        path, skipped = checkpoint.latest_valid(directory)
+        assert path is not None, names(directory)
+        assert not skipped
+        tensors, state, _ = checkpoint.load(path)
+        assert torch.equal(tensors["w"], torch.full((1000,), float(state["n"])))
+        assert state["n"] == 2 or code
+        checkpoint.save(directory, 5, {"w": torch.zeros(1)}, {}, keep=1)
+        assert names(directory) == ["step_5"]
+        if code == 0:
+            break
+    assert point > 8, "the save went through before all its system calls were met"
+
+
+# --- optimisers ---
+
+
+class Net(torch.nn.Module):
+    def __init__(self, dtype=torch.float32) -> None:
+        super().__init__()
+        self.inner = torch.nn.ModuleDict({"a_b": torch.nn.Linear(4, 3)})
+        self.out = torch.nn.Linear(3, 4)
+        self.unused = torch.nn.Linear(2, 2)
+        self.tied = torch.nn.Linear(3, 4)
+        self.tied.weight = self.out.weight
+        self.to(dtype)
+
+    def loss(self, x):
+        return (self.tied(self.out(self.inner["a_b"](x)).narrow(1, 0, 3)) ** 2).mean()
+
+
+OPTIMIZERS = {
+    "adamw": lambda params: AdamW(params, 1e-2),
+    "lamb": lambda params: Lamb(params, 1e-2),
+    "torch adamw": lambda params: torch.optim.AdamW(params, 1e-2),
+    "torch sgd": lambda params: torch.optim.SGD(params, 1e-2, momentum=0.9),
+}
+
+
+def train(model: Net, optimizer, steps: range) -> None:
+    for step in steps:
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step)).to(model.out.weight.dtype)
+        optimizer.zero_grad()
+        model.loss(x).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_goes_on_bit_for_bit(tmp_path, name, dtype):
+    torch.manual_seed(5)
+    model = Net(dtype)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    train(model, optimizer, range(4))
+    tensors, numbers = checkpoint.optimizer_tensors(optimizer, list(model.named_parameters()))
+    assert all(key.startswith("optimizer.") for key in tensors)
+    assert not [key for key in tensors if "unused" in key]
+    if "adamw" in name:
+        assert "optimizer.exp_avg.inner.a_b.weight" in tensors
+    path = checkpoint.save(tmp_path, 4, {**model.state_dict(), **tensors}, {"optimizer": numbers})
+
+    resumed = Net(dtype)
+    saved, state, _ = checkpoint.load(path)
+    resumed.load_state_dict({key: value for key, value in saved.items() if not key.startswith("optimizer.")})
+    other = OPTIMIZERS[name](resumed.parameters())
+    checkpoint.restore_optimizer(other, list(resumed.named_parameters()), saved, state["optimizer"])
+    again, numbers_again = checkpoint.optimizer_tensors(other, list(resumed.named_parameters()))
+    assert_same(again, {key: value.detach() for key, value in tensors.items()})
+    assert numbers_again == numbers
+    train(model, optimizer, range(4, 8))
+    train(resumed, other, range(4, 8))
+    for key, value in model.state_dict().items():
+        assert torch.equal(resumed.state_dict()[key], value), key
+    assert not torch.equal(resumed.out.weight, saved["out.weight"])  # it did train on
+
+
+def test_restoring_forgets_what_was_there_before():
+    model = Net()
+    optimizer = AdamW(model.parameters())
+    train(model, optimizer, range(2))
+    checkpoint.restore_optimizer(optimizer, list(model.named_parameters()), {}, {})
+    assert not any(optimizer.state.get(p) for p in model.parameters())
+
+
+def test_restored_state_is_a_copy():
+    model = Net()
+    optimizer = AdamW(model.parameters())
+    train(model, optimizer, range(1))
+    tensors, numbers = checkpoint.optimizer_tensors(optimizer, list(model.named_parameters()))
+    tensors = {key: value.clone() for key, value in tensors.items()}
+    before = {key: value.clone() for key, value in tensors.items()}
+    checkpoint.restore_optimizer(optimizer, list(model.named_parameters()), tensors, numbers)
+    train(model, optimizer, range(1, 3))
+    assert_same(tensors, before)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"optimizer.exp_avg.out.weight": torch.zeros(2, 2)}, r"exp_avg of out\.weight must be \(4, 3\), got \(2, 2\)"),
+        ({"optimizer.exp_avg.elsewhere.weight": torch.zeros(2, 2)}, r"got \['elsewhere\.weight'\]"),
+        ({"optimizer.nonsense": torch.zeros(2, 2)}, "must be of this model's parameters"),
+    ],
+)
+def test_state_of_another_model_is_refused(tensors, said):
+    model = Net()
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.restore_optimizer(AdamW(model.parameters()), list(model.named_parameters()), tensors, {})
