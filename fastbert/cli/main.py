@@ -71,12 +71,14 @@ def run_command(command: str, argv: Sequence[str]) -> None:
         SystemExit: help was asked for, or an option could not be read.
     """
     options = command_class(command)
-    args = parse(options, f"fastbert {command}", argv)
-    sys.modules[options.__module__].run(args)
+    module = sys.modules[options.__module__]
+    # A command that reads options from a file says here what they are.
+    default = module.defaults(argv) if hasattr(module, "defaults") else None
+    module.run(parse(options, f"fastbert {command}", argv, default))
 
 
-def parse(options: type, prog: str, argv: Sequence[str]):
-    """An instance of the dataclass from the command line.
+def parse(options: type, prog: str, argv: Sequence[str], default=None):
+    """An instance of the dataclass from the command line; options that are not given are those of ``default``.
 
     Raises:
         FastbertError: the dataclass refused a value, in its own words; tyro would put a box around them.
@@ -91,6 +93,7 @@ def parse(options: type, prog: str, argv: Sequence[str]):
                 options,
                 prog=prog,
                 args=list(argv),
+                **({} if default is None else {"default": default}),
                 # tyro's own reading of a docstring drops the example.
                 description=inspect.cleandoc(options.__doc__ or ""),
                 config=(tyro.conf.FlagCreatePairsOff,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -30,18 +31,19 @@ class Pretrain(PretrainConfig):
         """Options are checked in `run`: tyro would wrap the sentence in a box of its own."""
 
 
-def _merged(args: Pretrain) -> PretrainConfig:
-    """The file's options, and over them those that differ from the defaults."""
-    given = {f.name: getattr(args, f.name) for f in fields(PretrainConfig)}
-    if args.config is None:
-        return PretrainConfig(**given)
-    base, default = PretrainConfig.from_yaml(args.config), PretrainConfig()
-    changed = {name: value for name, value in given.items() if value != getattr(default, name)}
-    return PretrainConfig(**{f.name: getattr(base, f.name) for f in fields(PretrainConfig)} | changed)
+def defaults(argv: Sequence[str]) -> Pretrain | None:
+    """What options are that the command line does not give: those of the file of --config, if it names one."""
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == "--config" and (equals or position + 1 < len(argv)):
+            path = Path(value if equals else argv[position + 1])
+            base = PretrainConfig.from_yaml(path)
+            return Pretrain(**{f.name: getattr(base, f.name) for f in fields(PretrainConfig)}, config=path)
+    return None
 
 
 def run(args: Pretrain) -> None:
-    config = _merged(args)
+    config = PretrainConfig(**{f.name: getattr(args, f.name) for f in fields(PretrainConfig)})
     from ..train.pretrain import pretrain
 
     result = pretrain(config)

@@ -84,19 +84,22 @@ def pretrain(
     _check_fit(config, model, data)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
     console = Console(quiet)
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks)
     if resume_from is not None:
         loop.restore(resume_from)
         console.say(f"resumed from {resume_from} at step {loop.step}")
+    # Nothing is written before everything has been checked.
+    run_dir.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
     return loop.run()
 
 
 def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
     """The checkpoint to go on from, or None to start anew."""
     checkpoints = run_dir / "checkpoints"
+    if run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"{run_dir}: expected a directory for the run, got a file")
     if config.resume is None:
         if checkpoints.is_dir() and any(checkpoints.iterdir()):
             raise InputError(f"{run_dir} already holds a run: resume it with --resume auto, or choose another --out")
@@ -109,7 +112,7 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
         _log.warning("checkpoint %s was skipped: %s", path, reason)
     if newest is None and skipped:
         raise CheckpointError(
-            f"{checkpoints}: none of its {len(skipped)} checkpoints is valid; the first: {skipped[0]}"
+            f"{checkpoints}: none of its {len(skipped)} checkpoints is valid; the first: {skipped[0][1]}"
         )
     return newest
 
@@ -161,6 +164,8 @@ def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: Pretraining
         raise InputError(
             f"the data's vocabulary has {manifest.vocab_size} tokens, but the model's vocab_size is {bert.vocab_size}"
         )
+    if not len(data.lengths(0)):
+        raise InputError(f"{data.shards.directory}: its {data.shards.num_documents} documents make no sample")
     if config.token_budget < data.config.max_seqlen:
         raise InputError(
             f"token_budget must hold a sample of max_seqlen {data.config.max_seqlen} tokens, got {config.token_budget}"

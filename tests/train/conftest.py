@@ -16,31 +16,14 @@ from fastbert.data.tokenizer import train_wordpiece
 from fastbert.models import BertForPreTraining
 from fastbert.train.config import PretrainConfig
 
+WORDS = "the a cat dog bird fish sees eats likes finds today here now again one two red blue"
+
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
     """A data directory: 30 training documents, which make an epoch of 10 to 30 micro-batches of 160 tokens, and 4."""
     draw = random.Random(0)
-    words = [
-        "the",
-        "a",
-        "cat",
-        "dog",
-        "bird",
-        "fish",
-        "sees",
-        "eats",
-        "likes",
-        "finds",
-        "today",
-        "here",
-        "now",
-        "again",
-        "one",
-        "two",
-        "red",
-        "blue",
-    ]
+    words = WORDS.split()
     documents = [
         (f"document {d}", [" ".join(draw.choices(words, k=draw.randint(4, 9))) for _ in range(draw.randint(4, 14))])
         for d in range(34)

@@ -65,7 +65,7 @@ def test_a_good_step_between_starts_the_count_again():
 
 
 def test_the_update_is_that_of_the_clipped_mean():
-    """Two backward passes and a step, worked out by hand: g = 2 x 2 x (1, 1, 1, and 1 for the bias), norm 8, clipped to 1."""
+    """Two backward passes and a step, by hand: g = 2 x 2 x (1, 1, 1, and 1 for the bias), norm 8, clipped to 1."""
     model = nn.Linear(3, 1, dtype=torch.float64)
     before = [p.detach().clone() for p in model.parameters()]
     engine = LocalEngine(model, torch.optim.SGD(model.parameters(), lr=9.0), clip=1.0)

@@ -1,0 +1,199 @@
+"""Options from YAML and the command line, and what a run refuses before it writes anything."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fastbert import BertConfig, BertForPreTraining
+from fastbert.cli.main import main
+from fastbert.data.config import PretrainingConfig
+from fastbert.errors import CheckpointError, DataError, FastbertError, InputError
+from fastbert.train import pretrain as module
+from fastbert.train.config import PretrainConfig
+from fastbert.train.pretrain import pretrain
+
+# --- YAML ---
+
+
+def test_yaml_gives_back_every_option(tmp_path):
+    config = PretrainConfig(
+        data="DATA", out="a: b", steps=7, max_minutes=1.5, betas=(0.8, 0.95), eps=1e-12, dropout=None, precision="bf16",
+        samples=PretrainingConfig(max_seqlen=64, mask_mix=(1.0, 0.0, 0.0), duplication=3, nsp=False),
+    )  # fmt: skip
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+    assert PretrainConfig.from_yaml(path) == config
+
+
+def test_yaml_a_person_writes(tmp_path):
+    """1e-4 without a point is text in YAML 1.1, and an integer is a float where one is meant."""
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 1e-4\nepochs: 3\nbetas: [0.9, 1e-1]\nsamples: {max_seqlen: 64}\n")
+    config = PretrainConfig.from_yaml(path)
+    assert (config.lr, config.epochs, config.betas, config.samples.max_seqlen) == (1e-4, 3.0, (0.9, 0.1), 64)
+    assert config.warmup == PretrainConfig().warmup
+    path.write_text("")
+    assert PretrainConfig.from_yaml(path) == PretrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("learning_rate: 1", "unknown option learning_rate"),
+        ("samples: {seq_len: 1}", "unknown option seq_len"),
+        ("lr: fast", "lr must be float, got 'fast'"),
+        ("lr: true", "lr must be float, got True"),
+        ("steps: 1.5", r"steps must be int \| None, got 1.5"),
+        ("betas: [0.9]", "betas must be"),
+        ("betas: 3", "betas must be"),
+        ("nsp: true", "unknown option nsp"),
+        ("samples: 3", "samples to be a mapping"),
+        ("- a\n- b", "mapping of options, got list"),
+        ("a: [", "expected YAML"),
+        ("precision: fp16", "precision must be"),
+        ("lr: !!python/object/apply:os.system ['true']", "expected YAML"),
+    ],
+)
+def test_yaml_that_does_not_fit_is_one_sentence(tmp_path, text, said):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said) as error:
+        PretrainConfig.from_yaml(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_yaml(tmp_path):
+    with pytest.raises(InputError, match="found none"):
+        PretrainConfig.from_yaml(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("token_budget", 0), ("accumulate", 0), ("steps", 0), ("epochs", 0.0), ("lr", 0.0), ("lr", float("nan")),
+        ("warmup", 1.5), ("num_workers", -1), ("keep", 0), ("clip", 0.0), ("dropout", 1.0), ("schedule", "cosine"),
+        ("precision", "fp16"), ("max_minutes", -1.0),
+    ],
+)  # fmt: skip
+def test_values_that_make_no_sense(option, value):
+    with pytest.raises(InputError, match=option):
+        PretrainConfig(**{option: value})
+
+
+def test_steps_and_epochs_together():
+    with pytest.raises(InputError, match="got both"):
+        PretrainConfig(steps=1, epochs=1.0)
+
+
+# --- the command line ---
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """What `fastbert pretrain` hands to `pretrain`, which does not run."""
+    seen = []
+
+    def record(config):
+        seen.append(config)
+        raise InputError("seen")
+
+    monkeypatch.setattr(module, "pretrain", record)
+    return seen
+
+
+def test_the_command_line_wins_over_the_file(tmp_path, called, capsys):
+    """Also where what it gives is the default, and without losing the file's other sample options."""
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 0.5\nsteps: 3\naccumulate: 8\nsamples: {max_seqlen: 64, whole_word: true}\n")
+    assert main(["pretrain", "--config", str(path), "--lr", "1e-4", "--samples.max-seqlen", "32"]) == 2
+    assert main(["pretrain", f"--config={path}", "--out", "RUN"]) == 2
+    first, second = called
+    assert (first.lr, first.steps, first.accumulate) == (1e-4, 3, 8)
+    assert first.samples == PretrainingConfig(max_seqlen=32, whole_word=True)
+    assert type(first) is PretrainConfig
+    assert second == dataclasses.replace(PretrainConfig.from_yaml(path), out="RUN")
+
+
+def test_bad_options_at_the_command_line(tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text("learning_rate: 1")
+    for argv, said in (
+        (["--config", str(path)], "unknown option learning_rate"),
+        (["--lr", "0", "--steps", "1", "--out", "x"], "lr must be above 0"),
+        (["--steps", "1"], "needs a directory"),
+    ):
+        assert main(["pretrain", *argv]) == 2
+        captured = capsys.readouterr()
+        assert said in captured.err
+        assert captured.err.count("\n") == 1
+
+
+# --- what does not fit together ---
+
+
+def refused(config, error: type[FastbertError], said: str, **given) -> None:
+    from pathlib import Path
+
+    before = {str(p) for p in Path(config.out).parent.rglob("*")} if config.out else set()
+    with pytest.raises(error, match=said) as caught:
+        pretrain(config, quiet=True, **given)
+    assert "\n" not in str(caught.value)
+    if config.out:
+        assert {str(p) for p in Path(config.out).parent.rglob("*")} == before, "something was written"
+
+
+def test_nothing_to_say_how_long(recipe):
+    refused(recipe(steps=None), InputError, "steps, epochs or max_minutes")
+
+
+def test_no_place_to_write(recipe, tmp_path):
+    refused(recipe(out=""), InputError, "needs a directory")
+    (tmp_path / "file").write_text("")
+    refused(recipe(out=str(tmp_path / "file")), InputError, "expected a directory for the run, got a file")
+
+
+def test_samples_longer_than_the_positions(recipe):
+    refused(recipe(samples=PretrainingConfig(max_seqlen=64)), InputError, "max_seqlen 64 .* max_position_embeddings 48")
+
+
+def test_a_sample_longer_than_the_budget(recipe):
+    refused(recipe(token_budget=31), InputError, "token_budget must hold a sample of max_seqlen 32 tokens, got 31")
+
+
+def test_a_vocabulary_larger_than_the_models(recipe):
+    torch.manual_seed(0)
+    small = BertConfig.from_name("1x32x2", vocab_size=20, max_position_embeddings=48)
+    refused(recipe(), InputError, "vocab_size is 20", model=BertForPreTraining(small))
+
+
+def test_no_data(recipe, tmp_path):
+    refused(recipe(data=""), InputError, "needs a data directory")
+    refused(recipe(data=str(tmp_path / "none")), DataError, "none")
+
+
+def test_no_such_model(recipe, tmp_path):
+    refused(recipe(model=str(tmp_path / "none")), InputError, "none")
+
+
+def test_a_checkpoint_that_is_none(recipe, tmp_path):
+    refused(recipe(resume=str(tmp_path / "none")), CheckpointError, "none")
+
+
+def test_rates_the_optimiser_refuses(recipe):
+    refused(recipe(betas=(0.9, 1.0)), InputError, "betas")
+
+
+def test_documents_that_make_no_sample(recipe, prepared):
+    from fastbert.data.pretraining import PretrainingData
+    from fastbert.data.shards import ShardSet
+
+    class Empty(PretrainingData):
+        def lengths(self, epoch):
+            return super().lengths(epoch)[:0]
+
+    data = Empty(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    refused(recipe(), InputError, "make no sample", data=data)
