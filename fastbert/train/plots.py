@@ -46,12 +46,16 @@ def loss_plot(
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#eaeef2")
         axis.set_axisbelow(True)
-        axis.legend(frameon=False, fontsize="small")
+        if axis.lines:
+            axis.legend(frameon=False, fontsize="small")
     if title:
         figure.suptitle(title)
     temporary = path.with_name(f"tmp-{path.name}")
-    figure.savefig(temporary, dpi=150)
-    os.replace(temporary, path)
+    try:
+        figure.savefig(temporary, dpi=150)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
 
 
