@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 from torch.utils.data import DataLoader, Dataset
@@ -32,6 +33,13 @@ def _as_it_is(item):
     return item
 
 
+def _leave_signals_to_the_parent(_worker: int) -> None:
+    """Ctrl-C in a terminal and the end of a batch job reach every process; a worker that died of one would take the
+    run with it before it is saved. Workers end when the parent says so, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def make_loader(
     data: PretrainingData, token_budget: int, *, start: tuple[int, int] = (0, 0), num_workers: int = 0
 ) -> Iterator[tuple[int, int, PackedBatch]]:
@@ -53,5 +61,6 @@ def make_loader(
             batch_size=None,
             num_workers=num_workers,
             collate_fn=_as_it_is,
+            worker_init_fn=_leave_signals_to_the_parent,
         )
     )

@@ -68,7 +68,7 @@ def test_pictures_open(tmp_path, nsp, baseline):
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 10, "the picture is empty"
     text = svg.read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
-    assert {p.name for p in tmp_path.iterdir()} == {"a.png", "a.svg"}
+    assert {p.name for p in tmp_path.iterdir()} == {"loss.png", "loss.svg"}
 
 
 def test_what_is_drawn_is_the_rows(tmp_path, monkeypatch):
