@@ -46,7 +46,9 @@ def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3
             if model in name:
                 return peak, f"stated for {model} in bf16"
     size = 4096 if device.type == "cuda" else 1024
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    # A generator of its own: measuring must not move the one that a run's random numbers come from.
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
 
     def product() -> float:
         began = time.perf_counter()

@@ -11,9 +11,9 @@ _INK, _TRAIN, _HELDOUT = "#57606a", "#8fb8e8", "#0b57a4"
 
 
 def _thin(points: list) -> list:
-    """Every n-th point, so that a picture of a long run stays small."""
+    """Every n-th point and the last, so that a picture of a long run stays small."""
     stride = -(-len(points) // _MOST_POINTS) or 1
-    return points[::stride]
+    return points[: len(points) - 1 : stride] + points[-1:] if points else []
 
 
 def loss_plot(
@@ -42,7 +42,7 @@ def loss_plot(
         axes[1].axhline(50, color=_INK, linestyle=":", label="guessing")
         axes[1].set_ylabel("next-sentence accuracy (%)")
     for axis in axes:
-        axis.set_xlabel("step")
+        axis.set_xlabel("optimiser steps")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#eaeef2")
         axis.set_axisbelow(True)

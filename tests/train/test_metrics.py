@@ -1,0 +1,119 @@
+"""metrics.jsonl and TensorBoard events: every row once, also over an interruption."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fastbert.train import checkpoint
+from fastbert.train.metrics import MetricsLog, read_metrics
+
+
+def scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
+    # What TensorBoard itself shows, after purging what a resumed run does again.
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def fill(run_dir: Path, steps: range, resume_step: int | None = None, offset: float = 0.0) -> list[dict]:
+    with MetricsLog(run_dir, resume_step=resume_step) as log:
+        for step in steps:
+            log.log("train", step, loss=step + offset, lr=1e-4)
+            if step % 2 == 0:
+                log.log("heldout", step, loss=step + offset + 0.5, note="words are not drawn")
+        return log.rows()
+
+
+def test_rows_are_in_the_file_and_in_tensorboard(tmp_path):
+    rows = fill(tmp_path, range(1, 5))
+    assert rows[:3] == [
+        {"kind": "train", "step": 1, "loss": 1.0, "lr": 1e-4},
+        {"kind": "train", "step": 2, "loss": 2.0, "lr": 1e-4},
+        {"kind": "heldout", "step": 2, "loss": 2.5, "note": "words are not drawn"},
+    ]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows == read_metrics(tmp_path / "metrics.jsonl")
+    assert scalars(tmp_path, "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert scalars(tmp_path, "heldout/loss") == [(2, 2.5), (4, 4.5)]
+
+
+def test_numbers_come_back_exactly(tmp_path):
+    values = {"a": 0.1 + 0.2, "b": 1e-300, "c": math.inf, "d": 2**53 + 1}
+    with MetricsLog(tmp_path) as log:
+        log.log("train", 1, **values, e=math.nan)
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert {name: row[name] for name in values} == values
+    assert math.isnan(row["e"])
+
+
+def test_a_row_is_on_the_disk_when_log_returns(tmp_path):
+    with MetricsLog(tmp_path) as log:
+        for step in (1, 2):
+            log.log("train", step, loss=0.5)
+            assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
+
+
+def test_a_resume_drops_what_is_done_again(tmp_path):
+    before = fill(tmp_path, range(1, 7))
+    rows = fill(tmp_path, range(4, 9), resume_step=3, offset=100.0)
+    kept = [row for row in before if row["step"] <= 3]
+    assert rows[: len(kept)] == kept
+    assert rows == read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 9))
+    expected = [(n, float(n)) for n in (1, 2, 3)] + [(n, n + 100.0) for n in range(4, 9)]
+    assert [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"] == expected
+    assert scalars(tmp_path, "train/loss") == expected
+
+
+def test_a_new_log_is_empty(tmp_path):
+    fill(tmp_path, range(1, 4))
+    with MetricsLog(tmp_path) as log:
+        assert log.rows() == []
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("tail", [b'{"kind": "train", "st', b"\x00\x00\x00", b'{"kind": "tr\xff'])
+def test_a_line_that_a_crash_cut_off(tmp_path, tail):
+    rows = fill(tmp_path, range(1, 4))
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(tail)
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows
+    resumed = fill(tmp_path, range(4, 5), resume_step=3)
+    assert resumed == read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in resumed if row["kind"] == "train"] == [1, 2, 3, 4]
+
+
+def test_a_full_disk_while_resuming_leaves_the_log(tmp_path, monkeypatch):
+    fill(tmp_path, range(1, 4))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(checkpoint.CheckpointError, match=os.strerror(errno.ENOSPC)):
+        MetricsLog(tmp_path, resume_step=1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
+
+
+def test_no_file_has_no_rows(tmp_path):
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_heavy_libraries_wait_until_they_are_used():
+    code = (
+        "import sys; import fastbert.train.metrics, fastbert.train.plots, fastbert.train.flops, fastbert.optim; "
+        "print([m for m in ('tensorboard', 'torch.utils.tensorboard', 'matplotlib', 'tensorflow') if m in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    told = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
