@@ -19,15 +19,15 @@ import torch
 _BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
-def sequence_flops(config, seqlen: int, num_predicted: int) -> float:
-    """Model FLOPs of a training step on one sequence."""
+def sequence_flops(config, seqlen: int, num_predicted: float) -> float:
+    """Model FLOPs of a training step on one sequence; ``num_predicted`` may be a mean."""
     return batch_flops(config, (seqlen,), num_predicted)
 
 
-def batch_flops(config, lengths: Iterable[int], num_predicted: int) -> float:
+def batch_flops(config, lengths: Iterable[int], num_predicted: float) -> float:
     """Model FLOPs of a training step on sequences of these lengths with so many predicted tokens in all."""
     tokens = squares = 0
-    for length in lengths:
+    for length in map(int, lengths):  # squares of cu_seqlens' int32 would overflow
         tokens += length
         squares += length * length
     h, f = config.hidden_size, config.intermediate_size
