@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 
 from torch.utils.data import DataLoader, Dataset
@@ -35,9 +37,19 @@ def _as_it_is(item):
 
 def _leave_signals_to_the_parent(_worker: int) -> None:
     """Ctrl-C in a terminal and the end of a batch job reach every process; a worker that died of one would take the
-    run with it before it is saved. Workers end when the parent says so, or is gone."""
+    run with it before it is saved. The parent's own SIGTERM still ends a worker: Python sends it at exit, and waits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):  # macOS does not tell who sent a signal
+        return
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_parent, args=(parent,), daemon=True).start()
+
+
+def _end_with_the_parent(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 def make_loader(
