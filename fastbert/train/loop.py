@@ -184,7 +184,11 @@ class PretrainLoop:
         """The model directory is replaced as a whole, so that it always holds one model."""
         target, fresh = self.run_dir / "model", self.run_dir / "model.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        self.model.save_pretrained(fresh)
+        try:
+            self.model.save_pretrained(fresh)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
         old = self.run_dir / "model.old"
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():

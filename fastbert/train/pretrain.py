@@ -14,7 +14,7 @@ import torch
 from ..config import BertConfig
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
-from ..errors import CheckpointError, InputError
+from ..errors import CheckpointError, DataError, InputError
 from . import checkpoint, initialisation
 from .config import PretrainConfig
 from .console import Console
@@ -82,6 +82,7 @@ def pretrain(
     if model is None:
         model = build_model(config, data)
     _check_fit(config, model, data)
+    _check_heldout(heldout)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()
     console = Console(quiet)
@@ -92,7 +93,15 @@ def pretrain(
     # Nothing is written before everything has been checked.
     run_dir.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
-    return loop.run()
+    try:
+        return loop.run()
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        # torch has no type of its own for it, and its signal handler raises wherever the loop happens to be; or a batch
+        # was on its way through a socket.
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+            raise
+        why = str(error).split(". ")[0].rstrip(". ")
+        raise DataError(f"a process that makes batches has died ({why}); go on with --resume auto") from error
 
 
 def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
@@ -170,3 +179,15 @@ def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: Pretraining
         raise InputError(
             f"token_budget must hold a sample of max_seqlen {data.config.max_seqlen} tokens, got {config.token_budget}"
         )
+
+
+def _check_heldout(heldout: PretrainingData | None) -> None:
+    """What an evaluation would find out hundreds of steps later."""
+    if heldout is None:
+        return
+    try:
+        found = len(heldout.lengths(0))
+    except DataError as error:
+        raise DataError(f"the held-out documents cannot be used: {error}") from error
+    if not found:
+        raise DataError(f"{heldout.shards.directory}: its held-out documents make no sample")

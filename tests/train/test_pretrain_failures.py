@@ -1,0 +1,89 @@
+"""Runs on very small data, with workers that die, on a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.prepare import prepare
+from fastbert.data.tokenizer import train_wordpiece
+from fastbert.errors import CheckpointError, DataError
+from fastbert.train import checkpoint
+from fastbert.train.pretrain import pretrain
+
+
+def small(directory, counts: list[int]):
+    documents = [(f"d{n}", [f"the cat sees dog number {i}" for i in range(count)]) for n, count in enumerate(counts)]
+    tokenizer = train_wordpiece((s for _, sentences in documents for s in sentences), 60)
+    prepare(documents, tokenizer, directory, heldout=["d0"] if len(counts) > 1 else 0.0, num_workers=1)
+    return directory
+
+
+@pytest.mark.parametrize(("counts", "said"), [([3], "another document"), ([1, 3, 3], "held-out documents")])
+def test_a_single_document_is_refused_before_anything_is_written(recipe, tmp_path, counts, said):
+    """Pairs need a second document, in the held-out split too, which is first read hundreds of steps later."""
+    data = small(tmp_path / "data", counts)
+    with pytest.raises(DataError, match=said):
+        pretrain(recipe(data=str(data), model="1x32x2", steps=2), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_short_documents_train(recipe, tmp_path):
+    data = small(tmp_path / "data", [2, 2])
+    samples = PretrainingConfig(max_seqlen=32, nsp=False)
+    result = pretrain(recipe(data=str(data), model="1x32x2", steps=2, samples=samples), quiet=True)
+    assert (result.steps, (result.model_dir / "config.json").exists()) == (2, True)
+
+
+CHILD = """
+import multiprocessing, os, signal, sys
+from fastbert.errors import DataError
+from fastbert.train.config import PretrainConfig
+from fastbert.train.pretrain import pretrain
+
+def kill(row):
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGKILL)
+
+try:
+    pretrain(PretrainConfig.from_yaml(sys.argv[1]), callbacks=[kill], quiet=True)
+except DataError as error:
+    print(error)
+"""
+
+
+def test_a_worker_that_dies_is_one_sentence(recipe, tmp_path):
+    """In a process of its own: torch's signal handler may raise once more while pytest is at work."""
+    path = tmp_path / "config.yaml"
+    path.write_text(recipe(steps=1000, num_workers=1).to_yaml())
+    done = subprocess.run([sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("\n") == 1, done.stderr
+    assert "has died" in done.stdout
+
+
+def test_a_full_disk_while_the_best_model_is_written(recipe, tmp_path, monkeypatch):
+    """The model that was there stays whole, and so do the checkpoints; nothing half-written is left."""
+    import fastbert.train.loop as loop
+
+    result = pretrain(recipe(steps=2, warmup=0.0), quiet=True)
+    before = {p: p.read_bytes() for p in sorted(result.model_dir.iterdir())}
+
+    def fail(self, directory):
+        directory.mkdir()
+        (directory / "config.json").write_text("{")
+        raise CheckpointError(f"{directory}: {os.strerror(errno.ENOSPC)}")
+
+    from fastbert import BertForPreTraining
+
+    monkeypatch.setattr(BertForPreTraining, "save_pretrained", fail)
+    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: {"mlm_loss": -1.0, "mlm_acc": 0.0, "unigram_entropy": 0.0})
+    with pytest.raises(CheckpointError, match="No space"):
+        pretrain(recipe(steps=4, warmup=0.0, resume="auto"), quiet=True)
+    assert {p: p.read_bytes() for p in sorted(result.model_dir.iterdir())} == before
+    assert checkpoint.latest_valid(result.run_dir / "checkpoints")[0].name == "step_2"
+    assert not (result.run_dir / "model.new").exists()
