@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
 import torch
 
+import fastbert
 from fastbert.data.config import PretrainingConfig
 from fastbert.train import checkpoint
 from fastbert.train.config import PretrainConfig
@@ -47,6 +49,15 @@ def config(data: Path, out: Path, **changes) -> PretrainConfig:
         "samples": PretrainingConfig(max_seqlen=32),
     }
     return PretrainConfig(data=str(data), out=str(out), **{**options, **changes})
+
+
+def environment() -> dict[str, str]:
+    """For a child process, which is to start outside the source tree: this process's package and number of threads.
+
+    Equal bits are promised for an equal number of threads: BLAS adds up in another order with more.
+    """
+    paths = [str(Path(fastbert.__file__).parent.parent), str(Path(__file__).parent)]
+    return os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def pretrain_in_child(config: PretrainConfig) -> None:

@@ -1,0 +1,156 @@
+"""Ctrl-C and SIGTERM: the step is finished, the run saved, exit 0; the second signal ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pretraining_runs as runs
+import psutil
+import pytest
+
+from fastbert.train import checkpoint
+from fastbert.train.pretrain import pretrain
+from fastbert.train.signals import StopRequest
+
+LIMIT = 30.0  # seconds from the signal to the exit
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return runs.prepare_data(tmp_path_factory.mktemp("signals") / "data")
+
+
+@pytest.fixture
+def start(data, tmp_path):
+    """A function that starts the command on a run of its own and waits until it takes steps."""
+    children = []
+
+    def begin(*, wait_for: str = r"\n +3 ", **changes) -> subprocess.Popen:
+        out = tmp_path / "run"
+        file = tmp_path / "options.yaml"
+        file.write_text(runs.config(data, out, **{"steps": 10**6, **changes}).to_yaml())
+        child = subprocess.Popen(
+            [sys.executable, "-m", "fastbert", "pretrain", "--config", str(file)],
+            stdout=open(tmp_path / "stdout", "wb"),  # noqa: SIM115  (the child's; a pipe could fill up)
+            stderr=open(tmp_path / "stderr", "wb"),  # noqa: SIM115
+            env=runs.environment(),
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+        children.append(child)
+        deadline = time.monotonic() + 120
+        while not re.search(wait_for, (tmp_path / "stdout").read_text()):
+            assert child.poll() is None, (tmp_path / "stderr").read_text()
+            assert time.monotonic() < deadline, "the run did not come to its third step"
+            time.sleep(0.05)
+        return child
+
+    yield begin
+    for child in children:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    ("number", "num_workers"), [(signal.SIGINT, 0), (signal.SIGINT, 2), (signal.SIGTERM, 2)], ids=lambda v: str(int(v))
+)
+def test_the_first_signal_saves_and_exits_with_0(start, tmp_path, number, num_workers):
+    child = start(num_workers=num_workers)
+    family = psutil.Process(child.pid).children(recursive=True)
+    assert len(family) == num_workers
+    # A terminal's Ctrl-C reaches the workers too.
+    os.killpg(child.pid, number)
+    assert child.wait(LIMIT) == 0, (tmp_path / "stderr").read_text()
+    told = (tmp_path / "stdout").read_text()
+    step = int(re.search(rf"stopped by {number.name} after step (\d+); go on with --resume auto", told)[1])
+    run = tmp_path / "run"
+    newest, skipped = checkpoint.latest_valid(run / "checkpoints")
+    assert (newest.name, skipped) == (f"step_{step}", [])
+    # The last line, the last row and the checkpoint are of the same step: nothing was done and lost.
+    assert max(row["step"] for row in runs.rows(run)) == step
+    assert runs.checkpoint_of(run, step)[1]["step"] == step
+    for name in ("model/model.safetensors", "model/vocab.txt", "config.yaml", "loss.png"):
+        assert (run / name).is_file(), name
+    assert not [path.name for path in run.rglob("*") if ".tmp" in path.name]
+    assert not psutil.wait_procs(family, timeout=10)[1], "workers outlived the run"
+    assert (tmp_path / "stderr").read_text() == ""
+
+
+def test_the_second_signal_ends_it_at_once(start, tmp_path):
+    """A step of very many micro-batches cannot be waited for."""
+    child = start(accumulate=10**5, wait_for=r"backends ")
+    time.sleep(1.0)  # from the header to the first micro-batch
+    child.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert child.poll() is None, "the first signal lets the step be finished"
+    child.send_signal(signal.SIGINT)
+    assert child.wait(10) == 130
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+
+
+def test_handlers_are_put_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with StopRequest() as stop:
+        assert stop.asked is None
+        assert signal.getsignal(signal.SIGTERM) is not before[signal.SIGTERM]
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.asked == "SIGTERM"
+        assert {number: signal.getsignal(number) for number in before} == before
+    with StopRequest() as stop:
+        pass
+    assert stop.asked is None
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_second_interrupt_is_the_usual_exception():
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_script_may_end_while_workers_still_make_batches(data, tmp_path):
+    """Python sends daemons SIGTERM at exit and waits for them: workers that ignored it would be waited for forever."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from fastbert.data.config import PretrainingConfig\n"
+        "from fastbert.data.loader import make_loader\n"
+        "from fastbert.data.pretraining import PretrainingData\n"
+        "from fastbert.data.shards import ShardSet\n"
+        "data = PretrainingData(ShardSet.open(sys.argv[1]), PretrainingConfig(max_seqlen=32))\n"
+        "batches = make_loader(data, 256, num_workers=2)\n"
+        "next(batches)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, script, data], cwd=tmp_path, env=runs.environment(), capture_output=True, timeout=LIMIT
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_killed_trainer_leaves_no_workers(start):
+    child = start(num_workers=2)
+    family = psutil.Process(child.pid).children(recursive=True)
+    assert len(family) == 2
+    child.kill()
+    child.wait()
+    # torch's workers look for their parent every five seconds.
+    assert not psutil.wait_procs(family, timeout=20)[1], "workers outlived the trainer"
+
+
+def test_pretraining_outside_the_main_thread(data, tmp_path):
+    """Python delivers no signals there, and refuses to set handlers."""
+    results = []
+    options = runs.config(data, tmp_path / "run", steps=2)
+    thread = threading.Thread(target=lambda: results.append(pretrain(options, quiet=True)))
+    thread.start()
+    thread.join(60)
+    assert [result.steps for result in results] == [2]
