@@ -12,6 +12,7 @@ import fastbert
 from fastbert.errors import InputError
 from fastbert.tasks import registry
 from fastbert.tasks.base import Row
+from fastbert.tasks.batching import training_batches
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import predict, run_model
@@ -85,6 +86,41 @@ def test_packed_logits_are_transformers_padded_ones(tmp_path, task):
         expected = theirs(**inputs, labels=torch.tensor([int(row.label) for row in rows]))
     torch.testing.assert_close(torch.tensor(np.array(found.values)), expected.logits, atol=1e-5, rtol=0)
     assert found.loss == pytest.approx(expected.loss.item(), abs=1e-5)
+
+
+def test_the_recipe_is_transformers_step_for_step(tmp_path, task):
+    """Dropout off, the losses and gradient norms of 32 steps are those of transformers' model on padded batches, with
+    torch's AdamW, clipping and transformers' linear schedule."""
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    directory = tiny_bert.save(tmp_path / "start", "BertForSequenceClassification", num_labels=2, **rates)
+    tokenizer, rows = fastbert.load_tokenizer(directory), rows_of(128, 5)
+    config = FinetuneConfig(epochs=2, batch_size=8, lr=1e-3, max_seqlen=16, clip=0.5, log_every=1)
+    finetune(task, task.model(directory), tokenizer, rows, rows_of(8, 6), config, out=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    ours = [(line["loss"], line["grad_norm"]) for line in lines if line["kind"] == "train"]
+    assert len(ours) == 32
+
+    model = transformers.BertForSequenceClassification.from_pretrained(directory).train()
+    still = [name.endswith("bias") or "LayerNorm" in name for name, _ in model.named_parameters()]
+    groups = [
+        {"params": [p for p, s in zip(model.parameters(), still, strict=True) if s is kind], "weight_decay": decay}
+        for kind, decay in ((False, 0.01), (True, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-6)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, 3, 32)
+    padder = transformers.BertTokenizer(str(directory / "vocab.txt"))
+    theirs = []
+    for epoch in range(2):
+        for chosen in training_batches([1] * 128, seed=0, epoch=epoch, batch_size=8):
+            inputs = padder([rows[i].texts[0] for i in chosen], padding=True, return_tensors="pt")
+            loss = model(**inputs, labels=torch.tensor([int(rows[i].label) for i in chosen])).loss
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            theirs.append((loss.item(), norm.item()))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_a_batch_computes_no_pad_token(directory, task):
