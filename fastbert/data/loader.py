@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from torch.utils.data import DataLoader, Dataset
 
 from ..packing import PackedBatch
+from .encode import process_context
 from .pretraining import PretrainingData
 
 
@@ -39,16 +41,18 @@ def _leave_signals_to_the_parent(_worker: int) -> None:
     """Ctrl-C in a terminal and the end of a batch job reach every process; a worker that died of one would take the
     run with it before it is saved. The parent's own SIGTERM still ends a worker: Python sends it at exit, and waits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not hasattr(signal, "sigwaitinfo"):  # macOS does not tell who sent a signal
+    if not hasattr(signal, "sigtimedwait"):  # macOS does not tell who sent a signal
         return
-    parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with_the_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 
-def _end_with_the_parent(parent: int) -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    while parent.is_alive():
+        caught = signal.sigtimedwait({signal.SIGTERM}, 2.0)
+        if caught is not None and caught.si_pid == parent.pid:
+            break
     os._exit(0)
 
 
@@ -72,6 +76,9 @@ def make_loader(
             sampler=_places(data, token_budget, start),
             batch_size=None,
             num_workers=num_workers,
+            # Not the default of every Python: under "forkserver" a SIGTERM to all processes would end the server, and
+            # with it the workers.
+            multiprocessing_context=process_context() if num_workers else None,
             collate_fn=_as_it_is,
             worker_init_fn=_leave_signals_to_the_parent,
         )

@@ -18,6 +18,11 @@ from fastbert.train import checkpoint
 from fastbert.train.pretrain import pretrain
 from fastbert.train.signals import StopRequest
 
+# `fastbert`, with the start method of its worker processes in front.
+COMMAND = (
+    "import multiprocessing, sys; from fastbert.cli.main import main; "
+    "multiprocessing.set_start_method(sys.argv[1]); sys.exit(main(sys.argv[2:]))"
+)
 LIMIT = 30.0  # seconds from the signal to the exit
 
 
@@ -31,12 +36,12 @@ def start(data, tmp_path):
     """A function that starts the command on a run of its own and waits until it takes steps."""
     children = []
 
-    def begin(*, wait_for: str = r"\n +3 ", **changes) -> subprocess.Popen:
+    def begin(*, wait_for: str = r"\n +3 ", method: str = "fork", **changes) -> subprocess.Popen:
         out = tmp_path / "run"
         file = tmp_path / "options.yaml"
         file.write_text(runs.config(data, out, **{"steps": 10**6, **changes}).to_yaml())
         child = subprocess.Popen(
-            [sys.executable, "-m", "fastbert", "pretrain", "--config", str(file)],
+            [sys.executable, "-c", COMMAND, method, "pretrain", "--config", str(file)],
             stdout=open(tmp_path / "stdout", "wb"),  # noqa: SIM115  (the child's; a pipe could fill up)
             stderr=open(tmp_path / "stderr", "wb"),  # noqa: SIM115
             env=runs.environment(),
@@ -59,10 +64,18 @@ def start(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "num_workers"), [(signal.SIGINT, 0), (signal.SIGINT, 2), (signal.SIGTERM, 2)], ids=lambda v: str(int(v))
+    ("number", "num_workers", "method"),
+    [
+        (signal.SIGINT, 0, "fork"),
+        (signal.SIGINT, 2, "fork"),
+        (signal.SIGTERM, 2, "fork"),
+        (signal.SIGTERM, 2, "forkserver"),
+    ],
+    ids=["interrupt", "interrupt-workers", "terminate-workers", "terminate-workers-forkserver"],
 )
-def test_the_first_signal_saves_and_exits_with_0(start, tmp_path, number, num_workers):
-    child = start(num_workers=num_workers)
+def test_the_first_signal_saves_and_exits_with_0(start, tmp_path, number, num_workers, method):
+    """forkserver is what Python 3.14 starts processes with, unless it is told otherwise."""
+    child = start(num_workers=num_workers, method=method)
     family = psutil.Process(child.pid).children(recursive=True)
     assert len(family) == num_workers
     # A terminal's Ctrl-C reaches the workers too.
@@ -142,7 +155,6 @@ def test_a_killed_trainer_leaves_no_workers(start):
     assert len(family) == 2
     child.kill()
     child.wait()
-    # torch's workers look for their parent every five seconds.
     assert not psutil.wait_procs(family, timeout=20)[1], "workers outlived the trainer"
 
 
