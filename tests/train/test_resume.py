@@ -177,6 +177,20 @@ def test_a_new_run_directory_from_another_runs_checkpoint_holds_a_model(data, wh
     assert result.steps == 44
 
 
+def test_the_best_model_of_the_first_part_is_kept(data, tmp_path):
+    """The second part, at a rate that destroys the model, never comes near the first one's held-out loss."""
+    out = tmp_path / "run"
+    config = runs.config(data, out)
+    first = pretrain(config, callbacks=[_stop_after(20)], quiet=True)
+    weights = (out / "model" / "model.safetensors").read_bytes()
+    worse = dataclasses.replace(config, steps=26, resume="auto", lr=1.0, schedule="constant")
+    second = pretrain(worse, quiet=True)
+    assert second.steps == 26
+    assert second.heldout == first.heldout
+    assert max(row["mlm_loss"] for row in runs.rows(out) if row["kind"] == "heldout") > first.heldout["mlm_loss"]
+    assert (out / "model" / "model.safetensors").read_bytes() == weights
+
+
 @pytest.mark.parametrize(("num_workers", "kills"), [(0, 4), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_run_goes_on(data, whole, tmp_path, monkeypatch, num_workers, kills):
     """kill -9, in training or inside a save, costs at most one interval between checkpoints and changes no figure."""
