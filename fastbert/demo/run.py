@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -214,7 +215,7 @@ def _classify(result: DemoResult, seed: int) -> None:
         for start, lr in (("pre-trained", recipe.classifier_lr), ("random weights", recipe.scratch_lr)):
             task = TextClassification(tuple(families.FAMILIES))
             torch.manual_seed(number)
-            model = task.model(result.run.model_dir)
+            model = _with_new_head(task, result.run.model_dir)
             if start == "random weights":
                 model.bert.load_state_dict(build_model(_config(result, number), data).bert.state_dict())
             _drop_out(model, 0.1)
@@ -239,6 +240,17 @@ def _classify(result: DemoResult, seed: int) -> None:
         f"modules never seen:\nfrom the pre-trained model {means['pre-trained']:.1f} %, from random weights "
         f"{means['random weights']:.1f} %, largest class {100 * max(counts) / len(test):.1f} %"
     )
+
+
+def _with_new_head(task: TextClassification, directory: Path) -> BertForSequenceClassification:
+    """Without the warning that the head is new, which is what is wanted here."""
+    log = logging.getLogger("fastbert")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        return task.model(directory)
+    finally:
+        log.setLevel(level)
 
 
 def _heldout_names(result: DemoResult) -> frozenset[str]:
