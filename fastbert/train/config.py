@@ -34,7 +34,7 @@ class PretrainConfig:
     steps: int | None = None
     """Optimiser steps."""
     epochs: float | None = None
-    """Passes over the data, instead of --steps."""
+    """Passes over the data, instead of --steps; where nothing says how long to train, 40, as the paper's."""
     max_minutes: float | None = None
     """Minutes of training. The schedule follows the clock where neither --steps nor --epochs is given; else training
     ends by whichever comes first and the schedule runs ahead to it. A run bounded by the clock cannot be repeated

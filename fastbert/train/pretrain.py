@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ from .console import Console
 from .loop import PretrainLoop
 
 _log = logging.getLogger("fastbert")
+
+# What the paper's million steps came to (Devlin et al. 2019, appendix A.2).
+DEFAULT_EPOCHS = 40.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def pretrain(
     if not config.out:
         raise InputError("a run needs a directory, out, got none")
     if config.steps is None and config.epochs is None and config.max_minutes is None:
-        raise InputError("expected steps, epochs or max_minutes to say how long to train, got none of them")
+        config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
     run_dir = Path(config.out)
     resume_from = _resume_point(config, run_dir)
     if data is None:

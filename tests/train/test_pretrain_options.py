@@ -146,10 +146,6 @@ def refused(config, error: type[FastbertError], said: str, **given) -> None:
         assert {str(p) for p in Path(config.out).parent.rglob("*")} == before, "something was written"
 
 
-def test_nothing_to_say_how_long(recipe):
-    refused(recipe(steps=None), InputError, "steps, epochs or max_minutes")
-
-
 def test_no_place_to_write(recipe, tmp_path):
     refused(recipe(out=""), InputError, "needs a directory")
     (tmp_path / "file").write_text("")
@@ -197,3 +193,15 @@ def test_documents_that_make_no_sample(recipe, prepared):
 
     data = Empty(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
     refused(recipe(), InputError, "make no sample", data=data)
+
+
+def test_without_a_length_it_trains_as_long_as_the_paper(recipe, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def loop(config, *_):
+        raise Stop(config.epochs)
+
+    monkeypatch.setattr(module, "PretrainLoop", loop)
+    with pytest.raises(Stop, match=r"^40\.0$"):
+        pretrain(recipe(steps=None), quiet=True)
