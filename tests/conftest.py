@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 # A virtual machine can advertise AMX without its tile palette; stock torch then dies in its first bf16 product.
@@ -16,6 +17,10 @@ REPO = Path(__file__).resolve().parent.parent
 
 # Models of tests are tiny: a second thread only waits for the first. Tests of threading set their own number.
 torch.set_num_threads(1)
+
+# A job in the background, as CI may be, starts with Ctrl-C ignored, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

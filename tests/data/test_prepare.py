@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -216,11 +217,15 @@ def test_interrupt_leaves_nothing(books, vocab, tmp_path):
     )
     command = [sys.executable, "-c", code, str(vocab), str(tmp_path / "data")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPO, start_new_session=True)
-    deadline = time.monotonic() + 30
-    while not list(tmp_path.glob(".data.tmp-*/train/shard-00000.bin")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    deadline = time.monotonic() + 60
+    try:
+        while not list(tmp_path.glob(".data.tmp-*/train/shard-00000.bin")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert stderr.count("Traceback") == 1
     nothing_left(tmp_path, [])
