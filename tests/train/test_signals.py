@@ -44,7 +44,8 @@ def start(data, tmp_path):
             [sys.executable, "-c", COMMAND, method, "pretrain", "--config", str(file)],
             stdout=open(tmp_path / "stdout", "wb"),  # noqa: SIM115  (the child's; a pipe could fill up)
             stderr=open(tmp_path / "stderr", "wb"),  # noqa: SIM115
-            env=runs.environment(),
+            # On one core torch warns of every worker.
+            env=runs.environment() | {"PYTHONWARNINGS": "ignore::UserWarning"},
             cwd=tmp_path,
             start_new_session=True,
         )
