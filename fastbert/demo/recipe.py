@@ -43,4 +43,4 @@ class Recipe:
 
 
 FULL = Recipe()
-QUICK = Recipe(max_seqlen=64, token_budget=1024, steps=800, max_minutes=0.45, epochs=4, seeds=1)
+QUICK = Recipe(max_seqlen=64, token_budget=1024, steps=800, max_minutes=0.25, epochs=3, seeds=1)
