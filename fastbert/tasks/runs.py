@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,11 +118,16 @@ class FinetuneRun:
         """Writes the model with its tokenizer, and what became of the dev rows; returns the result with the paths."""
         from ..data.tokenizer import save_tokenizer
 
-        model_dir = self.out / "model"
-        model.save_pretrained(model_dir)
-        # A model that came from a directory brought its tokenizer's files along, untouched.
-        if not any((model_dir / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
-            save_tokenizer(tokenizer, model_dir)
+        model_dir, fresh = self.out / "model", self.out / "model.new"
+        try:
+            model.save_pretrained(fresh)
+            # A model that came from a directory brought its tokenizer's files along, untouched.
+            if not any((fresh / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+                save_tokenizer(tokenizer, fresh)
+            fresh.rename(model_dir)
+        finally:
+            # There is a whole model or none, also on a full disk.
+            shutil.rmtree(fresh, ignore_errors=True)
         metrics, predictions, errors = (
             self.out / name for name in ("dev_metrics.json", "dev_predictions.tsv", "dev_errors.jsonl")
         )

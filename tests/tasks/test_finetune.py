@@ -162,3 +162,19 @@ def test_what_does_not_fit_leaves_nothing(directory, task, tmp_path):
     assert not out.exists()
     with pytest.raises(InputError, match="epochs must be at least 1, got 0"):
         FinetuneConfig(epochs=0)
+
+
+def test_a_full_disk_leaves_no_half_model(directory, task, tmp_path, monkeypatch):
+    """The weights are written, and then the disk is full."""
+    model, write = task.model(directory), task.model(directory).save_pretrained
+
+    def full(target):
+        write(target)
+        raise OSError(28, "No space left on device", "tokenizer.json")
+
+    monkeypatch.setattr(model, "save_pretrained", full)
+    rows, out = rows_of(8, 1), tmp_path / "run"
+    config = FinetuneConfig(epochs=1, max_seqlen=16)
+    with pytest.raises(OSError, match="No space left"):
+        finetune(task, model, fastbert.load_tokenizer(directory), rows, rows, config, out=out)
+    assert sorted(path.name for path in out.iterdir()) == ["config.yaml", "metrics.jsonl", "tensorboard"]
