@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from pathlib import Path
 
 from .checkpoint import write_text
@@ -50,6 +51,7 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if self._resume_step is None else self._resume_step + 1
+        self._wait_for_a_later_second()
         self._writer = SummaryWriter(str(self._events_dir), purge_step=purge)
         self._file = open(self._path, "a", encoding="utf-8")
         return self
@@ -57,6 +59,15 @@ class MetricsLog:
     def __exit__(self, *_exception) -> None:
         self._file.close()
         self._writer.close()
+
+    def _wait_for_a_later_second(self) -> None:
+        # TensorBoard reads event files in the order of their names, which begin with a time in whole seconds. Two
+        # files of one second would be ordered by the digits of a process id and a counter, and the purge of a resumed
+        # run would then hide the wrong rows.
+        seconds = [path.name.split(".")[3] for path in self._events_dir.glob("events.out.tfevents.*")]
+        newest = max((int(second) for second in seconds if second.isdecimal()), default=0)
+        if int(time.time()) == newest:
+            time.sleep(newest + 1 - time.time())
 
     def log(self, kind: str, step: int, **values: float | int | str) -> None:
         """Adds a row {kind, step, values...} and flushes it."""

@@ -73,6 +73,14 @@ def test_a_resume_drops_what_is_done_again(tmp_path):
     assert scalars(tmp_path, "train/loss") == expected
 
 
+def test_event_files_of_one_run_never_share_a_second(tmp_path):
+    for start in (1, 2, 3):
+        fill(tmp_path, range(start, start + 1), resume_step=start - 1 or None)
+    names = sorted(path.name for path in (tmp_path / "tensorboard").iterdir())
+    assert len({name.split(".")[3] for name in names}) == len(names) == 3
+    assert scalars(tmp_path, "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
 def test_a_new_log_is_empty(tmp_path):
     fill(tmp_path, range(1, 4))
     with MetricsLog(tmp_path) as log:
