@@ -45,7 +45,7 @@ FAMILIES = {
 }
 _FAMILY_OF = {module: family for family, modules in FAMILIES.items() for module in modules.split()}
 
-# A family whose held-out modules are long would fill the test set alone.
+# A family whose test modules are long would fill the test set alone.
 _MOST_TEST_TEXTS = 40
 _SHORTEST_TEXT = 60  # characters; below there is nothing to tell a subject by
 _LARGEST_DOCUMENT = 0.75  # of the share to hold out: a larger document would take it all
@@ -58,27 +58,39 @@ def family_of(document: str) -> str:
     return _FAMILY_OF.get(document.split(".")[0], "other")
 
 
-def heldout_documents(sizes: Iterable[tuple[str, int]], share: float) -> frozenset[str]:
-    """Chooses the documents to keep for evaluation: about this share of the text of every family.
+def split_documents(sizes: Iterable[tuple[str, int]], share: float) -> tuple[frozenset[str], frozenset[str]]:
+    """Chooses the documents to keep from training: about this share of the text of every family, twice.
 
     Args:
         sizes: (document, length of its text).
+
+    Returns:
+        the documents that choices are made by (the recipe's, and which checkpoint is the best), and those that the
+        figures are reported on, which no choice has seen.
     """
     families: dict[str, list[tuple[int, str, int]]] = {}
     for name, size in sizes:
         families.setdefault(family_of(name), []).append((zlib.crc32(name.encode()), name, size))
-    chosen = set()
+    validation, test = set(), set()
     for members in families.values():
-        wanted, got = share * sum(size for _, _, size in members), 0
-        for _, name, size in sorted(members):
-            if got < wanted and size <= wanted * _LARGEST_DOCUMENT:
-                chosen.add(name)
-                got += size
-    return frozenset(chosen)
+        wanted = share * sum(size for _, _, size in members)
+        validation |= _about(sorted(members), wanted)
+        test |= _about(sorted((m for m in members if m[1] not in validation), reverse=True), wanted)
+    return frozenset(validation), frozenset(test)
 
 
-def labelled_texts(heldout: frozenset[str]) -> tuple[list[Row], list[Row]]:
-    """Docstrings with their families: from modules seen in pre-training, and from held-out ones."""
+def _about(members: list[tuple[int, str, int]], wanted: float) -> set[str]:
+    """The first documents that together hold so much text."""
+    chosen, got = set(), 0
+    for _, name, size in members:
+        if got < wanted and size <= wanted * _LARGEST_DOCUMENT:
+            chosen.add(name)
+            got += size
+    return chosen
+
+
+def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple[list[Row], list[Row]]:
+    """Docstrings with their families: from modules seen in pre-training, and from those of the test."""
     corpus = list(docstrings())
     parts = {part for module, _, _ in corpus if family_of(module) in FAMILIES for part in module.split(".")}
     names = sorted(set(_FAMILY_OF) | {part for part in parts if len(part) > 2}, key=len, reverse=True)
@@ -87,14 +99,14 @@ def labelled_texts(heldout: frozenset[str]) -> tuple[list[Row], list[Row]]:
     train, test = [], []
     for module, name, text in corpus:
         family = family_of(module)
-        if family not in FAMILIES:
+        if family not in FAMILIES or module in validation:
             continue
         text = " ".join(module_name.sub(" ", " ".join(split_sentences(text))).split())
         words = " ".join(re.findall(r"\w+", text.lower()))
         if len(text) < _SHORTEST_TEXT or words in seen:
             continue
         seen.add(words)
-        (test if module in heldout else train).append(Row(f"{module}.{name}", (text,), family))
+        (test if module in testing else train).append(Row(f"{module}.{name}", (text,), family))
     return train, _capped(test)
 
 

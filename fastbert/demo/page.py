@@ -13,7 +13,7 @@ def write_page(result: DemoResult) -> Path:
     page = HtmlReport("A BERT from scratch on the documentation that comes with Python")
     _corpus(page, result)
     _pretraining(page, result)
-    _heldout(page, result)
+    _test(page, result)
     _masks(page, result)
     _classifier(page, result)
     _again(page, result)
@@ -22,12 +22,14 @@ def write_page(result: DemoResult) -> Path:
 
 def _corpus(page: HtmlReport, result: DemoResult) -> None:
     corpus = result.corpus
+    training = corpus["documents"] - corpus["validation_documents"] - corpus["test_documents"]
     page.heading("The corpus")
     page.text(
         f"The standard library's docstrings and help topics: {corpus['documents']} documents (one a module or topic), "
-        f"{corpus['bytes'] / 1e6:.2f} MB. {corpus['heldout_documents']} documents are held out: vocabulary, "
-        f"pre-training and fine-tuning never see them. The other {corpus['documents'] - corpus['heldout_documents']} "
-        f"are {corpus['tokens']:,} tokens of a WordPiece vocabulary of {corpus['vocabulary']:,}, trained on them."
+        f"{corpus['bytes'] / 1e6:.2f} MB. {corpus['validation_documents']} of them are for validation: choices are "
+        f"made by them, as which checkpoint is the best. {corpus['test_documents']} more are the test, which no choice "
+        f"has seen. The other {training} are {corpus['tokens']:,} tokens of a WordPiece vocabulary of "
+        f"{corpus['vocabulary']:,}, trained on them."
     )
     page.text(f"As realised: {result.shares}.", note=True)
 
@@ -43,9 +45,9 @@ def _pretraining(page: HtmlReport, result: DemoResult) -> None:
     page.picture(run.run_dir / "loss.png", "masked-LM loss and next-sentence accuracy against the step")
 
 
-def _heldout(page: HtmlReport, result: DemoResult) -> None:
-    row = result.heldout
-    page.heading("On held-out documents")
+def _test(page: HtmlReport, result: DemoResult) -> None:
+    row = result.test
+    page.heading("On the test documents")
     page.table(
         ("", "this model", "without a model", "what that is"),
         [
@@ -84,8 +86,8 @@ def _classifier(page: HtmlReport, result: DemoResult) -> None:
     page.text(
         f"Which family of modules is a docstring from? {len(classifier['classes'])} families "
         f"({', '.join(classifier['classes'])}), {classifier['labels_each']} labelled docstrings of each. Names of "
-        f"modules are removed from the texts, and the {classifier['test_texts']} test texts are from held-out modules. "
-        "Both starts see the same labels."
+        f"modules are removed from the texts, and the {classifier['test_texts']} test texts are from the test's "
+        "modules. Both starts see the same labels."
     )
     rows = []
     for start, values in classifier["accuracies"].items():

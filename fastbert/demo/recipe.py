@@ -17,7 +17,7 @@ class Recipe:
         vocab_size, layers, hidden, heads: of the vocabulary and the model.
         max_seqlen, token_budget, steps, lr, warmup, betas: of pre-training.
         max_minutes: of pre-training; on a slow machine the schedule runs ahead to end by then.
-        heldout_share: of each family of modules, kept for evaluation.
+        heldout_share: of each family of modules, kept for validation, and as much again for the test.
         labels: training texts for each class of the classifier.
         epochs, classifier_lr, scratch_lr, seeds: of fine-tuning; from random weights a larger rate is better, and
             each start gets its better one.

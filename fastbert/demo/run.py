@@ -31,7 +31,7 @@ from . import families
 from .recipe import FULL, QUICK, Recipe
 
 _MARKER = "demo.json"
-_HELDOUT_EPOCHS = 3
+_TEST_EPOCHS = 3
 _TEXT_TOKENS = 64
 
 MASKED_SENTENCES = (
@@ -53,13 +53,13 @@ class DemoResult:
     shares: str = ""
     run: PretrainResult | None = None
     parameters: int = 0
-    heldout: dict = field(default_factory=dict)
+    test: dict = field(default_factory=dict)
     masks: list[tuple[str, list[tuple[str, float]]]] = field(default_factory=list)
     classifier: dict = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        names = ("corpus", "shares", "parameters", "heldout", "masks", "classifier", "seconds")
+        names = ("corpus", "shares", "parameters", "test", "masks", "classifier", "seconds")
         values = {name: getattr(self, name) for name in names}
         values |= {"recipe": vars(self.recipe), "steps": self.run.steps, "tokens": self.run.tokens}
         return json.dumps(values, indent=1)
@@ -101,7 +101,7 @@ def run_demo(out: Path, quick: bool = False, seed: int = 0) -> DemoResult:
     _prepare(result)
     stages.begin("pre-training")
     _pretrain(result, seed)
-    stages.begin("held-out documents")
+    stages.begin("test documents")
     _evaluate(result)
     stages.begin("masks")
     _fill_masks(result)
@@ -126,14 +126,17 @@ def _clear(out: Path) -> None:
 def _prepare(result: DemoResult) -> None:
     documents = list(builtin_corpus.documents())
     sizes = {name: sum(map(len, sentences)) for name, sentences in documents}
-    heldout = families.heldout_documents(sizes.items(), result.recipe.heldout_share)
-    training = (sentence for name, sentences in documents if name not in heldout for sentence in sentences)
+    validation, testing = families.split_documents(sizes.items(), result.recipe.heldout_share)
+    rest = [(name, sentences) for name, sentences in documents if name not in testing]
+    training = (sentence for name, sentences in rest if name not in validation for sentence in sentences)
     tokenizer = train_wordpiece(training, result.recipe.vocab_size)
-    prepare(documents, tokenizer, result.out / "data", heldout=heldout)
+    prepare(rest, tokenizer, result.out / "data", heldout=validation)
+    prepare([(name, sentences) for name, sentences in documents if name in testing], tokenizer, result.out / "test")
     data, _ = _data(result)
     result.corpus = {
         "documents": len(documents),
-        "heldout_documents": len(heldout),
+        "validation_documents": len(validation),
+        "test_documents": len(testing),
         "bytes": sum(sizes.values()),
         "tokens": data.shards.num_tokens,
         "vocabulary": data.shards.manifest.vocab_size,
@@ -141,14 +144,15 @@ def _prepare(result: DemoResult) -> None:
     result.shares = str(realised_shares(data, max_tokens=min(data.shards.num_tokens, 1_000_000)))
     print(
         f"the standard library's documentation: {len(documents)} documents, {sum(sizes.values()) / 1e6:.2f} MB, "
-        f"{len(heldout)} of them held out; vocabulary of {data.shards.manifest.vocab_size}\n{result.shares}"
+        f"{len(validation)} of them for validation and {len(testing)} for the test; vocabulary of "
+        f"{data.shards.manifest.vocab_size}\n{result.shares}"
     )
 
 
 def _data(result: DemoResult) -> tuple[PretrainingData, PretrainingData]:
+    """What is trained on, and what is tested on; pre-training itself looks at the validation documents."""
     samples = PretrainingConfig(max_seqlen=result.recipe.max_seqlen)
-    opened = (ShardSet.open(result.out / "data", split) for split in ("train", "heldout"))
-    return tuple(PretrainingData(shards, samples) for shards in opened)
+    return tuple(PretrainingData(ShardSet.open(result.out / name, "train"), samples) for name in ("data", "test"))
 
 
 def _config(result: DemoResult, seed: int) -> PretrainConfig:
@@ -181,10 +185,10 @@ def _pretrain(result: DemoResult, seed: int) -> None:
 
 
 def _evaluate(result: DemoResult) -> None:
-    _, heldout = _data(result)
+    _, testing = _data(result)
     model = BertForPreTraining.from_pretrained(result.run.model_dir)
     result.parameters = model.num_parameters()
-    row = result.heldout = evaluate(model, heldout, epochs=_HELDOUT_EPOCHS)
+    row = result.test = evaluate(model, testing, epochs=_TEST_EPOCHS)
     gain = row["unigram_entropy"] - row["mlm_loss"]
     print(
         f"masked LM: cross-entropy {row['mlm_loss']:.3f} nats, unigram entropy of the same targets "
@@ -207,7 +211,7 @@ def _fill_masks(result: DemoResult) -> None:
 def _classify(result: DemoResult, seed: int) -> None:
     recipe = result.recipe
     data, _ = _data(result)
-    pool, test = families.labelled_texts(_heldout_names(result))
+    pool, test = families.labelled_texts(*_split(result))
     tokenizer = load_tokenizer(result.run.model_dir)
     accuracies: dict[str, list[float]] = {"pre-trained": [], "random weights": []}
     for number in range(seed, seed + recipe.seeds):
@@ -253,9 +257,9 @@ def _with_new_head(task: TextClassification, directory: Path) -> BertForSequence
         log.setLevel(level)
 
 
-def _heldout_names(result: DemoResult) -> frozenset[str]:
+def _split(result: DemoResult) -> tuple[frozenset[str], frozenset[str]]:
     sizes = [(name, sum(map(len, sentences))) for name, sentences in builtin_corpus.documents()]
-    return families.heldout_documents(sizes, result.recipe.heldout_share)
+    return families.split_documents(sizes, result.recipe.heldout_share)
 
 
 def _drop_out(model: BertForSequenceClassification, p: float) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import math
 import resource
 import shutil
@@ -212,6 +215,7 @@ class PretrainLoop:
             "evaluated_at": self._evaluated_at,
             "window": vars(self._window),
             "tokenizer_sha256": self.data.shards.manifest.tokenizer_sha256,
+            "order": self._order(),
             "optimizer": optimizer_state,
         }
         protect = [self.best["step"]] if self.best else []
@@ -229,7 +233,7 @@ class PretrainLoop:
         """Goes on from a checkpoint.
 
         Raises:
-            CheckpointError: it is damaged, or of another model or vocabulary.
+            CheckpointError: it is damaged, or of another model or vocabulary, or the batches would be others.
         """
         tensors, state, _ = checkpoint.load(path)
         expected = self.data.shards.manifest.tokenizer_sha256
@@ -238,6 +242,7 @@ class PretrainLoop:
                 f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
                 f"{expected[:12]})"
             )
+        self._check_order(path, state["order"])
         weights = _unique(self.model)
         names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
         if names != set(weights):
@@ -265,6 +270,22 @@ class PretrainLoop:
             old.rename(model)
         # In a new run directory the best model of the old one is not there to be kept.
         self.best = state["best"] if model.exists() else {}
+
+    def _order(self) -> dict:
+        """What decides which tokens are in which batch: a place in the data means nothing under another order."""
+        manifest = self.data.shards.manifest
+        shards = {name: entry["sha256"] for name, entry in manifest.files.items() if name.startswith("train/")}
+        digest = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+        samples = {f"samples.{name}": value for name, value in dataclasses.asdict(self.data.config).items()}
+        return json.loads(json.dumps({"data": digest, "token_budget": self.config.token_budget, **samples}))
+
+    def _check_order(self, path: Path, saved: dict) -> None:
+        for name, now in self._order().items():
+            if saved.get(name) != now:
+                raise CheckpointError(
+                    f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.20}, since its place "
+                    f"in the data depends on it, got {now!r:.20}; to change it, start a new run from its model"
+                )
 
     def _finish(self, log: MetricsLog) -> list[Path]:
         from .plots import loss_plot

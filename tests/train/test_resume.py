@@ -13,6 +13,9 @@ import time
 import pretraining_runs as runs
 import pytest
 
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.pretraining import PretrainingData
+from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
 from fastbert.train import checkpoint
 from fastbert.train.pretrain import pretrain
@@ -158,6 +161,30 @@ def test_a_checkpoint_of_another_model_is_refused(data, whole, tmp_path, changes
     path = whole / "checkpoints" / f"step_{STEPS}"
     with pytest.raises(CheckpointError, match=sentence):
         pretrain(runs.config(data, tmp_path / "run", resume=str(path), **changes), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"token_budget": 320}, "expected the token_budget that it was trained with, 256, .* got 320"),
+        ({"samples": PretrainingConfig(max_seqlen=32, seed=4)}, "expected the samples.seed .* 0, .* got 4"),
+        ({"samples": PretrainingConfig(max_seqlen=24)}, "expected the samples.max_seqlen .* 32, .* got 24"),
+    ],
+)
+def test_a_checkpoint_of_other_batches_is_refused(data, whole, tmp_path, changes, sentence):
+    path = whole / "checkpoints" / f"step_{STEPS}"
+    with pytest.raises(CheckpointError, match=sentence):
+        pretrain(runs.config(data, tmp_path / "run", resume=str(path), **changes), quiet=True)
+
+
+def test_a_checkpoint_of_other_text_is_refused(data, whole, tmp_path):
+    other = PretrainingData(ShardSet.open(data, "heldout"), PretrainingConfig(max_seqlen=32))
+    manifest = other.shards.manifest
+    files = {name: {**entry, "sha256": "0" * 64} for name, entry in manifest.files.items()}
+    other.shards.manifest = dataclasses.replace(manifest, files=files)
+    path = whole / "checkpoints" / f"step_{STEPS}"
+    with pytest.raises(CheckpointError, match="expected the data that it was trained with"):
+        pretrain(runs.config(data, tmp_path / "run", resume=str(path)), data=other, quiet=True)
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(whole, tmp_path):

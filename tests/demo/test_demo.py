@@ -1,0 +1,98 @@
+"""The demo: its three parts never mix, and a tiny run of every stage leaves what it promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from fastbert.data import builtin_corpus
+from fastbert.data.shards import ShardSet
+from fastbert.demo import families, run
+from fastbert.demo.recipe import FULL, QUICK
+from fastbert.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return list(builtin_corpus.documents())
+
+
+def test_validation_and_test_are_disjoint_and_of_the_size_asked_for(documents):
+    sizes = {name: sum(map(len, sentences)) for name, sentences in documents}
+    validation, testing = families.split_documents(sizes.items(), FULL.heldout_share)
+    assert not validation & testing
+    total = sum(sizes.values())
+    for part in (validation, testing):
+        assert 0.5 < sum(sizes[name] for name in part) / total / FULL.heldout_share < 2.0
+        # Every class of the classifier is in both.
+        assert set(families.FAMILIES) <= {families.family_of(name) for name in part}
+
+
+def test_a_split_is_worked_out_by_hand():
+    # By crc32: c 0x06b9df6f, zz 0x24d91ba1, b 0x71beeff9, d 0x98dd4acc, a 0xe8b7be43; all of the class "other".
+    # A quarter of 180 is 45: zz is over three quarters of that, two of the others reach it.
+    sizes = [("a", 30), ("b", 30), ("c", 30), ("d", 30), ("zz", 60)]
+    validation, testing = families.split_documents(sizes, 0.25)
+    assert (validation, testing) == (frozenset("cb"), frozenset("ad"))
+
+
+def test_the_texts_of_the_classifier_keep_to_their_part(documents):
+    sizes = [(name, sum(map(len, sentences))) for name, sentences in documents]
+    validation, testing = families.split_documents(sizes, FULL.heldout_share)
+    train, test = families.labelled_texts(validation, testing)
+
+    def module_of(row):
+        return max((name for name, _ in sizes if f"{row.id}.".startswith(f"{name}.")), key=len, default="")
+
+    assert train
+    assert test
+    assert {module_of(row) for row in test} <= testing
+    assert not {module_of(row) for row in train} & (validation | testing)
+    assert not {row.texts for row in train} & {row.texts for row in test}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "out"
+    recipe = dataclasses.replace(
+        QUICK, vocab_size=1500, layers=1, hidden=32, heads=2, token_budget=512, steps=8, labels=2, epochs=1
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "QUICK", recipe)
+        return run.run_demo(out, quick=True)
+
+
+def test_every_stage_leaves_its_figures(tiny):
+    from fastbert.demo.page import write_page
+
+    written = json.loads((tiny.out / "demo.json").read_text())
+    assert written["steps"] == 8
+    assert 0 < written["test"]["mlm_loss"] < 9
+    assert 0 <= written["test"]["nsp_acc"] <= 1
+    assert [sentence for sentence, _ in written["masks"]] == list(run.MASKED_SENTENCES)
+    assert {len(values) for values in written["classifier"]["accuracies"].values()} == {1}
+    page = write_page(tiny).read_text()
+    assert page.count("data:image/png;base64,") >= 1
+    assert "http" not in page.split("<body")[0]
+    assert f"{written['corpus']['test_documents']} more are the test" in page
+
+
+def test_no_test_document_is_in_the_shards_that_pretraining_opens(tiny, documents):
+    corpus = tiny.corpus
+    parts = {
+        "validation_documents": ShardSet.open(tiny.out / "data", "heldout"),
+        "test_documents": ShardSet.open(tiny.out / "test", "train"),
+    }
+    for name, shards in parts.items():
+        assert len(shards) == corpus[name] > 0
+    training = ShardSet.open(tiny.out / "data", "train")
+    assert len(training) == corpus["documents"] - corpus["validation_documents"] - corpus["test_documents"]
+
+
+def test_a_directory_of_something_else_is_not_removed(tmp_path):
+    (tmp_path / "thesis.txt").write_text("three years of work")
+    with pytest.raises(InputError, match="expected no such path, or the directory of an earlier demo"):
+        run.run_demo(tmp_path, quick=True)
+    assert (tmp_path / "thesis.txt").exists()
