@@ -9,9 +9,11 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ._options import PredictOptions
 
-@dataclass
-class Evaluate:
+
+@dataclass(kw_only=True)
+class Evaluate(PredictOptions):
     """Prints the task's official metric as JSON, of a fine-tuned model or of a file of predictions.
 
     Example:
@@ -27,31 +29,22 @@ class Evaluate:
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
     predictions: Annotated[Path | None, arg(metavar="FILE")] = None
     """Predictions in the official submission format, in place of a model."""
-    max_seqlen: int | None = None
-    """Longest sequence in tokens; what the run was trained with by default."""
-    token_budget: int = 8192
-    """Tokens in a batch."""
 
 
 def run(args: Evaluate) -> None:
     """Scores the model or the predictions."""
     from ..errors import InputError
     from ..tasks import registry
-    from ..tasks.base import require_labels
+    from ._tasks import predict_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
         raise InputError("expected either --model or --predictions, got both or neither")
     loss = None
     if args.predictions is not None:
         task = registry.get(args.task)
-        rows = task.read(args.data)
-        require_labels(rows, args.data)
+        rows = read_rows(task, args.data, args.skip_bad_rows, labelled=True)
         predictions = task.read_predictions(rows, args.predictions)
     else:
-        from ._tasks import predict_file
-
-        task, rows, predictions, loss = predict_file(
-            args.task, args.model, args.data, args.max_seqlen, args.token_budget, labelled=True
-        )
+        task, rows, predictions, loss = predict_file(args.task, args.model, args.data, args, labelled=True)
     result = {"task": args.task, "rows": len(rows), **task.metric(rows, predictions)}
     print(json.dumps(result if loss is None else {**result, "loss": loss}))

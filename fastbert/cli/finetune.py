@@ -24,7 +24,8 @@ class Finetune(FinetuneConfig):
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
-    """Name of the task: sst2, or text-classification for a file with the columns text and label."""
+    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or text-classification for a file with the
+    columns text and label."""
     model: Annotated[Path, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
     train: Annotated[Path, arg(metavar="FILE")]
@@ -33,21 +34,21 @@ class Finetune(FinetuneConfig):
     """The file to evaluate on."""
     out: Annotated[Path, arg(metavar="OUT")]
     """The run directory to make."""
+    skip_bad_rows: bool = False
+    """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
 
 
 def run(args: Finetune) -> None:
     """Reads everything, then trains: what does not fit is told before anything is written."""
     from ..tasks import registry
-    from ..tasks.base import require_labels
     from ..tasks.runs import check_new, model_directory
+    from ._tasks import read_rows
 
     task = registry.get(args.task)
     check_new(args.out)
-    train_rows = task.read(args.train)
-    require_labels(train_rows, args.train)
+    train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True)
     task.learn(train_rows)
-    dev_rows = task.read(args.dev)
-    require_labels(dev_rows, args.dev)
+    dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
     directory = model_directory(args.model)
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     _train(args, task, directory, train_rows, dev_rows, config)

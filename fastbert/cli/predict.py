@@ -8,9 +8,11 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ._options import PredictOptions
 
-@dataclass
-class Predict:
+
+@dataclass(kw_only=True)
+class Predict(PredictOptions):
     """Writes predictions in the task's official submission format.
 
     Example:
@@ -24,17 +26,14 @@ class Predict:
     data: Annotated[Path, arg(metavar="FILE")]
     """A file of the task, with or without labels."""
     out: Annotated[Path, arg(metavar="FILE")]
-    """The file of predictions."""
-    max_seqlen: int | None = None
-    """Longest sequence in tokens; what the run was trained with by default."""
-    token_budget: int = 8192
-    """Tokens in a batch."""
+    """The file of predictions, or an existing directory, in which it gets its official name (SST-2.tsv)."""
 
 
 def run(args: Predict) -> None:
     """Predicts every row of the file."""
     from ._tasks import predict_file
 
-    task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args.max_seqlen, args.token_budget)
-    task.write_predictions(rows, predictions, args.out)
-    print(args.out)
+    task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
+    out = args.out / task.submission_name(args.data) if args.out.is_dir() else args.out
+    task.write_predictions(rows, predictions, out)
+    print(out)

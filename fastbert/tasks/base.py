@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, InputError
+from .bad_rows import STRICT, BadRows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,14 +70,19 @@ class Task(abc.ABC):
     Attributes:
         name: what the command line calls it.
         metrics: names of the metrics, the first of which picks the best epoch; larger is better.
+        submission: the official name of a file of predictions.
+        bad_rows: where `read` hands every row that it cannot use.
     """
 
     name: str
     metrics: tuple[str, ...]
+    submission: str = "predictions.tsv"
+    bad_rows: BadRows = STRICT
 
     @abc.abstractmethod
     def read(self, path: str | os.PathLike) -> list[Row]:
-        """Reads a file of the task, with or without labels. Raises DataError naming file, line and reason."""
+        """Reads a file of the task, with or without labels; unusable rows go to ``bad_rows.refuse`` with file, line
+        and reason, which raises DataError unless they are to be skipped."""
 
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
         """Takes from the training rows what the head depends on (the names of the labels); nothing by default."""
@@ -122,6 +128,19 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:
         """Reads the official submission format: one prediction a row, in the order of the rows."""
+
+    def submission_name(self, data: str | os.PathLike) -> str:
+        """The official name of the predictions for a file of data; `submission` unless the file decides."""
+        return self.submission
+
+    def guess(self, rows: Sequence[Row]) -> list | None:
+        """Predictions that know nothing of the texts (the most frequent label for every row); None where the task has
+        no such thing. A model that is no better has learned nothing."""
+        return None
+
+    def tables(self, rows: Sequence[Row], predictions: Sequence) -> dict[str, list[Sequence]]:
+        """Tables for a person, by name: each a header and its lines, of strings, whole numbers and floats."""
+        return {}
 
     def errors(self, rows: Sequence[Row], predictions: Sequence) -> Iterable[dict]:
         """The rows that were got wrong, for a person to read."""

@@ -2,84 +2,48 @@
 
 from __future__ import annotations
 
-import os
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError, InputError
-from .base import Example, Row, Task
-from .encoding import encode_texts
-from .files import atomic_write, read_tsv, shorten
+from ..config import BertConfig
+from ..errors import InputError
+from . import metrics
+from .base import Example, Row
+from .text import TextTask
 
 
-class Classification(Task):
-    """One of C labels for one text or a pair, from a tab-separated file with a header.
+class Classification(TextTask):
+    """One of C labels for one text or a pair.
 
     Attributes:
         labels: as they are written in the files, in the order of the class ids.
         label_names: what the model's configuration calls them; None for `labels` themselves.
-        text_columns: the columns of the text or of the pair.
-        label_column: the column of the label.
-        id_column: the column that names a row in files without labels.
+        metrics: of "accuracy", "matthews" and "f1" (of the last label); the first picks the best epoch.
     """
 
     metrics: tuple[str, ...] = ("accuracy",)
     labels: tuple[str, ...] = ()
     label_names: tuple[str, ...] | None = None
-    text_columns: tuple[str, ...] = ("sentence",)
-    label_column: str = "label"
-    id_column: str = "index"
 
-    @property
-    def headers(self) -> list[tuple[str, ...]]:
-        """The headers that a file may have: of a labelled file, and of a test file."""
-        return [(*self.text_columns, self.label_column), (self.id_column, *self.text_columns)]
+    def parse(self, text: str) -> str:
+        if self.labels and text not in self.labels:
+            raise ValueError(f"expected the label to be one of {', '.join(self.labels)}, got {text!r}")
+        return text
 
-    def read(self, path: str | os.PathLike) -> list[Row]:
-        """Reads a labelled file, whose rows are numbered from 0, or a test file, whose rows name themselves."""
-        header, lines = read_tsv(path, self.headers)
-        rows = []
-        for index, (number, fields) in enumerate(lines):
-            values = dict(zip(header, (field.strip() for field in fields), strict=True))
-            texts = tuple(values[column] for column in self.text_columns)
-            if not all(texts):
-                raise DataError(f"{path}, line {number}: expected a text in every text column, got an empty one")
-            label = values.get(self.label_column)
-            if label is not None:
-                self.check_label(label, f"{path}, line {number}")
-            rows.append(Row(values.get(self.id_column, str(index)), texts, label))
-        return rows
+    def target(self, label: str) -> int:
+        return self.labels.index(self.parse(label))
 
-    def check_label(self, label: str, where: str) -> None:
-        """Raises DataError for a label that is none of the task's."""
-        if self.labels and label not in self.labels:
-            raise DataError(f"{where}: expected the label to be one of {', '.join(self.labels)}, got {label!r}")
-
-    def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
-        encodings = encode_texts([row.texts for row in rows], tokenizer, max_seqlen)
-        ids = {label: index for index, label in enumerate(self.labels)}
-        strange = next((row for row in rows if row.label is not None and row.label not in ids), None)
-        if strange is not None:
-            raise DataError(
-                f"row {strange.id}: expected the label to be one of {', '.join(self.labels)}, got {strange.label!r}"
-            )
-        return [
-            Example(
-                index,
-                encoding.ids,
-                encoding.type_ids,
-                label=None if row.label is None else ids[row.label],
-                truncated=bool(encoding.overflowing),
-            )
-            for index, (row, encoding) in enumerate(zip(rows, encodings, strict=True))
-        ]
-
-    def model(self, directory: str | os.PathLike):
-        from ..models import BertForSequenceClassification
-
-        return BertForSequenceClassification.from_pretrained(directory, **self.head())
+    def restore(self, config: BertConfig) -> None:
+        """Takes the order of the classes from a model that names them: published ones have MNLI's in any order."""
+        names = [str(name).lower() for _, name in sorted((int(i), name) for i, name in config.id2label.items())]
+        for own in (self.label_names, self.labels):
+            if own is not None and sorted(names) == sorted(name.lower() for name in own):
+                order = [[name.lower() for name in own].index(name) for name in names]
+                self.labels = tuple(self.labels[i] for i in order)
+                self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
+                return
 
     def head(self) -> dict:
         """The configuration of the head: how many labels, and their names."""
@@ -96,31 +60,37 @@ class Classification(Task):
         return [self.labels[int(np.argmax(logits))] for logits in outputs]
 
     def metric(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, float]:
-        right = sum(row.label == prediction for row, prediction in zip(rows, predictions, strict=True))
-        return {"accuracy": right / len(rows)}
+        gold = [row.label for row in rows]
+        compute = {
+            "accuracy": lambda: metrics.accuracy(gold, predictions),
+            "f1": lambda: metrics.f1(gold, predictions, self.positive),
+            "matthews": lambda: metrics.matthews(gold, predictions),
+        }
+        return {name: compute[name]() for name in self.metrics}
 
-    def write_predictions(self, rows: Sequence[Row], predictions: Sequence[str], path: str | os.PathLike) -> None:
-        """Writes GLUE's submission format: ``index<TAB>prediction``."""
-        with atomic_write(path) as file:
-            file.write("index\tprediction\n")
-            for row, prediction in zip(rows, predictions, strict=True):
-                file.write(f"{row.id}\t{prediction}\n")
+    @property
+    def positive(self) -> str:
+        """The label that F1 is of."""
+        return max(self.labels)
 
-    def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[str]:
-        _, lines = read_tsv(path, [("index", "prediction")])
-        found: dict[str, str] = {}
-        for number, (index, prediction) in lines:
-            where = f"{Path(path)}, line {number}"
-            if index in found:
-                raise DataError(f"{where}: index {index} occurs twice")
-            self.check_label(prediction.strip(), where)
-            found[index] = prediction.strip()
-        known = {row.id for row in rows}
-        missing = [row.id for row in rows if row.id not in found]
-        unknown = [index for index in found if index not in known]
-        if missing or unknown:
-            raise DataError(
-                f"{path}: expected one prediction for each of {len(rows)} rows, got {len(found)}; "
-                f"missing {shorten(', '.join(missing)) or 'none'}; unknown {shorten(', '.join(unknown)) or 'none'}"
-            )
-        return [found[row.id] for row in rows]
+    def guess(self, rows: Sequence[Row]) -> list[str]:
+        [(label, _)] = Counter(row.label for row in rows).most_common(1)
+        return [label] * len(rows)
+
+    def tables(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, list[Sequence]]:
+        """Precision, recall and F1 of every label, and how often each was taken for each."""
+        labels = self.labels or tuple(sorted({row.label for row in rows} | set(predictions)))
+        ids = {label: index for index, label in enumerate(labels)}
+        counts = np.zeros((len(ids), len(ids)), np.int64)  # [label, prediction]
+        for row, prediction in zip(rows, predictions, strict=True):
+            counts[ids[row.label], ids[prediction]] += 1
+        names = self.label_names or labels
+        titles = [label if label == name else f"{label} {name}" for label, name in zip(labels, names, strict=True)]
+        classes: list[Sequence] = [("label", "precision", "recall", "f1", "rows")]
+        for index, title in enumerate(titles):
+            right, rows_of, predicted = counts[index, index], counts[index].sum(), counts[:, index].sum()
+            shares = (right / max(predicted, 1), right / max(rows_of, 1), 2 * right / max(rows_of + predicted, 1))
+            classes.append((title, *map(float, shares), int(rows_of)))
+        confusion = [("label", *(f"predicted {title}" for title in titles))]
+        confusion += [(title, *map(int, line)) for title, line in zip(titles, counts, strict=True)]
+        return {"classes": classes, "confusion": confusion}

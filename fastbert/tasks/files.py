@@ -7,36 +7,38 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from ..errors import DataError, InputError
+from .bad_rows import STRICT, BadRows
 
 
-def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, str]]:
+def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, str]]:
     """Lines of a UTF-8 file with their numbers from 1, without byte-order mark and line end (LF or CRLF).
 
     Only line feeds end a line: characters such as U+2028 or U+0085 are text and occur in real data sets.
 
     Args:
         path: the file, or ``-`` for standard input.
+        bad_rows: where lines that are not UTF-8 go.
 
     Raises:
-        DataError: a line is not UTF-8, or holds a NUL byte (a binary file).
+        DataError: a line holds a NUL byte (a binary file); or by bad_rows.
     """
     if os.fspath(path) == "-":
-        yield from _decode_lines(sys.stdin.buffer, "standard input")
+        yield from _decode_lines(sys.stdin.buffer, "standard input", bad_rows)
         return
     if Path(path).is_dir():
         raise InputError(f"{path} is a directory, expected a file")
     with open(path, "rb") as file:
-        yield from _decode_lines(file, str(path))
+        yield from _decode_lines(file, str(path), bad_rows)
 
 
-def _decode_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
+def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate(file, 1):
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
@@ -44,60 +46,27 @@ def _decode_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
         if b"\0" in raw:
             raise DataError(f"{name}, line {number}: expected text, got a NUL byte: this is a binary file")
         try:
-            yield number, raw.decode("utf-8")
+            text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             got = f"0x{raw[error.start]:02x} at byte {error.start + 1}"
-            raise DataError(f"{name}, line {number}: expected UTF-8, got {got}") from None
-
-
-def read_tsv(path: str | os.PathLike, headers: Sequence[Sequence[str]]) -> tuple[Sequence[str], list]:
-    """Rows of a tab-separated file without quoting, whose first line must be one of the given headers.
-
-    Returns:
-        The header found, and a list of (line number, fields): as many fields as the header has, not stripped.
-
-    Raises:
-        DataError: another header, another number of columns, an empty line before the end, or no rows.
-    """
-    lines = read_lines(path)
-    expected = " or ".join(repr("\t".join(header)) for header in headers)
-    first = next(lines, None)
-    if first is None:
-        raise DataError(f"{path}: expected the header {expected}, got an empty file")
-    header = next((h for h in headers if list(h) == [name.strip() for name in first[1].split("\t")]), None)
-    if header is None:
-        raise DataError(f"{path}, line 1: expected the header {expected}, got {shorten(first[1])!r}")
-    rows, blank = [], None
-    for number, line in lines:
-        if not line.strip():
-            blank = blank or number
+            bad_rows.refuse(f"{name}, line {number}: expected UTF-8, got {got}")
             continue
-        if blank is not None:
-            raise DataError(f"{path}, line {blank}: expected {len(header)} columns, got an empty line")
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            raise DataError(
-                f"{path}, line {number}: expected {len(header)} tab-separated columns ({', '.join(header)}), "
-                f"got {len(fields)}: {shorten(line)!r}"
-            )
-        rows.append((number, fields))
-    if not rows:
-        raise DataError(f"{path}: expected rows after the header, got none")
-    return header, rows
+        yield number, text
 
 
-def read_json_lines(path: str | os.PathLike) -> Iterator[tuple[int, dict]]:
-    """Objects of a JSON-lines file with their line numbers; empty lines are passed over."""
-    for number, line in read_lines(path):
+def read_json_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, dict]]:
+    """Objects of a JSON-lines file with their line numbers; empty lines are passed over, others are bad rows."""
+    for number, line in read_lines(path, bad_rows):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row, got = json.loads(line), None
         except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: expected a JSON object, got {error.msg}") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
-        yield number, row
+            row, got = None, error.msg
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {got or type(row).__name__}")
 
 
 def shorten(text: str, width: int = 60) -> str:

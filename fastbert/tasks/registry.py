@@ -8,7 +8,15 @@ from ..errors import InputError
 from .base import Task
 
 TASKS = {
+    "cola": "cola:CoLA",
     "sst2": "sst2:SST2",
+    "mrpc": "mrpc:MRPC",
+    "stsb": "stsb:STSB",
+    "qqp": "qqp:QQP",
+    "mnli": "mnli:MNLI",
+    "qnli": "qnli:QNLI",
+    "rte": "rte:RTE",
+    "wnli": "wnli:WNLI",
     "text-classification": "text_classification:TextClassification",
 }
 

@@ -7,5 +7,6 @@ class SST2(Classification):
     """Tab-separated: ``sentence, label`` (each sentence ends in a blank), test files ``index, sentence``."""
 
     name = "sst2"
+    submission = "SST-2.tsv"
     labels = ("0", "1")
     label_names = ("negative", "positive")

@@ -31,17 +31,18 @@ class TextClassification(Classification):
 
     def _read_json(self, path: str | os.PathLike) -> list[Row]:
         rows = []
-        for number, value in read_json_lines(path):
-            where = f"{path}, line {number}"
+        for index, (number, value) in enumerate(read_json_lines(path, self.bad_rows)):
             text, label = value.get("text"), value.get("label")
-            if not isinstance(text, str) or not text.strip():
-                raise DataError(f"{where}: expected a text under the key 'text', got {text!r}")
-            if label is not None:
-                label = str(label)
-                self.check_label(label, where)
-            rows.append(Row(str(value.get("id", len(rows))), (text.strip(),), label))
+            try:
+                if not isinstance(text, str) or not text.strip():
+                    raise ValueError(f"expected a text under the key 'text', got {text!r}")
+                label = None if label is None else self.parse(str(label))
+            except ValueError as error:
+                self.bad_rows.refuse(f"{path}, line {number}: {error}")
+                continue
+            rows.append(Row(str(value.get("id", index)), (text.strip(),), label))
         if not rows:
-            raise DataError(f"{path}: expected rows, got none")
+            raise DataError(f"{path}: expected rows, got none that can be used")
         return rows
 
     def learn(self, rows: Sequence[Row]) -> None:

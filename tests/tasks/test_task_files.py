@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastbert.errors import DataError, InputError
-from fastbert.tasks.files import atomic_write, read_json_lines, read_lines, read_tsv, write_npy
+from fastbert.tasks.files import atomic_write, read_json_lines, read_lines, write_npy
 
 
 def test_lines_end_at_line_feeds_only(tmp_path):
@@ -34,31 +34,6 @@ def test_bytes_that_are_no_text_are_named(tmp_path, content, reason):
 def test_a_directory_is_no_file(tmp_path):
     with pytest.raises(InputError, match="is a directory"):
         list(read_lines(tmp_path))
-
-
-def test_tsv_keeps_quotes_and_counts_columns(tmp_path):
-    path = tmp_path / "f.tsv"
-    path.write_text('a\tb\n"x\ty"\n', encoding="utf-8")
-    assert read_tsv(path, [("a", "b")]) == (("a", "b"), [(2, ['"x', 'y"'])])
-    path.write_text("a\tb\nx\ty\tz\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"line 2: expected 2 tab-separated columns \(a, b\), got 3"):
-        read_tsv(path, [("a", "b")])
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "empty file"),
-        ("x\ty\n1\t2\n", "line 1: expected the header"),
-        ("a\tb\n", "got none"),
-        ("a\tb\n1\t2\n\n1\t2\n", "line 3"),
-    ],
-)
-def test_tsv_that_does_not_fit(tmp_path, content, reason):
-    path = tmp_path / "f.tsv"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=reason):
-        read_tsv(path, [("a", "b")])
 
 
 def test_json_lines_name_the_line(tmp_path):

@@ -131,5 +131,5 @@ def test_one_label_is_no_classification():
 
 
 def test_unknown_task_lists_the_known():
-    with pytest.raises(InputError, match="no such task: sst3; known are sst2"):
+    with pytest.raises(InputError, match="no such task: sst3; known are cola, sst2, "):
         registry.get("sst3")

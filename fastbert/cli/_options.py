@@ -1,0 +1,17 @@
+"""Options that several commands share; importable without torch, as `--help` needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True)
+class PredictOptions:
+    """Options that every command has which runs a model over a file."""
+
+    max_seqlen: int | None = None
+    """Longest sequence in tokens; what the run was trained with by default."""
+    token_budget: int = 8192
+    """Tokens in a batch."""
+    skip_bad_rows: bool = False
+    """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""

@@ -1,0 +1,57 @@
+"""The metrics of GLUE, by scikit-learn and scipy, with what they leave undefined made definite."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Sequence
+
+from ..errors import InputError
+
+
+def accuracy(gold: Sequence, predicted: Sequence) -> float:
+    """The share of predictions that are right."""
+    return sum(a == b for a, b in zip(gold, predicted, strict=True)) / len(gold)
+
+
+def f1(gold: Sequence[str], predicted: Sequence[str], positive: str) -> float:
+    """The harmonic mean of precision and recall of one label; 0 where it is neither there nor predicted."""
+    f1_score = _import("sklearn.metrics").f1_score
+    return float(f1_score([a == positive for a in gold], [b == positive for b in predicted], zero_division=0.0))
+
+
+def matthews(gold: Sequence, predicted: Sequence) -> float:
+    """Matthews' correlation, from -1 to 1; 0 where either side is constant."""
+    return float(_import("sklearn.metrics").matthews_corrcoef(list(gold), list(predicted)))
+
+
+def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Pearson's correlation. Where it is undefined (a constant side, fewer than two rows, a value that is no finite
+    number) it is 0, as GLUE's leaderboard shows for an answer that never changes: NaN could not pick a best epoch."""
+    return _correlation("pearsonr", gold, predicted)
+
+
+def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Spearman's correlation of ranks, ties sharing their mean rank; 0 where it is undefined, as `pearson`."""
+    return _correlation("spearmanr", gold, predicted)
+
+
+def _correlation(function: str, gold: Sequence[float], predicted: Sequence[float]) -> float:
+    compute = getattr(_import("scipy.stats"), function)
+    finite = all(math.isfinite(value) for side in (gold, predicted) for value in side)
+    if not finite or min(len(set(gold)), len(set(predicted))) < 2:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # sides that are nearly constant: still a number
+        value = float(compute(gold, predicted)[0])
+    return value if math.isfinite(value) else 0.0
+
+
+def _import(module: str):
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"this task's metric needs {error.name}, which is not installed: pip install 'fastbert[tasks]'"
+        ) from None

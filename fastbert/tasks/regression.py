@@ -1,0 +1,76 @@
+"""Tasks that give a number to a text or to a pair, by mean squared error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import metrics
+from .base import Example, Row
+from .text import TextTask
+
+
+class Regression(TextTask):
+    """A number between two bounds, judged by its correlation with people's.
+
+    Attributes:
+        low, high: the bounds; predictions are cut to them, since GLUE refuses a file with others.
+        far: the smallest difference that `errors` lists.
+    """
+
+    metrics: tuple[str, ...] = ("pearson", "spearman")
+    low: float
+    high: float
+    far: float = 1.0
+
+    def parse(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not self.low <= value <= self.high:
+            raise ValueError(f"expected a number from {self.low:g} to {self.high:g}, got {text!r}")
+        return value
+
+    def show(self, prediction: float) -> str:
+        return f"{prediction:.6f}"
+
+    def target(self, label: float) -> float:
+        return float(label)
+
+    def head(self) -> dict:
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[float]:
+        return [min(max(float(value[0]), self.low), self.high) for value in outputs]
+
+    def metric(self, rows: Sequence[Row], predictions: Sequence[float]) -> dict[str, float]:
+        gold = [row.label for row in rows]
+        return {"pearson": metrics.pearson(gold, predictions), "spearman": metrics.spearman(gold, predictions)}
+
+    def guess(self, rows: Sequence[Row]) -> list[float]:
+        return [sum(row.label for row in rows) / len(rows)] * len(rows)
+
+    def tables(self, rows: Sequence[Row], predictions: Sequence[float]) -> dict[str, list[Sequence]]:
+        """For each unit of the gold numbers the mean prediction and the mean absolute difference."""
+        table: list[Sequence] = [("gold", "mean_prediction", "mean_difference", "rows")]
+        pairs = [(row.label, prediction) for row, prediction in zip(rows, predictions, strict=True)]
+        for low in np.arange(self.low, self.high):
+            high = min(low + 1, self.high)
+            inside = [(a, b) for a, b in pairs if low <= a < high or a == high == self.high]
+            if inside:
+                mean = sum(b for _, b in inside) / len(inside)
+                difference = sum(abs(a - b) for a, b in inside) / len(inside)
+                table.append((f"{low:g} to {high:g}", mean, difference, len(inside)))
+        return {"differences": table}
+
+    def errors(self, rows: Sequence[Row], predictions: Sequence[float]) -> list[dict]:
+        """The rows that are far off, the farthest first."""
+        listed = [
+            {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": round(prediction, 4)}
+            for row, prediction in zip(rows, predictions, strict=True)
+            if abs(row.label - prediction) >= self.far
+        ]
+        return sorted(listed, key=lambda error: -abs(error["label"] - error["prediction"]))

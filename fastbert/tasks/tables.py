@@ -1,0 +1,104 @@
+"""Tab-separated files as GLUE and its sources publish them: no quoting, a header or none."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import DataError
+from .bad_rows import STRICT, BadRows
+from .files import read_lines, shorten
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table.
+
+    Args:
+        number: of the line in the file, from 1.
+        index: of the row among the rows of the file, from 0; unusable rows count.
+        fields: as written, not stripped.
+    """
+
+    number: int
+    index: int
+    fields: list[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of a file, and its usable rows."""
+
+    columns: tuple[str, ...]
+    lines: list[Line]
+
+    def position(self, column: str) -> int | None:
+        """Where a column is; None where there is none of that name."""
+        return self.columns.index(column) if column in self.columns else None
+
+
+def read_table(
+    path: str | os.PathLike,
+    needed: Sequence[str],
+    *,
+    bare: Sequence[str] = (),
+    extra: bool = False,
+    bad_rows: BadRows = STRICT,
+) -> Table:
+    """Reads a tab-separated file. Quotes are plain characters, and only line feeds end a row.
+
+    Args:
+        path: the file, or ``-`` for standard input.
+        needed: columns that a header must have; it may have others, in any order.
+        bare: the columns of a file without header, for a task that has such files.
+        extra: a row may have more columns than the header names; they are left out.
+        bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
+
+    Raises:
+        DataError: no header where one is needed, or no rows; or by bad_rows.
+    """
+    lines = read_lines(path, bad_rows)
+    path = "standard input" if os.fspath(path) == "-" else path
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"{path}: expected {_expected(needed, bare)}, got an empty file")
+    columns = tuple(name.strip() for name in first[1].split("\t"))
+    pending = []
+    if not set(needed) <= set(columns):
+        if not _fits(columns, bare, extra):
+            raise DataError(f"{path}, line {first[0]}: expected {_expected(needed, bare)}, got {shorten(first[1])!r}")
+        columns, pending = tuple(bare), [first]
+    rows, index, blank, last = [], 0, None, first[0] - len(pending)
+    for number, line in itertools.chain(pending, lines):
+        index += number - last - 1  # lines that are no UTF-8 were rows too
+        last = number
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank is not None:
+            # Empty lines at the end are common and harmless; between rows they shift what follows.
+            bad_rows.refuse(f"{path}, line {blank}: expected {len(columns)} columns, got an empty line")
+            blank = None
+        fields = line.split("\t")
+        if _fits(fields, columns, extra):
+            rows.append(Line(number, index, fields))
+        else:
+            bad_rows.refuse(
+                f"{path}, line {number}: expected {len(columns)} tab-separated columns "
+                f"({shorten(', '.join(columns), 120)}), got {len(fields)}: {shorten(line)!r}"
+            )
+        index += 1
+    if not rows:
+        raise DataError(f"{path}: expected rows, got none that can be used")
+    return Table(columns, rows)
+
+
+def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:
+    return bool(columns) and (len(fields) == len(columns) or (extra and len(fields) > len(columns)))
+
+
+def _expected(needed: Sequence[str], bare: Sequence[str]) -> str:
+    header = f"the header of a tab-separated file with the columns {', '.join(map(repr, needed))}"
+    return f"{header}, or {len(bare)} columns without a header ({', '.join(bare)})" if bare else header

@@ -1,0 +1,128 @@
+"""Tasks with one answer for a text or for a pair, from tab-separated files: what classes and numbers share."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import DataError
+from .base import Example, Row, Task
+from .encoding import encode_texts
+from .files import atomic_write, shorten
+from .tables import read_table
+
+
+class TextTask(Task):
+    """A subclass states its columns, how an answer is written in a file, its head and its metric.
+
+    Attributes:
+        text_columns: the columns of the text or of the pair.
+        label_column: the column of the answer; a file without it is a test file.
+        id_column: the column that names a row; without it rows are numbered from 0.
+        bare_columns: the columns of files without a header; empty where the task has none.
+        extra_columns: rows may have columns after the last of these.
+    """
+
+    text_columns: tuple[str, ...] = ("sentence",)
+    label_column: str = "label"
+    id_column: str = "index"
+    bare_columns: tuple[str, ...] = ()
+    extra_columns: bool = False
+
+    @abc.abstractmethod
+    def parse(self, text: str) -> Any:
+        """An answer from a file as the metric compares it; raises ValueError with what was expected."""
+
+    def show(self, prediction: Any) -> str:
+        """A prediction as the submission format writes it."""
+        return str(prediction)
+
+    @abc.abstractmethod
+    def target(self, label: Any) -> int | float:
+        """An answer as the loss needs it; raises ValueError with what was expected."""
+
+    @abc.abstractmethod
+    def head(self) -> dict:
+        """The configuration of the head, as keyword arguments of `from_pretrained`."""
+
+    def read(self, path: str | os.PathLike) -> list[Row]:
+        table = read_table(
+            path, self.text_columns, bare=self.bare_columns, extra=self.extra_columns, bad_rows=self.bad_rows
+        )
+        texts_at = [table.position(column) for column in self.text_columns]
+        label_at, id_at = table.position(self.label_column), table.position(self.id_column)
+        rows = []
+        for line in table.lines:
+            texts = tuple(line.fields[at].strip() for at in texts_at)
+            label = None if label_at is None else line.fields[label_at].strip()
+            try:
+                self.check_texts(texts, labelled=label is not None)
+                label = None if label is None else self.parse(label)
+            except ValueError as error:
+                self.bad_rows.refuse(f"{path}, line {line.number}: {error}")
+                continue
+            rows.append(Row(str(line.index) if id_at is None else line.fields[id_at].strip(), texts, label))
+        if not rows:
+            raise DataError(f"{path}: expected rows, got none that can be used")
+        return rows
+
+    def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
+        """Raises ValueError for a row without text. One half of a pair may be missing where there is no label: every
+        row of a test file must be answered, and some of GLUE's have such halves."""
+        if not (all(texts) if labelled else any(texts)):
+            raise ValueError("expected a text in every text column, got an empty one")
+
+    def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
+        encodings = encode_texts([row.texts for row in rows], tokenizer, max_seqlen)
+        return [
+            Example(
+                index,
+                encoding.ids,
+                encoding.type_ids,
+                label=None if row.label is None else self._target(row),
+                truncated=bool(encoding.overflowing),
+            )
+            for index, (row, encoding) in enumerate(zip(rows, encodings, strict=True))
+        ]
+
+    def _target(self, row: Row) -> int | float:
+        try:
+            return self.target(row.label)
+        except ValueError as error:
+            raise DataError(f"row {row.id}: {error}") from None
+
+    def model(self, directory: str | os.PathLike):
+        from ..models import BertForSequenceClassification
+
+        return BertForSequenceClassification.from_pretrained(directory, **self.head())
+
+    def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
+        """Writes GLUE's submission format: ``index<TAB>prediction``."""
+        with atomic_write(path) as file:
+            file.write("index\tprediction\n")
+            for row, prediction in zip(rows, predictions, strict=True):
+                file.write(f"{row.id}\t{self.show(prediction)}\n")
+
+    def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:
+        table = read_table(path, ("index", "prediction"))
+        id_at, prediction_at = table.position("index"), table.position("prediction")
+        found: dict[str, Any] = {}
+        for line in table.lines:
+            index, where = line.fields[id_at].strip(), f"{path}, line {line.number}"
+            if index in found:
+                raise DataError(f"{where}: index {index} occurs twice")
+            try:
+                found[index] = self.parse(line.fields[prediction_at].strip())
+            except ValueError as error:
+                raise DataError(f"{where}: {error}") from None
+        known = {row.id for row in rows}
+        missing = [row.id for row in rows if row.id not in found]
+        unknown = [index for index in found if index not in known]
+        if missing or unknown:
+            raise DataError(
+                f"{path}: expected one prediction for each of {len(rows)} rows, got {len(found)}; "
+                f"missing {shorten(', '.join(missing)) or 'none'}; unknown {shorten(', '.join(unknown)) or 'none'}"
+            )
+        return [found[row.id] for row in rows]

@@ -1,0 +1,101 @@
+"""Tab-separated files with a header or none; rows that cannot be used."""
+
+import pytest
+
+from fastbert.errors import DataError
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.tables import read_table
+
+BARE = ("x", "a", "y")
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content: bytes):
+        path = tmp_path / "f.tsv"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def fields(table):
+    return [line.fields for line in table.lines]
+
+
+def test_quotes_and_line_separators_are_text(write):
+    table = read_table(write('a\tb\n"x\ty"\n\'\t"\np\u2028q\tr\rs\u0085\n'.encode()), ("a", "b"))
+    assert fields(table) == [['"x', 'y"'], ["'", '"'], ["p\u2028q", "r\rs\u0085"]]
+    assert [line.number for line in table.lines] == [2, 3, 4]
+
+
+def test_columns_are_found_by_name(write):
+    table = read_table(write(b"\xef\xbb\xbfb\tz\t a \r\n1\t2\t3\r\n"), ("a", "b"))
+    assert (table.position("a"), table.position("b"), table.position("other")) == (2, 0, None)
+    assert fields(table) == [["1", "2", "3"]]
+
+
+def test_a_file_without_header_has_the_columns_of_the_task(write):
+    table = read_table(write(b"1\t2\t3\n4\t5\t6\n"), ("a",), bare=BARE)
+    assert table.columns == BARE
+    assert [(line.number, line.index, line.fields) for line in table.lines] == [
+        (1, 0, ["1", "2", "3"]),
+        (2, 1, ["4", "5", "6"]),
+    ]
+    # The same task's file with a header is told apart by the names.
+    assert fields(read_table(write(b"q\ta\n4\t5\n"), ("a",), bare=BARE)) == [["4", "5"]]
+
+
+def test_further_columns_only_where_a_task_has_them(write):
+    path = write(b"1\t2\t3\n4\t5\t6\t7\t8\n")
+    assert len(fields(read_table(path, ("a",), bare=BARE, extra=True))) == 2
+    with pytest.raises(DataError, match=r"line 2: expected 3 tab-separated columns \(x, a, y\), got 5: '4"):
+        read_table(path, ("a",), bare=BARE)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "expected the header of a tab-separated file with the columns 'a', 'b', got an empty file"),
+        (b"x\ty\n1\t2\n", "line 1: expected the header of a tab-separated file with the columns 'a', 'b', got 'x"),
+        (b"a b\n1\t2\n", "line 1: expected the header"),
+        (b"a\tb\n", "expected rows, got none"),
+        (b"a\tb\n\n\n", "expected rows, got none"),
+        (b"a\tb\n1\t2\n\n1\t2\n", "line 3: expected 2 columns, got an empty line"),
+        (b"a\tb\n1\n", "line 2: expected 2 tab-separated columns"),
+    ],
+)
+def test_what_does_not_fit_is_named(write, content, reason):
+    path = write(content)
+    with pytest.raises(DataError, match=reason) as caught:
+        read_table(path, ("a", "b"))
+    assert str(path) in str(caught.value)
+
+
+def test_a_bare_file_of_another_width_names_both_forms(write):
+    with pytest.raises(DataError, match=r"'a', or 3 columns without a header \(x, a, y\), got '1"):
+        read_table(write(b"1\t2\n"), ("a",), bare=BARE)
+
+
+def test_empty_lines_at_the_end_are_harmless(write):
+    assert len(read_table(write(b"a\tb\n1\t2\n\r\n\n"), ("a",)).lines) == 1
+
+
+def test_skipped_rows_are_counted_with_their_reasons_and_keep_the_numbers_of_the_others(write):
+    bad = BadRows(skip=True)
+    path = write(b"a\tb\n0\tx\nbroken\n\n2\tx\n\xff\tx\n4\tx\n1\t2\t3\n6\tx\n")
+    table = read_table(path, ("a", "b"), bad_rows=bad)
+    # The empty line 4 is no row; the lines 3, 6 and 8 are.
+    assert [(line.index, line.fields[0]) for line in table.lines] == [(0, "0"), (2, "2"), (4, "4"), (6, "6")]
+    assert [reason.split(", ")[1].split(":")[0] for reason in bad.reasons] == ["line 3", "line 4", "line 6", "line 8"]
+    assert all(reason.startswith(str(path)) for reason in bad.reasons)
+
+
+def test_nothing_but_bad_rows_is_an_error(write):
+    with pytest.raises(DataError, match="got none that can be used"):
+        read_table(write(b"a\tb\n1\n2\n"), ("a",), bad_rows=BadRows(skip=True))
+
+
+def test_a_strict_reader_may_say_what_helps(write):
+    with pytest.raises(DataError, match=r"line 2: .* \(--skip-bad-rows leaves it out\)$"):
+        read_table(write(b"a\tb\n1\n"), ("a",), bad_rows=BadRows(hint="--skip-bad-rows leaves it out"))
