@@ -3,26 +3,10 @@
 // Every tensor is contiguous, rows x cols, row-major. Parameters (bias, weight) and statistics are float32; activations
 // are float32 or bfloat16. Nothing here allocates, throws, or knows torch or Python.
 #pragma once
-#include <cstdint>
+#include "attention.h"
+#include "types.h"
 
 namespace fastbert {
-
-enum class DType : int { f32 = 0, bf16 = 1 };
-
-struct bf16 {
-    uint16_t bits;
-};
-
-// Place in the random stream; an element is dropped when its 16 random bits are below the threshold.
-struct Dropout {
-    uint32_t key[2];
-    uint32_t offset;
-    uint32_t site;
-    uint32_t threshold;  // 0..65536; 0 keeps everything
-    float scale;         // of kept elements
-
-    bool active() const { return threshold != 0; }
-};
 
 struct GeluArgs {
     DType dtype;

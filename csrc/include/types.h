@@ -1,0 +1,24 @@
+// What the arguments of every kernel are made of.
+#pragma once
+#include <cstdint>
+
+namespace fastbert {
+
+enum class DType : int { f32 = 0, bf16 = 1 };
+
+struct bf16 {
+    uint16_t bits;
+};
+
+// Place in the random stream; an element is dropped when its 16 random bits are below the threshold.
+struct Dropout {
+    uint32_t key[2];
+    uint32_t offset;
+    uint32_t site;
+    uint32_t threshold;  // 0..65536; 0 keeps everything
+    float scale;         // of kept elements
+
+    bool active() const { return threshold != 0; }
+};
+
+}  // namespace fastbert
