@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from .. import ops, rng
@@ -25,7 +26,7 @@ class Encoded:
 
     Args:
         tokens: the batch and the way back to the caller's shape.
-        hidden: (T, H) last hidden states.
+        hidden: (T, H) last hidden states, or (N, H) of the tokens that were asked for alone.
         pooled: (B, H), or None without a pooler.
         hidden_states, attentions: in the caller's shape, or None.
     """
@@ -73,9 +74,14 @@ class BertModel(PreTrainedModel):
         encoder_attention_mask=None,
         past_key_values=None,
         use_cache=None,
+        only: Tensor | None = None,
         **unknown,
     ) -> Encoded:
-        """`forward` with the result still packed, for the heads to build on; the same arguments."""
+        """`forward` with the result still packed, for the heads to build on; the same arguments.
+
+        With ``only`` (N,) int64, indices of packed tokens, the last layer is computed for these and for the pooler's
+        first tokens alone.
+        """
         if unknown:
             raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
         refuse(
@@ -116,11 +122,20 @@ class BertModel(PreTrainedModel):
         hidden = self.embeddings(
             tokens.input_ids, tokens.token_type_ids, tokens.position_ids, key, tokens.inputs_embeds
         )
-        hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states))
+        rows = only
+        if only is not None and self.pooler is not None:
+            rows = torch.cat([tokens.first_rows(), only])
+        hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states), rows)
+        pooled = None
+        if self.pooler is not None and only is None:
+            pooled = self.pooler(tokens.first_tokens(hidden))
+        elif self.pooler is not None:
+            first, hidden = hidden.split([len(rows) - len(only), len(only)])
+            pooled = self.pooler(tokens.without_empty(first))
         return Encoded(
             tokens,
             hidden,
-            self.pooler(tokens.first_tokens(hidden)) if self.pooler is not None else None,
+            pooled,
             tuple(map(tokens.unpack, states)) if states else None,
             tuple(attentions) if keep_attentions else None,
         )

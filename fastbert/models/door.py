@@ -61,13 +61,19 @@ class Tokens:
             )
         return self.packing.pack(x)
 
+    def first_rows(self) -> Tensor:
+        """(B,) int64: where the first token of each sequence is; some other token's place for an empty one."""
+        return self.cu_seqlens[:-1].long().clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
+
     def first_tokens(self, x: Tensor) -> Tensor:
         """(T, H) -> (B, H): the first token of each sequence; zeros for an empty one."""
-        starts, ends = self.cu_seqlens[:-1].long(), self.cu_seqlens[1:].long()
         if x.shape[0] == 0:
-            return x.new_zeros(starts.numel(), x.shape[-1])
-        first = x.index_select(0, starts.clamp(max=x.shape[0] - 1))
-        return first * (ends > starts)[:, None]
+            return x.new_zeros(self.cu_seqlens.numel() - 1, x.shape[-1])
+        return self.without_empty(x.index_select(0, self.first_rows()))
+
+    def without_empty(self, first: Tensor) -> Tensor:
+        """(B, H) of the first tokens, with zeros for an empty sequence."""
+        return first * (self.cu_seqlens.diff() > 0)[:, None]
 
 
 def check_ids(config: BertConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor) -> None:

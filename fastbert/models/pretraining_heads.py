@@ -18,7 +18,15 @@ from .bert import BertHead, Encoded, as_asked
 from .door import check_labels
 
 
-def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, output_logits: bool | None):
+def _only_labelled(model: BertHead, batch, labels: Tensor | None, output_logits: bool | None, options: dict):
+    """{"only": positions} where nothing but the labelled tokens of a `PackedBatch` is asked of the last layer."""
+    wanted = model.last_layer == "needed" and isinstance(batch, PackedBatch) and batch.mlm_positions is not None
+    if not wanted or labels is not None or output_logits or options.get("output_hidden_states"):
+        return {}
+    return {} if model.config.output_hidden_states else {"only": batch.mlm_positions}
+
+
+def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, output_logits: bool | None, gathered: bool):
     """The masked-LM loss over labelled tokens, their logits (N, V), and all logits where they are asked for."""
     hidden, loss, at_labels, logits = encoded.hidden, None, None, None
     positions = batch.mlm_positions if isinstance(batch, PackedBatch) else None
@@ -29,7 +37,7 @@ def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, outp
         targets = packed.index_select(0, positions)
     if positions is not None:
         check_labels(targets, predictions.decoder.out_features)
-        at_labels = predictions(hidden.index_select(0, positions))
+        at_labels = predictions(hidden if gathered else hidden.index_select(0, positions))
         loss = ops.cross_entropy(at_labels, targets)
     if output_logits or (output_logits is None and positions is None):
         logits = encoded.tokens.unpack(predictions(hidden))
@@ -44,7 +52,14 @@ def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
 
 
 class BertForPreTraining(BertHead):
-    """Both pre-training heads."""
+    """Both pre-training heads.
+
+    ``last_layer = "needed"`` (an attribute) computes the last layer for the tokens that a loss reads alone: the
+    labelled ones of a `PackedBatch` and the first of each sequence. The losses are the same; under dropout the last
+    layer draws other bits.
+    """
+
+    last_layer = "all"
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=True)
@@ -78,8 +93,11 @@ class BertForPreTraining(BertHead):
             ``seq_relationship_logits`` = ``nsp_logits`` (B, 2).
         """
         batch = input_ids
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        mlm_loss, mlm_logits, logits = _masked_lm(self.cls.predictions, encoded, labels, batch, output_logits)
+        only = _only_labelled(self, batch, labels, output_logits, options)
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
+        mlm_loss, mlm_logits, logits = _masked_lm(
+            self.cls.predictions, encoded, labels, batch, output_logits, bool(only)
+        )
         nsp_logits = apply_linear(self.cls.seq_relationship, encoded.pooled)
         packed = isinstance(batch, PackedBatch)
         if packed and next_sentence_label is None:
@@ -101,7 +119,9 @@ class BertForPreTraining(BertHead):
 
 
 class BertForMaskedLM(BertHead):
-    """The masked-LM head alone; no pooler."""
+    """The masked-LM head alone; no pooler. ``last_layer`` as in `BertForPreTraining`."""
+
+    last_layer = "all"
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=False)
@@ -126,8 +146,11 @@ class BertForMaskedLM(BertHead):
             ``loss``; ``logits`` (B, S, V) or (T, V) where there are no labels or they are asked for; ``mlm_logits``
             (N, V) at the labelled tokens.
         """
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        loss, mlm_logits, logits = _masked_lm(self.cls.predictions, encoded, labels, input_ids, output_logits)
+        only = _only_labelled(self, input_ids, labels, output_logits, options)
+        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
+        loss, mlm_logits, logits = _masked_lm(
+            self.cls.predictions, encoded, labels, input_ids, output_logits, bool(only)
+        )
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions, mlm_logits)
         return as_asked(output, return_dict, self.config)
 

@@ -101,21 +101,33 @@ class BertEncoder(nn.Module):
         self.layer = nn.ModuleList(BertLayer(config, index) for index in range(config.num_hidden_layers))
         self.gradient_checkpointing = False
 
-    def run(self, x: Tensor, layout: Layout, key: DropoutKey | None, keep_states: bool = False):
+    def run(
+        self,
+        x: Tensor,
+        layout: Layout,
+        key: DropoutKey | None,
+        keep_states: bool = False,
+        rows: Tensor | None = None,
+    ):
         """The layers on tokens in any layout.
 
+        Args:
+            rows: (R,) int64, the tokens whose last hidden state is wanted, or None for all; the last layer is computed
+                beyond its attention for them alone.
+
         Returns:
-            the last hidden state (T, H); all L+1 hidden states, the input first, or None; and the list of attention
-            probabilities, whose entries are None where the layout keeps none.
+            the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the list of
+            attention probabilities, whose entries are None where the layout keeps none.
         """
         states, attentions = [x], []
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        for layer in self.layer:
+        for number, layer in enumerate(self.layer, 1):
+            wanted = rows if number == len(self.layer) else None
             if recompute:
                 # Our dropout replays by its key; torch's generator is kept for what an adapter (LoRA) may draw.
-                x, probs = checkpoint(layer, x, layout, key, use_reentrant=False)
+                x, probs = checkpoint(layer, x, layout, key, wanted, use_reentrant=False)
             else:
-                x, probs = layer(x, layout, key)
+                x, probs = layer(x, layout, key, wanted)
             attentions.append(probs)
             if keep_states:
                 states.append(x)

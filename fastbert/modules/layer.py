@@ -81,11 +81,14 @@ class BertLayer(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = ResidualOutput(config.intermediate_size, config)
 
-    def forward(self, x: Tensor, layout: Layout, key: DropoutKey | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, layout: Layout, key: DropoutKey | None, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """x (T, H) -> (T, H), and attention probabilities where the layout keeps them.
 
         ``key`` names the random numbers of this forward pass; it is an argument, so recomputing the layer for the
-        backward pass drops the same elements.
+        backward pass drops the same elements. With ``rows`` (R,) int64 only these tokens are computed beyond the
+        attention, and (R, H) comes back; all tokens are attended to.
         """
         on_probs = on_attention = on_output = None
         if key is not None:
@@ -94,5 +97,7 @@ class BertLayer(nn.Module):
             on_attention = key.site(self.config.hidden_dropout_prob, site + 1)
             on_output = key.site(self.config.hidden_dropout_prob, site + 2)
         context, probs = self.attention.self(x, layout, on_probs)
+        if rows is not None:
+            context, x = context.index_select(0, rows), x.index_select(0, rows)
         x = self.attention.output(context, x, on_attention)
         return self.output(self.intermediate(x), x, on_output), probs

@@ -59,6 +59,8 @@ class PretrainConfig:
     """bf16 multiplies in bfloat16 and keeps fp32 weights."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, a third more arithmetic."""
+    last_layer: Literal["needed", "all"] = "needed"
+    """The tokens for which the last layer is computed: those that a loss reads, or all. The losses are the same."""
     dropout: float | None = None
     """Dropout in place of the model's own, everywhere."""
     seed: int = 0
@@ -100,7 +102,11 @@ class PretrainConfig:
             raise InputError(f"clip must be above 0, got {self.clip}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        for name, known in (("schedule", ("linear", "poly", "constant")), ("precision", ("fp32", "bf16"))):
+        for name, known in (
+            ("schedule", ("linear", "poly", "constant")),
+            ("precision", ("fp32", "bf16")),
+            ("last_layer", ("needed", "all")),
+        ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 

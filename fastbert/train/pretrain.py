@@ -87,6 +87,7 @@ def pretrain(
         model = build_model(config, data)
     _check_fit(config, model, data)
     _check_heldout(heldout)
+    model.last_layer = config.last_layer
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()
     console = Console(quiet)
