@@ -7,6 +7,7 @@ import torch
 WORDS = "the a film book is was good great fine bad dull poor very not and of in it capital france paris . , !"
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = [*SPECIALS, *WORDS.split()]
+GOOD, BAD = ("good", "great", "fine"), ("bad", "dull", "poor")
 
 
 def config(**changes):
@@ -27,3 +28,17 @@ def save(directory: Path, cls: str = "BertForMaskedLM", vocab=VOCAB, **changes) 
     model.save_pretrained(directory)
     (directory / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
     return directory
+
+
+def rows_of(count: int, seed: int) -> list:
+    """Rows of SST-2: sentences of different lengths whose label is one word in them."""
+    from fastbert.tasks.base import Row
+
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for index in range(count):
+        a, b, c, d = torch.randint(0, 6, (4,), generator=generator).tolist()
+        word = (GOOD + BAD)[a]
+        text = f"the {('film', 'book')[b % 2]} {'is very ' * (c % 3)}{word}{' .' * (d % 4)}"
+        rows.append(Row(str(index), (text,), str(int(word in GOOD))))
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,8 @@ class Evaluate(PredictOptions):
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
     predictions: Annotated[Path | None, arg(metavar="FILE")] = None
     """Predictions in the official submission format, in place of a model."""
+    report: Annotated[Path | None, arg(metavar="DIR")] = None
+    """A directory for what `finetune` also writes: metrics, predictions, tables and the rows that were got wrong."""
 
 
 def run(args: Evaluate) -> None:
@@ -46,5 +49,10 @@ def run(args: Evaluate) -> None:
         predictions = task.read_predictions(rows, args.predictions)
     else:
         task, rows, predictions, loss = predict_file(args.task, args.model, args.data, args, labelled=True)
-    result = {"task": args.task, "rows": len(rows), **task.metric(rows, predictions)}
-    print(json.dumps(result if loss is None else {**result, "loss": loss}))
+    metrics = task.metric(rows, predictions) | ({} if loss is None else {"loss": loss})
+    if args.report is not None:
+        from ..tasks.runs import write_results
+
+        for path in write_results(task, rows, predictions, metrics, args.report, args.data.stem):
+            print(path, file=sys.stderr)
+    print(json.dumps({"task": args.task, "rows": len(rows), **metrics}))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..tasks.config import FinetuneConfig
+from ..tasks.config import FinetuneConfig, SearchConfig
 
 
 @dataclass(kw_only=True)
-class Finetune(FinetuneConfig):
+class Finetune(FinetuneConfig, SearchConfig):
     """Fine-tunes a pre-trained model on a task, evaluates it after each epoch and keeps the best.
 
     OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer), and of the dev file
-    the metrics, the predictions in the official format, and the rows that were got wrong.
+    the metrics, the predictions in the official format, tables (per class, confusion) and the rows that were got wrong.
 
     Example:
         fastbert finetune sst2 --model DIR --train train.tsv --dev dev.tsv --out RUN
+        fastbert finetune rte --model DIR --train train.tsv --dev dev.tsv --out RUN --restarts 5
+        fastbert finetune mrpc --model DIR --train train.tsv --dev dev.tsv --out RUN --grid
         fastbert evaluate sst2 --model RUN --data dev.tsv
     """
 
@@ -30,79 +34,90 @@ class Finetune(FinetuneConfig):
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
     train: Annotated[Path, arg(metavar="FILE")]
     """The training file."""
-    dev: Annotated[Path, arg(metavar="FILE")]
+    dev: Annotated[Path | None, arg(metavar="FILE")] = None
     """The file to evaluate on."""
+    dev_share: float | None = None
+    """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed."""
+    also: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
+    """Further files to evaluate the best model on, such as MNLI's dev_mismatched.tsv."""
     out: Annotated[Path, arg(metavar="OUT")]
     """The run directory to make."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
 
+    def __post_init__(self) -> None:
+        FinetuneConfig.__post_init__(self)
+        SearchConfig.__post_init__(self)
+
 
 def run(args: Finetune) -> None:
     """Reads everything, then trains: what does not fit is told before anything is written."""
+    from ..errors import InputError
     from ..tasks import registry
+    from ..tasks.batching import hold_out
     from ..tasks.runs import check_new, model_directory
     from ._tasks import read_rows
 
+    if (args.dev is None) == (args.dev_share is None):
+        raise InputError("expected either --dev or --dev-share, got both or neither")
+    config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
+    configs = args.trials(config)
     task = registry.get(args.task)
     check_new(args.out)
     train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True)
     task.learn(train_rows)
-    dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
-    directory = model_directory(args.model)
-    config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
-    _train(args, task, directory, train_rows, dev_rows, config)
+    if args.dev is None:
+        train_rows, dev_rows = hold_out(train_rows, args.dev_share)
+    else:
+        dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
+    also = {path: read_rows(task, path, args.skip_bad_rows, labelled=True) for path in args.also}
+    if len({path.stem for path in also}) < len(args.also):
+        names = ", ".join(path.name for path in args.also)
+        raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
+    _train(args, task, model_directory(args.model), (train_rows, dev_rows), also, configs)
 
 
-def _train(args: Finetune, task, directory: Path, train_rows, dev_rows, config: FinetuneConfig) -> None:
+def _train(args: Finetune, task, directory: Path, rows: tuple, also: dict, configs: Sequence[FinetuneConfig]) -> None:
     import torch
 
     from .. import load_tokenizer
     from ..tasks.base import check_fit
-    from ..tasks.finetune import finetune
+    from ..tasks.finetune import Callbacks, finetune
+    from ..tasks.search import search
+    from . import _finetune_report as report
     from ._progress import progress
 
+    config = configs[0]
     tokenizer = load_tokenizer(directory)
+    source = {"model": str(args.model), "train": str(args.train)}
+    source |= {"dev": str(args.dev)} if args.dev is not None else {"dev_share": args.dev_share}
     torch.manual_seed(config.seed)  # the new head
     model = task.model(directory)
     check_fit(tokenizer, model.config, config.max_seqlen)
-    _print_header(args, model, len(train_rows[: config.limit_train]), len(dev_rows[: config.limit_dev]))
-    source = {"task": args.task, "model": str(args.model), "train": str(args.train), "dev": str(args.dev)}
+    report.header(args, model, configs, *rows)
     with progress(args.task, None, "steps") as advance:
-        result = finetune(
-            task,
-            model,
-            tokenizer,
-            train_rows,
-            dev_rows,
-            config,
-            out=args.out,
-            source=source,
-            on_step=lambda total: advance(1, total),
-            on_epoch=_print_epoch,
-        )
-    best = ", ".join(f"{name} {result.best[name]:.4f}" for name in task.metrics)
-    print(f"best epoch {result.best['epoch']}: {best}")
-    for path in result.paths:
+        callbacks = Callbacks(lambda total: advance(1, total), lambda early: report.early(task, early), report.epoch)
+        given = {"out": args.out, "source": source, "callbacks": callbacks}
+        if len(configs) == 1:
+            result = finetune(task, model, tokenizer, *rows, config, **given)
+        else:
+            given["on_trial"] = lambda trial: report.trial(task, trial, len(configs))
+            result, model = search(task, model, partial(task.model, directory), tokenizer, *rows, configs, **given)
+    paths = [*result.paths, *_evaluate_also(task, model, tokenizer, also, config, args.out)]
+    report.result(task, result, args.restarts)
+    for path in paths:
         print(path)
 
 
-def _print_header(args: Finetune, model, train_rows: int, dev_rows: int) -> None:
-    import torch
+def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, out: Path) -> list[Path]:
+    """Scores the best model on further files; returns what was written."""
+    from ..tasks.finetune import EvaluationSet
+    from ..tasks.runs import write_results
+    from . import _finetune_report as report
 
-    from ..ops import _dispatch
-
-    size = f"{args.token_budget} tokens" if args.token_budget else f"{args.batch_size} rows"
-    served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
-    print(f"model      {args.model}: {model.num_parameters():,} parameters")
-    print(f"data       {args.task}: {train_rows:,} training rows, {dev_rows:,} dev rows")
-    print(
-        f"training   {args.epochs} epochs of batches of {size}, at most {args.max_seqlen} tokens a row, "
-        f"lr {args.lr:g}, {args.precision}, seed {args.seed}"
-    )
-    print(f"device     {model.device}, {torch.get_num_threads()} threads")
-    print(f"backends   {served}", flush=True)
-
-
-def _print_epoch(epoch: dict) -> None:
-    print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in epoch.items()), flush=True)
+    paths = []
+    for path, rows in also.items():
+        score, predictions = EvaluationSet.of(task, rows, tokenizer, config.max_seqlen).score(task, model)
+        print(f"{path}: {report.metrics(task, score)}")
+        paths += write_results(task, rows, predictions, score, out, f"also_{path.stem}")
+    return paths

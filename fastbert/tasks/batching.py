@@ -44,3 +44,18 @@ def evaluation_batches(lengths: Sequence[int], token_budget: int) -> list[np.nda
     """Batches of like lengths, the longest first, so that a batch that does not fit in memory fails at once."""
     order = np.argsort(-np.asarray(lengths), kind="stable")
     return budget_batches(lengths, max(token_budget, max(lengths, default=0)), order)
+
+
+def hold_out(rows: Sequence, share: float) -> tuple[list, list]:
+    """Cuts rows into those to train on and a share to evaluate on, drawn by chance: the same ones for every call, so
+    that runs with different seeds can be compared. Both keep their order.
+
+    Raises:
+        InputError: one of the two would be empty.
+    """
+    count = round(share * len(rows))
+    if not 0 < count < len(rows):
+        raise InputError(f"dev_share must leave rows on both sides, got {share:g} of {len(rows)} rows")
+    chosen = set(np.random.Generator(np.random.PCG64(0)).permutation(len(rows))[:count].tolist())
+    kept = [row for index, row in enumerate(rows) if index not in chosen]
+    return kept, [row for index, row in enumerate(rows) if index in chosen]

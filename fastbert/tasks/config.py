@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,3 +53,42 @@ class FinetuneConfig:
             raise InputError(f"warmup is a share of the steps, between 0 and 1, got {self.warmup}")
         if not self.lr > 0:
             raise InputError(f"lr must be above 0, got {self.lr}")
+
+
+@dataclass(kw_only=True)
+class SearchConfig:
+    """Several trainings in one process, of which the best on the dev rows is kept."""
+
+    restarts: int = 1
+    """Trainings with the seeds SEED, SEED + 1, ...: fine-tuning on few rows sometimes fails by chance."""
+    grid: bool = False
+    """Train with every combination of the three lists below, the paper's by default: 18 trainings, times --restarts."""
+    grid_batch_sizes: tuple[int, ...] = (16, 32)
+    """Batch sizes of the grid."""
+    grid_lrs: tuple[float, ...] = (5e-5, 3e-5, 2e-5)
+    """Peak learning rates of the grid."""
+    grid_epochs: tuple[int, ...] = (2, 3, 4)
+    """Numbers of epochs of the grid."""
+
+    def __post_init__(self) -> None:
+        if self.restarts < 1:
+            raise InputError(f"restarts must be at least 1, got {self.restarts}")
+        for name in ("grid_batch_sizes", "grid_lrs", "grid_epochs"):
+            if self.grid and not getattr(self, name):
+                raise InputError(f"{name} must hold at least one value, got none")
+
+    def trials(self, config: FinetuneConfig) -> list[FinetuneConfig]:
+        """The recipe of every training: those of one combination follow each other.
+
+        Raises:
+            InputError: a value of the grid is none for a recipe, or batches are to be cut by tokens, which leaves
+                nothing for a grid's batch sizes.
+        """
+        if self.grid and config.token_budget is not None:
+            raise InputError(f"the grid tries batch sizes, expected no token_budget, got {config.token_budget}")
+        axes = {"batch_size": self.grid_batch_sizes, "lr": self.grid_lrs, "epochs": self.grid_epochs}
+        points = (
+            [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())] if self.grid else [{}]
+        )
+        seeds = [config.seed + restart for restart in range(self.restarts)]
+        return [dataclasses.replace(config, **point, seed=seed) for point in points for seed in seeds]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from .files import atomic_write, write_json, write_json_lines
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..train.metrics import MetricsLog
     from .base import Row, Task
     from .config import FinetuneConfig
     from .finetune import FinetuneResult
@@ -84,38 +87,69 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
     return model
 
 
-class FinetuneRun:
-    """Writes the directory of a fine-tuning: config.yaml and metrics.jsonl as it goes, the rest at the end."""
+class TrialLog:
+    """What one training measures: metrics.jsonl and TensorBoard events of a directory."""
 
-    def __init__(self, out: str | os.PathLike, task: Task, config: FinetuneConfig, source: dict):
-        import yaml
+    def __init__(self, log: MetricsLog, every: int):
+        self._log, self._every = log, every
 
-        self.out = Path(out)
-        check_new(self.out)
-        self._every = config.log_every
-        with atomic_write(self.out / "config.yaml") as file:
-            yaml.safe_dump({"task": task.name, **source, **dataclasses.asdict(config)}, file, sort_keys=False)
-
-    def __enter__(self) -> FinetuneRun:
-        from ..train.metrics import MetricsLog
-
-        self._log = MetricsLog(self.out).__enter__()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._log.__exit__(*exception)
-
-    def log_step(self, record: dict) -> None:
+    def step(self, record: dict) -> None:
         """One training step, of which every `log_every`-th is kept."""
         if record["step"] % self._every == 0:
             self._log.log("train", **record)
 
-    def log_epoch(self, step: int, record: dict) -> None:
+    def early(self, record: dict) -> None:
+        """The early check, made in the first epoch."""
+        self._log.log("early", **record)
+
+    def epoch(self, step: int, record: dict) -> None:
         """An epoch's figures, after so many steps."""
         self._log.log("dev", step, **record)
 
-    def finish(self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row]) -> FinetuneResult:
-        """Writes the model with its tokenizer, and what became of the dev rows; returns the result with the paths."""
+
+class FinetuneRun:
+    """Writes the directory of a fine-tuning: config.yaml and metrics as it goes, the rest at the end.
+
+    Several trainings keep their metrics in ``trials/1``, ``trials/2`` and so on, and each leaves a line in
+    trials.jsonl when it ends; of the best there is what there is of a single one.
+    """
+
+    def __init__(self, out: str | os.PathLike, task: Task, config: FinetuneConfig, source: dict):
+        self.out = Path(out)
+        check_new(self.out)
+        self._source = {"task": task.name, **source}
+        self._write_config(config)
+
+    def _write_config(self, config: FinetuneConfig) -> None:
+        import yaml
+
+        self._every = config.log_every
+        with atomic_write(self.out / "config.yaml") as file:
+            yaml.safe_dump({**self._source, **dataclasses.asdict(config)}, file, sort_keys=False)
+
+    @contextlib.contextmanager
+    def log(self, trial: int | None = None) -> Iterator[TrialLog]:
+        """The log of the training, or of one of several, numbered from 1."""
+        from ..train.metrics import MetricsLog
+
+        directory = self.out if trial is None else self.out / "trials" / str(trial)
+        directory.mkdir(parents=True, exist_ok=True)
+        with MetricsLog(directory) as log:
+            yield TrialLog(log, self._every)
+
+    def log_trial(self, record: dict) -> None:
+        """The line of a training that has ended."""
+        with open(self.out / "trials.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def finish(
+        self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row], config=None
+    ) -> FinetuneResult:
+        """Writes the model with its tokenizer, and what became of the dev rows; returns the result with the paths.
+
+        Args:
+            config: the best of several recipes, which config.yaml then holds.
+        """
         from ..data.tokenizer import save_tokenizer
 
         model_dir, fresh = self.out / "model", self.out / "model.new"
@@ -128,10 +162,34 @@ class FinetuneRun:
         finally:
             # There is a whole model or none, also on a full disk.
             shutil.rmtree(fresh, ignore_errors=True)
-        metrics, predictions, errors = (
-            self.out / name for name in ("dev_metrics.json", "dev_predictions.tsv", "dev_errors.jsonl")
-        )
-        write_json({"task": task.name, "rows": len(rows), **result.best}, metrics)
-        task.write_predictions(rows, result.predictions, predictions)
-        write_json_lines(task.errors(rows, result.predictions), errors)
-        return dataclasses.replace(result, model_dir=model_dir, paths=[model_dir, metrics, predictions, errors])
+        if config is not None:
+            self._write_config(config)
+        trials = [self.out / "trials.jsonl"] if result.trials else []
+        paths = write_results(task, rows, result.predictions, result.best, self.out, "dev")
+        return dataclasses.replace(result, model_dir=model_dir, paths=[model_dir, *trials, *paths])
+
+
+def write_results(
+    task: Task, rows: Sequence[Row], predictions: Sequence, metrics: dict, out: str | os.PathLike, prefix: str
+) -> list[Path]:
+    """Writes what became of labelled rows into a directory: PREFIX_metrics.json, PREFIX_predictions (in the official
+    format), PREFIX_errors.jsonl, and each of the task's tables as PREFIX_NAME.tsv; returns the paths."""
+    out = Path(out)
+    paths = [
+        out / f"{prefix}_metrics.json",
+        out / f"{prefix}_predictions{Path(task.submission).suffix}",
+        out / f"{prefix}_errors.jsonl",
+    ]
+    write_json({"task": task.name, "rows": len(rows), **metrics}, paths[0])
+    task.write_predictions(rows, predictions, paths[1])
+    write_json_lines(task.errors(rows, predictions), paths[2])
+    for name, table in task.tables(rows, predictions).items():
+        paths.append(out / f"{prefix}_{name}.tsv")
+        with atomic_write(paths[-1]) as file:
+            file.writelines("\t".join(map(show_cell, line)) + "\n" for line in table)
+    return paths
+
+
+def show_cell(value: object) -> str:
+    """A value of a table as text: floats with four digits."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

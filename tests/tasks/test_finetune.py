@@ -7,29 +7,15 @@ import pytest
 import tiny_bert
 import torch
 import transformers
+from tiny_bert import rows_of
 
 import fastbert
 from fastbert.errors import InputError
 from fastbert.tasks import registry
-from fastbert.tasks.base import Row
 from fastbert.tasks.batching import training_batches
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import predict, run_model
-
-GOOD, BAD = ("good", "great", "fine"), ("bad", "dull", "poor")
-
-
-def rows_of(count: int, seed: int) -> list[Row]:
-    """Sentences of different lengths whose label is one word in them."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for index in range(count):
-        a, b, c, d = torch.randint(0, 6, (4,), generator=generator).tolist()
-        word = (GOOD + BAD)[a]
-        text = f"the {('film', 'book')[b % 2]} {'is very ' * (c % 3)}{word}{' .' * (d % 4)}"
-        rows.append(Row(str(index), (text,), str(int(word in GOOD))))
-    return rows
 
 
 @pytest.fixture(scope="module")

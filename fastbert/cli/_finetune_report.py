@@ -1,0 +1,108 @@
+"""What `fastbert finetune` prints."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..ops import _dispatch
+from ..tasks.base import Row, Task
+from ..tasks.config import FinetuneConfig
+from ..tasks.finetune import FinetuneResult
+from ..tasks.search import trials_table
+from ._tables import print_table
+
+if TYPE_CHECKING:
+    from .finetune import Finetune
+
+MAX_PRINTED_LINES = 30
+
+
+def metrics(task: Task, record: dict) -> str:
+    """The task's metrics in one line."""
+    return ", ".join(f"{name} {record[name]:.4f}" for name in task.metrics)
+
+
+def header(
+    args: Finetune, model, configs: Sequence[FinetuneConfig], train_rows: Sequence[Row], dev_rows: Sequence[Row]
+) -> None:
+    """What is about to be done, with what."""
+    served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
+    rows = len(train_rows[: args.limit_train]), len(dev_rows[: args.limit_dev])
+    print(f"model      {args.model}: {model.num_parameters():,} parameters")
+    print(f"data       {args.task}: {rows[0]:,} training rows, {rows[1]:,} dev rows")
+    seeds = f"seeds {args.seed} to {args.seed + args.restarts - 1}" if args.restarts > 1 else f"seed {args.seed}"
+    print(
+        f"training   {_recipe(args, len(configs))}, at most {args.max_seqlen} tokens a row, {args.precision}, {seeds}"
+    )
+    print(f"device     {model.device}, {torch.get_num_threads()} threads")
+    print(f"backends   {served}", flush=True)
+
+
+def _recipe(args: Finetune, trainings: int) -> str:
+    if args.grid:
+        sizes, rates, epochs = (
+            ", ".join(f"{value:g}" for value in values)
+            for values in (args.grid_batch_sizes, args.grid_lrs, args.grid_epochs)
+        )
+        return f"{trainings} trainings: batches of {sizes} rows x lr {rates} x {epochs} epochs"
+    size = f"{args.token_budget} tokens" if args.token_budget else f"{args.batch_size} rows"
+    recipe = f"{args.epochs} epochs of batches of {size}, lr {args.lr:g}"
+    return f"{trainings} trainings of {recipe}" if trainings > 1 else recipe
+
+
+def early(task: Task, record: dict) -> None:
+    """One line, and another where the model knows no more than a constant answer does."""
+    first = task.metrics[0]
+    guess = record.get(f"guess_{first}")
+    known = "" if guess is None else f" (one answer for all: {guess:.4f})"
+    minutes = record["seconds_left"] / 60
+    left = f"about {minutes:.0f} minutes left" if minutes >= 1 else "under a minute left"
+    where = f"early check at step {record['step']} of the epoch's {record['steps']}, on {record['rows']} dev rows"
+    print(f"{where}: {first} {record[first]:.4f}{known}, {left}", flush=True)
+    if guess is not None and record[first] <= guess:
+        print("  nothing learned yet: if the epoch ends so too, try another --seed or --lr, or --restarts", flush=True)
+
+
+def epoch(record: dict) -> None:
+    """An epoch's figures."""
+    print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
+
+
+def trial(task: Task, record: dict, count: int) -> None:
+    """One of several trainings has ended."""
+    recipe = f"batch size {record['batch_size']}, lr {record['lr']:g}, {record['epochs']} epochs, seed {record['seed']}"
+    print(f"training {record['trial']} of {count}: {recipe}: {metrics(task, record)}", flush=True)
+
+
+def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
+    """The table of the trainings, the best epoch, the table of classes, and a warning where nothing was learned."""
+    first = task.metrics[0]
+    if outcome.trials:
+        print_table(trials_table(outcome.trials, task.metrics))
+    if len(outcome.trials) == restarts > 1:
+        values = [record[first] for record in outcome.trials]
+        spread = f"mean {statistics.mean(values):.4f}, standard deviation {statistics.stdev(values):.4f}"
+        print(f"{first} of {restarts} seeds: {spread}")
+    print(f"best epoch {outcome.best['epoch']}: {metrics(task, outcome.best)}")
+    for path in outcome.paths:
+        if path.name == "dev_classes.tsv":
+            _show_short(path)
+    if first in outcome.guess and outcome.best[first] <= outcome.guess[first]:
+        print(
+            f"warning: nothing was learned: the best {first} is {outcome.best[first]:.4f}, and one answer for all rows "
+            f"has {outcome.guess[first]:.4f}",
+            file=sys.stderr,
+        )
+
+
+def _show_short(path: Path) -> None:
+    """A written table, unless it is long."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if len(lines) <= MAX_PRINTED_LINES:
+        print_table([line.split("\t") for line in lines])

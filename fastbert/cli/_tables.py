@@ -1,0 +1,20 @@
+"""Tables for people on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def print_table(table: Sequence[Sequence], indent: str = "  ") -> None:
+    """Prints a header and its lines in columns: numbers to the right, floats with four digits."""
+    from ..tasks.runs import show_cell
+
+    cells = [[show_cell(value) for value in line] for line in table]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    left = [all(isinstance(line[i], str) for line in table) for i in range(len(widths))]
+    for line in cells:
+        words = (
+            word.ljust(width) if to_left else word.rjust(width)
+            for word, width, to_left in zip(line, widths, left, strict=True)
+        )
+        print((indent + "  ".join(words)).rstrip())

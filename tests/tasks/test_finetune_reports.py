@@ -1,0 +1,162 @@
+"""What a person is told: the early check, what knowing nothing reaches, tables, errors, held-out rows."""
+
+import json
+
+import pytest
+import tiny_bert
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from tiny_bert import rows_of
+
+import fastbert
+from fastbert.cli import _finetune_report as report
+from fastbert.cli.main import main
+from fastbert.errors import InputError
+from fastbert.tasks import registry
+from fastbert.tasks.base import Row
+from fastbert.tasks.batching import hold_out
+from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.finetune import EARLY_ROWS, Callbacks, FinetuneResult, finetune
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
+
+
+def train(directory, rows, dev, early, out=None, **recipe):
+    task = registry.get("sst2")
+    config = FinetuneConfig(**{"epochs": 2, "batch_size": 16, "max_seqlen": 16, **recipe})
+    tokenizer = fastbert.load_tokenizer(directory)
+    callbacks = Callbacks(on_early=early.append)
+    return finetune(task, task.model(directory), tokenizer, rows, dev, config, callbacks=callbacks, out=out)
+
+
+def test_the_early_check_comes_once_before_half_an_epoch(directory, tmp_path):
+    early = []
+    dev = [Row(str(i), row.texts, "1" if i % 3 else "0") for i, row in enumerate(rows_of(30, 2))]
+    result = train(directory, rows_of(160, 1), dev, early, tmp_path / "run")
+    [record] = early
+    assert (record["step"], record["steps"], record["rows"]) == (4, 10, 30)
+    assert 0 <= record["accuracy"] <= 1
+    assert record["guess_accuracy"] == result.guess["accuracy"] == 20 / 30
+    assert record["seconds_left"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["accuracy"] for line in lines if line["kind"] == "early"] == [record["accuracy"]]
+
+
+def test_the_early_check_takes_rows_from_all_over_a_large_file(directory):
+    # The file is sorted by label: its first 500 rows alone would be all of one.
+    dev = sorted(rows_of(3 * EARLY_ROWS, 2), key=lambda row: row.label)
+    early = []
+    train(directory, rows_of(48, 1), dev, early, epochs=1)
+    share = sum(row.label == "1" for row in dev) / len(dev)
+    assert early[0]["rows"] == EARLY_ROWS
+    assert early[0]["guess_accuracy"] == pytest.approx(max(share, 1 - share), abs=1 / EARLY_ROWS)
+
+
+def test_two_steps_have_no_early_check(directory):
+    early = []
+    train(directory, rows_of(32, 1), rows_of(8, 2), early)
+    assert early == []
+
+
+def test_a_model_that_knows_nothing_is_told_of(capsys):
+    task = registry.get("sst2")
+    record = {"step": 4, "steps": 10, "rows": 30, "seconds_left": 130.0, "accuracy": 0.6, "guess_accuracy": 0.6}
+    report.early(task, record)
+    shown = capsys.readouterr().out
+    assert "step 4 of the epoch's 10, on 30 dev rows: accuracy 0.6000 (one answer for all: 0.6000)" in shown
+    assert "about 2 minutes left" in shown
+    assert "nothing learned yet" in shown
+    report.early(task, {**record, "accuracy": 0.61})
+    assert "nothing learned yet" not in capsys.readouterr().out
+
+    def warning(accuracy):
+        best = {"epoch": 1, "accuracy": accuracy}
+        report.result(task, FinetuneResult([best], best, [], {"accuracy": 0.6}), restarts=1)
+        return capsys.readouterr().err
+
+    assert "nothing was learned: the best accuracy is 0.6000" in warning(0.6)
+    assert warning(0.7) == ""
+
+
+def test_tables_are_sklearns():
+    task = registry.get("mnli")
+    gold = ["entailment"] * 5 + ["neutral"] * 3 + ["contradiction"] * 2
+    found = ["entailment", "entailment", "neutral", "neutral", "contradiction"] + ["neutral"] * 5
+    rows = [Row(str(i), ("a", "b"), label) for i, label in enumerate(gold)]
+    tables = task.tables(rows, found)
+    values = precision_recall_fscore_support(gold, found, labels=task.labels, zero_division=0)
+    assert tables["classes"][0] == ("label", "precision", "recall", "f1", "rows")
+    for line, label, *expected in zip(tables["classes"][1:], task.labels, *values, strict=True):
+        assert line == (label, *map(pytest.approx, expected))
+    assert [list(line[1:]) for line in tables["confusion"][1:]] == confusion_matrix(
+        gold, found, labels=task.labels
+    ).tolist()
+    assert tables["confusion"][0] == (
+        "label",
+        "predicted entailment",
+        "predicted neutral",
+        "predicted contradiction",
+    )
+
+
+def test_numbers_have_a_table_of_differences_and_the_farthest_errors_first():
+    task = registry.get("stsb")
+    gold, found = [0.0, 0.5, 3.0, 5.0, 4.0], [1.0, 0.5, 0.5, 4.5, 2.0]
+    rows = [Row(str(i), ("a", "b"), value) for i, value in enumerate(gold)]
+    assert task.tables(rows, found) == {
+        "differences": [
+            ("gold", "mean_prediction", "mean_difference", "rows"),
+            ("0 to 1", 0.75, 0.5, 2),
+            ("3 to 4", 0.5, 2.5, 1),
+            ("4 to 5", 3.25, 1.25, 2),
+        ]
+    }
+    assert [error["id"] for error in task.errors(rows, found)] == ["2", "4", "0"]
+
+
+def test_rows_are_held_out_the_same_way_each_time():
+    rows = rows_of(50, 1)
+    kept, held = hold_out(rows, 0.2)
+    assert len(held) == 10
+    assert sorted([*kept, *held], key=lambda row: int(row.id)) == rows
+    assert [row.id for row in held] == sorted((row.id for row in held), key=int)
+    assert hold_out(rows, 0.2) == (kept, held)
+    for share in (0.001, 1.0, -0.5):
+        with pytest.raises(InputError, match="must leave rows on both sides"):
+            hold_out(rows, share)
+
+
+def test_the_command_holds_rows_out_and_scores_further_files(directory, tmp_path, capsys):
+    for name, count, seed in (("train", 60, 1), ("other", 24, 2)):
+        lines = [f"{row.texts[0]}\t{row.label}\n" for row in rows_of(count, seed)]
+        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+    run = tmp_path / "run"
+    files = ["--train", f"{tmp_path}/train.tsv", "--dev-share", "0.25", "--also", f"{tmp_path}/other.tsv"]
+    recipe = ["--epochs", "1", "--batch-size", "8", "--max-seqlen", "16"]
+    assert main(["finetune", "sst2", "--model", str(directory), *files, "--out", str(run), *recipe]) == 0
+    shown = capsys.readouterr().out
+    assert "45 training rows, 15 dev rows" in shown
+    assert "early check at step 2 of the epoch's 6, on 15 dev rows" in shown
+    names = ["metrics.json", "predictions.tsv", "errors.jsonl", "classes.tsv", "confusion.tsv"]
+    assert all((run / f"{prefix}_{name}").is_file() for prefix in ("dev", "also_other") for name in names)
+    assert [line.split("\t")[0] for line in (run / "dev_confusion.tsv").read_text().splitlines()] == [
+        "label",
+        "0 negative",
+        "1 positive",
+    ]
+    # The same model scores the same, and can write the same report.
+    expected = json.loads((run / "also_other_metrics.json").read_text())
+    data = ["--data", f"{tmp_path}/other.tsv", "--report", f"{tmp_path}/report"]
+    assert main(["evaluate", "sst2", "--model", str(run), *data]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["accuracy"] == expected["accuracy"]
+    for name in names[1:]:
+        assert (tmp_path / "report" / f"other_{name}").read_text() == (run / f"also_other_{name}").read_text()
+
+
+def test_the_command_needs_one_source_of_dev_rows(directory, tmp_path, capsys):
+    files = ["--model", str(directory), "--train", f"{tmp_path}/train.tsv", "--out", f"{tmp_path}/run"]
+    assert main(["finetune", "sst2", *files]) == 2
+    assert "expected either --dev or --dev-share, got both or neither" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Restarts and the paper's grid: every training is `finetune`'s, the best by the dev rows is kept, the table tells."""
+
+import json
+
+import pytest
+import tiny_bert
+import torch
+import yaml
+from tiny_bert import rows_of
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import InputError
+from fastbert.tasks import registry
+from fastbert.tasks.config import FinetuneConfig, SearchConfig
+from fastbert.tasks.finetune import Callbacks, finetune
+from fastbert.tasks.search import search, trials_table
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Training and dev files of SST-2's format."""
+    folder = tmp_path_factory.mktemp("files")
+    for name, count, seed in (("train", 64, 1), ("dev", 40, 2)):
+        lines = [f"{row.texts[0]} \t{row.label}\n" for row in rows_of(count, seed)]
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+    return folder
+
+
+def config(**changes):
+    return FinetuneConfig(**{"epochs": 1, "batch_size": 16, "lr": 1e-3, "max_seqlen": 16, **changes})
+
+
+def test_the_papers_grid():
+    recipes = SearchConfig(grid=True, restarts=2).trials(FinetuneConfig(seed=7))
+    points = [(r.batch_size, r.lr, r.epochs, r.seed) for r in recipes]
+    assert len(points) == len(set(points)) == 36
+    assert {p[0] for p in points} == {16, 32}
+    assert {p[1] for p in points} == {5e-5, 3e-5, 2e-5}
+    assert {p[2] for p in points} == {2, 3, 4}
+    assert {p[3] for p in points} == {7, 8}
+    assert SearchConfig().trials(config()) == [config()]
+    assert SearchConfig(restarts=3).trials(config(seed=4)) == [config(seed=4), config(seed=5), config(seed=6)]
+
+
+@pytest.mark.parametrize(
+    ("search", "recipe", "reason"),
+    [
+        ({"restarts": 0}, {}, "restarts must be at least 1, got 0"),
+        ({"grid": True, "grid_lrs": ()}, {}, "grid_lrs must hold at least one value"),
+        ({"grid": True}, {"token_budget": 100}, "expected no token_budget, got 100"),
+        ({"grid": True, "grid_epochs": (0,)}, {}, "epochs must be at least 1, got 0"),
+    ],
+)
+def test_what_is_no_search(search, recipe, reason):
+    with pytest.raises(InputError, match=reason):
+        SearchConfig(**search).trials(FinetuneConfig(**recipe))
+
+
+def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path):
+    task, tokenizer = registry.get("sst2"), fastbert.load_tokenizer(directory)
+    rows, dev = rows_of(160, 1), rows_of(40, 2)
+    configs = SearchConfig(restarts=2, grid=True, grid_batch_sizes=(16,), grid_lrs=(1e-4, 3e-3), grid_epochs=(3,))
+    configs = configs.trials(config())
+    totals, lines = [], []
+    torch.manual_seed(configs[0].seed)
+    result, model = search(
+        task,
+        task.model(directory),
+        lambda: task.model(directory),
+        tokenizer,
+        rows,
+        dev,
+        configs,
+        out=tmp_path / "run",
+        callbacks=Callbacks(on_step=totals.append),
+        on_trial=lines.append,
+    )
+    assert totals == [120] * 120
+    assert result.trials == lines
+    assert [(line["trial"], line["lr"], line["seed"]) for line in lines] == [
+        (1, 1e-4, 0),
+        (2, 1e-4, 1),
+        (3, 3e-3, 0),
+        (4, 3e-3, 1),
+    ]
+    for recipe, line in zip(configs, lines, strict=True):
+        torch.manual_seed(recipe.seed)
+        alone = finetune(task, task.model(directory), tokenizer, rows, dev, recipe)
+        assert (alone.best["accuracy"], alone.best["dev_loss"]) == (line["accuracy"], line["dev_loss"])
+    accuracies = [line["accuracy"] for line in lines]
+    assert len(set(accuracies)) > 1
+    best = lines[accuracies.index(max(accuracies))]
+    assert result.best["accuracy"] == max(accuracies)
+
+    # The files are the best trial's, and so is the model.
+    run = tmp_path / "run"
+    assert [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()] == lines
+    assert json.loads((run / "dev_metrics.json").read_text())["accuracy"] == max(accuracies)
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert (saved["lr"], saved["seed"], saved["task"]) == (best["lr"], best["seed"], "sst2")
+    assert all((run / "trials" / str(n) / "metrics.jsonl").stat().st_size for n in (1, 2, 3, 4))
+    reloaded = task.model(run / "model").state_dict()
+    assert all(torch.equal(value, reloaded[name]) for name, value in model.state_dict().items())
+
+
+def test_the_table_has_the_best_first():
+    same = {"seed": 0, "wall_seconds": 1.0}
+    trials = [
+        {"trial": 1, "batch_size": 16, "lr": 5e-5, "epochs": 2, "best_epoch": 2, "f1": 0.5, **same},
+        {"trial": 2, "batch_size": 32, "lr": 2e-5, "epochs": 3, "best_epoch": 1, "f1": 0.7, **same},
+    ]
+    assert trials_table(trials, ("f1",)) == [
+        ("trial", "batch_size", "lr", "epochs", "seed", "best_epoch", "f1", "wall_seconds"),
+        (2, 32, "2e-05", 3, 0, 1, 0.7, 1.0),
+        (1, 16, "5e-05", 2, 0, 2, 0.5, 1.0),
+    ]
+
+
+def test_the_command_with_restarts_and_a_grid(directory, files, tmp_path, capsys, caplog):
+    run = tmp_path / "run"
+    where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv", "--out", str(run)]
+    grid = ["--grid", "--grid-batch-sizes", "16", "32", "--grid-lrs", "3e-3", "--grid-epochs", "1", "--restarts", "2"]
+    assert main(["finetune", "sst2", *where, *grid, "--max-seqlen", "16"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 trainings: batches of 16, 32 rows x lr 0.003 x 1 epochs" in shown
+    assert "training 4 of 4: batch size 32, lr 0.003, 1 epochs, seed 1: accuracy" in shown
+    [head] = [i for i, line in enumerate(shown.splitlines()) if line.split()[:2] == ["trial", "batch_size"]]
+    table = [line.split() for line in shown.splitlines()[head + 1 : head + 5]]
+    assert sorted(int(line[0]) for line in table) == [1, 2, 3, 4]
+    accuracies = [float(line[6]) for line in table]
+    assert accuracies == sorted(accuracies, reverse=True)
+    # A new head is the same news in every trial.
+    assert sum("newly initialised" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_restarts_tell_mean_and_spread(directory, files, tmp_path, capsys):
+    run = tmp_path / "run"
+    where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv", "--out", str(run)]
+    recipe = ["--restarts", "2", "--epochs", "1", "--max-seqlen", "16", "--batch-size", "16"]
+    assert main(["finetune", "sst2", *where, *recipe]) == 0
+    a, b = (json.loads(line)["accuracy"] for line in (run / "trials.jsonl").read_text().splitlines())
+    expected = f"accuracy of 2 seeds: mean {(a + b) / 2:.4f}, standard deviation {abs(a - b) / 2**0.5:.4f}"
+    assert expected in capsys.readouterr().out
