@@ -23,7 +23,10 @@ def f1(gold: Sequence[str], predicted: Sequence[str], positive: str) -> float:
 
 def matthews(gold: Sequence, predicted: Sequence) -> float:
     """Matthews' correlation, from -1 to 1; 0 where either side is constant."""
-    return float(_import("sklearn.metrics").matthews_corrcoef(list(gold), list(predicted)))
+    compute = _import("sklearn.metrics").matthews_corrcoef
+    if min(len(set(gold)), len(set(predicted))) < 2:
+        return 0.0  # its own answer too, with a warning where both sides are the same
+    return float(compute(list(gold), list(predicted)))
 
 
 def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:

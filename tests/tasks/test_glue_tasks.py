@@ -1,0 +1,228 @@
+"""GLUE's tasks: published files with their traps, bad rows, submission files, and the real data at hand."""
+
+import json
+
+import pytest
+import tiny_bert
+from glue_files import LABELLED, MNLI_COLUMNS, MNLI_FILLER, SUBMISSIONS, UNLABELLED, VOTES, WRONG_LABEL
+
+from fastbert.cli.main import main
+from fastbert.config import BertConfig
+from fastbert.errors import DataError
+from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row
+
+TASKS = sorted(LABELLED)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content: bytes, name: str = "data.tsv"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_labelled_file(name, write):
+    content, rows = LABELLED[name]
+    assert registry.get(name).read(write(content)) == rows
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_test_file_has_no_labels_and_its_own_numbers(name, write):
+    content, texts = UNLABELLED[name]
+    assert registry.get(name).read(write(content)) == [Row(str(i), pair) for i, pair in enumerate(texts)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_line_ends_byte_order_mark_and_a_missing_last_line_end(name, bom, end, write):
+    content, rows = LABELLED[name]
+    plain = content.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").removesuffix(b"\n")
+    assert registry.get(name).read(write(bom + plain.replace(b"\n", end))) == rows
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_wrong_label_is_named_or_skipped(name, write):
+    content, rows = LABELLED[name]
+    old, new, line = WRONG_LABEL[name]
+    path = write(content.replace(old, new, 1))
+    with pytest.raises(DataError, match=rf"data\.tsv, line {line}: expected (the label to be one of|a number from 0)"):
+        registry.get(name).read(path)
+    task = registry.get(name)
+    task.bad_rows = BadRows(skip=True)
+    assert task.read(path) == rows[1:]
+    assert len(task.bad_rows.reasons) == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_row_without_text_or_of_another_width_is_named(name, write):
+    content, rows = LABELLED[name]
+    text = rows[1].texts[0].encode()
+    line = 2 if name == "cola" else 3
+    with pytest.raises(DataError, match=rf"line {line}: expected a text in every text column, got an empty one"):
+        registry.get(name).read(write(content.replace(text, b" ")))
+    with pytest.raises(DataError, match=rf"line {line}: expected \d+ tab-separated columns \(.*\), got \d+: "):
+        registry.get(name).read(write(b" ".join(content.rsplit(b"\t", 1))))
+
+
+@pytest.mark.parametrize("name", sorted(set(TASKS) - {"cola", "stsb"}))
+def test_a_file_without_its_header_is_not_read_as_data(name, write):
+    content, _ = LABELLED[name]
+    with pytest.raises(DataError, match=r"line 1: expected the header of a tab-separated file with the columns '"):
+        registry.get(name).read(write(content.split(b"\n", 1)[1]))
+
+
+def test_mnli_dev_files_have_five_votes(write):
+    votes = b"\tneutral\tneutral\tentailment\tneutral\tneutral\tneutral\n"
+    path = write(MNLI_COLUMNS + VOTES + b"7" + MNLI_FILLER + b"A\tB" + votes)
+    assert registry.get("mnli").read(path) == [Row("7", ("A", "B"), "neutral")]
+
+
+def test_mnli_as_its_authors_publish_it(write):
+    """gold_label comes first, and is - where the voters did not agree."""
+    path = write(b"gold_label\tsentence1\tsentence2\tpairID\nneutral\tA\tB\t1n\n-\tC\tD\t2e\n")
+    task = registry.get("mnli")
+    task.bad_rows = BadRows(skip=True)
+    assert task.read(path) == [Row("0", ("A", "B"), "neutral")]
+    assert "got '-'" in task.bad_rows.reasons[0]
+
+
+def test_the_similarity_benchmarks_own_files(write):
+    """No header, tabs despite the name, and notes on licences in further columns."""
+    path = write(
+        b'main-forum\tanswers\t2015\t0001\t4.500\t"So\tThus\n'
+        b"main-news\theadlines\t2016\t2\t0\tA\tB\tlicence note\thttps://x\n",
+        "sts-dev.csv",
+    )
+    assert registry.get("stsb").read(path) == [Row("0", ('"So', "Thus"), 4.5), Row("1", ("A", "B"), 0.0)]
+
+
+@pytest.mark.parametrize("score", ["", "nan", "inf", "-0.1", "high"])
+def test_a_score_that_is_no_number_of_the_scale(score, write):
+    path = write(f"g\tf\t2012\t1\t{score}\tA\tB\n".encode())
+    with pytest.raises(DataError, match=rf"line 1: expected a number from 0 to 5, got '{score}'"):
+        registry.get("stsb").read(path)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_submission_file_exactly_and_back(name, tmp_path, write):
+    task, (file_name, predictions, lines) = registry.get(name), SUBMISSIONS[name]
+    rows = task.read(write(UNLABELLED[name][0]))
+    path = tmp_path / task.submission_name("test.tsv")
+    assert path.name == file_name
+    task.write_predictions(rows, predictions, path)
+    assert path.read_bytes() == b"index\tprediction\n" + lines.encode()
+    assert task.read_predictions(rows[::-1], path) == predictions[::-1]
+
+
+def test_mnlis_submission_is_called_after_the_data():
+    task = registry.get("mnli")
+    names = ["test_matched.tsv", "TEST_mismatched.tsv", "x/diagnostic.tsv", "AX.tsv", "mismatched/dev.tsv"]
+    assert [task.submission_name(name) for name in names] == [
+        "MNLI-m.tsv",
+        "MNLI-mm.tsv",
+        "AX.tsv",
+        "AX.tsv",
+        "MNLI-m.tsv",
+    ]
+
+
+def test_similarities_stay_on_the_scale_that_glue_takes(tmp_path):
+    task = registry.get("stsb")
+    assert task.decode([], [], [[-0.3], [5.2], [1.0]]) == [0.0, 5.0, 1.0]
+    path = tmp_path / "STS-B.tsv"
+    path.write_text("index\tprediction\n0\t5.2\n")
+    with pytest.raises(DataError, match=r"line 2: expected a number from 0 to 5, got '5\.2'"):
+        task.read_predictions([Row("0", ("a", "b"), 1.0)], path)
+
+
+def test_classes_are_taken_in_the_order_that_a_model_names():
+    """Published MNLI models have their classes in any order, and in capitals."""
+    task = registry.get("mnli")
+    task.restore(BertConfig(id2label={0: "CONTRADICTION", 1: "ENTAILMENT", 2: "NEUTRAL"}))
+    assert task.labels == ("contradiction", "entailment", "neutral")
+    assert task.decode([], [], [[0.0, 2.0, 1.0]]) == ["entailment"]
+    task = registry.get("sst2")
+    task.restore(BertConfig(id2label={0: "positive", 1: "negative"}))
+    assert (task.labels, task.label_names, task.positive) == (("1", "0"), ("positive", "negative"), "1")
+    task = registry.get("rte")
+    task.restore(BertConfig(id2label={0: "LABEL_0", 1: "LABEL_1"}))
+    assert task.labels == ("entailment", "not_entailment")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "count", "positive"),
+    [
+        ("cola", "cola/in_domain_train.tsv", 8551, None),
+        ("cola", "cola/in_domain_dev.tsv", 527, None),
+        ("mrpc", "mrpc/msr_paraphrase_train.txt", 4076, 2753),
+        ("stsb", "stsb/sts-train.csv", 5749, None),
+        ("stsb", "stsb/sts-dev.csv", 1500, None),
+        ("sst2", "sst2/dev.tsv", 872, None),
+    ],
+)
+def test_the_real_files(shared_data, name, file, count, positive):
+    rows = registry.get(name).read(shared_data / file)
+    assert len(rows) == count
+    assert all(text == text.strip() != "" for row in rows for text in row.texts)
+    assert not any("\t" in text for row in rows for text in row.texts)
+    if positive is not None:
+        assert sum(row.label == "1" for row in rows) == positive
+    if name == "stsb":
+        assert (rows[0].label, rows[-1].label) == (5.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_from_training_to_submission(name, directory, tmp_path, write, capsys):
+    """The three commands on published forms: trained, scored by the model and by its file, and a test file answered."""
+    train, test, run = write(LABELLED[name][0], "train.tsv"), write(UNLABELLED[name][0], "test.tsv"), tmp_path / "run"
+    recipe = ["--epochs", "1", "--batch-size", "2", "--max-seqlen", "32"]
+    files = ["--model", str(directory), "--train", str(train), "--dev", str(train), "--out", str(run)]
+    assert main(["finetune", name, *files, *recipe]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", name, "--model", str(run), "--data", str(train)]) == 0
+    by_model = json.loads(capsys.readouterr().out)
+    assert main(["evaluate", name, "--data", str(train), "--predictions", f"{run}/dev_predictions.tsv"]) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    metrics = registry.get(name).metrics
+    assert set(metrics) <= set(by_file)
+    for metric in metrics:
+        assert by_file[metric] == pytest.approx(by_model[metric], abs=1e-5)
+    out = tmp_path / "submissions"
+    out.mkdir()
+    assert main(["predict", name, "--model", str(run), "--data", str(test), "--out", str(out)]) == 0
+    lines = (out / SUBMISSIONS[name][0]).read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["index", "0", "1"]
+
+
+def test_bad_rows_are_counted_on_the_command_line(directory, tmp_path, write, capsys):
+    content, _ = LABELLED["rte"]
+    train, run = write(content + b"2\tonly two\n3\tA\tB\tmaybe\n4\tA\tB\tentailment\n", "train.tsv"), tmp_path / "run"
+    files = ["--model", str(directory), "--train", str(train), "--dev", str(train), "--out", str(run)]
+    assert main(["finetune", "rte", *files]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{train}, line 4: expected 4 tab-separated columns" in error
+    assert error.endswith("(--skip-bad-rows leaves such rows out)\n")
+    assert not run.exists()
+    assert main(["finetune", "rte", *files, "--skip-bad-rows", "--epochs", "1", "--max-seqlen", "16"]) == 0
+    shown = capsys.readouterr()
+    assert f"{train}: 2 bad rows skipped, 3 rows kept" in shown.err
+    assert f"{train}, line 5: expected the label to be one of entailment, not_entailment, got 'maybe'" in shown.err
+    assert "3 training rows" in shown.out
+    assert [line.split("\t")[0] for line in (run / "dev_predictions.tsv").read_text().splitlines()[1:]] == [
+        "0",
+        "1",
+        "4",
+    ]
