@@ -17,6 +17,7 @@ class Predict(PredictOptions):
 
     Example:
         fastbert predict sst2 --model RUN --data test.tsv --out SST-2.tsv
+        echo "a fine film" | fastbert predict sst2 --model RUN --data -
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
@@ -24,9 +25,11 @@ class Predict(PredictOptions):
     model: Annotated[Path, arg(metavar="RUN")]
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
     data: Annotated[Path, arg(metavar="FILE")]
-    """A file of the task, with or without labels."""
-    out: Annotated[Path, arg(metavar="FILE")]
-    """The file of predictions, or an existing directory, in which it gets its official name (SST-2.tsv)."""
+    """A file of the task, with or without labels; - for standard input, where a line may be a text alone, or the two
+    texts of a pair with a tab between them."""
+    out: Annotated[Path, arg(metavar="FILE")] = Path("-")
+    """The file of predictions, - for standard output; or an existing directory, in which it gets its official name
+    (SST-2.tsv)."""
 
 
 def run(args: Predict) -> None:
@@ -36,4 +39,5 @@ def run(args: Predict) -> None:
     task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
     out = args.out / task.submission_name(args.data) if args.out.is_dir() else args.out
     task.write_predictions(rows, predictions, out)
-    print(out)
+    if str(out) != "-":
+        print(out)

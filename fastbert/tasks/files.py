@@ -78,11 +78,14 @@ def shorten(text: str, width: int = 60) -> str:
 def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     """Opens a file that appears under its name only when all of it is on disk; on failure nothing is left.
 
-    A path that exists and is no regular file (a pipe, a device) is written directly.
+    A path that exists and is no regular file (a pipe, a device) is written directly, and so is ``-``, standard output.
 
     Raises:
         OSError: with the path in it, also where the operating system gives none (a full disk).
     """
+    if os.fspath(path) == "-":
+        yield sys.stdout.buffer if "b" in mode else sys.stdout
+        return
     path = Path(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     temporary, new_directories = None, []

@@ -43,7 +43,7 @@ def read_table(
     path: str | os.PathLike,
     needed: Sequence[str],
     *,
-    bare: Sequence[str] = (),
+    bare: Sequence[Sequence[str]] = (),
     extra: bool = False,
     bad_rows: BadRows = STRICT,
 ) -> Table:
@@ -52,7 +52,7 @@ def read_table(
     Args:
         path: the file, or ``-`` for standard input.
         needed: columns that a header must have; it may have others, in any order.
-        bare: the columns of a file without header, for a task that has such files.
+        bare: the columns of files without header, where a task has such; they differ in their number.
         extra: a row may have more columns than the header names; they are left out.
         bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
 
@@ -67,9 +67,10 @@ def read_table(
     columns = tuple(name.strip() for name in first[1].split("\t"))
     pending = []
     if not set(needed) <= set(columns):
-        if not _fits(columns, bare, extra):
+        form = next((form for form in bare if _fits(columns, form, extra)), None)
+        if form is None:
             raise DataError(f"{path}, line {first[0]}: expected {_expected(needed, bare)}, got {shorten(first[1])!r}")
-        columns, pending = tuple(bare), [first]
+        columns, pending = tuple(form), [first]
     rows, index, blank, last = [], 0, None, first[0] - len(pending)
     for number, line in itertools.chain(pending, lines):
         index += number - last - 1  # lines that are no UTF-8 were rows too
@@ -96,9 +97,9 @@ def read_table(
 
 
 def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:
-    return bool(columns) and (len(fields) == len(columns) or (extra and len(fields) > len(columns)))
+    return len(fields) == len(columns) or (extra and len(fields) > len(columns))
 
 
-def _expected(needed: Sequence[str], bare: Sequence[str]) -> str:
+def _expected(needed: Sequence[str], bare: Sequence[Sequence[str]]) -> str:
     header = f"the header of a tab-separated file with the columns {', '.join(map(repr, needed))}"
-    return f"{header}, or {len(bare)} columns without a header ({', '.join(bare)})" if bare else header
+    return ", or ".join([header, *(f"{len(form)} columns without a header ({', '.join(form)})" for form in bare)])

@@ -48,9 +48,10 @@ class TextTask(Task):
         """The configuration of the head, as keyword arguments of `from_pretrained`."""
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        table = read_table(
-            path, self.text_columns, bare=self.bare_columns, extra=self.extra_columns, bad_rows=self.bad_rows
-        )
+        bare = [self.bare_columns] if self.bare_columns else []
+        if os.fspath(path) == "-":
+            bare.append(self.text_columns)  # what a person types: the texts alone
+        table = read_table(path, self.text_columns, bare=bare, extra=self.extra_columns, bad_rows=self.bad_rows)
         texts_at = [table.position(column) for column in self.text_columns]
         label_at, id_at = table.position(self.label_column), table.position(self.id_column)
         rows = []

@@ -1,5 +1,6 @@
 """GLUE's tasks: published files with their traps, bad rows, submission files, and the real data at hand."""
 
+import io
 import json
 
 import pytest
@@ -204,6 +205,33 @@ def test_every_task_from_training_to_submission(name, directory, tmp_path, write
     assert main(["predict", name, "--model", str(run), "--data", str(test), "--out", str(out)]) == 0
     lines = (out / SUBMISSIONS[name][0]).read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == ["index", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "texts"),
+    [
+        ("sst2", b"a fine film\nthe dull book\n", [("a fine film",), ("the dull book",)]),
+        ("cola", b"a fine film\n", [("a fine film",)]),
+        ("cola", LABELLED["cola"][0], [row.texts for row in LABELLED["cola"][1]]),
+        ("rte", b"a film\tthe book is good\n", [("a film", "the book is good")]),
+        ("rte", UNLABELLED["rte"][0], UNLABELLED["rte"][1]),
+    ],
+)
+def test_texts_on_standard_input(name, typed, texts, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
+    assert [row.texts for row in registry.get(name).read("-")] == texts
+
+
+def test_predictions_from_standard_input_to_standard_output(directory, tmp_path, write, capfd, monkeypatch):
+    train, run = write(LABELLED["sst2"][0], "train.tsv"), tmp_path / "run"
+    files = ["--model", str(directory), "--train", str(train), "--dev", str(train), "--out", str(run)]
+    assert main(["finetune", "sst2", *files, "--epochs", "1", "--max-seqlen", "16"]) == 0
+    capfd.readouterr()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a fine film\nthe dull book\n")))
+    assert main(["predict", "sst2", "--model", str(run), "--data", "-"]) == 0
+    lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["index", "0", "1"]
+    assert {line[1] for line in lines[1:]} <= {"0", "1"}
 
 
 def test_bad_rows_are_counted_on_the_command_line(directory, tmp_path, write, capsys):

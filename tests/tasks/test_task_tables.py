@@ -36,21 +36,21 @@ def test_columns_are_found_by_name(write):
 
 
 def test_a_file_without_header_has_the_columns_of_the_task(write):
-    table = read_table(write(b"1\t2\t3\n4\t5\t6\n"), ("a",), bare=BARE)
+    table = read_table(write(b"1\t2\t3\n4\t5\t6\n"), ("a",), bare=[BARE])
     assert table.columns == BARE
     assert [(line.number, line.index, line.fields) for line in table.lines] == [
         (1, 0, ["1", "2", "3"]),
         (2, 1, ["4", "5", "6"]),
     ]
     # The same task's file with a header is told apart by the names.
-    assert fields(read_table(write(b"q\ta\n4\t5\n"), ("a",), bare=BARE)) == [["4", "5"]]
+    assert fields(read_table(write(b"q\ta\n4\t5\n"), ("a",), bare=[BARE])) == [["4", "5"]]
 
 
 def test_further_columns_only_where_a_task_has_them(write):
     path = write(b"1\t2\t3\n4\t5\t6\t7\t8\n")
-    assert len(fields(read_table(path, ("a",), bare=BARE, extra=True))) == 2
+    assert len(fields(read_table(path, ("a",), bare=[BARE], extra=True))) == 2
     with pytest.raises(DataError, match=r"line 2: expected 3 tab-separated columns \(x, a, y\), got 5: '4"):
-        read_table(path, ("a",), bare=BARE)
+        read_table(path, ("a",), bare=[BARE])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,15 @@ def test_what_does_not_fit_is_named(write, content, reason):
 
 def test_a_bare_file_of_another_width_names_both_forms(write):
     with pytest.raises(DataError, match=r"'a', or 3 columns without a header \(x, a, y\), got '1"):
-        read_table(write(b"1\t2\n"), ("a",), bare=BARE)
+        read_table(write(b"1\t2\n"), ("a",), bare=[BARE])
+
+
+def test_files_without_header_are_told_apart_by_their_width(write):
+    forms = [BARE, ("a",)]
+    assert read_table(write(b"1\n2\n"), ("a",), bare=forms).columns == ("a",)
+    assert read_table(write(b"1\t2\t3\n"), ("a",), bare=forms).columns == BARE
+    with pytest.raises(DataError, match=r"line 1: .* or 3 columns without a header .* or 1 columns without a header"):
+        read_table(write(b"1\t2\n"), ("a",), bare=forms)
 
 
 def test_empty_lines_at_the_end_are_harmless(write):
