@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+
 #include "isa.h"
 
 namespace py = pybind11;
@@ -88,6 +90,40 @@ void bind_cross_entropy(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+// Sequences that lie end to end and fill the tokens; anything else would be read outside its tensor.
+bool bounds_fit(const int32_t* bounds, int64_t batch_size, int64_t num_tokens) {
+    for (int64_t b = 0; b < batch_size; ++b)
+        if (bounds[b] > bounds[b + 1]) return false;
+    return bounds[0] == 0 && bounds[batch_size] == num_tokens;
+}
+
+void bind_attention(py::module_& m) {
+    py::class_<AttentionArgs>(m, "AttentionArgs")
+        .def(py::init([](int dtype, std::array<Pointer, 3> qkv, std::array<int64_t, 3> strides, Pointer out,
+                         int64_t out_stride, Pointer lse, Pointer cu_seqlens, int64_t batch_size, int64_t max_seqlen,
+                         int64_t nheads, int64_t head_dim, float softmax_scale, bool causal, const Dropout& dropout) {
+                 return AttentionArgs{DType(dtype), at(qkv[0]), at(qkv[1]), at(qkv[2]), strides[0], strides[1],
+                                      strides[2], at(out), out_stride, at<float>(lse), at<int32_t>(cu_seqlens),
+                                      batch_size, max_seqlen, nheads, head_dim, softmax_scale, causal, dropout};
+             }),
+             py::kw_only(), py::arg("dtype"), py::arg("qkv"), py::arg("strides"), py::arg("out"), py::arg("out_stride"),
+             py::arg("lse"), py::arg("cu_seqlens"), py::arg("batch_size"), py::arg("max_seqlen"), py::arg("nheads"),
+             py::arg("head_dim"), py::arg("softmax_scale"), py::arg("causal"), py::arg("dropout"))
+        .def("bounds_fit", [](const AttentionArgs& args, int64_t num_tokens) {
+            return bounds_fit(args.cu_seqlens, args.batch_size, num_tokens);
+        });
+    m.attr("ATTENTION_MAX_HEAD_DIM") = ATTENTION_MAX_HEAD_DIM;
+    m.def("attention_forward", [](const AttentionArgs& args) { kernels().attention_forward(args); },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("attention_backward",
+          [](const AttentionArgs& args, Pointer dout, int64_t dout_stride, std::array<Pointer, 3> gradients,
+             std::array<int64_t, 3> strides) {
+              kernels().attention_backward({args, at(dout), dout_stride, at(gradients[0]), at(gradients[1]),
+                                            at(gradients[2]), strides[0], strides[1], strides[2]});
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -100,4 +136,5 @@ PYBIND11_MODULE(_C, m) {
     bind_layer_norm(m);
     bind_dropout(m);
     bind_cross_entropy(m);
+    bind_attention(m);
 }

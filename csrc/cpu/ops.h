@@ -13,6 +13,8 @@ void dropout(DType, const void* x, void* out, int64_t rows, int64_t cols, const 
 void keep_mask(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout&, bool* keep);
 int64_t cross_entropy_forward(const CrossEntropyArgs&, float* loss, float* statistics);
 void cross_entropy_backward(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
+void attention_forward(const AttentionArgs&);
+void attention_backward(const AttentionBackwardArgs&);
 
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

@@ -69,6 +69,8 @@ struct Kernels {
     // statistics (rows, 2) are kept for backward. Returns the first row whose label is neither ignored nor a column, or -1.
     int64_t (*cross_entropy_forward)(const CrossEntropyArgs&, float* loss, float* statistics);
     void (*cross_entropy_backward)(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
+    void (*attention_forward)(const AttentionArgs&);
+    void (*attention_backward)(const AttentionBackwardArgs&);
 };
 
 // Sums over rows are cut into chunks by the number of rows alone, never by the number of threads: the bits of a

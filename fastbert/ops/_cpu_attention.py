@@ -1,8 +1,7 @@
-"""Attention of packed sequences by torch's batched products, with the kernels' dropout bits.
+"""Attention of packed sequences by the CPU kernels: scores stay on chip, dropout's bits are drawn again in backward.
 
-A batch of many different lengths would be many small products. So sequences of like length share one: they are gathered
-into a rectangle of the longest of them, as a kernel's tiles would be, and the places past a sequence's end are masked.
-Nothing outside this op sees those places.
+Kept for backward, beside q, k, v and the output: a float32 a token and head, the logarithm of its sum of exponentials.
+q, k and v may be views of one fused (T, 3 nheads head_dim) matrix, which is then read in place.
 """
 
 from __future__ import annotations
@@ -11,40 +10,117 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from ..errors import InputError
 from . import _cpu, _dispatch
-from ._cpu_dropout import keep_mask
-
-# A sequence joins a rectangle if it fills this share of its length: the products of a short one cost less than the
-# calls that would compute it alone.
-_LIKE = 0.6
 
 
-def _buckets(lengths: list[int]) -> list[list[int]]:
-    """Sequence numbers in groups of like length, the longest first; empty sequences are in none."""
-    order = sorted((b for b, length in enumerate(lengths) if length), key=lambda b: -lengths[b])
-    buckets: list[list[int]] = []
-    for b in order:
-        if not buckets or lengths[b] < _LIKE * lengths[buckets[-1][0]]:
-            buckets.append([])
-        buckets[-1].append(b)
-    return buckets
+def _rows(x: Tensor) -> Tensor:
+    """x (T, nheads, head_dim) with the heads of a token side by side; tokens may lie apart."""
+    _, nheads, head_dim = x.shape
+    adjacent = (head_dim == 1 or x.stride(2) == 1) and (nheads == 1 or x.stride(1) == head_dim)
+    return x if adjacent else x.contiguous()
 
 
-def _rectangle(q, k, v, kept: Tensor | None, causal: bool, keep: Tensor | None, keep_scale: float) -> Tensor:
-    """q (scaled), k, v (n, nheads, L, head_dim); kept (n, L) bool or None; keep (n, nheads, L, L) bool or None."""
-    scores = torch.matmul(q, k.transpose(-1, -2))
-    if kept is not None:
-        scores = scores.masked_fill(~kept[:, None, None], float("-inf"))
-    if causal:
-        length = scores.shape[-1]
-        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
-    probs = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-    if keep is not None:
-        probs = probs * keep * keep_scale
-    return torch.matmul(probs, v)
+def _arguments(q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, dropout):
+    """What forward and backward have in common, for the kernels; the tensors must outlive it."""
+    num_tokens, nheads, head_dim = q.shape
+    arguments = _native.extension().AttentionArgs(
+        dtype=_cpu.code(q),
+        qkv=(q.data_ptr(), k.data_ptr(), v.data_ptr()),
+        strides=(q.stride(0), k.stride(0), v.stride(0)),
+        out=out.data_ptr(),
+        out_stride=out.stride(0),
+        lse=_cpu.pointer(lse),
+        cu_seqlens=cu_seqlens.data_ptr(),
+        batch_size=cu_seqlens.numel() - 1,
+        max_seqlen=max_seqlen,
+        nheads=nheads,
+        head_dim=head_dim,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        dropout=_cpu.native_dropout(*dropout),
+    )
+    if not arguments.bounds_fit(num_tokens):
+        raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens of q, got {cu_seqlens.tolist()}")
+    return arguments
+
+
+def _bounds(cu_seqlens: Tensor) -> Tensor:
+    return cu_seqlens.to(torch.int32).contiguous()
+
+
+def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, save):
+    q, k, v, bounds = _rows(q), _rows(k), _rows(v), _bounds(cu_seqlens)
+    num_tokens, nheads, _ = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype)
+    lse = torch.empty((nheads, num_tokens) if save else (0,), dtype=torch.float32)
+    dropout = (threshold, seed, offset, site)
+    arguments = _arguments(q, k, v, out, lse if save else None, bounds, max_seqlen, softmax_scale, causal, dropout)
+    _native.extension().attention_forward(arguments)
+    return out, lse
+
+
+def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, save):
+    num_tokens, nheads, _ = q.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    return out, q.new_empty((nheads, num_tokens) if save else (0,), dtype=torch.float32)
+
+
+def _backward(dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site):
+    dout, q, k, v, out, bounds = *(_rows(x) for x in (dout, q, k, v, out)), _bounds(cu_seqlens)
+    lse = lse.contiguous()
+    gradients = [torch.empty(q.shape, dtype=q.dtype) for _ in range(3)]
+    dropout = (threshold, seed, offset, site)
+    arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout)
+    _native.extension().attention_backward(
+        arguments,
+        dout.data_ptr(),
+        dout.stride(0),
+        [x.data_ptr() for x in gradients],
+        [x.stride(0) for x in gradients],
+    )
+    return tuple(gradients)
+
+
+def _backward_fake(
+    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site
+):
+    return tuple(torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, cu_seqlens, *options, _save = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+    ctx.options = options
+
+
+def _gradient(ctx, dout: Tensor, _dlse):
+    return *_attention_backward(dout, *ctx.saved_tensors, *ctx.options), *(None,) * 9
+
+
+_OPTIONS = f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_cpu.DROPOUT_SCHEMA}"
+_attention_backward = _cpu.define(
+    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_attention = _cpu.define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool save) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
 
 
 def _accepts(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **_) -> str | None:
+    largest = _native.extension().ATTENTION_MAX_HEAD_DIM
+    if q.shape[-1] > largest:
+        return f"the CPU kernels take heads of at most {largest}, got {q.shape[-1]}"
     return _cpu.why_not(q, k, v)
 
 
@@ -60,37 +136,7 @@ def attention(
     dropout=None,
     causal: bool = False,
 ) -> Tensor:
-    num_tokens, nheads, head_dim = q.shape
-    q = q * (head_dim**-0.5 if softmax_scale is None else softmax_scale)
-    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
-    sizes = lengths.tolist()
-    outputs, order = [], []
-    for bucket in _buckets(sizes):
-        longest, uniform = sizes[bucket[0]], sizes[bucket[0]] == sizes[bucket[-1]]
-        members = torch.tensor(bucket)
-        column = torch.arange(longest)
-        kept = None if uniform else column < lengths[members, None]
-        # A place past the end repeats the last token, so that it is a number; as a key it is masked, as a query left
-        # out at the end.
-        tokens = starts[members, None] + torch.minimum(column, lengths[members, None] - 1)
-        whole = uniform and tokens.numel() == num_tokens and bucket == sorted(bucket)
-
-        def heads_first(x: Tensor, tokens=tokens, whole=whole) -> Tensor:
-            rows = x if whole else x.index_select(0, tokens.flatten())
-            return rows.reshape(*tokens.shape, nheads, head_dim).transpose(1, 2)
-
-        keep = None
-        if dropout is not None:
-            rows = tokens[:, None] * nheads + torch.arange(nheads)[:, None]
-            keep = keep_mask(rows.flatten(), longest, dropout).reshape(len(bucket), nheads, longest, longest)
-        out = _rectangle(
-            heads_first(q), heads_first(k), heads_first(v), kept, causal, keep, dropout.scale if dropout else 1.0
-        )
-        out = out.transpose(1, 2)
-        if whole:
-            return out.reshape(num_tokens, nheads, head_dim)
-        outputs.append(out.flatten(0, 1) if kept is None else out[kept])
-        order.append(tokens.flatten() if kept is None else tokens[kept])
-    if not outputs:
-        return torch.zeros_like(q) + 0 * (q + k + v)
-    return q.new_zeros(q.shape).index_copy(0, torch.cat(order), torch.cat(outputs))
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    options = (max_seqlen, scale, causal, *_cpu.dropout_arguments(dropout), save)
+    return _attention(q, k, v, cu_seqlens, *options)[0]

@@ -1,60 +1,296 @@
-"""Attention on the CPU backend against the reference in float64: odd, equal, empty and mixed lengths."""
+"""The CPU attention kernels against the reference in float64, at every instruction-set level that runs here."""
 
 from __future__ import annotations
+
+import functools
+import threading
 
 import pytest
 import torch
 from close import assert_close
 
 from fastbert import _native, ops
+from fastbert.errors import BackendError, InputError
 from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
+LEVELS = [] if _native.why_missing() else _native.extension().supported_isas()
+DTYPES = [torch.float32, torch.bfloat16]
+RESULTS = ("out", "dq", "dk", "dv")
+# At, below and above the vector widths, tile heights, panels and blocks (128 queries; 512 keys), and empty ones.
+ODD = (1, 21, 24, 0, 51, 53, 119, 381, 509, 0, 512, 700)
 LENGTHS = {
-    "one token": [1],
-    "equal": [24, 24, 24],
-    "equal and empty": [5, 0, 5],
-    "odd": [21, 51, 1, 53, 119, 2],
-    "sorted and nearly equal": [13, 12, 11, 10, 9],
-    "all empty": [0, 0],
+    "one token": (1,),
+    "equal": (24, 24, 24),
+    "equal and empty": (5, 0, 5),
+    "short": (1, 2, 3, 7, 8, 9, 13, 14, 15, 16, 17, 28, 29, 31, 32, 33, 63, 65),
+    "batch of one": (129,),
+    "odd": ODD,
+    "all empty": (0, 0),
 }
 
 
-def _run(qkv, bounds, longest, dout, dropout, causal, backend):
-    leaves = [x.detach().clone().requires_grad_() for x in qkv]
+@pytest.fixture(params=LEVELS)
+def level(request):
+    """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
+    before = _native.isa()
+    _native.extension().set_isa(request.param)
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+    _native.extension().set_isa(before)
+
+
+def bounds_of(lengths) -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def attend(qkv, lengths, dout, backend="cpu", **options):
+    """[out, dq, dk, dv]."""
+    leaves = [x.detach().requires_grad_() for x in qkv]
     with ops.backend(backend):
-        out = ops.attention(*leaves, bounds, longest, dropout=dropout, causal=causal)
+        out = ops.attention(*leaves, bounds_of(lengths), max(lengths), **options)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", LENGTHS)
-def test_against_the_reference(name, dtype, p, causal):
-    lengths = LENGTHS[name]
-    total, longest = sum(lengths), max(lengths)
-    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    *qkv, dout = torch.randn(4, total, 3, 16).to(dtype)
-    dropout = Dropout(p, seed=5, offset=2, site=1) if p else None
-    wide = [x.double() for x in qkv]
-    truth = _run(wide, bounds, longest, dout.double(), dropout, causal, "reference")
-    same = _run(qkv, bounds, longest, dout, dropout, causal, "reference")
-    got = _run(qkv, bounds, longest, dout, dropout, causal, "cpu")
-    for what, a, b, c in zip(("out", "dq", "dk", "dv"), got, truth, same, strict=True):
+def drop(p):
+    return Dropout(p, seed=(1 << 60) + 5, offset=2, site=1) if p else None
+
+
+@functools.cache
+def case(lengths, nheads, head_dim, dtype, p, causal, spread=1.0):
+    """Inputs, the truth in float64, and the reference in `dtype`; shared by all levels."""
+    generator = torch.Generator().manual_seed(7)
+    q, k, v, dout = torch.randn(4, sum(lengths), nheads, head_dim, generator=generator).to(dtype)
+    inputs, options = (q * spread, k, v), {"dropout": drop(p), "causal": causal}
+    truth = attend([x.double() for x in inputs], lengths, dout.double(), "reference", **options)
+    return inputs, dout, options, truth, attend(inputs, lengths, dout, "reference", **options)
+
+
+def check(lengths, *shape):
+    inputs, dout, options, truth, same = case(lengths, *shape)
+    got = attend(inputs, lengths, dout, **options)
+    for what, a, b, c in zip(RESULTS, got, truth, same, strict=True):
         assert_close(a, b, c, gradient=what != "out", what=what)
-    assert all(
-        torch.equal(a, b) for a, b in zip(got, _run(qkv, bounds, longest, dout, dropout, causal, "cpu"), strict=True)
+
+
+@pytest.mark.parametrize(("p", "causal"), [(0.0, False), (0.1, False), (0.0, True), (0.3, True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_against_the_reference(level, name, dtype, p, causal):
+    check(LENGTHS[name], 2, 64, dtype, p, causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [1, 7, 16, 20, 32, 33, 48, 72, 128, 160, 512])
+def test_head_dims(level, head_dim, dtype):
+    check((3, 0, 37, 65), 3, head_dim, dtype, 0.1, False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [(40, 150), (700,)])
+def test_scores_far_from_zero(level, lengths, dtype):
+    """Scores of +-50, as trained models have: one key takes nearly all of a row."""
+    check(lengths, 2, 64, dtype, 0.1, False, 15.0)
+
+
+def test_everything_dropped(level):
+    q, k, v, dout = torch.randn(4, 20, 2, 32)
+    for result in attend((q, k, v), (13, 7), dout, dropout=drop(1.0)):
+        assert torch.equal(result, torch.zeros(20, 2, 32))
+
+
+def test_softmax_scale(level):
+    q, k, v, dout = torch.randn(4, 30, 2, 32)
+    expected = attend((q.double(), k.double(), v.double()), (30,), dout.double(), "reference", softmax_scale=0.5)
+    for a, b in zip(attend((q, k, v), (30,), dout, softmax_scale=0.5), expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_strides(level, dtype):
+    """A fused matrix read in place, heads that are not side by side, and a gradient of one number all over."""
+    fused = torch.randn(77, 3, 2, 32).to(dtype)
+    views, dense = fused.unbind(1), [x.contiguous() for x in fused.unbind(1)]
+    heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in dense]
+    spaced = [torch.stack([x, x], -1)[..., 0] for x in dense]
+    dout = torch.ones((), dtype=dtype).expand(77, 2, 32)
+    expected = attend(dense, (40, 37), dout.contiguous(), dropout=drop(0.2))
+    assert not views[0].is_contiguous()
+    assert views[0].stride(0) == 3 * 64
+    for inputs in (views, heads_first, spaced):
+        for a, b in zip(attend(inputs, (40, 37), dout, dropout=drop(0.2)), expected, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_do_not_touch(level, causal):
+    """NaN in the other sequences and heads changes no bit."""
+    q, k, v, dout = torch.randn(4, 40, 2, 32)
+    alone = attend((q, k, v), (40,), dout, causal=causal, dropout=None)
+    nan = torch.full((5, 17, 3, 32), float("nan"))
+    joined = []
+    for x in (q, k, v, dout):
+        wide = torch.full((40, 3, 32), float("nan"))
+        wide[:, :2] = x
+        joined.append(torch.cat([nan[0], wide, nan[1]]))
+    beside = attend(joined[:3], (17, 40, 17), joined[3], causal=causal)
+    for a, b in zip(beside, alone, strict=True):
+        assert torch.equal(a[17:57, :2], b)
+        assert a[:17].isnan().all()
+        assert a[57:].isnan().all()
+        assert a[:, 2].isnan().all()
+
+
+def test_nan_and_infinity_show(level):
+    q, k, v, dout = torch.randn(4, 6, 1, 16)
+    q[2, 0, 3] = float("nan")
+    k[4, 0, 0] = float("inf")
+    out = attend((q, k, v), (3, 3), dout)[0]
+    assert out[[0, 1]].isfinite().all()
+    assert out[2].isnan().all()
+    with ops.backend("reference"):
+        expected = ops.attention(q, k, v, bounds_of((3, 3)), 3)
+    assert torch.equal(out.isnan(), expected.isnan())
+    # A token to come does not reach back, whatever it holds.
+    k[5] = float("nan")
+    causal = attend((q, k, v), (3, 3), dout, causal=True)[0]
+    assert causal[3].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("lengths", "head_dim"), [((1, 21, 0, 53), 64), ((530,), 20)])
+def test_writes_its_outputs_and_nothing_else(level, lengths, head_dim, dtype):
+    """Outputs lie inside larger buffers of a known pattern, with gaps between rows: only their elements change."""
+    tokens, nheads, gap, guard = sum(lengths), 2, 3, 64
+    width = nheads * head_dim
+    stride = width + gap
+    q, k, v, dout = (x.reshape(tokens, width) for x in torch.randn(4, tokens, nheads, head_dim).to(dtype))
+    buffers = [torch.full((2 * guard + tokens * stride,), float("nan"), dtype=dtype) for _ in range(4)]
+    lse = torch.full((2 * guard + nheads * tokens,), float("nan"))
+    out, dq, dk, dv = (b.data_ptr() + guard * b.element_size() for b in buffers)
+    bounds, native = bounds_of(lengths), _native.extension()
+    arguments = native.AttentionArgs(
+        dtype=DTYPES.index(dtype),
+        qkv=[x.data_ptr() for x in (q, k, v)],
+        strides=[width] * 3,
+        out=out,
+        out_stride=stride,
+        lse=lse.data_ptr() + guard * 4,
+        cu_seqlens=bounds.data_ptr(),
+        batch_size=len(lengths),
+        max_seqlen=max(lengths),
+        nheads=nheads,
+        head_dim=head_dim,
+        softmax_scale=head_dim**-0.5,
+        causal=False,
+        dropout=native.Dropout(seed=0, offset=0, site=0, threshold=0),
     )
+    native.attention_forward(arguments)
+    native.attention_backward(arguments, dout.data_ptr(), width, [dq, dk, dv], [stride] * 3)
+    shape = (tokens, nheads, head_dim)
+    expected = attend([x.reshape(shape) for x in (q, k, v)], lengths, dout.reshape(shape))
+    for buffer, result in zip(buffers, expected, strict=True):
+        inside = buffer[guard : guard + tokens * stride].reshape(tokens, stride)
+        assert torch.equal(inside[:, :width].reshape(shape), result)
+        assert inside[:, width:].isnan().all()
+        assert buffer[:guard].isnan().all()
+        assert buffer[guard + tokens * stride :].isnan().all()
+    assert lse[:guard].isnan().all()
+    assert lse[guard + nheads * tokens :].isnan().all()
+    scores = torch.einsum("qhd,khd->hqk", *(x.reshape(shape)[-lengths[-1] :].double() for x in (q, k)))
+    truth = (scores * head_dim**-0.5).logsumexp(-1)
+    got = lse[guard:-guard].reshape(nheads, tokens)
+    assert got.isfinite().all()
+    torch.testing.assert_close(got[:, -lengths[-1] :].double(), truth, rtol=1e-6, atol=1e-6)
 
 
-def test_other_sequences_change_nothing_but_rounding():
-    """A sequence beside longer or shorter ones, whose places past the end are filled, gives the same result."""
-    q, k, v = torch.randn(3, 7, 2, 8)
-    alone = ops.attention(q, k, v, torch.tensor([0, 7], dtype=torch.int32), 7)
-    others = torch.full((3, 9, 2, 8), 1e4)
-    joined = [torch.cat([others[i], x, others[i]]) for i, x in enumerate((q, k, v))]
+def test_bits_do_not_depend_on_threads_or_repetition(level):
+    lengths = (1, 140, 21, 0, 600, 53)
+    inputs, dout, options, *_ = case(lengths, 3, 32, torch.float32, 0.1, False)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        once = attend(inputs, lengths, dout, **options)
+        for count in (1, 2, 3, 8):
+            torch.set_num_threads(count)
+            for a, b in zip(once, attend(inputs, lengths, dout, **options), strict=True):
+                assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_hundred_runs_have_the_same_bits():
+    lengths = (50, 3, 130)
+    inputs, dout, options, *_ = case(lengths, 2, 64, torch.bfloat16, 0.1, False)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        once = attend(inputs, lengths, dout, **options)
+        for _ in range(100):
+            for a, b in zip(once, attend(inputs, lengths, dout, **options), strict=True):
+                assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_two_python_threads_at_once():
+    """Scratch belongs to a thread: calls that overlap do not disturb each other."""
+    cases = [case(lengths, 2, 64, torch.float32, 0.1, False) for lengths in ((50, 3, 130), (257,))]
+    expected = [attend(c[0], n, c[1], **c[2]) for c, n in zip(cases, ((50, 3, 130), (257,)), strict=True)]
+    wrong = []
+
+    def work(i, lengths):
+        for _ in range(20):
+            got = attend(cases[i][0], lengths, cases[i][1], **cases[i][2])
+            wrong.extend(name for name, a, b in zip(RESULTS, got, expected[i], strict=True) if not torch.equal(a, b))
+
+    threads = [threading.Thread(target=work, args=(i, n)) for i, n in enumerate(((50, 3, 130), (257,)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_the_kernels_refuse():
+    q = torch.randn(10, 2, 8)
     with ops.backend("cpu"):
-        out = ops.attention(*joined, torch.tensor([0, 9, 16, 25], dtype=torch.int32), 9)
-    torch.testing.assert_close(out[9:16], alone)
+        for bad in ([0, 11], [0, 9], [1, 10], [0, 7, 3, 10]):
+            with pytest.raises(InputError, match="cu_seqlens must ascend from 0 to the 10 tokens"):
+                ops.attention(q, q, q, torch.tensor(bad, dtype=torch.int32), 10)
+        wide = torch.randn(3, 1, 513)
+        with pytest.raises(BackendError, match="at most 512, got 513"):
+            ops.attention(wide, wide, wide, bounds_of((3,)), 3)
+    assert ops.attention(wide, wide, wide, bounds_of((3,)), 3).shape == wide.shape
+
+
+@pytest.mark.parametrize(("threshold", "causal", "save"), [(0, False, True), (13107, True, True), (0, False, False)])
+def test_opcheck(threshold, causal, save):
+    q, k, v = (torch.randn(11, 2, 16, requires_grad=save) for _ in range(3))
+    bits = (threshold, 11, 4, 2)
+    arguments = (q, k, v, bounds_of((4, 0, 7)), 7, 0.25, causal, *bits, save)
+    assert set(torch.library.opcheck(torch.ops.fastbert.attention, arguments).values()) == {"SUCCESS"}
+    if not save:
+        return
+    with torch.no_grad():
+        out, lse = torch.ops.fastbert.attention(*arguments)
+        backward = (torch.randn(11, 2, 16), q, k, v, out, lse, *arguments[3:-1])
+        assert set(torch.library.opcheck(torch.ops.fastbert.attention_backward, backward).values()) == {"SUCCESS"}
+
+
+def test_compiles_into_one_graph():
+    leaves = [torch.randn(11, 2, 16, requires_grad=True) for _ in range(3)]
+    bounds, dout = bounds_of((4, 7)), torch.randn(11, 2, 16)
+
+    def attention(q, k, v):
+        return ops.attention(q * 2, k, v, bounds, 7, dropout=drop(0.1))
+
+    with ops.backend("cpu"):
+        eager = attention(*leaves)
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")(*leaves)
+    assert torch.equal(eager, compiled)
+    for a, b in zip(torch.autograd.grad(eager, leaves, dout), torch.autograd.grad(compiled, leaves, dout), strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,253 @@
+// Products of small matrices for attention, in float32: C (+)= A B with C held in registers.
+//
+// The right factor lies in panels: [panel][row][NR columns], NR = NV vectors, the last panel filled up with zeros; so it
+// is read with a stride of one cache line or two, whatever its shape. Of the left factor single elements are broadcast,
+// so it may lie either way round; its strides are constants, which makes every address a base and an immediate.
+// A tile of MR x NV accumulators does MR * NV multiply-adds for NV + MR loads: with AVX-512, 28 for 16, where a cycle
+// has two of either.
+#pragma once
+#include <utility>
+
+#include "vec.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+#if defined(FASTBERT_LEVEL_AVX512)
+constexpr int MR = 14, NV = 2;  // 28 accumulators, 2 of B, 1 of A: 31 of 32 registers
+#elif defined(FASTBERT_LEVEL_AVX2)
+constexpr int MR = 6, NV = 2;  // 12 + 2 + 1 of 16 registers
+#else
+constexpr int MR = 2, NV = 1;
+#endif
+constexpr int NR = NV * W;
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t panels_of(int64_t columns) { return divide_up(columns, NR); }
+
+// n rows in as few tiles as MR allows, of nearly equal height: 128 rows are 9 x 13 + 11, not 9 x 14 + 2, since a tile of
+// two rows waits for its own additions.
+inline int64_t tile_height(int64_t n) { return divide_up(n, divide_up(n, MR)); }
+
+template <int M, int V, int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD>
+void tile(const float* a, const float* b, int64_t depth, float* c) {
+    Vec acc[M][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) acc[r][v] = ADD ? load(c + r * C_ROW + v * W) : set(0.0f);
+    for (int64_t k = 0; k < depth; ++k, a += A_COL, b += NR) {
+        Vec right[V];
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) right[v] = load(b + v * W);
+#pragma GCC unroll 16
+        for (int r = 0; r < M; ++r) {
+            const Vec left = set(a[r * A_ROW]);
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) acc[r][v] = fma(left, right[v], acc[r][v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) store(c + r * C_ROW + v * W, acc[r][v]);
+}
+
+// The strides of one kind of product: element (r, k) of A is a[r * A_ROW + k * A_COL], (r, c) of a panel of C is
+// c[r * C_ROW + c]. ADD: C += A B.
+template <int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD> struct Product {
+    using Tile = void (*)(const float*, const float*, int64_t, float*);
+
+    template <int V, int... I> static Tile pick(int64_t height, std::integer_sequence<int, I...>) {
+        static constexpr Tile tiles[] = {tile<I + 1, V, A_ROW, A_COL, C_ROW, ADD>...};
+        return tiles[height - 1];
+    }
+
+    // rows x columns of C; b_panel and c_panel are the distances between panels. Whole vectors of C are written, up to
+    // W - 1 columns more than asked for.
+    static void run(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, int64_t b_panel,
+                    float* c, int64_t c_panel) {
+        if (rows <= 0) return;
+        using Heights = std::make_integer_sequence<int, MR>;
+        const int64_t height = tile_height(rows), last = rows - (divide_up(rows, height) - 1) * height;
+        for (; columns > 0; columns -= NR, b += b_panel, c += c_panel) {
+            // The last panel may need but its first vector.
+            const bool narrow = NV > 1 && columns <= W;
+            const Tile whole = narrow ? pick<1>(height, Heights()) : pick<NV>(height, Heights());
+            const Tile rest = narrow ? pick<1>(last, Heights()) : pick<NV>(last, Heights());
+            int64_t r = 0;
+            for (; r + height < rows; r += height) whole(a + r * A_ROW, b, depth, c + r * C_ROW);
+            rest(a + r * A_ROW, b, depth, c + r * C_ROW);
+        }
+    }
+};
+
+inline void transpose(Vec (&r)[W]) {
+#if defined(FASTBERT_LEVEL_AVX512)
+    __m512 t[W], u[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i].v, r[i + 1].v);
+        t[i + 1] = _mm512_unpackhi_ps(r[i].v, r[i + 1].v);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i += 4)
+#pragma GCC unroll 16
+        for (int half = 0; half < 2; ++half) {
+            const __m512d x = _mm512_castps_pd(t[i + half]), y = _mm512_castps_pd(t[i + 2 + half]);
+            u[i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+            u[i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+        }
+    // Quarter q of u[4 g + c] now has rows 4g..4g+3 of column 4 q + c.
+#pragma GCC unroll 16
+    for (int c = 0; c < 4; ++c) {
+        const __m512 even_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0x88);
+        const __m512 odd_low = _mm512_shuffle_f32x4(u[c], u[4 + c], 0xdd);
+        const __m512 even_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0x88);
+        const __m512 odd_high = _mm512_shuffle_f32x4(u[8 + c], u[12 + c], 0xdd);
+        r[c].v = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        r[4 + c].v = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        r[8 + c].v = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        r[12 + c].v = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+#elif defined(FASTBERT_LEVEL_AVX2)
+    __m256 t[W], u[W];
+    for (int i = 0; i < W; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i].v, r[i + 1].v);
+        t[i + 1] = _mm256_unpackhi_ps(r[i].v, r[i + 1].v);
+    }
+    for (int i = 0; i < W; i += 4)
+        for (int half = 0; half < 2; ++half) {
+            const __m256d x = _mm256_castps_pd(t[i + half]), y = _mm256_castps_pd(t[i + 2 + half]);
+            u[i + 2 * half] = _mm256_castpd_ps(_mm256_unpacklo_pd(x, y));
+            u[i + 2 * half + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+        }
+    for (int c = 0; c < 4; ++c) {
+        r[c].v = _mm256_permute2f128_ps(u[c], u[4 + c], 0x20);
+        r[4 + c].v = _mm256_permute2f128_ps(u[c], u[4 + c], 0x31);
+    }
+#else
+    for (int i = 0; i < W; ++i)
+        for (int j = 0; j < i; ++j) std::swap(r[i].v[j], r[j].v[i]);
+#endif
+}
+
+// X (rows, columns), a row every `stride` elements, as panels of X: [panel of columns][row][NR].
+template <class T>
+inline void pack(const T* x, int64_t stride, int64_t rows, int64_t columns, Vec scale, float* out, int64_t panel) {
+    for (int64_t row = 0; row < rows; ++row, x += stride)
+        for (int64_t c0 = 0; c0 < columns; c0 += NR) {
+            float* to = out + (c0 / NR) * panel + row * NR;
+            for (int64_t c = c0; c < c0 + NR; c += W) {
+                const int64_t n = columns - c;
+                store(to + (c - c0), (n >= W ? load(x + c) : n > 0 ? load(x + c, int(n)) : set(0.0f)) * scale);
+            }
+        }
+}
+
+// X as panels of its transpose: [panel of rows][column][NR rows], missing rows zero.
+template <class T>
+inline void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t columns, float* out, int64_t panel) {
+    for (int64_t r0 = 0; r0 < divide_up(rows, NR) * NR; r0 += W)
+        for (int64_t c0 = 0; c0 < columns; c0 += W) {
+            const int64_t n = columns - c0 < W ? columns - c0 : W;
+            Vec block[W];
+            for (int i = 0; i < W; ++i) {
+                const T* from = x + (r0 + i) * stride + c0;
+                block[i] = r0 + i >= rows ? set(0.0f) : n == W ? load(from) : load(from, int(n));
+            }
+            transpose(block);
+            float* to = out + (r0 / NR) * panel + c0 * NR + r0 % NR;
+            for (int i = 0; i < n; ++i) store(to + i * NR, block[i]);
+        }
+}
+
+// X times scale as rows of STRIDE floats: a left factor.
+template <int64_t STRIDE, class T>
+inline void copy_rows(const T* x, int64_t stride, int64_t rows, int64_t columns, Vec scale, float* out) {
+    for (int64_t row = 0; row < rows; ++row, x += stride, out += STRIDE)
+        for_columns(0, columns, [&](int64_t c, auto lanes) { store(out + c, load(x + c, lanes) * scale, lanes); });
+}
+
+// Panels (or rows, with one panel every NR columns) times scale back to rows of T.
+template <class T>
+inline void unpack(const float* x, int64_t row_stride, int64_t panel, int64_t rows, int64_t columns, Vec scale, T* out,
+                   int64_t stride) {
+    for (int64_t row = 0; row < rows; ++row, x += row_stride, out += stride)
+        for_columns(0, columns, [&](int64_t c, auto lanes) {
+            store(out + c, load(x + (c / NR) * panel + c % NR) * scale, lanes);
+        });
+}
+
+// The first n lanes of a, minus infinity in the others.
+inline Vec first_or_minus_infinity(Vec a, int64_t n) {
+    alignas(64) static constexpr float index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return n >= W ? a : select_less(load(index), set(float(n)), a, set(-__builtin_inff()));
+}
+
+// worker() makes a function of a unit's number; every thread has one of its own and takes the next unit when it is free.
+// Units do not touch each other, so who does which leaves no trace in the result.
+template <class Worker> inline void parallel_units(int64_t units, int64_t elements, Worker&& worker) {
+    const int64_t useful = elements / PARALLEL_ELEMENTS + 1;
+    int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+    threads = threads < useful ? threads : useful;
+    threads = threads < units ? threads : units;
+    if (threads <= 1) {
+        auto work = worker();
+        for (int64_t unit = 0; unit < units; ++unit) work(unit);
+        return;
+    }
+#pragma omp parallel num_threads(int(threads))
+    {
+        auto work = worker();
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t unit = 0; unit < units; ++unit) work(unit);
+    }
+}
+
+// The tokens of one sequence.
+struct Span {
+    int64_t begin, length;
+    Span(const int32_t* bounds, int64_t b) : begin(bounds[b]), length(int64_t(bounds[b + 1]) - bounds[b]) {}
+};
+
+inline int64_t longest_sequence(const AttentionArgs& a) {
+    int64_t longest = 0;
+    for (int64_t b = 0; b < a.batch_size; ++b) {
+        const int64_t n = Span(a.cu_seqlens, b).length;
+        longest = n > longest ? n : longest;
+    }
+    return longest;
+}
+
+// Scores computed in all: what a call is worth in threads.
+inline int64_t count_scores(const AttentionArgs& a) {
+    int64_t total = 0;
+    for (int64_t b = 0; b < a.batch_size; ++b) {
+        const int64_t n = Span(a.cu_seqlens, b).length;
+        total += n * n;
+    }
+    return total * a.nheads;
+}
+
+// Hands out parts of this thread's scratch, each on a cache line.
+class Scratch {
+  public:
+    int64_t reserve(int64_t floats) {
+        const int64_t at = size_;
+        size_ += divide_up(floats, 16) * 16;
+        return at;
+    }
+    float* allocate() const {
+        const uintptr_t p = reinterpret_cast<uintptr_t>(thread_scratch(size_ + 16));
+        return reinterpret_cast<float*>((p + 63) & ~uintptr_t(63));
+    }
+
+  private:
+    int64_t size_ = 0;
+};
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert
