@@ -77,7 +77,8 @@ def epoch(record: dict) -> None:
 def trial(task: Task, record: dict, count: int) -> None:
     """One of several trainings has ended."""
     recipe = f"batch size {record['batch_size']}, lr {record['lr']:g}, {record['epochs']} epochs, seed {record['seed']}"
-    print(f"training {record['trial']} of {count}: {recipe}: {metrics(task, record)}", flush=True)
+    outcome = record.get("failed") or metrics(task, record)
+    print(f"training {record['trial']} of {count}: {recipe}: {outcome}", flush=True)
 
 
 def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
@@ -86,9 +87,9 @@ def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
     if outcome.trials:
         print_table(trials_table(outcome.trials, task.metrics))
     if len(outcome.trials) == restarts > 1:
-        values = [record[first] for record in outcome.trials]
-        spread = f"mean {statistics.mean(values):.4f}, standard deviation {statistics.stdev(values):.4f}"
-        print(f"{first} of {restarts} seeds: {spread}")
+        values = [record[first] for record in outcome.trials if first in record]
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{first} of {len(values)} seeds: mean {statistics.mean(values):.4f}, standard deviation {deviation:.4f}")
     print(f"best epoch {outcome.best['epoch']}: {metrics(task, outcome.best)}")
     for path in outcome.paths:
         if path.name == "dev_classes.tsv":

@@ -11,10 +11,18 @@ def print_table(table: Sequence[Sequence], indent: str = "  ") -> None:
 
     cells = [[show_cell(value) for value in line] for line in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = [all(isinstance(line[i], str) for line in table) for i in range(len(widths))]
+    left = [not all(_is_number(line[i]) for line in cells[1:]) for i in range(len(widths))]
     for line in cells:
         words = (
             word.ljust(width) if to_left else word.rjust(width)
             for word, width, to_left in zip(line, widths, left, strict=True)
         )
         print((indent + "  ".join(words)).rstrip())
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return word == "-"
+    return True

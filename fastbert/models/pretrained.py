@@ -65,6 +65,7 @@ class PreTrainedModel(nn.Module):
         *,
         dtype: torch.dtype | str | None = None,
         config: BertConfig | None = None,
+        ignore_mismatched_sizes: bool = False,
         **overrides,
     ) -> PreTrainedModel:
         """Reads a Hugging Face directory: config.json and weights.
@@ -73,6 +74,8 @@ class PreTrainedModel(nn.Module):
             directory: holds config.json and model.safetensors, its sharded form, or pytorch_model.bin.
             dtype: of the parameters; float32 where it is not given, "auto" for that of the file.
             config: in place of the directory's config.json.
+            ignore_mismatched_sizes: a head of another size in the directory, such as that of a task with other labels,
+                is left out, and the model's is new; embeddings and encoder must fit all the same.
             overrides: fields of the configuration (``num_labels=3``), or ``add_pooling_layer``.
 
         Returns:
@@ -91,6 +94,14 @@ class PreTrainedModel(nn.Module):
             config = BertConfig.from_dict(BertConfig.from_hf(config).to_dict(), **overrides)
         state = checkpoint.canonical_keys(checkpoint.read_state_dict(directory))
         model = cls(config, **init)
+        if ignore_mismatched_sizes:
+            shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+            trunk = ("bert.embeddings.", "bert.encoder.")
+            state = {
+                name: tensor
+                for name, tensor in state.items()
+                if name.startswith(trunk) or tensor.shape == shapes.get(name, tensor.shape)
+            }
         if isinstance(dtype, str):
             dtype = next(iter(state.values())).dtype if dtype == "auto" else getattr(torch, dtype, None)
             if not isinstance(dtype, torch.dtype):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..errors import FastbertError
+from ..train.engine import TrainingDiverged
 from .base import Row, Task
 from .config import FinetuneConfig
 from .finetune import Best, Callbacks, Data, FinetuneResult, plan, prepare, train
@@ -43,10 +46,12 @@ def search(
         model: of the first trial, with a head drawn after ``torch.manual_seed(configs[0].seed)``.
         load: gives such a model for each further trial.
         configs: the recipes, of one length and the same rows (see `SearchConfig.trials`).
-        on_trial: called with each trial's line: trial (from 1), the recipe, the best epoch's record, train_seconds.
+        on_trial: called with each trial's line: trial (from 1), the recipe, wall_seconds, and the best epoch's record;
+            or ``failed``, why.
 
     Raises:
         InputError: as `finetune`, before the first trial.
+        FastbertError: every trial diverged.
     """
     data = prepare(task, model, tokenizer, train_rows, dev_rows, configs[0])
     run = None if out is None else FinetuneRun(out, task, configs[0], source or {})
@@ -60,10 +65,12 @@ def search(
                 model = load()
         trial, line = _trial(task, model, data, config, number, run, callbacks)
         trials.append(line)
-        if best is None or trial.record[trial.metric] > best.record[best.metric]:
+        if trial is not None and (best is None or trial.record[trial.metric] > best.record[best.metric]):
             best, best_config = trial, config
         if on_trial is not None:
             on_trial(line)
+    if best is None:
+        raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
     best.restore(model)
     result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials)
     if run is not None:
@@ -79,13 +86,16 @@ def _trial(
     number: int,
     run: FinetuneRun | None,
     callbacks: Callbacks,
-) -> tuple[Best, dict]:
-    """One training, and its line."""
+) -> tuple[Best | None, dict]:
+    """One training, and its line; no training where it diverged, which the others can do without."""
     start = time.perf_counter()
-    with contextlib.nullcontext() if run is None else run.log(number) as log:
-        trial = train(task, model, data, config, log, callbacks)
+    try:
+        with contextlib.nullcontext() if run is None else run.log(number) as log:
+            trial = train(task, model, data, config, log, callbacks)
+        record = {"best_epoch" if key == "epoch" else key: value for key, value in trial.record.items()}
+    except TrainingDiverged as error:
+        trial, record = None, {"failed": str(error)}
     recipe = {name: getattr(config, name) for name in RECIPE}
-    record = {"best_epoch" if key == "epoch" else key: value for key, value in trial.record.items()}
     line = {"trial": number, **recipe, **record, "wall_seconds": time.perf_counter() - start}
     if run is not None:
         run.log_trial(line)
@@ -93,10 +103,10 @@ def _trial(
 
 
 def trials_table(trials: Sequence[dict], metrics: Sequence[str]) -> list[tuple]:
-    """The trials, the best by the first metric first: a header and a line each."""
+    """The trials, the best by the first metric first and those that failed last: a header and a line each."""
     columns = ("trial", *RECIPE, "best_epoch", *metrics, "wall_seconds")
-    ranked = sorted(trials, key=lambda trial: -trial[metrics[0]])
-    lines = [tuple(f"{t[c]:g}" if c == "lr" else t[c] for c in columns) for t in ranked]
+    ranked = sorted(trials, key=lambda trial: -trial.get(metrics[0], -math.inf))
+    lines = [tuple(f"{t[c]:g}" if c == "lr" else t.get(c, "-") for c in columns) for t in ranked]
     return [columns, *lines]
 
 

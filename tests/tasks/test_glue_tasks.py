@@ -3,16 +3,21 @@
 import io
 import json
 
+import numpy as np
 import pytest
 import tiny_bert
+import torch
+import transformers
 from glue_files import LABELLED, MNLI_COLUMNS, MNLI_FILLER, SUBMISSIONS, UNLABELLED, VOTES, WRONG_LABEL
 
+import fastbert
 from fastbert.cli.main import main
 from fastbert.config import BertConfig
 from fastbert.errors import DataError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
+from fastbert.tasks.predict import run_model
 
 TASKS = sorted(LABELLED)
 
@@ -207,6 +212,19 @@ def test_every_task_from_training_to_submission(name, directory, tmp_path, write
     assert [line.split("\t")[0] for line in lines] == ["index", "0", "1"]
 
 
+def test_a_task_may_start_from_another_with_other_labels(directory, tmp_path, write, caplog):
+    """MNLI, then RTE with two labels, then STS-B with a number: only the head is new."""
+    start = directory
+    for name in ("mnli", "rte", "stsb"):
+        path, run = write(LABELLED[name][0], f"{name}.tsv"), tmp_path / name
+        files = ["--model", str(start), "--train", str(path), "--dev", str(path), "--out", str(run)]
+        caplog.clear()
+        assert main(["finetune", name, *files, "--epochs", "1", "--max-seqlen", "32"]) == 0
+        assert "2 newly initialised (classifier.weight, classifier.bias)" in caplog.text
+        start = run
+    assert main(["evaluate", "rte", "--model", str(tmp_path / "mnli" / "model"), "--data", f"{tmp_path}/rte.tsv"]) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "typed", "texts"),
     [
@@ -232,6 +250,30 @@ def test_predictions_from_standard_input_to_standard_output(directory, tmp_path,
     lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
     assert [line[0] for line in lines] == ["index", "0", "1"]
     assert {line[1] for line in lines[1:]} <= {"0", "1"}
+
+
+def test_similarity_is_transformers_regression(tmp_path, write):
+    """Packed pairs, some cut to length: numbers and mean squared error of transformers' model on padded batches."""
+    directory = tiny_bert.save(tmp_path / "m", "BertForSequenceClassification", num_labels=1)
+    words, rng = tiny_bert.WORDS.split(), np.random.default_rng(0)
+    rows = []
+    for i in range(30):
+        a, b = (" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(2))
+        rows.append(Row(str(i), (a, b), float(rng.integers(0, 26)) / 5))
+    task = registry.get("stsb")
+    examples = task.encode(rows, fastbert.load_tokenizer(directory), 16)
+    assert any(e.truncated for e in examples)
+    assert len({e.num_tokens for e in examples}) > 3
+    found = run_model(task, task.model(directory), examples, token_budget=64)
+
+    padder = transformers.BertTokenizer(str(directory / "vocab.txt"))
+    pairs = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
+    inputs = padder(*pairs, padding=True, truncation="longest_first", max_length=16, return_tensors="pt")
+    theirs = transformers.BertForSequenceClassification.from_pretrained(directory).eval()
+    with torch.inference_mode():
+        expected = theirs(**inputs, labels=torch.tensor([row.label for row in rows]))
+    torch.testing.assert_close(torch.tensor(np.array(found.values)), expected.logits, atol=1e-5, rtol=0)
+    assert found.loss == pytest.approx(expected.loss.item(), rel=1e-5)
 
 
 def test_bad_rows_are_counted_on_the_command_line(directory, tmp_path, write, capsys):

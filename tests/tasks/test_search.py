@@ -64,8 +64,8 @@ def test_what_is_no_search(search, recipe, reason):
 
 def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path):
     task, tokenizer = registry.get("sst2"), fastbert.load_tokenizer(directory)
-    rows, dev = rows_of(160, 1), rows_of(40, 2)
-    configs = SearchConfig(restarts=2, grid=True, grid_batch_sizes=(16,), grid_lrs=(1e-4, 3e-3), grid_epochs=(3,))
+    rows, dev = rows_of(96, 1), rows_of(40, 2)
+    configs = SearchConfig(restarts=2, grid=True, grid_batch_sizes=(16,), grid_lrs=(1e-4, 3e-3), grid_epochs=(2,))
     configs = configs.trials(config())
     totals, lines = [], []
     torch.manual_seed(configs[0].seed)
@@ -81,7 +81,7 @@ def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path):
         callbacks=Callbacks(on_step=totals.append),
         on_trial=lines.append,
     )
-    assert totals == [120] * 120
+    assert totals == [48] * 48
     assert result.trials == lines
     assert [(line["trial"], line["lr"], line["seed"]) for line in lines] == [
         (1, 1e-4, 0),
@@ -147,3 +147,19 @@ def test_restarts_tell_mean_and_spread(directory, files, tmp_path, capsys):
     a, b = (json.loads(line)["accuracy"] for line in (run / "trials.jsonl").read_text().splitlines())
     expected = f"accuracy of 2 seeds: mean {(a + b) / 2:.4f}, standard deviation {abs(a - b) / 2**0.5:.4f}"
     assert expected in capsys.readouterr().out
+
+
+def test_a_trial_that_diverges_is_left_out(directory, files, tmp_path, capsys):
+    run = tmp_path / "run"
+    where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv"]
+    grid = ["--grid", "--grid-batch-sizes", "4", "--grid-epochs", "1", "--max-seqlen", "16", "--grid-lrs"]
+    assert main(["finetune", "sst2", *where, *grid, "1e30", "1e-3", "--out", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "lr 1e+30, 1 epochs, seed 0: training stopped: the gradient was not finite" in shown
+    failed, good = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
+    assert "accuracy" not in failed
+    assert json.loads((run / "dev_metrics.json").read_text())["accuracy"] == good["accuracy"]
+    assert yaml.safe_load((run / "config.yaml").read_text())["lr"] == 1e-3
+    assert trials_table([failed, good], ("accuracy",))[2][5:7] == ("-", "-")
+    assert main(["finetune", "sst2", *where, *grid, "1e30", "1e31", "--out", str(tmp_path / "none")]) == 2
+    assert "all of 2 trainings failed, the last because training stopped" in capsys.readouterr().err
