@@ -25,6 +25,8 @@ _LAZY = {
     "BertForMultipleChoice": "models",
     "SentenceEncoder": "interop.sentence_encoder",
     "load_tokenizer": "data.tokenizer",
+    "patch": "interop.patch",
+    "unpatch": "interop.patch",
     "PackedBatch": "packing",
     "backend": "ops",
     "environment": "_environment",

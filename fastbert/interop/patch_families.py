@@ -1,0 +1,149 @@
+"""The encoders of transformers whose layers compute what ours compute, and where each keeps its parts.
+
+A layer is Vaswani et al. 2017, section 3 (post-LN, full attention, GELU); families differ in names, in their embeddings
+and in what their models return.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+# What a layer holds, under the names of BERT: the dense layers and norms that we read or call, ...
+LEAVES = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+# ... and the modules whose work is done for them: one that does anything else is not ours to replace.
+INNER = (
+    "attention",
+    "attention.self",
+    "attention.self.dropout",
+    "attention.output",
+    "attention.output.dropout",
+    "intermediate",
+    "intermediate.intermediate_act_fn",
+    "output",
+    "output.dropout",
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture.
+
+    Args:
+        module: where transformers keeps it.
+        model: the name of its model class there.
+        output: the class in transformers.modeling_outputs that the model returns.
+        encoder: the attribute of the model that holds ``layer``.
+        rename: our names of a layer's parts to the family's; those of BERT where not given, None for what it lacks.
+        config: our configuration's fields to the family's.
+        embed: None where the embeddings are BERT's own, else model and keywords to (B, S, H).
+        packs: whether the model takes ``cu_seq_lens_q`` and the like.
+    """
+
+    module: str
+    model: str
+    output: str = "BaseModelOutputWithPoolingAndCrossAttentions"
+    encoder: str = "encoder"
+    rename: tuple[tuple[str, str | None], ...] = ()
+    config: tuple[tuple[str, str], ...] = ()
+    embed: Callable[[nn.Module, dict[str, Any]], Tensor] | None = None
+
+    def model_class(self) -> type:
+        return getattr(importlib.import_module(self.module), self.model)
+
+    def output_class(self) -> type:
+        return getattr(importlib.import_module("transformers.modeling_outputs"), self.output)
+
+    def path(self, name: str) -> str | None:
+        """Our name of a layer's part in the family's words; None for what it does not have."""
+        return dict(self.rename).get(name, name)
+
+    def field(self, name: str) -> str:
+        return dict(self.config).get(name, name)
+
+
+def _embed(model: nn.Module, given: dict[str, Any]) -> Tensor:
+    """The family's own embeddings of the (B, S) rectangle: their positions follow the pads, so they need them."""
+    names = ("input_ids", "position_ids", "token_type_ids", "inputs_embeds")
+    x = model.embeddings(**{name: given.get(name) for name in names})
+    project = model._modules.get("embeddings_project")
+    return x if project is None else project(x)
+
+
+def _embed_distilbert(model: nn.Module, given: dict[str, Any]) -> Tensor:
+    position_ids = given.get("position_ids")
+    rest = () if position_ids is None else (position_ids,)
+    return model.embeddings(given.get("input_ids"), given.get("inputs_embeds"), *rest)
+
+
+def _roberta(name: str, model: str) -> Family:
+    return Family(f"transformers.models.{name}.modeling_{name}", model, embed=_embed)
+
+
+BERT = Family("transformers.models.bert.modeling_bert", "BertModel")
+DISTILBERT = Family(
+    "transformers.models.distilbert.modeling_distilbert",
+    "DistilBertModel",
+    output="BaseModelOutput",
+    encoder="transformer",
+    rename=(
+        ("attention.self", None),
+        ("attention.self.query", "attention.q_lin"),
+        ("attention.self.key", "attention.k_lin"),
+        ("attention.self.value", "attention.v_lin"),
+        ("attention.self.dropout", "attention.dropout"),
+        ("attention.output", None),
+        ("attention.output.dense", "attention.out_lin"),
+        ("attention.output.LayerNorm", "sa_layer_norm"),
+        ("attention.output.dropout", None),
+        ("intermediate", "ffn"),
+        ("intermediate.dense", "ffn.lin1"),
+        ("intermediate.intermediate_act_fn", "ffn.activation"),
+        ("output", None),
+        ("output.dense", "ffn.lin2"),
+        ("output.dropout", "ffn.dropout"),
+        ("output.LayerNorm", "output_layer_norm"),
+    ),
+    config=(
+        ("hidden_size", "dim"),
+        ("num_hidden_layers", "n_layers"),
+        ("num_attention_heads", "n_heads"),
+        ("intermediate_size", "hidden_dim"),
+        ("hidden_act", "activation"),
+        ("hidden_dropout_prob", "dropout"),
+        ("attention_probs_dropout_prob", "attention_dropout"),
+    ),
+    embed=_embed_distilbert,
+)
+FAMILIES = (
+    BERT,
+    _roberta("roberta", "RobertaModel"),
+    _roberta("xlm_roberta", "XLMRobertaModel"),
+    _roberta("camembert", "CamembertModel"),
+    Family(
+        "transformers.models.electra.modeling_electra",
+        "ElectraModel",
+        output="BaseModelOutputWithCrossAttentions",
+        embed=_embed,
+    ),
+    DISTILBERT,
+)
+
+
+def family_of(module: nn.Module) -> Family | None:
+    """The family of a model that computes its family's forward; no module of transformers is imported for it."""
+    names = {(cls.__module__, cls.__name__) for cls in type(module).__mro__}
+    return next((family for family in FAMILIES if (family.module, family.model) in names), None)

@@ -1,0 +1,252 @@
+"""A transformers encoder seen as ours: our modules around the very dense layers, norms and tables that it holds.
+
+A view owns no weight: it borrows the leaf modules, so optimisers, devices and dtypes stay the caller's affair. What he
+changes later (an adapter in place of a dense layer, a hook, a resized table) is noticed at the next forward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from ..config import BertConfig
+from ..errors import InputError
+from ..modules.embeddings import BertEmbeddings
+from ..modules.encoder import BertEncoder
+from .patch_families import BERT, INNER, LEAVES, Family
+
+_ERF = ("GELUActivation",)
+_TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
+_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+# Hooks that transformers and PEFT put there themselves, and that mind no shape.
+_BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
+_BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
+
+
+class Unservable(Exception):
+    """Why a model, as it is now, must be computed by its own code."""
+
+
+def find(module: nn.Module, path: str) -> nn.Module | None:
+    for name in path.split("."):
+        module = module._modules.get(name)
+        if module is None:
+            return None
+    return module
+
+
+def our_config(config: Any, family: Family) -> BertConfig:
+    """The fields of ours that decide what an encoder computes.
+
+    Raises:
+        InputError: a decoder, cross-attention, relative positions, or an activation that is not a GELU.
+    """
+    names = (
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+        *("hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size"),
+        *("vocab_size", "is_decoder", "add_cross_attention", "position_embedding_type"),
+    )
+    values = {name: getattr(config, family.field(name), None) for name in names}
+    values["type_vocab_size"] = values["type_vocab_size"] or 1
+    return BertConfig(pad_token_id=None, **{name: value for name, value in values.items() if value is not None})
+
+
+def approximation(activation: nn.Module) -> str | None:
+    """What our GELU calls an activation of transformers or torch; None for another."""
+    if isinstance(activation, nn.GELU):
+        return activation.approximate
+    name = type(activation).__name__
+    return "none" if name in _ERF else "tanh" if name in _TANH else None
+
+
+class View:
+    """Our embeddings (BERT's family only) and encoder over the modules of a transformers model.
+
+    Raises:
+        Unservable: the model holds something that computes otherwise.
+    """
+
+    def __init__(self, model: nn.Module, family: Family, parts: list[nn.Module | None]) -> None:
+        self.family = family
+        self.parts = parts
+        self.config = our_config(model.config, family)
+        source = model._modules[family.encoder]
+        layers = list(source._modules["layer"]._modules.values())
+        self.config.num_hidden_layers = len(layers)
+        self._check(model, layers)
+        # On the meta device: a view's own weights would be made only to be replaced.
+        with torch.device("meta"):
+            self.encoder = BertEncoder(self.config)
+            self.embeddings = BertEmbeddings(self.config) if family is BERT else None
+        for ours, theirs in zip(self.encoder.layer, layers, strict=True):
+            ours.config = copy.copy(self.config)
+            for name in LEAVES:
+                owner, _, leaf = name.rpartition(".")
+                setattr(ours.get_submodule(owner), leaf, find(theirs, family.path(name)))
+            activation = find(theirs, family.path("intermediate.intermediate_act_fn"))
+            ours.intermediate.approximate = approximation(activation)
+        self.dropouts = [
+            tuple(_part(layer, family, f"{name}.dropout") for name in ("attention.self", "attention.output", "output"))
+            for layer in layers
+        ]
+        self.embedding_dropout = None
+        if self.embeddings is not None:
+            theirs = model._modules["embeddings"]
+            self.embeddings.config = copy.copy(self.config)
+            for name in (*_TABLES, "LayerNorm"):
+                setattr(self.embeddings, name, theirs._modules[name])
+            self.embedding_dropout = theirs._modules["dropout"]
+            # Tables may have been resized since the configuration was written.
+            words = self.embeddings.word_embeddings
+            self.config.vocab_size = getattr(words, "num_embeddings", self.config.vocab_size)
+            self.config.max_position_embeddings = self.embeddings.position_embeddings.num_embeddings
+            self.config.type_vocab_size = self.embeddings.token_type_embeddings.num_embeddings
+        self.layers = layers
+        self.source = source
+
+    def _check(self, model: nn.Module, layers: list[nn.Module]) -> None:
+        family = self.family
+        if not layers:
+            raise Unservable("it has no layers")
+        inner = [_part(layer, family, name) for layer in layers for name in INNER]
+        # transformers' activations and torch's dropouts are others' by right; the rest must be the family's own code.
+        own = [
+            m for m in (*inner, *layers, model._modules[family.encoder], model._modules["embeddings"]) if m is not None
+        ]
+        for module in own:
+            strange = type(module).__module__ not in (family.module, "transformers.activations")
+            if strange and not isinstance(module, (nn.Dropout, nn.GELU)):
+                raise Unservable(f"one of its modules is a {type(module).__name__} of {type(module).__module__}")
+        for layer in layers:
+            activation = _part(layer, family, "intermediate.intermediate_act_fn")
+            if activation is None or approximation(activation) is None:
+                raise Unservable(f"the activation of a layer is {type(activation).__name__}, not a GELU")
+            for name in LEAVES:
+                leaf = _part(layer, family, name)
+                if leaf is None or (name.endswith("LayerNorm") and not _is_plain_norm(leaf)):
+                    raise Unservable(f"{name} of a layer is {type(leaf).__name__}")
+            if find(layer, "crossattention") is not None:
+                raise Unservable("a layer has cross-attention")
+            if getattr(find(layer, "attention"), "pruned_heads", None):
+                raise Unservable("heads of a layer have been pruned")
+        if family is BERT:
+            tables = model._modules["embeddings"]._modules
+            if not _is_plain_norm(tables["LayerNorm"]):
+                raise Unservable(f"the embeddings' LayerNorm is {type(tables['LayerNorm']).__name__}")
+            for name in _TABLES[1:]:
+                if type(tables[name]) is not nn.Embedding:
+                    raise Unservable(f"{name} is {type(tables[name]).__name__}")
+
+    def follow(self) -> bool:
+        """Takes over what may change from call to call: rates, modes, recomputation.
+
+        Returns:
+            whether anything is dropped in this pass.
+
+        Raises:
+            Unservable: rates that our layer has no place for.
+        """
+        drops = False
+        for ours, theirs, (on_probs, on_attention, on_output) in zip(
+            self.encoder.layer, self.layers, self.dropouts, strict=True
+        ):
+            ours.training = theirs.training  # not train(): the leaves are the caller's
+            # transformers asks the attention module, not its dropout, whether probabilities are dropped.
+            attention = find(theirs, "attention.self") or find(theirs, "attention")
+            probs = on_probs.p if attention.training else 0.0
+            hidden = on_output.p if on_output.training else 0.0
+            after = 0.0 if on_attention is None or not on_attention.training else on_attention.p
+            if hidden != after:
+                raise Unservable("a layer drops different shares after attention and after its feed-forward network")
+            ours.config.attention_probs_dropout_prob, ours.config.hidden_dropout_prob = probs, hidden
+            drops = drops or bool(probs or hidden)
+        self.encoder.training = self.source.training
+        self.encoder.gradient_checkpointing = any(
+            getattr(module, "gradient_checkpointing", False) for module in (self.source, *self.layers)
+        )
+        if self.embeddings is not None:
+            dropout = self.embedding_dropout
+            self.embeddings.config.hidden_dropout_prob = dropout.p if dropout.training else 0.0
+            drops = drops or bool(self.embeddings.config.hidden_dropout_prob)
+        return drops
+
+
+def _part(layer: nn.Module, family: Family, name: str) -> nn.Module | None:
+    path = family.path(name)
+    return None if path is None else find(layer, path)
+
+
+def _is_plain_norm(module: nn.Module) -> bool:
+    return type(module) is nn.LayerNorm and module.weight is not None and module.bias is not None
+
+
+def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
+    """Every module that a view stands for or borrows, in a fixed order.
+
+    Raises:
+        Unservable: the model is not built as its family is.
+    """
+    source = model._modules.get(family.encoder)
+    stack = None if source is None else source._modules.get("layer")
+    embeddings = model._modules.get("embeddings")
+    if stack is None or embeddings is None:
+        raise Unservable(f"it has no embeddings and {family.encoder}.layer")
+    parts = [source, stack, embeddings, *embeddings._modules.values()]
+    for layer in stack._modules.values():
+        parts.append(layer)
+        parts += [_part(layer, family, name) for name in (*INNER, *LEAVES)]
+    return parts
+
+
+def heard(parts: list[nn.Module | None]) -> None:
+    """Raises Unservable where someone listens to a module inside, or gave it a forward of its own.
+
+    He expects (B, S, ...) tensors, of modules that a packed pass never calls.
+    """
+    for module in parts:
+        if module is None:
+            continue
+        state = module.__dict__
+        if "forward" in state:
+            raise Unservable(f"{type(module).__name__}.forward has been replaced")
+        for hooks in (
+            state["_forward_pre_hooks"],
+            state["_forward_hooks"],
+            state["_backward_hooks"],
+            state["_backward_pre_hooks"],
+        ):
+            if hooks and not all(map(_is_benign, hooks.values())):
+                raise Unservable(f"there is a hook on a {type(module).__name__}")
+
+
+def _is_benign(hook) -> bool:
+    return getattr(hook, "__module__", "") in _BENIGN_MODULES or getattr(hook, "__name__", "") in _BENIGN_NAMES
+
+
+# Kept outside of the models, so that they are copied, pickled and saved as they were.
+_views: WeakKeyDictionary[nn.Module, View] = WeakKeyDictionary()
+
+
+def view_of(model: nn.Module, family: Family) -> View:
+    """The view of a model as it is at this moment.
+
+    Raises:
+        Unservable: it must be computed by its own code.
+    """
+    parts = parts_of(model, family)
+    heard(parts)
+    view = _views.get(model)
+    if view is None or view.parts != parts:
+        try:
+            view = _views[model] = View(model, family, parts)
+        except InputError as error:
+            raise Unservable(str(error)) from error
+    return view
+
+
+def forget(model: nn.Module) -> None:
+    _views.pop(model, None)

@@ -1,0 +1,249 @@
+"""`fastbert.patch`: results and training are those of transformers, and our code did the work."""
+
+from __future__ import annotations
+
+import copy
+
+import hf_parity as hf
+import pytest
+import torch
+from patched import V5, arguments, assert_same, every_class, twins
+from torch import nn
+
+import fastbert
+
+# --- results ---
+
+
+@every_class
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_outputs_and_hidden_states_under_every_mask(name, attention, only_ours):
+    theirs, ours = twins(name, attention=attention)
+    truth = {}
+    # A choice without a token has no defined score, and it counts in the others' softmax.
+    masks = [mask for mask in hf.MASKS if name != "BertForMultipleChoice" or "empty" not in mask]
+    with torch.no_grad():
+        for mask in masks:
+            labels = "empty" not in mask  # a row of pads only has no defined loss in a head that reads its pooled token
+            truth[mask] = theirs(**arguments(name, mask, labels), output_hidden_states=True)
+        only_ours()
+        for mask, wanted in truth.items():
+            assert_same(ours(**arguments(name, mask, "empty" not in mask), output_hidden_states=True), wanted, mask)
+
+
+@every_class
+@pytest.mark.parametrize("mask", ["none", "prefix", "left", "holes"])
+def test_gradients_of_every_parameter(name, mask, only_ours):
+    theirs, ours = twins(name, torch.float64)
+    given = arguments(name, mask)
+
+    def loss(model):
+        out = model(**given)
+        if name == "BertModel":
+            keep = hf.kept_tokens(hf.masks()[mask])
+            weights = torch.randn(out[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+            return (out[0] * weights)[keep].sum() + out[1].sum()
+        return out.loss
+
+    expected = loss(theirs)
+    expected.backward()
+    only_ours()
+    got = loss(ours)
+    got.backward()
+    hf.assert_near(got, expected, torch.float64, "loss")
+    # A softmax over whole rows does not see a shift of all its scores.
+    zero = {
+        "BertForQuestionAnswering": ("qa_outputs.bias", "layer.2.output.LayerNorm.bias"),
+        "BertForMultipleChoice": ("classifier.bias",),
+    }
+    hf.assert_same_gradients(ours, theirs, torch.float64, zero.get(name, ()))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForTokenClassification"])
+def test_attention_probabilities(name):
+    theirs, ours = twins(name)
+    for mask in ("none", "prefix", "holes"):
+        with torch.no_grad():
+            given = arguments(name, mask, labels=False)
+            got, wanted = (model(**given, output_attentions=True) for model in (ours, theirs))
+            assert len(got.attentions) == 3
+            for x, y in zip(got.attentions, wanted.attentions, strict=True):
+                keep = hf.kept_tokens(hf.masks()[mask])
+                hf.assert_near(x.transpose(1, 2)[keep], y.transpose(1, 2)[keep], torch.float32, "attentions")
+
+
+@every_class
+def test_tuples_have_the_same_places(name):
+    theirs, ours = twins(name)
+    given = arguments(name)
+    with torch.no_grad():
+        for extra in ({}, {"output_hidden_states": True}):
+            got, wanted = (model(**given, **extra, return_dict=False) for model in (ours, theirs))
+            assert isinstance(got, tuple)
+            assert [type(x) for x in got] == [type(x) for x in wanted]
+            tensors = [(x, y) for x, y in zip(got, wanted, strict=True) if isinstance(x, torch.Tensor)]
+            assert [x.shape for x, _ in tensors] == [y.shape for _, y in tensors]
+
+
+def test_what_the_configuration_asks_for_is_given():
+    theirs, ours = twins("BertModel")
+    for model in (theirs, ours):
+        model.config.output_hidden_states = True
+    given = arguments("BertModel")
+    with torch.no_grad():
+        got, wanted = ours(**given), theirs(**given)
+    assert_same(got, wanted, "prefix")
+    assert len(got.hidden_states) == 4
+
+
+def test_embeddings_positions_and_four_dimensional_masks_as_input(only_ours):
+    theirs, ours = twins("BertModel", attention="sdpa")
+    ids = hf.inputs()["input_ids"]
+    embeds = theirs.embeddings.word_embeddings(ids).detach()
+    keep = hf.masks()["prefix"].bool()
+    calls = [
+        {"inputs_embeds": embeds, "attention_mask": hf.masks()["prefix"]},
+        {"input_ids": ids, "position_ids": torch.arange(hf.LENGTH).flip(0)[None]},
+        {"input_ids": ids, "attention_mask": keep},
+        {"input_ids": ids, "attention_mask": keep.float()},
+    ]
+    if V5:
+        causal = torch.ones(hf.LENGTH, hf.LENGTH, dtype=torch.bool).tril()[None, None].expand(hf.BATCH, 1, -1, -1)
+        calls += [
+            {"input_ids": ids, "attention_mask": keep[:, None, None].expand(-1, 1, hf.LENGTH, -1)},
+            {"input_ids": ids, "attention_mask": causal},
+        ]
+    with torch.no_grad():
+        wanted = [theirs(**call) for call in calls]
+        only_ours()
+        for i, (call, expected) in enumerate(zip(calls, wanted, strict=True)):
+            masked = call.get("attention_mask") is not None and i != 5
+            assert_same(ours(**call), expected, "prefix" if masked else "none")
+
+
+def test_packed_tokens_under_the_names_of_transformers(only_ours):
+    only_ours()
+    _, ours = twins("BertModel")
+    lengths = hf.masks()["prefix"].sum(1)
+    rows = [ids[:n] for ids, n in zip(hf.inputs()["input_ids"], lengths, strict=True)]
+    bounds = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()
+    with torch.no_grad():
+        padded = ours(input_ids=hf.inputs()["input_ids"], attention_mask=hf.masks()["prefix"]).last_hidden_state
+        out = ours(
+            input_ids=torch.cat(rows)[None],
+            position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
+            cu_seq_lens_q=bounds,
+            cu_seq_lens_k=bounds,
+            max_length_q=11,
+            max_length_k=11,
+        )
+    assert out.last_hidden_state.shape == (1, int(lengths.sum()), 32)
+    kept = padded[hf.masks()["prefix"].bool()]
+    hf.assert_near(out.last_hidden_state[0], kept, torch.float32, "packed")
+
+
+def test_masked_tokens_are_zero_unless_they_are_asked_for():
+    theirs, _ = hf.pair("BertModel")
+    given = arguments("BertModel")
+    pads = ~hf.masks()["prefix"].bool()
+    with torch.no_grad():
+        wanted = theirs(**given)
+        assert not fastbert.patch(copy.deepcopy(theirs))(**given).last_hidden_state[pads].any()
+        computed = fastbert.patch(copy.deepcopy(theirs), pads="computed")(**given)
+    hf.assert_near(computed.last_hidden_state, wanted.last_hidden_state, torch.float32, "pads")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_half_precision_is_no_further_from_the_truth_than_transformers(dtype):
+    truth, _ = hf.pair("BertForSequenceClassification", torch.float64)
+    theirs = copy.deepcopy(truth).to(dtype)
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    given = arguments("BertForSequenceClassification", labels=False)
+    with torch.no_grad():
+        right = truth(**given).logits
+        error = (ours(**given).logits.double() - right).abs().max()
+        allowed = (theirs(**given).logits.double() - right).abs().max()
+    assert error <= 2 * allowed + 2**-8 * right.abs().max()
+
+
+# --- training ---
+
+
+def _dropping(**rates):
+    changes = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3, **rates}
+    return hf.pair("BertForSequenceClassification", torch.float64, **changes)[0]
+
+
+def test_dropout_is_drawn_from_torchs_generator():
+    theirs = _dropping()
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    given = arguments("BertForSequenceClassification")
+
+    def losses(model, seed):
+        torch.manual_seed(seed)
+        return [float(model(**given).loss) for _ in range(3)]
+
+    assert losses(ours, 1) == losses(ours, 1) != losses(ours, 2)
+    assert len(set(losses(ours, 1))) == 3
+    ours.eval()
+    assert len(set(losses(ours, 1))) == 1
+    hf.assert_near(ours(**given).logits, theirs.eval()(**given).logits, torch.float64, "logits")
+
+
+def test_rates_are_read_from_the_modules_as_they_are_now():
+    ours = fastbert.patch(_dropping())
+    given = arguments("BertForSequenceClassification", labels=False)
+    for module in ours.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    assert torch.equal(ours(**given).logits, ours(**given).logits)
+    # Dropout in evaluation (Monte Carlo dropout): a model in eval() whose dropouts were switched on again.
+    ours = fastbert.patch(_dropping()).eval()
+    for module in ours.bert.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+    assert not torch.equal(ours(**given).logits, ours(**given).logits)
+
+
+def test_a_pass_without_dropout_leaves_the_generator_alone():
+    _, ours = twins("BertForSequenceClassification")
+    state = torch.random.get_rng_state()
+    ours(**arguments("BertForSequenceClassification"))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_repeats_the_dropout(reentrant, only_ours):
+    plain, recomputing = (fastbert.patch(_dropping()) for _ in range(2))
+    recomputing.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    only_ours()
+    given = arguments("BertForSequenceClassification")
+    kept = []
+    for model in (plain, recomputing):
+        saved = []
+        torch.manual_seed(4)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.numel()) or x, lambda x: x):
+            loss = model(**given).loss
+        loss.backward()
+        kept.append(sum(saved))
+    for (name, x), y in zip(plain.named_parameters(), recomputing.parameters(), strict=True):
+        assert torch.equal(x.grad, y.grad), name
+    assert kept[1] < kept[0] / 2
+
+
+def test_an_optimiser_made_before_keeps_working(only_ours):
+    only_ours()
+    model, _ = hf.pair("BertForSequenceClassification")
+    before = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    fastbert.patch(model)
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
+    given = arguments("BertForSequenceClassification")
+    losses = []
+    for _ in range(20):
+        loss = model(**given).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] / 4
