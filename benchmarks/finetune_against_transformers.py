@@ -1,10 +1,11 @@
-"""SST-2 fine-tuned by fastbert and by transformers: same weights, head, batches, recipe and seeds, interleaved.
+"""A task of GLUE fine-tuned by fastbert and by transformers: same weights, head, batches, recipe, seeds, interleaved.
 
-Prints accuracy on the dev set and training time of both for every seed, then the means. The two sides share the
-initial weights and the order of the rows; model, loss, optimiser, schedule and evaluation are each their own:
-transformers' side is AutoModelForSequenceClassification on padded batches with torch.optim.AdamW.
+Prints the dev metric and the training time of both for every seed, then the means. The two sides share the initial
+weights and the order of the rows, and the task's metric; model, loss, optimiser, schedule and evaluation are each their
+own: transformers' side is AutoModelForSequenceClassification on padded batches with torch.optim.AdamW.
 
-    python benchmarks/sst2_against_transformers.py --data shared/data/sst2 --train-examples 4000 --seeds 3
+    python benchmarks/finetune_against_transformers.py sst2 --train train.tsv --dev dev.tsv --train-examples 4000
+    python benchmarks/finetune_against_transformers.py mrpc --train msr_paraphrase_train.txt --dev-share 0.1 --epochs 3
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ import torch
 
 import fastbert
 from fastbert.tasks import registry
-from fastbert.tasks.batching import training_batches
+from fastbert.tasks.batching import hold_out, training_batches
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="directory with train.tsv and dev.tsv of GLUE's SST-2")
+    parser.add_argument("task", help="sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte or wnli")
+    parser.add_argument("--train", type=Path, required=True)
+    dev = parser.add_mutually_exclusive_group(required=True)
+    dev.add_argument("--dev", type=Path)
+    dev.add_argument("--dev-share", type=float, help="share of the training rows, as `fastbert finetune` holds out")
     parser.add_argument("--model", type=Path, help="model directory; all-MiniLM-L6-v2 of its PyPI package by default")
-    parser.add_argument("--train-examples", type=int, default=4000)
+    parser.add_argument("--train-examples", type=int, help="the first N training rows; all by default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=5e-5)
-    parser.add_argument("--max-seqlen", type=int, default=64)
+    parser.add_argument("--max-seqlen", type=int, default=128)
     parser.add_argument("--dropout", type=float, help="in place of the model's own; 0 leaves nothing to chance")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
@@ -58,17 +63,17 @@ def save_start(task, directory: Path, start: Path, seed: int, dropout: float | N
 
 
 def run_fastbert(task, model, tokenizer, train_rows, dev_rows, config) -> tuple[float, float]:
-    """Accuracy after the last epoch, and seconds of training without evaluation."""
+    """The first metric after the last epoch, and seconds of training without evaluation."""
     result = finetune(task, model, tokenizer, train_rows, dev_rows, config)
-    return result.history[-1]["accuracy"], sum(epoch["train_seconds"] for epoch in result.history)
+    return result.history[-1][task.metrics[0]], sum(epoch["train_seconds"] for epoch in result.history)
 
 
-def run_transformers(directory, examples, dev_examples, dev_rows, config) -> tuple[float, float]:
+def run_transformers(task, directory, examples, dev_examples, dev_rows, config) -> tuple[float, float]:
     """The same recipe in plain transformers and torch."""
     from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
     torch.manual_seed(config.seed)
-    model = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=2)
+    model = AutoModelForSequenceClassification.from_pretrained(directory)
     plain = [p for n, p in model.named_parameters() if not (n.endswith("bias") or "LayerNorm" in n)]
     exempt = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
     groups = [{"params": plain, "weight_decay": config.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
@@ -93,34 +98,38 @@ def run_transformers(directory, examples, dev_examples, dev_rows, config) -> tup
             optimizer.zero_grad()
     seconds = time.perf_counter() - start
     model.eval()
-    right = 0
+    outputs = []
     with torch.inference_mode():
         for begin in range(0, len(dev_examples), 64):
-            chosen = dev_examples[begin : begin + 64]
-            guesses = model(**padded(chosen)).logits.argmax(-1).tolist()
-            right += sum(guess == int(dev_rows[e.row].label) for guess, e in zip(guesses, chosen, strict=True))
-    return right / len(dev_rows), seconds
+            outputs += list(model(**padded(dev_examples[begin : begin + 64])).logits.numpy())
+    predictions = task.decode(dev_rows, dev_examples, outputs)
+    return task.metric(dev_rows, predictions)[task.metrics[0]], seconds
 
 
 def padded(examples) -> dict[str, torch.Tensor]:
     """A batch padded to its longest sequence."""
     width = max(e.num_tokens for e in examples)
-    ids = torch.zeros(len(examples), width, dtype=torch.int64)
-    mask = torch.zeros(len(examples), width, dtype=torch.int64)
+    ids, types, mask = torch.zeros(3, len(examples), width, dtype=torch.int64)
     for row, example in enumerate(examples):
         ids[row, : example.num_tokens] = torch.tensor(example.input_ids)
+        types[row, : example.num_tokens] = torch.tensor(example.token_type_ids)
         mask[row, : example.num_tokens] = 1
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     directory = args.model or minilm()
-    task = registry.get("sst2")
+    task = registry.get(args.task)
+    metric = task.metrics[0]
     tokenizer = fastbert.load_tokenizer(directory)
-    train_rows = task.read(args.data / "train.tsv")[: args.train_examples]
-    dev_rows = task.read(args.data / "dev.tsv")
+    train_rows = task.read(args.train)
+    if args.dev is None:
+        train_rows, dev_rows = hold_out(train_rows, args.dev_share)
+    else:
+        dev_rows = task.read(args.dev)
+    train_rows = train_rows[: args.train_examples]
     examples, dev_examples = (task.encode(rows, tokenizer, args.max_seqlen) for rows in (train_rows, dev_rows))
     runs = []
     for seed in range(args.seeds):
@@ -135,35 +144,35 @@ def main() -> None:
                     task, model, tokenizer, train_rows, dev_rows, config
                 ),
                 "transformers": lambda start=start, config=config: run_transformers(
-                    start, examples, dev_examples, dev_rows, config
+                    task, start, examples, dev_examples, dev_rows, config
                 ),
             }
             # Who goes first alternates, so that a machine that slows down or warms up favours neither.
             order = sorted(sides, reverse=bool(seed % 2))
             result = {"seed": seed}
             for side in order:
-                accuracy, seconds = sides[side]()
-                result[side] = {"accuracy": accuracy, "train_seconds": seconds}
+                value, seconds = sides[side]()
+                result[side] = {metric: value, "train_seconds": seconds}
         runs.append(result)
         print(
             f"seed {seed}: "
             + ", ".join(
-                f"{s} {100 * result[s]['accuracy']:.2f} % in {result[s]['train_seconds']:.1f} s" for s in sides
+                f"{s} {metric} {100 * result[s][metric]:.2f} in {result[s]['train_seconds']:.1f} s" for s in sides
             ),
             flush=True,
         )
-    report(args, runs)
+    report(args, metric, runs)
 
 
-def report(args: argparse.Namespace, runs: list[dict]) -> None:
+def report(args: argparse.Namespace, metric: str, runs: list[dict]) -> None:
     """Means of both sides and their difference in points."""
     means = {
-        side: {key: statistics.fmean(run[side][key] for run in runs) for key in ("accuracy", "train_seconds")}
+        side: {key: statistics.fmean(run[side][key] for run in runs) for key in (metric, "train_seconds")}
         for side in ("fastbert", "transformers")
     }
-    difference = 100 * (means["fastbert"]["accuracy"] - means["transformers"]["accuracy"])
+    difference = 100 * (means["fastbert"][metric] - means["transformers"][metric])
     for side, mean in means.items():
-        print(f"mean of {len(runs)}: {side} {100 * mean['accuracy']:.2f} %, {mean['train_seconds']:.1f} s")
+        print(f"mean of {len(runs)}: {side} {metric} {100 * mean[metric]:.2f}, {mean['train_seconds']:.1f} s")
     print(f"difference {difference:+.2f} points, transformers' time / fastbert's", end=" ")
     print(f"{means['transformers']['train_seconds'] / means['fastbert']['train_seconds']:.2f}")
     if args.out:
