@@ -19,7 +19,7 @@ class Line:
     Args:
         number: of the line in the file, from 1.
         index: of the row among the rows of the file, from 0; unusable rows count.
-        fields: as written, not stripped.
+        fields: of the table's columns, as written, not stripped.
     """
 
     number: int
@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of a file, and its usable rows."""
+    """The columns that were asked for and are in a file, and its usable rows."""
 
     columns: tuple[str, ...]
     lines: list[Line]
@@ -42,6 +42,7 @@ class Table:
 def read_table(
     path: str | os.PathLike,
     needed: Sequence[str],
+    optional: Sequence[str] = (),
     *,
     bare: Sequence[Sequence[str]] = (),
     extra: bool = False,
@@ -52,6 +53,7 @@ def read_table(
     Args:
         path: the file, or ``-`` for standard input.
         needed: columns that a header must have; it may have others, in any order.
+        optional: columns to keep where there are such; others are dropped (MNLI's parse trees are most of its file).
         bare: the columns of files without header, where a task has such; they differ in their number.
         extra: a row may have more columns than the header names; they are left out.
         bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
@@ -71,6 +73,8 @@ def read_table(
         if form is None:
             raise DataError(f"{path}, line {first[0]}: expected {_expected(needed, bare)}, got {shorten(first[1])!r}")
         columns, pending = tuple(form), [first]
+    kept = tuple(name for name in (*needed, *optional) if name in columns)
+    at = [columns.index(name) for name in kept]
     rows, index, blank, last = [], 0, None, first[0] - len(pending)
     for number, line in itertools.chain(pending, lines):
         index += number - last - 1  # lines that are no UTF-8 were rows too
@@ -84,7 +88,7 @@ def read_table(
             blank = None
         fields = line.split("\t")
         if _fits(fields, columns, extra):
-            rows.append(Line(number, index, fields))
+            rows.append(Line(number, index, [fields[i] for i in at]))
         else:
             bad_rows.refuse(
                 f"{path}, line {number}: expected {len(columns)} tab-separated columns "
@@ -93,7 +97,7 @@ def read_table(
         index += 1
     if not rows:
         raise DataError(f"{path}: expected rows, got none that can be used")
-    return Table(columns, rows)
+    return Table(kept, rows)
 
 
 def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:

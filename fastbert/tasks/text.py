@@ -51,7 +51,14 @@ class TextTask(Task):
         bare = [self.bare_columns] if self.bare_columns else []
         if os.fspath(path) == "-":
             bare.append(self.text_columns)  # what a person types: the texts alone
-        table = read_table(path, self.text_columns, bare=bare, extra=self.extra_columns, bad_rows=self.bad_rows)
+        table = read_table(
+            path,
+            self.text_columns,
+            (self.label_column, self.id_column),
+            bare=bare,
+            extra=self.extra_columns,
+            bad_rows=self.bad_rows,
+        )
         texts_at = [table.position(column) for column in self.text_columns]
         label_at, id_at = table.position(self.label_column), table.position(self.id_column)
         rows = []
