@@ -1,7 +1,21 @@
 """The ops of BERT, one public contract each; `backend` chooses who computes them."""
 
 # A kernel enters the dispatcher's table by being imported.
-from . import _cpu_attention, _cpu_compound, _cpu_cross_entropy, _cpu_dropout, _cpu_gelu, _cpu_layer_norm  # noqa: F401
+from . import (  # noqa: F401  # noqa: F401
+    _cpu_attention,
+    _cpu_compound,
+    _cpu_cross_entropy,
+    _cpu_dropout,
+    _cpu_gelu,
+    _cpu_layer_norm,
+    _triton_attention,
+    _triton_cross_entropy,
+    _triton_dropout,
+    _triton_embedding,
+    _triton_gelu,
+    _triton_layer_norm,
+    _triton_linear,
+)
 from ._dispatch import backend, current_backend
 from .attention import attention
 from .attention_padded import attention_padded

@@ -51,6 +51,7 @@ def define(
     *,
     backward: Callable | None = None,
     setup_context: Callable | None = None,
+    key: str = "CPU",
 ) -> Callable:
     """Makes a torch op of a kernel launcher.
 
@@ -60,10 +61,11 @@ def define(
         fake: the same shapes, strides and dtypes without the numbers.
         backward, setup_context: as in `torch.library.register_autograd`; without them the op has no gradient, and
             asking for one (a second derivative) is an error.
+        key: torch's dispatch key of the kernel.
     """
     name = schema[: schema.index("(")]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(name, kernel, "CPU")
+    library.impl(name, kernel, key)
     torch.library.register_fake(f"fastbert::{name}", fake, lib=library)
     if backward is None:
 

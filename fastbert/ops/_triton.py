@@ -1,0 +1,80 @@
+"""What the Triton backend shares: where it can serve, its random state on the device, how launchers become torch ops.
+
+The kernels (fastbert/triton_kernels) are imported by the first call that they serve. They run on CUDA devices; with
+TRITON_INTERPRET=1 in the environment, also on CPU tensors, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from ..rng import Dropout
+from . import _cpu
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# The kernels run wherever the tensors are: `accepts` has said where that may be.
+define = partial(_cpu.define, key="CompositeExplicitAutograd")
+
+
+@cache
+def interpreting() -> bool:
+    """Whether Triton runs its kernels in Python, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def why_missing() -> str | None:
+    """None where Triton's kernels can run, else why not."""
+    if importlib.util.find_spec("triton") is None:
+        return 'triton is not installed (pip install "fastbert[gpu]")'
+    if interpreting() or torch.cuda.is_available():
+        return None
+    return "torch finds no CUDA device"
+
+
+def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, ...] = ()) -> str | None:
+    """None where the kernels can take these tensors, else why not; arguments as in `_cpu.why_not`."""
+    from ._dispatch import current_backend
+
+    for tensor in (x, *others, *parameters):
+        if tensor is None:
+            continue
+        if tensor.dtype not in _DTYPES:
+            return f"the Triton kernels take float16, bfloat16 and float32, got {str(tensor.dtype)[6:]}"
+        if tensor.device.type != "cuda" and not (interpreting() and current_backend() == "triton"):
+            return f"the Triton kernels take CUDA tensors, got one on {tensor.device}"
+    different = next((t for t in others if t is not None and t.dtype != x.dtype), None)
+    if different is not None:
+        return f"the Triton kernels take one dtype, got {x.dtype} and {different.dtype}"
+    return None
+
+
+@cache
+def _state(seed: int, offset: int, device: torch.device) -> Tensor:
+    return torch.tensor([seed, offset], dtype=torch.int64).to(device, non_blocking=True)
+
+
+# How a schema carries a `Dropout`: the state (2,) int64 on the device, None for no dropout.
+RANDOM_SCHEMA = "Tensor? rng, int site, int threshold, float scale"
+
+
+def random_arguments(dropout: Dropout | None, device: torch.device) -> tuple[Tensor | None, int, int, float]:
+    """The same for a call. All sites of a forward pass share one state, which is copied to the device once."""
+    if dropout is None:
+        return None, 0, 0, 1.0
+    _, seed, offset, site = _cpu.dropout_arguments(dropout)
+    if _state.cache_info().currsize > 64:
+        _state.cache_clear()
+    return _state(seed, offset, device), site, dropout.threshold, dropout.scale
+
+
+def flat(x: Tensor | None) -> Tensor | None:
+    """(..., C) -> (rows, C), contiguous."""
+    if x is None:
+        return None
+    return x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x.new_empty(0, x.shape[-1])

@@ -1,0 +1,97 @@
+"""Varlen attention by Triton. Kept for backward: q, k, v, the output and one number a row and head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..rng import Dropout
+from . import _dispatch, _triton
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Heads of a token may lie anywhere; a head's numbers must lie together."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale):
+    from ..triton_kernels import attention
+
+    q, k, v = map(_rows, (q, k, v))
+    return attention.attention_forward(
+        q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale
+    )
+
+
+def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale):
+    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+
+
+def _backward(dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale):
+    from ..triton_kernels import attention_backward
+
+    dout, q, k, v = map(_rows, (dout, q, k, v))
+    return attention_backward.attention_backward(
+        dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale
+    )
+
+
+def _backward_fake(dout, q, k, v, *_):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, cu_seqlens, *ctx.sizes, rng, site, threshold, scale = inputs
+    ctx.random = site, threshold, scale
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens, rng)
+
+
+def _gradient(ctx, dout: Tensor, _dlse):
+    *tensors, cu_seqlens, rng = ctx.saved_tensors
+    return *_attention_backward(dout, *tensors, cu_seqlens, *ctx.sizes, rng, *ctx.random), *(None,) * 8
+
+
+_SIZES = f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_triton.RANDOM_SCHEMA}"
+_attention_backward = _triton.define(
+    f"triton_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_SIZES}) -> "
+    "(Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_attention = _triton.define(
+    f"triton_attention(Tensor q, Tensor k, Tensor v, {_SIZES}) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _accepts(
+    q, k, v, cu_seqlens, max_seqlen, *, softmax_scale=None, dropout=None, causal=False, **_options
+) -> str | None:
+    if q.shape[-1] > 128:
+        return f"the Triton attention takes heads of at most 128 numbers, got {q.shape[-1]}"
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.device != q.device:
+        return f"the Triton attention takes int32 cu_seqlens beside q, got {cu_seqlens.dtype} on {cu_seqlens.device}"
+    return _triton.why_not(q, k, v)
+
+
+@_dispatch.register("attention", "triton", available=_triton.why_missing, accepts=_accepts)
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    softmax_scale: float | None = None,
+    dropout: Dropout | None = None,
+    causal: bool = False,
+) -> Tensor:
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    random = _triton.random_arguments(dropout, q.device)
+    return _attention(q, k, v, cu_seqlens, max_seqlen, scale, causal, *random)[0]

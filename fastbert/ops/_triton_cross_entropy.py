@@ -1,0 +1,70 @@
+"""Softmax cross-entropy by Triton. Labels are not looked at by the host: that would stop the device in every step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _dispatch, _triton
+
+
+def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    from ..triton_kernels import cross_entropy
+
+    return cross_entropy.cross_entropy_forward(logits.contiguous(), labels.contiguous(), ignore_index)
+
+
+def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    rows = labels.shape[0]
+    return logits.new_empty(rows, dtype=torch.float32), logits.new_empty(rows, dtype=torch.float32)
+
+
+def _backward(dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
+    from ..triton_kernels import cross_entropy
+
+    given = (t.contiguous() for t in (dloss, logits, labels, lse))
+    return cross_entropy.cross_entropy_backward(*given, ignore_index)
+
+
+def _backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    logits, labels, ctx.ignore_index = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(logits, labels, output[1])
+
+
+def _gradient(ctx, dloss: Tensor, _dlse):
+    return _cross_entropy_backward(dloss, *ctx.saved_tensors, ctx.ignore_index), None, None
+
+
+_cross_entropy_backward = _triton.define(
+    "triton_cross_entropy_backward(Tensor dloss, Tensor logits, Tensor labels, Tensor lse, int ignore_index) -> Tensor",
+    _backward,
+    _backward_fake,
+)
+_cross_entropy = _triton.define(
+    "triton_cross_entropy(Tensor logits, Tensor labels, int ignore_index) -> (Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _accepts(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> str | None:
+    if labels.dtype != torch.int64 or labels.device != logits.device:
+        return f"the Triton kernels take int64 labels beside the logits, got {labels.dtype} on {labels.device}"
+    return _triton.why_not(logits)
+
+
+@_dispatch.register("cross_entropy", "triton", available=_triton.why_missing, accepts=_accepts)
+def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    loss, _ = _cross_entropy(logits, labels, ignore_index)
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    return total if reduction == "sum" else total / (labels != ignore_index).sum()

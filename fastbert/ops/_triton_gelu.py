@@ -1,0 +1,64 @@
+"""Bias + GELU by Triton."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _dispatch, _triton
+
+
+def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    from ..triton_kernels import gelu
+
+    return gelu.gelu_forward(_triton.flat(x), bias, tanh).view(x.shape)
+
+
+def _forward_fake(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    from ..triton_kernels import gelu
+
+    dx, dbias = gelu.gelu_backward(_triton.flat(dout), _triton.flat(x), bias, tanh)
+    return dx.view(x.shape), dbias
+
+
+def _backward_fake(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return dx, x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, bias, ctx.tanh = inputs
+    ctx.save_for_backward(x, bias)
+
+
+def _gradient(ctx, dout: Tensor):
+    x, bias = ctx.saved_tensors
+    dx, dbias = _gelu_backward(dout, x, bias, ctx.tanh)
+    return dx, None if bias is None else dbias.to(bias.dtype), None
+
+
+_gelu_backward = _triton.define(
+    "triton_gelu_backward(Tensor dout, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_gelu = _triton.define(
+    "triton_gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _accepts(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> str | None:
+    return _triton.why_not(x, parameters=(bias,))
+
+
+@_dispatch.register("gelu", "triton", available=_triton.why_missing, accepts=_accepts)
+def gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    return _gelu(x, bias, approximate == "tanh")

@@ -1,0 +1,164 @@
+"""Varlen attention with dropout (Vaswani et al. 2017, eq. 1; tiling after Dao et al. 2022), forward.
+
+O = dropout(softmax(scale Q K^T)) V within each sequence and head. Q, K and V are read once a block of queries and O is
+written once; no S x S matrix is in memory. The softmax is in fp32 and its log sum exp is kept for backward. Where the
+longest sequence fits one block of keys there is one pass and no rescaling.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .common import empty_rng, keep_bits, next_power_of_2
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
+    """Tile sizes of the forward kernel; chosen by registers and shared memory (tests/triton), not yet on a GPU."""
+    if itemsize == 4:
+        return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+    if max_seqlen <= 64:
+        return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 1}
+    if head_dim <= 64:
+        return {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
+    return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+
+
+@triton.jit
+def load_rows(ptr, rows, length, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """(rows, BLOCK_D) of a (length, HEAD_DIM) matrix whose rows are `stride` apart; zero outside."""
+    columns = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < length) & (columns[None, :] < HEAD_DIM)
+    return tl.load(ptr + rows[:, None].to(tl.int64) * stride + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(ptr, rows, length, stride, values, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    columns = tl.arange(0, BLOCK_D)
+    inside = (rows[:, None] < length) & (columns[None, :] < HEAD_DIM)
+    at = ptr + rows[:, None].to(tl.int64) * stride + columns[None, :]
+    tl.store(at, values.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def score_mask(rows, columns, length, CAUSAL: tl.constexpr):
+    """Which scores count: keys of this sequence and, in a causal model, none after the query."""
+    inside = (rows[:, None] < length) & (columns[None, :] < length)
+    if CAUSAL:
+        inside &= columns[None, :] <= rows[:, None]
+    return inside
+
+
+@triton.jit
+def _attention_fwd_kernel(
+    q_ptr,  # (T, nheads, HEAD_DIM), as k and v
+    k_ptr,
+    v_ptr,
+    out_ptr,  # (T, nheads, HEAD_DIM)
+    lse_ptr,  # (nheads, T) fp32
+    cu_seqlens_ptr,  # (B + 1) int32
+    rng_ptr,  # (2) int64
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    stride_ot,
+    stride_oh,
+    T,
+    nheads,
+    softmax_scale,
+    site,
+    threshold,
+    keep_scale,
+    CAUSAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    ONE_PASS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
+    first_row = tl.program_id(0) * BLOCK_M
+    if first_row >= length:
+        return
+    rows = first_row + tl.arange(0, BLOCK_M)
+    q = load_rows(q_ptr + start * stride_qt + head * stride_qh, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
+    k_ptr += start * stride_kt + head * stride_kh
+    v_ptr += start * stride_vt + head * stride_vh
+    if HAS_DROPOUT:
+        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+        random_rows = (start + rows) * nheads + head
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    last = length
+    if CAUSAL:
+        last = tl.minimum(length, first_row + BLOCK_M)
+    for first in range(0, last, BLOCK_N):
+        columns = first + tl.arange(0, BLOCK_N)
+        k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
+        scores = tl.where(score_mask(rows, columns, length, CAUSAL), scores, float("-inf"))
+        higher = tl.maximum(m, tl.max(scores, 1))
+        # Rows past the end have seen nothing but -inf.
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        probs = tl.exp2(scores - shift[:, None])
+        if ONE_PASS:
+            total = tl.sum(probs, 1)
+        else:
+            old = tl.exp2(m - shift)
+            total = total * old + tl.sum(probs, 1)
+            acc *= old[:, None]
+        m = higher
+        if HAS_DROPOUT:
+            keep = keep_bits(seed, offset, site, threshold, random_rows, first // 8, BLOCK_M, BLOCK_N)
+            probs = tl.where(keep, probs, 0.0)
+        v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
+        acc += tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
+    if HAS_DROPOUT:
+        acc *= keep_scale
+    total = tl.where(rows < length, total, 1.0)
+    out_ptr += start * stride_ot + head * stride_oh
+    store_rows(out_ptr, rows, length, stride_ot, acc / total[:, None], HEAD_DIM, BLOCK_D)
+    # In natural logarithms, as every backend keeps it.
+    lse = tl.where(rows < length, (m + tl.log2(total)) / LOG2E, 0.0)
+    tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
+
+
+def precision(x: Tensor) -> str:
+    """fp32 is computed in fp32."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def attention_forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale):
+    """q, k, v (T, nheads, head_dim), last dimension contiguous -> out of that shape, lse (nheads, T) fp32."""
+    tokens, nheads, head_dim = q.shape
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(nheads, tokens, dtype=torch.float32, device=q.device)
+    sequences = cu_seqlens.numel() - 1
+    if tokens and sequences and max_seqlen:
+        settings = forward_settings(head_dim, max_seqlen, q.element_size())
+        grid = (triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)
+        _attention_fwd_kernel[grid](
+            *(q, k, v, out, lse, cu_seqlens, empty_rng(q) if rng is None else rng),
+            *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
+            *(tokens, nheads, softmax_scale, site, threshold, keep_scale),
+            CAUSAL=causal,
+            HAS_DROPOUT=rng is not None,
+            ONE_PASS=max_seqlen <= settings["BLOCK_N"],
+            PRECISION=precision(q),
+            HEAD_DIM=head_dim,
+            BLOCK_D=max(next_power_of_2(head_dim), 16),
+            **settings,
+        )
+    return out, lse

@@ -1,0 +1,301 @@
+"""Backward of varlen attention: P and the dropout's bits are computed again from lse and the random state.
+
+    D = rowsum(dO * O);  P = exp(scale Q K^T - lse);  Z = keep / (1 - p)
+    dV = (P Z)^T dO;  dS = P (Z (dO V^T) - D);  dQ = scale dS K;  dK = scale dS^T Q
+
+One kernel goes over blocks of keys and sums dK and dV over queries, another over blocks of queries and sums dQ over
+keys: each sum stays in one program, so there are no atomics and the bits are the same every time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention import LOG2E, load_rows, precision, score_mask, store_rows
+from .common import empty_rng, keep_bits, next_power_of_2
+
+
+def backward_settings(head_dim: int, itemsize: int) -> dict:
+    """Tile sizes of both backward kernels; chosen by registers and shared memory, not yet on a GPU."""
+    if itemsize == 4:
+        return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+    if head_dim <= 64:
+        return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
+
+
+@triton.jit
+def _delta_kernel(
+    dout_ptr,  # (T, nheads, HEAD_DIM)
+    out_ptr,
+    delta_ptr,  # (nheads, T) fp32
+    stride_dot,
+    stride_doh,
+    stride_ot,
+    stride_oh,
+    T,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    rows, head = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
+    dout = load_rows(dout_ptr + head * stride_doh, rows, T, stride_dot, HEAD_DIM, BLOCK_D).to(tl.float32)
+    out = load_rows(out_ptr + head * stride_oh, rows, T, stride_ot, HEAD_DIM, BLOCK_D).to(tl.float32)
+    tl.store(delta_ptr + head.to(tl.int64) * T + rows, tl.sum(dout * out, 1), mask=rows < T)
+
+
+@triton.jit
+def _scores(
+    q,
+    k,
+    v,
+    dout,
+    lse,
+    delta,
+    rows,
+    columns,
+    length,
+    softmax_scale,
+    seed,
+    offset,
+    site,
+    threshold,
+    keep_scale,
+    random_rows,
+    first_column,
+    CAUSAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """(P Z, dS) of one tile, fp32."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
+    inside = score_mask(rows, columns, length, CAUSAL)
+    probs = tl.where(inside, tl.exp2(scores - lse[:, None] * LOG2E), 0.0)
+    dprobs = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    kept = probs
+    if HAS_DROPOUT:
+        keep = keep_bits(seed, offset, site, threshold, random_rows, first_column // 8, BLOCK_M, BLOCK_N)
+        kept = tl.where(keep, probs * keep_scale, 0.0)
+        dprobs = tl.where(keep, dprobs * keep_scale, 0.0)
+    return kept, probs * (dprobs - delta[:, None])
+
+
+@triton.jit
+def _attention_bwd_dkdv_kernel(
+    q_ptr,  # (T, nheads, HEAD_DIM), as k, v and dout
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    lse_ptr,  # (nheads, T) fp32, as delta
+    delta_ptr,
+    dk_ptr,  # (T, nheads, HEAD_DIM)
+    dv_ptr,
+    cu_seqlens_ptr,
+    rng_ptr,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    stride_dot,
+    stride_doh,
+    stride_dkt,
+    stride_dkh,
+    stride_dvt,
+    stride_dvh,
+    T,
+    nheads,
+    softmax_scale,
+    site,
+    threshold,
+    keep_scale,
+    CAUSAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
+    first_column = tl.program_id(0) * BLOCK_N
+    if first_column >= length:
+        return
+    columns = first_column + tl.arange(0, BLOCK_N)
+    k = load_rows(k_ptr + start * stride_kt + head * stride_kh, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
+    v = load_rows(v_ptr + start * stride_vt + head * stride_vh, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
+    q_ptr += start * stride_qt + head * stride_qh
+    dout_ptr += start * stride_dot + head * stride_doh
+    lse_ptr += head.to(tl.int64) * T + start
+    delta_ptr += head.to(tl.int64) * T + start
+    seed, offset = 0, 0
+    if HAS_DROPOUT:
+        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    begin = 0
+    if CAUSAL:
+        begin = first_column // BLOCK_M * BLOCK_M
+    for first_row in range(begin, length, BLOCK_M):
+        rows = first_row + tl.arange(0, BLOCK_M)
+        q = load_rows(q_ptr, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
+        dout = load_rows(dout_ptr, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
+        lse = tl.load(lse_ptr + rows, mask=rows < length, other=0.0)
+        delta = tl.load(delta_ptr + rows, mask=rows < length, other=0.0)
+        kept, dscores = _scores(
+            q,
+            k,
+            v,
+            dout,
+            lse,
+            delta,
+            rows,
+            columns,
+            length,
+            softmax_scale,
+            seed,
+            offset,
+            site,
+            threshold,
+            keep_scale,
+            (start + rows) * nheads + head,
+            first_column,
+            CAUSAL,
+            HAS_DROPOUT,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+        )
+        dv += tl.dot(tl.trans(kept.to(dout.dtype)), dout, input_precision=PRECISION)
+        dk += tl.dot(tl.trans(dscores.to(q.dtype)), q, input_precision=PRECISION)
+    dk_ptr += start * stride_dkt + head * stride_dkh
+    dv_ptr += start * stride_dvt + head * stride_dvh
+    store_rows(dk_ptr, columns, length, stride_dkt, dk * softmax_scale, HEAD_DIM, BLOCK_D)
+    store_rows(dv_ptr, columns, length, stride_dvt, dv, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
+def _attention_bwd_dq_kernel(
+    q_ptr,  # (T, nheads, HEAD_DIM), as k, v and dout
+    k_ptr,
+    v_ptr,
+    dout_ptr,
+    lse_ptr,  # (nheads, T) fp32, as delta
+    delta_ptr,
+    dq_ptr,  # (T, nheads, HEAD_DIM)
+    cu_seqlens_ptr,
+    rng_ptr,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    stride_dot,
+    stride_doh,
+    stride_dqt,
+    stride_dqh,
+    T,
+    nheads,
+    softmax_scale,
+    site,
+    threshold,
+    keep_scale,
+    CAUSAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+    length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
+    first_row = tl.program_id(0) * BLOCK_M
+    if first_row >= length:
+        return
+    rows = first_row + tl.arange(0, BLOCK_M)
+    q = load_rows(q_ptr + start * stride_qt + head * stride_qh, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
+    dout = load_rows(dout_ptr + start * stride_dot + head * stride_doh, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
+    lse = tl.load(lse_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
+    delta = tl.load(delta_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
+    k_ptr += start * stride_kt + head * stride_kh
+    v_ptr += start * stride_vt + head * stride_vh
+    seed, offset = 0, 0
+    if HAS_DROPOUT:
+        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    last = length
+    if CAUSAL:
+        last = tl.minimum(length, first_row + BLOCK_M)
+    for first_column in range(0, last, BLOCK_N):
+        columns = first_column + tl.arange(0, BLOCK_N)
+        k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
+        v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
+        _, dscores = _scores(
+            q,
+            k,
+            v,
+            dout,
+            lse,
+            delta,
+            rows,
+            columns,
+            length,
+            softmax_scale,
+            seed,
+            offset,
+            site,
+            threshold,
+            keep_scale,
+            (start + rows) * nheads + head,
+            first_column,
+            CAUSAL,
+            HAS_DROPOUT,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+        )
+        dq += tl.dot(dscores.to(k.dtype), k, input_precision=PRECISION)
+    dq_ptr += start * stride_dqt + head * stride_dqh
+    store_rows(dq_ptr, rows, length, stride_dqt, dq * softmax_scale, HEAD_DIM, BLOCK_D)
+
+
+def attention_backward(
+    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-> dq, dk, dv (T, nheads, head_dim)."""
+    tokens, nheads, head_dim = q.shape
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    sequences = cu_seqlens.numel() - 1
+    if not (tokens and sequences and max_seqlen):
+        return dq, dk, dv
+    settings = backward_settings(head_dim, q.element_size())
+    sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
+    delta = torch.empty_like(lse)
+    _delta_kernel[(triton.cdiv(tokens, 64), nheads)](
+        *(dout, out, delta, *dout.stride()[:2], *out.stride()[:2], tokens), **sizes, BLOCK_M=64, num_warps=4
+    )
+    random = empty_rng(q) if rng is None else rng
+    options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes, **settings}
+    scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
+
+    def strides(*tensors: Tensor) -> list[int]:
+        return [stride for x in tensors for stride in x.stride()[:2]]
+
+    _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_N"]), nheads, sequences)](
+        *(q, k, v, dout, lse, delta, dk, dv, cu_seqlens, random, *strides(q, k, v, dout, dk, dv), *scalars), **options
+    )
+    _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
+        *(q, k, v, dout, lse, delta, dq, cu_seqlens, random, *strides(q, k, v, dout, dq), *scalars), **options
+    )
+    return dq, dk, dv

@@ -1,0 +1,88 @@
+"""Softmax cross-entropy of gathered rows: reads the logits once forward and once backward, keeps two numbers a row.
+
+loss = log sum exp(x) - x[label];   dx = dloss (softmax(x) - [column == label])
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 2048
+
+
+@triton.jit
+def _cross_entropy_fwd_kernel(
+    logits_ptr,  # (M, N)
+    labels_ptr,  # (M) int64
+    loss_ptr,  # (M) fp32
+    lse_ptr,  # (M) fp32
+    N,
+    ignore_index,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels_ptr + row)
+    m = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, N, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + row * N + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(m, x)
+        # A lane that has only seen -inf stays at zero.
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(m - shift) + tl.exp(x - shift)
+        m = higher
+    top = tl.max(m, 0)
+    lse = top + tl.log(tl.sum(total * tl.exp(m - top), 0))
+    counts = label != ignore_index
+    x = tl.load(logits_ptr + row * N + tl.where(counts, label, 0)).to(tl.float32)
+    tl.store(loss_ptr + row, tl.where(counts, lse - x, 0.0))
+    tl.store(lse_ptr + row, lse)
+
+
+@triton.jit
+def _cross_entropy_bwd_kernel(
+    dloss_ptr,  # (M) fp32
+    logits_ptr,  # (M, N)
+    labels_ptr,  # (M) int64
+    lse_ptr,  # (M) fp32
+    dlogits_ptr,  # (M, N)
+    N,
+    ignore_index,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    label, lse = tl.load(labels_ptr + row), tl.load(lse_ptr + row)
+    dloss = tl.where(label != ignore_index, tl.load(dloss_ptr + row), 0.0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + row * N + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
+    dx = dloss * (tl.exp(x - lse) - tl.where(columns == label, 1.0, 0.0))
+    # An ignored row is zero, whatever its logits are.
+    dx = tl.where(label != ignore_index, dx, 0.0)
+    tl.store(dlogits_ptr + row * N + columns, dx.to(dlogits_ptr.dtype.element_ty), mask=columns < N)
+
+
+def cross_entropy_forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """logits (M, N) contiguous, labels (M) -> loss (M) fp32, 0 where ignored; log sum exp (M) fp32."""
+    rows, columns = logits.shape
+    loss, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    if rows:
+        block = min(_BLOCK, triton.next_power_of_2(columns))
+        _cross_entropy_fwd_kernel[(rows,)](logits, labels, loss, lse, columns, ignore_index, BLOCK=block, num_warps=8)
+    return loss, lse
+
+
+def cross_entropy_backward(dloss, logits, labels, lse, ignore_index: int) -> Tensor:
+    """-> dlogits (M, N), dtype of logits."""
+    rows, columns = logits.shape
+    dlogits = torch.empty_like(logits)
+    if rows:
+        block = min(_BLOCK, triton.next_power_of_2(columns))
+        grid = (rows, triton.cdiv(columns, block))
+        _cross_entropy_bwd_kernel[grid](
+            dloss, logits, labels, lse, dlogits, columns, ignore_index, BLOCK=block, num_warps=8
+        )
+    return dlogits

@@ -1,0 +1,129 @@
+"""Bias + GELU (Hendrycks & Gimpel 2016), with the error function or the tanh approximation; forward and backward.
+
+One read and one write of the widest activations of a layer. erf is the GPU's own; tanh(u) = 2 sigmoid(2 u) - 1.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .common import rows_per_program
+from .layer_norm import sum_rows
+
+_BLOCK_N = 256
+_INV_SQRT2 = tl.constexpr(0.7071067811865476)
+_INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
+_TANH_SCALE = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
+_TANH_CUBE = tl.constexpr(0.044715)
+
+
+@triton.jit
+def _gelu(x, TANH: tl.constexpr):
+    if TANH:
+        return x * tl.sigmoid((x + x * x * x * _TANH_CUBE) * (2 * _TANH_SCALE))
+    return 0.5 * x * (1 + tl.math.erf(x * _INV_SQRT2))
+
+
+@triton.jit
+def _gelu_slope(x, TANH: tl.constexpr):
+    if TANH:
+        s = tl.sigmoid((x + x * x * x * _TANH_CUBE) * (2 * _TANH_SCALE))
+        return s + x * s * (1 - s) * (2 * _TANH_SCALE) * (1 + x * x * (3 * _TANH_CUBE))
+    return 0.5 * (1 + tl.math.erf(x * _INV_SQRT2)) + x * _INV_SQRT_2PI * tl.exp(x * x * -0.5)
+
+
+@triton.jit
+def _gelu_fwd_kernel(
+    x_ptr,  # (M, N)
+    bias_ptr,  # (N)
+    out_ptr,  # (M, N)
+    M,
+    N,
+    TANH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    inside = (rows < M) & (columns < N)
+    x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows * N + columns, _gelu(x, TANH).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gelu_bwd_kernel(
+    dout_ptr,  # (M, N)
+    x_ptr,  # (M, N)
+    bias_ptr,  # (N)
+    dx_ptr,  # (M, N)
+    partial_ptr,  # (programs, N) fp32
+    M,
+    N,
+    rows_each,
+    TANH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    bias = tl.zeros((1, BLOCK_N), tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    first = program * rows_each
+    last = tl.minimum(first + rows_each, M)
+    for begin in range(first, last, BLOCK_M):
+        rows = begin + tl.arange(0, BLOCK_M)[:, None]
+        inside = (rows < last) & (columns < N)
+        at = rows * N + columns
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) + bias
+        dout = tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        dx = dout * _gelu_slope(x, TANH)
+        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        acc += dx
+    if HAS_BIAS:
+        at = program * N + columns
+        tl.store(partial_ptr + at, tl.sum(acc, 0)[None, :], mask=columns < N)
+
+
+def gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    """x (M, N) contiguous -> the same."""
+    rows, columns = x.shape
+    out = torch.empty_like(x)
+    if rows:
+        grid = (triton.cdiv(rows, 8), triton.cdiv(columns, _BLOCK_N))
+        _gelu_fwd_kernel[grid](
+            *(x, x if bias is None else bias, out, rows, columns),
+            TANH=tanh,
+            HAS_BIAS=bias is not None,
+            BLOCK_M=8,
+            BLOCK_N=_BLOCK_N,
+            num_warps=4,
+        )
+    return out
+
+
+def gelu_backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    """-> dx (M, N), dbias (N) fp32 or empty."""
+    rows, columns = x.shape
+    dx = torch.empty_like(x)
+    each = triton.cdiv(rows_per_program(rows), 8) * 8 if rows else 8
+    programs = triton.cdiv(rows, each)
+    partial = torch.empty(programs, columns if bias is not None else 0, dtype=torch.float32, device=x.device)
+    if rows:
+        _gelu_bwd_kernel[(programs, triton.cdiv(columns, _BLOCK_N))](
+            *(dout, x, x if bias is None else bias, dx, partial, rows, columns, each),
+            TANH=tanh,
+            HAS_BIAS=bias is not None,
+            BLOCK_M=8,
+            BLOCK_N=_BLOCK_N,
+            num_warps=4,
+        )
+    return dx, sum_rows(partial) if bias is not None else partial.new_empty(0)

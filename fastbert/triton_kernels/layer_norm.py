@@ -1,0 +1,211 @@
+"""LN(residual + dropout(x + x_bias)) (Ba et al. 2016; Vaswani et al. 2017, section 5.4), forward and backward.
+
+    z = residual + dropout(x + x_bias);  out = (z - mean) rstd weight + bias
+    g = dout weight;  dz = rstd (g - mean(g) - zhat mean(g zhat));  dresidual = dz;  dx = dropout(dz), the same bits
+    dweight = sum dout zhat;  dbias = sum dout;  dx_bias = sum dx
+
+Forward reads x and residual and writes out and, for training, z: eight bytes an element in bf16. Backward reads dout
+and z and writes dx and, under dropout, dresidual. A row is one tile: its sums never leave the program. The sums over
+rows go into one partial row a program, which a second kernel adds up: no atomics, the same bits every time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .common import empty_rng, keep_bits, next_power_of_2, rows_per_program
+
+# Warps by the width of a row's tile; not measured on a GPU yet.
+_WARPS = {1024: 4, 2048: 8, 4096: 8, 8192: 16}
+
+
+def warps(block: int) -> int:
+    return next((count for width, count in _WARPS.items() if block <= width), 16)
+
+
+@triton.jit
+def _layer_norm_fwd_kernel(
+    x_ptr,  # (M, N)
+    x_bias_ptr,  # (N)
+    residual_ptr,  # (M, N)
+    weight_ptr,  # (N)
+    bias_ptr,  # (N)
+    out_ptr,  # (M, N)
+    sum_ptr,  # (M, N), z
+    mean_ptr,  # (M) fp32
+    rstd_ptr,  # (M) fp32
+    rng_ptr,  # (2) int64: seed, offset
+    N,
+    eps,
+    site,
+    threshold,
+    scale,
+    HAS_X_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    SAVE_SUM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_N)[None, :]
+    inside = columns < N
+    at = row * N + columns
+    z = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_X_BIAS:
+        z += tl.load(x_bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DROPOUT:
+        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+        rows = tl.zeros((1,), tl.int64) + row
+        keep = keep_bits(seed, offset, site, threshold, rows, 0, 1, BLOCK_N)
+        z = tl.where(keep, z * scale, 0.0)
+    if HAS_RESIDUAL:
+        z += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if SAVE_SUM:
+        tl.store(sum_ptr + at, z.to(sum_ptr.dtype.element_ty), mask=inside)
+    mean = tl.sum(z, 1) / N
+    centred = tl.where(inside, z - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / N + eps)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    out = centred * rstd[:, None] * weight + bias
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+    one = tl.arange(0, 1)
+    tl.store(mean_ptr + row + one, mean)
+    tl.store(rstd_ptr + row + one, rstd)
+
+
+@triton.jit
+def _layer_norm_bwd_kernel(
+    dout_ptr,  # (M, N)
+    sum_ptr,  # (M, N)
+    mean_ptr,  # (M)
+    rstd_ptr,  # (M)
+    weight_ptr,  # (N)
+    dx_ptr,  # (M, N)
+    dresidual_ptr,  # (M, N)
+    partial_ptr,  # (programs, 3, N) fp32: dweight, dbias, dx_bias
+    rng_ptr,
+    M,
+    N,
+    rows_each,
+    site,
+    threshold,
+    scale,
+    HAS_X_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_N)[None, :]
+    inside = columns < N
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    dweight = tl.zeros((1, BLOCK_N), tl.float32)
+    dbias = tl.zeros((1, BLOCK_N), tl.float32)
+    dx_bias = tl.zeros((1, BLOCK_N), tl.float32)
+    if HAS_DROPOUT:
+        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+    first = program * rows_each
+    for row in range(first, tl.minimum(first + rows_each, M)):
+        at = row * N + columns
+        dout = tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        z = tl.load(sum_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
+        normal = tl.where(inside, (z - mean) * rstd, 0.0)
+        g = dout * weight
+        mean_g = tl.sum(g, 1)[:, None] / N
+        mean_gz = tl.sum(g * normal, 1)[:, None] / N
+        dz = tl.where(inside, rstd * (g - mean_g - normal * mean_gz), 0.0)
+        dx = dz
+        if HAS_DROPOUT:
+            if HAS_RESIDUAL:
+                tl.store(dresidual_ptr + at, dz.to(dresidual_ptr.dtype.element_ty), mask=inside)
+            rows = tl.zeros((1,), tl.int64) + row
+            keep = keep_bits(seed, offset, site, threshold, rows, 0, 1, BLOCK_N)
+            dx = tl.where(keep, dz * scale, 0.0)
+        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dweight += dout * normal
+        dbias += dout
+        if HAS_X_BIAS:
+            dx_bias += dx
+    partial = partial_ptr + program * 3 * N + columns
+    tl.store(partial, dweight, mask=inside)
+    tl.store(partial + N, dbias, mask=inside)
+    if HAS_X_BIAS:
+        tl.store(partial + 2 * N, dx_bias, mask=inside)
+
+
+@triton.jit
+def sum_rows_kernel(
+    partial_ptr,  # (M, N) fp32
+    out_ptr,  # (N) fp32
+    M,
+    N,
+    stride_m,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """out = partial summed over its rows, in a fixed order."""
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, M, BLOCK_M):
+        rows = first + tl.arange(0, BLOCK_M)
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        acc += tl.load(partial_ptr + rows[:, None].to(tl.int64) * stride_m + columns[None, :], mask=inside, other=0.0)
+    tl.store(out_ptr + columns, tl.sum(acc, 0), mask=columns < N)
+
+
+def sum_rows(partial: Tensor) -> Tensor:
+    """(M, N) fp32, rows any stride apart -> (N) fp32."""
+    rows, columns = partial.shape
+    out = torch.empty(columns, dtype=torch.float32, device=partial.device)
+    sum_rows_kernel[(triton.cdiv(columns, 64),)](partial, out, rows, columns, partial.stride(0), BLOCK_M=32, BLOCK_N=64)
+    return out
+
+
+def layer_norm_forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save):
+    """x, residual (M, N) contiguous -> out, z or empty, mean, rstd."""
+    rows, columns = x.shape
+    out = torch.empty_like(x)
+    total = torch.empty_like(x) if save else x.new_empty(0)
+    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
+    block = next_power_of_2(max(columns, 8))
+    if rows:
+        _layer_norm_fwd_kernel[(rows,)](
+            *(x, x if x_bias is None else x_bias, x if residual is None else residual, weight, bias),
+            *(out, total, mean, rstd, empty_rng(x) if rng is None else rng),
+            *(columns, eps, site, threshold, scale),
+            HAS_X_BIAS=x_bias is not None,
+            HAS_RESIDUAL=residual is not None,
+            HAS_DROPOUT=rng is not None,
+            SAVE_SUM=save,
+            BLOCK_N=block,
+            num_warps=warps(block),
+        )
+    return out, total, mean, rstd
+
+
+def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias):
+    """-> dx, dresidual (empty without dropout: dx then), dweight, dbias, dx_bias (or empty), the last three fp32."""
+    rows, columns = dout.shape
+    each = rows_per_program(rows)
+    programs = triton.cdiv(rows, each)
+    dx = torch.empty_like(dout)
+    dresidual = torch.empty_like(dout) if rng is not None and has_residual else dout.new_empty(0)
+    partial = torch.empty(programs, 3, columns, dtype=torch.float32, device=dout.device)
+    block = next_power_of_2(max(columns, 8))
+    if rows:
+        _layer_norm_bwd_kernel[(programs,)](
+            *(dout, total, mean, rstd, weight, dx, dresidual, partial, empty_rng(dout) if rng is None else rng),
+            *(rows, columns, each, site, threshold, scale),
+            HAS_X_BIAS=has_x_bias,
+            HAS_RESIDUAL=has_residual,
+            HAS_DROPOUT=rng is not None,
+            BLOCK_N=block,
+            num_warps=warps(block),
+        )
+    sums = [sum_rows(partial[:, i]) for i in range(3 if has_x_bias else 2)]
+    return dx, dresidual, *sums, *([] if has_x_bias else [partial.new_empty(0)])

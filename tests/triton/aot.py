@@ -1,0 +1,146 @@
+"""Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
+
+``python tests/triton/aot.py`` prints the table of what each needs: registers, shared memory, spilled bytes and
+matrix instructions. The test beside it holds the table to limits.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fastbert.triton_kernels import attention, attention_backward, cross_entropy, dropout, gelu, layer_norm
+from fastbert.triton_kernels import embedding as embedding_kernels
+
+ARCHITECTURES = (80, 90)
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have (CUDA guide, table 27)
+_INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_index", "padding_idx", "stride_m"}
+_FLOATS = {"eps", "scale", "keep_scale", "softmax_scale"}
+_FP32 = {"mean", "rstd", "partial", "lse", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
+_INT64 = {"rng", "labels", "ids", "order"}
+
+
+@dataclass
+class Resources:
+    """What one kernel needs at one setting."""
+
+    name: str
+    arch: int
+    registers: int
+    shared: int
+    spills: int
+    hmma: int
+    hgmma: int
+
+    @property
+    def row(self) -> str:
+        return (
+            f"| {self.name} | sm_{self.arch} | {self.registers} | {self.shared / 1024:.1f} | {self.spills} "
+            f"| {self.hmma} | {self.hgmma} |"
+        )
+
+
+def settings(dtype: str = "bf16"):
+    """(name, kernel, dtype of the activations, constexprs, options) of every launch that ships."""
+    for block in (256, 1024, 4096):
+        flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "BLOCK_N": block}
+        launch = {"num_warps": layer_norm.warps(block)}
+        yield f"layer_norm_fwd {block}", layer_norm._layer_norm_fwd_kernel, dtype, {**flags, "SAVE_SUM": True}, launch
+        yield f"layer_norm_bwd {block}", layer_norm._layer_norm_bwd_kernel, dtype, flags, launch
+    yield "sum_rows", layer_norm.sum_rows_kernel, dtype, {"BLOCK_M": 32, "BLOCK_N": 64}, {}
+    for tanh in (False, True):
+        flags = {"TANH": tanh, "HAS_BIAS": True, "BLOCK_M": 8, "BLOCK_N": gelu._BLOCK_N}
+        kind = "tanh" if tanh else "erf"
+        yield f"gelu_fwd {kind}", gelu._gelu_fwd_kernel, dtype, flags, {}
+        yield f"gelu_bwd {kind}", gelu._gelu_bwd_kernel, dtype, flags, {}
+    yield "dropout", dropout._dropout_kernel, dtype, {"BLOCK_M": 4, "BLOCK_N": 256}, {}
+    block = {"BLOCK": cross_entropy._BLOCK}
+    yield "cross_entropy_fwd", cross_entropy._cross_entropy_fwd_kernel, dtype, block, {"num_warps": 8}
+    yield "cross_entropy_bwd", cross_entropy._cross_entropy_bwd_kernel, dtype, block, {"num_warps": 8}
+    yield "lookup_bwd chunks", embedding_kernels._sum_chunks_kernel, dtype, {"BLOCK_N": 256}, {}
+    yield "lookup_bwd runs", embedding_kernels._sum_runs_kernel, dtype, {"BLOCK_N": 256}, {}
+    for head_dim in (32, 64, 128):
+        sizes = {"CAUSAL": False, "HAS_DROPOUT": True, "PRECISION": "tf32", "HEAD_DIM": head_dim, "BLOCK_D": head_dim}
+        for max_seqlen in (64, 128, 512):
+            tiles, launch = _apart(attention.forward_settings(head_dim, max_seqlen, 2))
+            flags = {**sizes, **tiles, "ONE_PASS": max_seqlen <= tiles["BLOCK_N"]}
+            name = f"attention_fwd d={head_dim} S={max_seqlen}"
+            yield name, attention._attention_fwd_kernel, dtype, flags, launch
+        tiles, launch = _apart(attention_backward.backward_settings(head_dim, 2))
+        flags = {**sizes, **tiles}
+        yield f"attention_dkdv d={head_dim}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
+        yield f"attention_dq d={head_dim}", attention_backward._attention_bwd_dq_kernel, dtype, flags, launch
+
+
+def _apart(setting: dict) -> tuple[dict, dict]:
+    tiles = {name: value for name, value in setting.items() if name.startswith("BLOCK")}
+    return tiles, {name: value for name, value in setting.items() if name not in tiles}
+
+
+def _signature(kernel, dtype: str, constexprs: dict) -> dict[str, str]:
+    types = {}
+    for name in kernel.arg_names:
+        if name in constexprs:
+            types[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            what = name.removesuffix("_ptr")
+            kind = "i32" if what == "cu_seqlens" else "i64" if what in _INT64 else "fp32" if what in _FP32 else dtype
+            types[name] = f"*{kind}"
+        elif name in _FLOATS:
+            types[name] = "fp32"
+        elif name in _INTS or name.startswith("stride_"):
+            types[name] = "i32"
+        else:
+            raise AssertionError(f"{kernel.__name__}: argument {name} has no type here")
+    return types
+
+
+def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, arch: int) -> Resources:
+    """Compiles for one architecture and reads the machine code."""
+    source = ASTSource(
+        fn=kernel,
+        signature=_signature(kernel, dtype, constexprs),
+        constexprs={(kernel.arg_names.index(key),): value for key, value in constexprs.items()},
+        # torch's tensors begin at multiples of 16 bytes, and BERT's widths are multiples of 16.
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, argument in enumerate(kernel.arg_names)
+            if argument.endswith("_ptr") or argument == "N" or argument.startswith("stride_")
+        },
+    )
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch)
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [tools / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+        code = subprocess.run([tools / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+    return Resources(
+        name,
+        arch,
+        registers=int(re.search(r"REG:(\d+)", usage)[1]),
+        shared=built.metadata.shared,
+        spills=int(re.search(r"STACK:(\d+)", usage)[1]),
+        hmma=len(re.findall(r"\bHMMA", code)),
+        hgmma=len(re.findall(r"\bHGMMA", code)),
+    )
+
+
+def table() -> list[Resources]:
+    return [compile_one(*setting, arch) for arch in ARCHITECTURES for setting in settings()]
+
+
+if __name__ == "__main__":
+    print("| kernel, bf16 | | registers | shared KiB | stack bytes | HMMA | HGMMA |")
+    print("|---|---|---|---|---|---|---|")
+    for one in table():
+        print(one.row)

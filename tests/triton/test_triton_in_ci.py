@@ -1,0 +1,50 @@
+"""Triton without a GPU: the kernels in the interpreter, and the machine code they become.
+
+Both need a process of their own: triton decides at its import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastbert
+
+pytest.importorskip("triton")
+HERE = Path(__file__).parent
+
+
+def run(*command: str, interpret: bool) -> str:
+    paths = [str(Path(fastbert.__file__).parent.parent), str(HERE.parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=HERE)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_kernels_are_right_in_the_interpreter():
+    options = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
+    out = run("-m", "pytest", *options, str(HERE / "test_triton_kernels.py"), interpret=True)
+    assert " passed" in out
+    assert "skipped" not in out
+
+
+def test_every_shipped_setting_compiles_without_spills_and_uses_the_matrix_units():
+    out = run(str(HERE / "aot.py"), interpret=False)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[2:]]
+    assert len(rows) == 2 * 31, "31 settings for two architectures"
+    limits = {"sm_80": 163, "sm_90": 227}  # KiB of shared memory that a block may have
+    for name, arch, registers, shared, stack, hmma, hgmma in rows:
+        assert int(registers) <= 255, name
+        assert float(shared) <= limits[arch], name
+        if arch == "sm_90":
+            assert int(stack) == 0, f"{name} spills {stack} bytes a thread"
+        if name.startswith("attention"):
+            assert int(hgmma if arch == "sm_90" else hmma) > 0, f"{name} does not use the matrix units of {arch}"

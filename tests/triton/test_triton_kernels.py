@@ -1,0 +1,183 @@
+"""The Triton kernels in Triton's interpreter, on the CPU, against their references by the one tolerance rule.
+
+The interpreter is chosen when triton is imported, so these tests run in a process of their own
+(tests/triton/test_triton_in_ci.py starts it); on a machine with a GPU they run on it as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+from close import assert_close
+
+from fastbert import ops, reference
+from fastbert.rng import Dropout
+
+pytest.importorskip("triton")
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETING and not torch.cuda.is_available():
+    pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
+
+DEVICE = "cpu" if INTERPRETING else "cuda"
+# The interpreter's products of bf16 are wrong; a GPU's are not.
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETING else [torch.bfloat16])
+DROPOUT = Dropout(p=0.3, seed=(0x9234 << 48) + 99, offset=7, site=3)
+
+
+@pytest.fixture(autouse=True)
+def triton():
+    """NaN in every new tensor, so that what is not written shows; no other backend."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(0)
+    with ops.backend("triton"):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+def check(function, same_function, leaves, dtype, fixed=()):
+    """Result and every gradient of a Triton op against the reference in fp64; twice to the same bits."""
+    leaves = [leaf.to(DEVICE) for leaf in leaves]
+
+    def run(f, kind):
+        given = [leaf.detach().to(kind).requires_grad_() for leaf in leaves]
+        out = f(*given)
+        torch.manual_seed(1)
+        dout = torch.randn(out.shape, dtype=torch.float64).to(DEVICE)
+        out.backward(dout.to(out.dtype))
+        return [out.detach(), *(leaf.grad for leaf in given)]
+
+    with ops.backend("reference"):
+        # The gradient from above is the one that the tested dtype holds.
+        truth = run_truth(same_function, leaves, dtype)
+        same = run(same_function, dtype)
+    got, again = run(function, dtype), run(function, dtype)
+    for i, (ours, twin, true, rounded) in enumerate(zip(got, again, truth, same, strict=True)):
+        assert torch.equal(ours, twin), f"result {i} differs between two runs"
+        assert_close(ours, true, rounded, gradient=i > 0, what=f"result {i}")
+
+
+def run_truth(f, leaves, dtype):
+    given = [leaf.detach().to(dtype).double().requires_grad_() for leaf in leaves]
+    out = f(*given)
+    torch.manual_seed(1)
+    dout = torch.randn(out.shape, dtype=torch.float64).to(DEVICE)
+    out.backward(dout.to(torch.float32 if dtype == torch.float32 or out.dim() == 0 else dtype).double())
+    return [out.detach(), *(leaf.grad for leaf in given)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "approximate", "bias"), [((5, 13), "none", True), ((33, 300), "tanh", True), ((1, 1), "none", False)]
+)
+def test_gelu(dtype, shape, approximate, bias):
+    leaves = [torch.randn(shape) * 2, *([torch.randn(shape[-1])] if bias else [])]
+
+    def gelu(x, b=None):
+        return ops.gelu(x, b, approximate)
+
+    check(gelu, gelu, leaves, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 13), (3, 100), (1, 1), (2, 4, 32)])
+@pytest.mark.parametrize(("x_bias", "residual", "dropout"), [(0, 0, 0), (1, 1, 1), (0, 1, 0), (1, 0, 1), (0, 1, 1)])
+def test_layer_norm(dtype, shape, x_bias, residual, dropout):
+    columns = shape[-1]
+    leaves = [torch.randn(shape), torch.randn(columns), torch.randn(columns)]
+    leaves += [torch.randn(columns)] if x_bias else []
+    leaves += [torch.randn(shape)] if residual else []
+
+    def layer_norm(x, weight, bias, *rest):
+        rest = list(rest)
+        options = {"x_bias": rest.pop(0)} if x_bias else {}
+        options |= {"residual": rest.pop(0)} if residual else {}
+        return ops.layer_norm(x, weight, bias, 1e-5, dropout=DROPOUT if dropout else None, **options)
+
+    check(layer_norm, layer_norm, leaves, dtype)
+
+
+@pytest.mark.parametrize("shape", [(5, 13), (3, 300), (9, 8)])
+def test_dropout_has_the_bits_of_the_reference(shape):
+    x = torch.randn(shape, device=DEVICE)
+    assert torch.equal(ops.dropout(x, DROPOUT), reference.dropout(x, DROPOUT))
+    other = Dropout(0.5, seed=-3, offset=(1 << 32) - 1, site=1 << 20)
+    assert torch.equal(ops.dropout(x, other), reference.dropout(x, other))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(5, 13), (3, 3000), (1, 2)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(dtype, rows, columns, reduction):
+    labels = torch.randint(columns, (rows,), device=DEVICE)
+    labels[0] = -100 if rows > 1 else 0
+
+    def cross_entropy(logits):
+        return ops.cross_entropy(logits, labels, reduction=reduction)
+
+    check(cross_entropy, cross_entropy, [torch.randn(rows, columns) * 5], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dropout", [None, DROPOUT])
+def test_embedding(dtype, dropout):
+    tokens = 41
+    ids = torch.randint(0, 7, (tokens,), device=DEVICE)
+    types = torch.zeros(tokens, dtype=torch.int64, device=DEVICE)
+    types[35:] = 1
+    positions = torch.arange(tokens, device=DEVICE) % 31
+    leaves = [torch.randn(9, 20), torch.randn(2, 20), torch.randn(40, 20), torch.randn(20), torch.randn(20)]
+
+    def embedding(*tables):
+        return ops.embedding(ids, types, positions, *tables, 1e-5, padding_idx=3, dropout=dropout)
+
+    check(embedding, embedding, leaves, dtype)
+
+
+LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("lengths", "head_dim", "causal", "dropout"),
+    [
+        ((1,), 32, False, True),
+        ((21, 0, 24), 64, False, True),
+        ((51, 53), 32, True, True),
+        ((70, 3), 16, False, False),
+        ((67, 40), 64, True, False),
+        ((0, 7, 0), 128, False, True),
+        ((70,), 24, False, True),
+    ],
+)
+def test_attention(dtype, lengths, head_dim, causal, dropout):
+    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
+    leaves = [torch.randn(sum(lengths), 2, head_dim) for _ in range(3)]
+
+    def attention(q, k, v):
+        return ops.attention(q, k, v, cu_seqlens, max(lengths), causal=causal, dropout=DROPOUT if dropout else None)
+
+    check(attention, attention, leaves, dtype)
+
+
+def test_attention_reads_a_fused_matrix_in_place():
+    qkv = torch.randn(30, 3, 2, 32, device=DEVICE)
+    cu_seqlens = torch.tensor([0, 11, 30], dtype=torch.int32, device=DEVICE)
+    ours = ops.attention(*qkv.unbind(1), cu_seqlens, 19)
+    apart = ops.attention(*(x.contiguous() for x in qkv.unbind(1)), cu_seqlens, 19)
+    assert torch.equal(ours, apart)
+
+
+def test_opcheck():
+    x, bias = torch.randn(4, 16, device=DEVICE, requires_grad=True), torch.randn(16, device=DEVICE)
+    utils = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.fastbert.triton_gelu, (x, bias, False), test_utils=utils)
+    rng = torch.tensor([1, 2], device=DEVICE)
+    arguments = (x, bias, bias, 1e-5, None, x.detach(), rng, 1, 3000, 1.05, True)
+    torch.library.opcheck(torch.ops.fastbert.triton_layer_norm, arguments, test_utils=utils)
+    cu_seqlens = torch.tensor([0, 4], dtype=torch.int32, device=DEVICE)
+    q = torch.randn(4, 1, 16, device=DEVICE, requires_grad=True)
+    arguments = (q, q.detach(), q.detach(), cu_seqlens, 4, 0.25, False, rng, 1, 3000, 1.05)
+    torch.library.opcheck(torch.ops.fastbert.triton_attention, arguments, test_utils=utils)
