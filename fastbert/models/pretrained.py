@@ -23,6 +23,8 @@ class PreTrainedModel(nn.Module):
     config_class = BertConfig
     base_model_prefix = "bert"
     supports_gradient_checkpointing = True
+    # Tells transformers' Trainer that a loss is the mean over its own batch, whatever else a step accumulates.
+    accepts_loss_kwargs = False
     _no_split_modules: ClassVar[list[str]] = ["BertEmbeddings", "BertLayer"]
 
     def __init__(self, config: BertConfig) -> None:
