@@ -13,5 +13,7 @@ class PredictOptions:
     """Longest sequence in tokens; what the run was trained with by default."""
     token_budget: int = 8192
     """Tokens in a batch."""
+    null_threshold: float | None = None
+    """squad2: "no answer" where its odds are above this; what was best on the run's dev file by default."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+from ..errors import DataError, InputError
 from ..tasks import registry
 from ..tasks.bad_rows import BadRows
 from ..tasks.base import Row, Task, check_fit, require_labels
+from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
 from ..tasks.runs import load_trained, model_directory, run_config
 from ._options import PredictOptions
 from ._progress import progress
 
-DEFAULT_MAX_SEQLEN = 128
 SHOWN_REASONS = 5
 
 
-def read_rows(task: Task, path: Path, skip_bad_rows: bool, *, labelled: bool = False) -> list[Row]:
+def read_rows(
+    task: Task, path: Path, skip_bad_rows: bool, *, labelled: bool = False, training: bool = False
+) -> list[Row]:
     """The rows of a file; says on stderr how many were skipped, and why the first ones were.
+
+    Args:
+        labelled: rows must have labels.
+        training: rows must be fit to train on.
 
     Raises:
         DataError: a row cannot be used and is not to be skipped, or labels are needed and there are none.
@@ -27,6 +35,10 @@ def read_rows(task: Task, path: Path, skip_bad_rows: bool, *, labelled: bool = F
     rows = task.read(path)
     if labelled:
         require_labels(rows, path)
+    if training:
+        rows = task.for_training(rows, path)
+        if not rows:
+            raise DataError(f"{path}: expected rows to train on, got none that can be used")
     reasons = task.bad_rows.reasons
     if reasons:
         print(f"{path}: {len(reasons)} bad rows skipped, {len(rows)} rows kept", file=sys.stderr)
@@ -42,7 +54,6 @@ def predict_file(
 ) -> tuple[Task, list[Row], list, float | None]:
     """Reads the rows, loads the model, predicts; returns the task, the rows, the predictions and the mean loss."""
     from .. import BertConfig, load_tokenizer
-    from ..errors import InputError
 
     task = registry.get(name)
     rows = read_rows(task, data, options.skip_bad_rows, labelled=labelled)
@@ -54,7 +65,11 @@ def predict_file(
     task.restore(BertConfig.from_pretrained(directory))
     tokenizer = load_tokenizer(directory)
     model = load_trained(task.model, directory)
-    max_seqlen = options.max_seqlen or recipe.get("max_seqlen", DEFAULT_MAX_SEQLEN)
+    task.configure(TaskOptions(**{f.name: recipe[f.name] for f in fields(TaskOptions) if f.name in recipe}))
+    if options.null_threshold is not None:
+        task.null_threshold = options.null_threshold
+    default = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
+    max_seqlen = options.max_seqlen or recipe.get("max_seqlen", default)
     check_fit(tokenizer, model.config, max_seqlen)
     examples = task.encode(rows, tokenizer, max_seqlen)
     with progress(f"{name}: predicting", len(examples), "rows") as advance:

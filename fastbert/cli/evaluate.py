@@ -20,6 +20,7 @@ class Evaluate(PredictOptions):
     Example:
         fastbert evaluate sst2 --model RUN --data dev.tsv
         fastbert evaluate sst2 --data dev.tsv --predictions SST-2.tsv
+        fastbert evaluate squad2 --data dev-v2.0.json --predictions predictions.json --na-prob null_odds.json
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
@@ -30,6 +31,10 @@ class Evaluate(PredictOptions):
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
     predictions: Annotated[Path | None, arg(metavar="FILE")] = None
     """Predictions in the official submission format, in place of a model."""
+    na_prob: Annotated[Path | None, arg(metavar="FILE")] = None
+    """squad2, with --predictions: the probability of no answer for each question, as JSON."""
+    na_prob_threshold: float = 1.0
+    """squad2, with --na-prob: a probability above it makes the prediction "no answer"."""
     report: Annotated[Path | None, arg(metavar="DIR")] = None
     """A directory for what `finetune` also writes: metrics, predictions, tables and the rows that were got wrong."""
 
@@ -42,11 +47,13 @@ def run(args: Evaluate) -> None:
 
     if (args.model is None) == (args.predictions is None):
         raise InputError("expected either --model or --predictions, got both or neither")
+    if args.na_prob is not None and (args.task != "squad2" or args.predictions is None):
+        raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
     loss = None
     if args.predictions is not None:
         task = registry.get(args.task)
         rows = read_rows(task, args.data, args.skip_bad_rows, labelled=True)
-        predictions = task.read_predictions(rows, args.predictions)
+        predictions = _read_predictions(task, rows, args)
     else:
         task, rows, predictions, loss = predict_file(args.task, args.model, args.data, args, labelled=True)
     metrics = task.metric(rows, predictions) | ({} if loss is None else {"loss": loss})
@@ -56,3 +63,11 @@ def run(args: Evaluate) -> None:
         for path in write_results(task, rows, predictions, metrics, args.report, args.data.stem):
             print(path, file=sys.stderr)
     print(json.dumps({"task": args.task, "rows": len(rows), **metrics}))
+
+
+def _read_predictions(task, rows, args: Evaluate) -> list:
+    predictions = task.read_predictions(rows, args.predictions)
+    if args.na_prob is None:
+        return predictions
+    task.na_prob_threshold = args.na_prob_threshold
+    return task.read_na_probs(rows, predictions, args.na_prob)

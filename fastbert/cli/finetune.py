@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..tasks.config import FinetuneConfig, SearchConfig
+from ..tasks.config import RECIPES, FinetuneConfig, SearchConfig
 
 
 @dataclass(kw_only=True)
@@ -28,8 +28,8 @@ class Finetune(FinetuneConfig, SearchConfig):
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
-    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or text-classification for a file with the
-    columns text and label."""
+    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag, ner; or
+    text-classification for a file with the columns text and label."""
     model: Annotated[Path, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
     train: Annotated[Path, arg(metavar="FILE")]
@@ -50,6 +50,18 @@ class Finetune(FinetuneConfig, SearchConfig):
         SearchConfig.__post_init__(self)
 
 
+def defaults(argv: Sequence[str]) -> Finetune | None:
+    """What options are that the command line does not give, where the paper has a recipe for the task."""
+    import tyro
+
+    # The task is the word that no option is waiting for.
+    alone = (word for before, word in zip(["", *argv], argv, strict=False) if not before.startswith("-"))
+    recipe = next((RECIPES[word] for word in alone if word in RECIPES), None)
+    if recipe is None:
+        return None
+    return Finetune(task=tyro.MISSING, model=tyro.MISSING, train=tyro.MISSING, out=tyro.MISSING, **recipe)
+
+
 def run(args: Finetune) -> None:
     """Reads everything, then trains: what does not fit is told before anything is written."""
     from ..errors import InputError
@@ -64,7 +76,7 @@ def run(args: Finetune) -> None:
     configs = args.trials(config)
     task = registry.get(args.task)
     check_new(args.out)
-    train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True)
+    train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
     task.learn(train_rows)
     if args.dev is None:
         train_rows, dev_rows = hold_out(train_rows, args.dev_share)

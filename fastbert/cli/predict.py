@@ -39,5 +39,5 @@ def run(args: Predict) -> None:
     task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
     out = args.out / task.submission_name(args.data) if args.out.is_dir() else args.out
     task.write_predictions(rows, predictions, out)
-    if str(out) != "-":
-        print(out)
+    for path in task.prediction_files(out) if str(out) != "-" else ():
+        print(path)

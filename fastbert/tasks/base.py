@@ -11,10 +11,12 @@ import abc
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows
+from .config import TaskOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,16 +81,31 @@ class Task(abc.ABC):
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
 
+    def configure(self, options: TaskOptions) -> None:
+        """Takes the options that the task knows: those whose names it has as attributes."""
+        for name in TaskOptions.__dataclass_fields__:
+            if hasattr(self, name):
+                setattr(self, name, getattr(options, name))
+
     @abc.abstractmethod
     def read(self, path: str | os.PathLike) -> list[Row]:
         """Reads a file of the task, with or without labels; unusable rows go to ``bad_rows.refuse`` with file, line
         and reason, which raises DataError unless they are to be skipped."""
+
+    def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
+        """The rows of a training file that can be trained on; others go to ``bad_rows.refuse``. All, by default."""
+        return list(rows)
 
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
         """Takes from the training rows what the head depends on (the names of the labels); nothing by default."""
 
     def restore(self, config: BertConfig) -> None:  # noqa: B027
         """Takes the same from the configuration of a fine-tuned model; nothing by default."""
+
+    def settle(self, rows: Sequence[Row], predictions: Sequence, config: BertConfig) -> list:
+        """Takes from the best epoch's dev predictions what later ones depend on (a threshold), and keeps it in the
+        model's configuration for `restore`; returns the predictions with it. Nothing by default."""
+        return list(predictions)
 
     @abc.abstractmethod
     def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_seqlen: int) -> list[Example]:
@@ -98,8 +115,9 @@ class Task(abc.ABC):
     def model(self, directory: str | os.PathLike) -> torch.nn.Module:
         """The model with the task's head: from a pre-trained directory (new head) or from a fine-tuned one."""
 
-    def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, torch.Tensor]]:
-        """A packed batch, and the labels as keyword arguments of the model (none for unlabelled examples)."""
+    def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, Any]]:
+        """A packed batch, and keyword arguments of the model: the labels (none for unlabelled examples), and what else
+        it needs."""
         import torch
 
         from ..packing import PackedBatch
@@ -124,6 +142,10 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
         """Writes the official submission format."""
+
+    def prediction_files(self, path: str | os.PathLike) -> list[Path]:
+        """The files that `write_predictions` writes for a path; that alone by default."""
+        return [Path(path)]
 
     @abc.abstractmethod
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:

@@ -9,9 +9,31 @@ from typing import Literal
 
 from ..errors import InputError
 
+RECIPES: dict[str, dict] = {
+    "squad1": {"epochs": 3, "batch_size": 32, "lr": 5e-5, "max_seqlen": 384},
+    "squad2": {"epochs": 2, "batch_size": 48, "lr": 5e-5, "max_seqlen": 384},
+    "swag": {"epochs": 3, "batch_size": 16, "lr": 2e-5},
+    "ner": {"epochs": 3, "batch_size": 32, "lr": 5e-5},
+}
+"""What the paper did on a task (its sections 4.2 to 4.4; 5.3 leaves NER's open), where it is not `FinetuneConfig`'s."""
+
 
 @dataclass(kw_only=True)
-class FinetuneConfig:
+class TaskOptions:
+    """What some tasks can be told and others pass over."""
+
+    doc_stride: int = 128
+    """squad: tokens from the beginning of one window over a long context to that of the next."""
+    document_context: bool = False
+    """ner: read a sentence together with those of its document around it, as many as fit."""
+
+    def __post_init__(self) -> None:
+        if self.doc_stride < 1:
+            raise InputError(f"doc_stride must be at least 1, got {self.doc_stride}")
+
+
+@dataclass(kw_only=True)
+class FinetuneConfig(TaskOptions):
     """BERT's recipe: 2-4 epochs of batches of 16 or 32, peak learning rate 2e-5 to 5e-5, warm-up, linear decay."""
 
     epochs: int = 3
@@ -45,6 +67,7 @@ class FinetuneConfig:
     """Steps between two lines of metrics.jsonl."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("epochs", "batch_size", "token_budget", "limit_train", "limit_dev", "log_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

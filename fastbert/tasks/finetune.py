@@ -16,7 +16,7 @@ from ..errors import InputError
 from .base import Example, Row, Task, check_fit
 from .batching import training_batches
 from .config import FinetuneConfig
-from .predict import TOKEN_BUDGET, run_model
+from .predict import TOKEN_BUDGET, run_model, to_device
 from .runs import FinetuneRun, TrialLog
 
 EARLY_SHARE = 0.4
@@ -90,7 +90,7 @@ def finetune(
     run = None if out is None else FinetuneRun(out, task, config, source or {})
     with contextlib.nullcontext() if run is None else run.log() as log:
         best = train(task, model, data, config, log, callbacks)
-    best.restore(model)
+    best.settle(task, data.dev.rows, model)
     result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess)
     return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
 
@@ -132,6 +132,7 @@ def prepare(
     task: Task, model: torch.nn.Module, tokenizer, train_rows: Sequence[Row], dev_rows: Sequence[Row], config
 ) -> Data:
     """Encodes the rows, after all checks of what could not fit; see `finetune` for the errors."""
+    task.configure(config)
     train_rows, dev_rows = train_rows[: config.limit_train], dev_rows[: config.limit_dev]
     check_fit(tokenizer, model.config, config.max_seqlen)
     examples = task.encode(train_rows, tokenizer, config.max_seqlen)
@@ -245,7 +246,7 @@ class _Stepper:
 
         batch, labels = self.task.collate([self.examples[index] for index in indices])
         batch = batch.to(self.engine.device)
-        labels = {name: value.to(self.engine.device) for name, value in labels.items()}
+        labels = to_device(labels, self.engine.device)
         self.model.train()
         loss = self.engine.backward(lambda: self.model(batch, **labels).loss)
         lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
@@ -271,5 +272,8 @@ class Best:
         self.record, self.predictions = record, predictions
         self._weights = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
 
-    def restore(self, model: torch.nn.Module) -> None:
+    def settle(self, task: Task, rows: Sequence[Row], model: torch.nn.Module) -> None:
+        """Puts the best weights back, and lets the task take what it needs from their predictions of the dev rows."""
         model.load_state_dict(self._weights)
+        self.predictions = task.settle(rows, self.predictions, model.config)
+        self.record |= task.metric(rows, self.predictions)

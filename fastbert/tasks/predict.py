@@ -24,6 +24,11 @@ class Outputs:
     loss: float | None
 
 
+def to_device(keywords: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What a task's `collate` gives for the model, its tensors on a device."""
+    return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in keywords.items()}
+
+
 def run_model(
     task: Task,
     model: torch.nn.Module,
@@ -47,12 +52,12 @@ def run_model(
         with torch.inference_mode():
             for indices in evaluation_batches([e.num_tokens for e in examples], token_budget):
                 chosen = [examples[index] for index in indices]
-                batch, labels = task.collate(chosen)
+                batch, keywords = task.collate(chosen)
                 batch = batch.to(device)
-                out = model(batch, **{name: value.to(device) for name, value in labels.items()})
+                out = model(batch, **to_device(keywords, device))
                 for index, value in zip(indices, task.outputs(out, batch), strict=True):
                     values[index] = value
-                if labels:
+                if out.loss is not None:
                     loss_sum += float(out.loss) * len(chosen)
                     labelled += len(chosen)
                 if progress is not None:

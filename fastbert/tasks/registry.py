@@ -17,6 +17,10 @@ TASKS = {
     "qnli": "qnli:QNLI",
     "rte": "rte:RTE",
     "wnli": "wnli:WNLI",
+    "squad1": "squad:Squad1",
+    "squad2": "squad:Squad2",
+    "swag": "swag:SWAG",
+    "ner": "ner:NER",
     "text-classification": "text_classification:TextClassification",
 }
 

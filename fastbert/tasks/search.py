@@ -71,7 +71,7 @@ def search(
             on_trial(line)
     if best is None:
         raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
-    best.restore(model)
+    best.settle(task, data.dev.rows, model)
     result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials)
     if run is not None:
         result = run.finish(task, result, model, tokenizer, data.dev.rows, best_config)

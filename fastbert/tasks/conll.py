@@ -1,0 +1,203 @@
+"""CoNLL's column files and tagging schemes.
+
+One token a line, columns parted by blanks or tabs, the tag last; an empty line after each sentence, and ``-DOCSTART-``
+lines before documents. Entities are tagged IOB2, where B- begins each, or IOB1, where B- begins only one that follows
+another of its type at once. Both mean the same entities under one rule: an entity begins at B-, and at I- after O or
+after another type.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import DataError
+from .bad_rows import STRICT, BadRows
+from .base import Row
+from .files import read_lines, shorten
+
+DOCUMENT = "-DOCSTART-"
+_TAG = re.compile(r"O|[BI]-.+")
+_BLANKS = re.compile(r"[ \t]+")
+
+
+@dataclass(frozen=True)
+class Sentence(Row):
+    """A row whose texts are words and whose label is their tags, as the file has them.
+
+    Args:
+        lines: of the file, a word each.
+        document: number of the document, from 0; None where the file has no -DOCSTART- lines.
+        opening: the -DOCSTART- line of a document, at its first sentence.
+    """
+
+    lines: tuple[str, ...] = ()
+    document: int | None = None
+    opening: str | None = None
+
+
+def is_tag(text: str) -> bool:
+    """Whether a text is O, B-TYPE or I-TYPE."""
+    return _TAG.fullmatch(text) is not None
+
+
+def chunks(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Entities of a sentence tagged IOB1 or IOB2: (type, first word, word after the last)."""
+    found, begin, kind = [], 0, ""
+    for index, tag in enumerate([*tags, "O"]):
+        prefix, _, name = tag.partition("-")
+        if prefix == "I" and name == kind:
+            continue
+        if kind:
+            found.append((kind, begin, index))
+        begin, kind = index, name
+    return found
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """The same entities in IOB2."""
+    out = ["O"] * len(tags)
+    for kind, begin, end in chunks(tags):
+        out[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+    return out
+
+
+def to_iob1(tags: Sequence[str]) -> list[str]:
+    """The same entities in IOB1."""
+    out, last = ["O"] * len(tags), ("", 0)
+    for kind, begin, end in chunks(tags):
+        first = "B" if last == (kind, begin) else "I"
+        out[begin:end] = [f"{first}-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+        last = (kind, end)
+    return out
+
+
+def scheme(sentences: Sequence[Sequence[str]]) -> str:
+    """``IOB1`` where some entity begins with I-, which IOB2 does not know; ``IOB2`` otherwise."""
+    begins = (tags[begin] for tags in sentences for _, begin, _ in chunks(tags))
+    return "IOB1" if any(tag.startswith("I-") for tag in begins) else "IOB2"
+
+
+@dataclass
+class _Block:
+    """Lines of one sentence with their numbers, and the -DOCSTART- line before them."""
+
+    lines: list[tuple[int, str]]
+    document: int | None
+    opening: str | None
+
+
+def _blocks(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[_Block]:
+    block = _Block([], None, None)
+    for number, line in read_lines(path, bad_rows):
+        if not line.strip(" \t"):
+            if block.lines:
+                yield block
+                block = _Block([], block.document, None)
+        elif _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == DOCUMENT:
+            if block.lines:
+                yield block
+            block = _Block([], 0 if block.document is None else block.document + 1, line)
+        else:
+            block.lines.append((number, line))
+    if block.lines:
+        yield block
+
+
+def split(line: str) -> list[str]:
+    """The columns of a line; a no-break space is part of a word."""
+    return _BLANKS.split(line.strip(" \t"))
+
+
+def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[Sentence]:
+    """The sentences of a file. They have labels where the last of several columns holds tags.
+
+    A sentence with a line of another number of columns, or with something else for a tag, is a bad row.
+    """
+    blocks = list(_blocks(path, bad_rows))
+    if not blocks:
+        raise DataError(f"{path}: expected sentences of one word a line, got none")
+    width = len(split(blocks[0].lines[0][1]))
+    labelled = width > 1 and any(is_tag(split(line)[-1]) for block in blocks for _, line in block.lines)
+    rows, opening = [], None
+    for index, block in enumerate(blocks):
+        # The line that opens a document whose first sentence is left out goes before the next one.
+        opening = block.opening or opening
+        try:
+            rows.append(_sentence(str(index), block, opening, width, labelled))
+            opening = None
+        except ValueError as error:
+            bad_rows.refuse(f"{path}, {error}")
+    if not rows:
+        raise DataError(f"{path}: expected sentences, got none that can be used")
+    return rows
+
+
+def _sentence(name: str, block: _Block, opening: str | None, width: int, labelled: bool) -> Sentence:
+    words, tags = [], []
+    for number, line in block.lines:
+        columns = split(line)
+        if len(columns) != width:
+            raise ValueError(f"line {number}: expected {width} columns, got {len(columns)}: {shorten(line)!r}")
+        if labelled and not is_tag(columns[-1]):
+            raise ValueError(f"line {number}: expected the tag O, B-TYPE or I-TYPE, got {columns[-1]!r}")
+        words.append(columns[0])
+        tags.append(columns[-1])
+    lines = tuple(line for _, line in block.lines)
+    return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
+
+
+def read_tags(path: str | os.PathLike, sentences: Sequence[Sentence]) -> list[tuple[str, ...]]:
+    """Predicted tags, the last column of a file with the same sentences (as conlleval takes it, or tags alone).
+
+    Raises:
+        DataError: other sentences or words, or something else for a tag.
+    """
+    blocks = list(_blocks(path, STRICT))
+    if len(blocks) != len(sentences):
+        raise DataError(f"{path}: expected {len(sentences)} sentences, got {len(blocks)}")
+    predictions = []
+    for sentence, block in zip(sentences, blocks, strict=True):
+        if len(block.lines) != len(sentence.texts):
+            raise DataError(
+                f"{path}, line {block.lines[0][0]}: expected a sentence of {len(sentence.texts)} words "
+                f"({shorten(' '.join(sentence.texts))!r}), got {len(block.lines)}"
+            )
+        tags = []
+        for word, (number, line) in zip(sentence.texts, block.lines, strict=True):
+            columns = split(line)
+            if len(columns) > 1 and columns[0] != word:
+                raise DataError(f"{path}, line {number}: expected the word {word!r}, got {columns[0]!r}")
+            if not is_tag(columns[-1]):
+                raise DataError(f"{path}, line {number}: expected the tag O, B-TYPE or I-TYPE, got {columns[-1]!r}")
+            tags.append(columns[-1])
+        predictions.append(tuple(tags))
+    return predictions
+
+
+def in_scheme_of(rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """The predicted entities in the scheme of the rows' own tags, IOB2 where they have none."""
+    gold = [row.label for row in rows if row.label is not None]
+    convert = to_iob1 if gold and scheme(gold) == "IOB1" else to_iob2
+    return [tuple(convert(tags)) for tags in predictions]
+
+
+def tagged_lines(sentences: Sequence[Sentence], predictions: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of the file that was read, each with its predicted tag as one more column: conlleval's input.
+
+    The tags follow the scheme of the file's own, IOB2 where it has none.
+    """
+    predictions = in_scheme_of(sentences, predictions)
+    for sentence, tags in zip(sentences, predictions, strict=True):
+        if sentence.opening is not None:
+            yield f"{sentence.opening}{_separator(sentence.opening)}O"
+            yield ""
+        for line, tag in zip(sentence.lines, tags, strict=True):
+            yield line.rstrip(" \t") + _separator(line) + tag
+        yield ""
+
+
+def _separator(line: str) -> str:
+    return "\t" if "\t" in line else " "

@@ -1,0 +1,218 @@
+"""Named entities: a tag for every word of a sentence, judged by whole entities."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError, InputError
+from .base import Example, Row, Task
+from .conll import Sentence, chunks, in_scheme_of, is_tag, read_sentences, read_tags, tagged_lines, to_iob2
+from .encoding import private_copy
+from .files import atomic_write
+from .metrics import entities
+from .squad_windows import plan_windows
+
+NO_LABEL = -100
+CHUNK = 512
+"""Sentences encoded at a time."""
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The words that an example decides on.
+
+    Args:
+        positions: their first sub-tokens among the example's tokens, (n,).
+        rows, words: the row of each, and its place there, (n,).
+    """
+
+    positions: np.ndarray
+    rows: np.ndarray
+    words: np.ndarray
+
+
+class NER(Task):
+    """CoNLL's columns, IOB1 or IOB2. The first sub-token of a word carries its tag; case is what the tokenizer leaves
+    of it, so take a cased model.
+
+    Attributes:
+        document_context: sentences are read together with those of their document around them, as many as fit.
+    """
+
+    name = "ner"
+    metrics = ("f1", "precision", "recall", "accuracy")
+    submission = "ner_predictions.txt"
+    document_context = False
+
+    def __init__(self, labels: Sequence[str] = ()):
+        self.labels = tuple(labels)
+
+    def read(self, path: str | os.PathLike) -> list[Row]:
+        return read_sentences(path, self.bad_rows)
+
+    def learn(self, rows: Sequence[Row]) -> None:
+        kinds = sorted({kind for row in rows if row.label is not None for kind, _, _ in chunks(row.label)})
+        if not kinds:
+            raise DataError("expected entities in the training rows, got the tag O alone")
+        self.labels = ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
+
+    def restore(self, config) -> None:
+        names = {int(index): name for index, name in config.id2label.items()}
+        self.labels = tuple(names[index] for index in sorted(names))
+        strange = [name for name in self.labels if not is_tag(name)]
+        if strange or "O" not in self.labels:
+            raise InputError(f"expected a model with the labels O, B-TYPE and I-TYPE, got {', '.join(self.labels)}")
+
+    def model(self, directory: str | os.PathLike):
+        from ..models import BertForTokenClassification
+
+        head = {
+            "num_labels": len(self.labels),
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": {name: index for index, name in enumerate(self.labels)},
+        }
+        return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **head)
+
+    def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
+        """Windows over sentences, or over documents; each word is decided on in the one where it has most context.
+
+        A sentence that fits is one window.
+        """
+        pieces = _pieces(rows, tokenizer)
+        cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+        room = max_seqlen - 2
+        examples = []
+        for unit in self._units(rows):
+            ids = np.concatenate([pieces[index][0] for index in unit])
+            offsets = np.cumsum([0, *(len(pieces[index][0]) for index in unit)])
+            at = np.concatenate([pieces[i][1] + offset for i, offset in zip(unit, offsets[:-1], strict=True)])
+            words = np.concatenate([np.arange(len(rows[index].texts)) for index in unit])
+            owner_rows = np.repeat(unit, [len(rows[index].texts) for index in unit])
+            labels = self._labels([rows[index] for index in unit])
+            begins, owners = plan_windows(len(ids), room, max(1, room - room // 4))
+            for number, begin in enumerate(begins):
+                mine = owners[at] == number
+                part = np.concatenate(([cls], ids[begin : begin + room], [sep])).astype(np.int32)
+                owned = Owned(at[mine] - begin + 1, owner_rows[mine], words[mine])
+                target = None
+                if labels is not None:
+                    target = np.full(len(part), NO_LABEL, np.int64)
+                    target[owned.positions] = labels[mine]
+                types = np.zeros(len(part), np.int32)
+                examples.append(Example(unit[0], part, types, target, len(begins) > 1, owned))
+        return examples
+
+    def _units(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Indices of the rows that are read together: each alone, or the neighbours of a document."""
+        alone = [[index] for index in range(len(rows))]
+        if not self.document_context:
+            return alone
+        if all(getattr(row, "document", None) is None for row in rows):
+            logging.getLogger("fastbert").warning(
+                "document context: expected -DOCSTART- lines, got none, so every sentence stands alone"
+            )
+            return alone
+        units = alone[:1]
+        for index in range(1, len(rows)):
+            before, row = rows[index - 1], rows[index]
+            if row.document is not None and row.document == before.document and int(row.id) == int(before.id) + 1:
+                units[-1].append(index)
+            else:
+                units.append([index])
+        return units
+
+    def _labels(self, rows: Sequence[Row]) -> np.ndarray | None:
+        """Class ids of all words; those of types that training did not see do not count in the loss."""
+        if any(row.label is None for row in rows):
+            return None
+        ids = {label: index for index, label in enumerate(self.labels)}
+        tags = [tag for row in rows for tag in to_iob2(row.label)]
+        return np.array([ids.get(tag, ids.get("I-" + tag[2:], NO_LABEL)) for tag in tags])
+
+    def collate(self, examples: Sequence[Example]):
+        import torch
+
+        batch, _ = super().collate([Example(e.row, e.input_ids, e.token_type_ids) for e in examples])
+        if any(example.label is None for example in examples):
+            return batch, {}
+        return batch, {"labels": torch.from_numpy(np.concatenate([example.label for example in examples]))}
+
+    def outputs(self, out, batch) -> list[np.ndarray]:
+        """(tokens, C) scores of each window."""
+        scores, bounds = out.logits.float().cpu().numpy(), batch.cu_seqlens.tolist()
+        return [scores[begin:end] for begin, end in itertools.pairwise(bounds)]
+
+    def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[tuple]:
+        tags = [["O"] * len(row.texts) for row in rows]
+        for example, scores in zip(examples, outputs, strict=True):
+            owned: Owned = example.meta
+            best = scores[owned.positions].argmax(1)
+            for row, word, label in zip(owned.rows, owned.words, best, strict=True):
+                tags[row][word] = self.labels[label]
+        return in_scheme_of(rows, tags)
+
+    def metric(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Precision, recall and F1 of entities, and the accuracy of tags: conlleval's, as shares and not in percent."""
+        total, _ = entities([row.label for row in rows], predictions)
+        return total
+
+    def guess(self, rows: Sequence[Row]) -> list[tuple]:
+        """No entity anywhere."""
+        return [("O",) * len(row.texts) for row in rows]
+
+    def tables(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> dict[str, list[Sequence]]:
+        _, kinds = entities([row.label for row in rows], predictions)
+        columns = ("precision", "recall", "f1", "entities", "found")
+        return {"entities": [("type", *columns), *((kind, *(v[c] for c in columns)) for kind, v in kinds.items())]}
+
+    def write_predictions(self, rows: Sequence[Sentence], predictions: Sequence, path: str | os.PathLike) -> None:
+        """Writes the columns of the file that was read with the predicted tag as one more: conlleval's input."""
+        with atomic_write(path) as file:
+            for line in tagged_lines(rows, predictions):
+                file.write(line + "\n")
+
+    def read_predictions(self, rows: Sequence[Sentence], path: str | os.PathLike) -> list[tuple[str, ...]]:
+        return read_tags(path, rows)
+
+    def errors(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterable[dict]:
+        """Sentences with an entity too many or too few."""
+        for row, tags in zip(rows, predictions, strict=True):
+            gold, found = set(chunks(row.label)), set(chunks(tags))
+            if gold != found:
+                named = {"missed": gold - found, "invented": found - gold}
+                yield {
+                    "id": row.id,
+                    "sentence": " ".join(row.texts),
+                    **{name: list(_named(row, spans)) for name, spans in named.items()},
+                }
+
+
+def _named(row: Row, spans: Iterable[tuple[str, int, int]]) -> Iterator[str]:
+    for kind, begin, end in sorted(spans, key=lambda s: s[1:]):
+        yield f"{kind}: {' '.join(row.texts[begin:end])}"
+
+
+def _pieces(rows: Sequence[Row], tokenizer) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each row its sub-tokens, and where each word begins among them. A word that leaves nothing of itself (control
+    characters) is [UNK], for it too needs a tag."""
+    encoder, unknown = private_copy(tokenizer, None), tokenizer.token_to_id("[UNK]")
+    found = []
+    for begin in range(0, len(rows), CHUNK):
+        chunk = [list(row.texts) for row in rows[begin : begin + CHUNK]]
+        encodings = encoder.encode_batch(chunk, is_pretokenized=True, add_special_tokens=False)
+        for words, encoding in zip(chunk, encodings, strict=True):
+            owners, numbers = np.array(encoding.word_ids, dtype=np.int64), np.arange(len(words))
+            ids, starts = np.array(encoding.ids, dtype=np.int32), np.searchsorted(owners, numbers)
+            if len(set(encoding.word_ids)) < len(words):
+                empty = np.setdiff1d(numbers, owners)
+                ids = np.insert(ids, starts[empty], unknown)
+                # A token put in before a word moves that word's beginning by one.
+                starts = starts + np.searchsorted(empty, numbers)
+            found.append((ids, starts))
+    return found

@@ -1,0 +1,288 @@
+"""SQuAD 1.1 and 2.0: the answer to a question is a span of its context, or in 2.0 there is none."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError, InputError
+from . import squad_metrics as official
+from .base import Example, Row, Task
+from .files import shorten
+from .squad_files import companions, read_questions, read_values, span, write_values
+from .squad_windows import answer_text, best_spans, encode_windows
+
+QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prediction.
+
+    Args:
+        text: what is handed in; empty for "no answer"; None where a file of predictions has none.
+        null_odds: how much the score of no answer is above that of the best span, or a probability from a file; None
+            where nothing is known of it.
+        span_text: the best span's text, whether it was handed in or not; None where only `text` is known.
+        rank: the place among a file's probabilities.
+        nbest: the best texts with probability, start_logit and end_logit.
+    """
+
+    text: str | None
+    null_odds: float | None = None
+    span_text: str | None = None
+    rank: int = 0
+    nbest: tuple[dict, ...] = ()
+
+
+class Squad(Task):
+    """What both versions share.
+
+    Attributes:
+        doc_stride: tokens from the beginning of one window to that of the next.
+        max_question: tokens that are kept of a question.
+        max_answer: the longest answer, in tokens.
+        n_best: spans that are looked at in a window, and listed for a question.
+    """
+
+    submission = "predictions.json"
+    has_impossible = False
+    doc_stride = 128
+    max_question = 64
+    max_answer = 30
+    n_best = 20
+
+    def read(self, path: str | os.PathLike) -> list[Row]:
+        return read_questions(path, self.bad_rows, impossible=self.has_impossible)
+
+    def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
+        """Rows whose answer stands in the context where the file says; the metric does not need that, training does."""
+        kept = []
+        for row in rows:
+            if row.label is None or not row.label.texts or span(row.texts[1], row.label) is not None:
+                kept.append(row)
+                continue
+            text, start = row.label.texts[0], row.label.starts[0]
+            got = shorten(repr(row.texts[1][start : start + len(text)] if start >= 0 else None))
+            where = f"{path}, question {row.id}"
+            self.bad_rows.refuse(f"{where}: expected {shorten(text)!r} at character {start} of its context, got {got}")
+        return kept
+
+    def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
+        return encode_windows(rows, tokenizer, max_seqlen, self.doc_stride, self.max_question)
+
+    def model(self, directory: str | os.PathLike):
+        from ..models import BertForQuestionAnswering
+
+        return BertForQuestionAnswering.from_pretrained(directory)
+
+    def collate(self, examples: Sequence[Example]):
+        import torch
+
+        batch, _ = super().collate([replace(example, label=None) for example in examples])
+        if any(example.label is None for example in examples):
+            return batch, {}
+        positions = torch.tensor([example.label for example in examples])
+        return batch, {"start_positions": positions[:, 0], "end_positions": positions[:, 1]}
+
+    def outputs(self, out, batch) -> list[np.ndarray]:
+        """(tokens, 2) start and end scores of each window."""
+        scores = np.stack([x.float().cpu().numpy() for x in (out.start_logits, out.end_logits)], 1)
+        return [scores[begin:end] for begin, end in itertools.pairwise(batch.cu_seqlens.tolist())]
+
+    def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[Answer]:
+        windows = defaultdict(list)
+        for example, scores in zip(examples, outputs, strict=True):
+            windows[example.row].append((example.meta, scores))
+        return [self._answer(row.texts[1], windows[index]) for index, row in enumerate(rows)]
+
+    def _answer(self, context: str, windows: list) -> Answer:
+        spans = [s for window, scores in windows for s in best_spans(window, scores, self.n_best, self.max_answer)]
+        entries: dict[str, tuple[float, float]] = {}
+        for found in sorted(spans, key=lambda s: -s.score):
+            entries.setdefault(answer_text(context, found), (found.start_logit, found.end_logit))
+            if len(entries) == self.n_best:
+                break
+        best = next(iter(entries), "")
+        null_scores = min((tuple(map(float, scores[0])) for _, scores in windows), key=sum, default=(0.0, 0.0))
+        odds = sum(null_scores) - sum(entries.get(best, (0.0, 0.0)))
+        return self._choose(Answer(best, odds, best, nbest=_nbest(self._listed(entries, null_scores))))
+
+    def _listed(self, entries: dict, null_scores: tuple[float, float]) -> dict:
+        return entries
+
+    def _choose(self, answer: Answer) -> Answer:
+        return replace(answer, null_odds=None)
+
+    def write_predictions(self, rows: Sequence[Row], predictions: Sequence[Answer], path: str | os.PathLike) -> None:
+        """Writes the official file, and beside it nbest_predictions.json, and null_odds.json for version 2.0."""
+        answers = {row.id: answer for row, answer in zip(rows, predictions, strict=True)}
+        write_values({name: answer.text or "" for name, answer in answers.items()}, path)
+        for nbest in companions(path, ["nbest_predictions"]):
+            write_values({name: list(answer.nbest) for name, answer in answers.items()}, nbest)
+
+    def prediction_files(self, path: str | os.PathLike) -> list[Path]:
+        return [Path(path), *companions(path, ["nbest_predictions"])]
+
+    def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Answer]:
+        """Questions without a prediction count as the official evaluation counts them, and a warning says how many;
+        predictions for other questions are passed over, as those of the rest of a data set."""
+        texts = read_values(path, str, "texts")
+        missing = [row.id for row in rows if row.id not in texts]
+        if len(missing) == len(rows):
+            raise DataError(f"{path}: expected predictions for the questions of the data, got none of them")
+        if missing:
+            logging.getLogger("fastbert").warning(
+                "%s has no prediction for %d of %d questions (%s), %s",
+                path,
+                len(missing),
+                len(rows),
+                shorten(", ".join(missing)),
+                self.missing_count,
+            )
+        return [Answer(texts.get(row.id)) for row in rows]
+
+    missing_count = "which count as wrong"
+
+    def errors(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> Iterable[dict]:
+        for row, answer in zip(rows, predictions, strict=True):
+            if row.label is not None and not self.scores(row, answer)[0]:
+                yield {
+                    "id": row.id,
+                    "question": row.texts[0],
+                    "answers": list(dict.fromkeys(row.label.texts)),
+                    "prediction": answer.text,
+                }
+
+    def scores(self, row: Row, answer: Answer) -> tuple[float, float]:
+        """Exact match and F1 of one prediction, 0 to 1."""
+        return official.score_v1(row.label.texts, answer.text)
+
+    def tables(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> dict[str, list[Sequence]]:
+        """Exact match and F1 by the first question word of a question."""
+        groups = defaultdict(list)
+        for row, answer in zip(rows, predictions, strict=True):
+            words = row.texts[0].lower().replace("?", " ").split()
+            groups[next((w for w in words if w in QUESTION_WORDS), "other")].append(self.scores(row, answer))
+        table: list[Sequence] = [("question", "exact", "f1", "questions")]
+        for word in (*QUESTION_WORDS, "other"):
+            if groups[word]:
+                exact, f1 = np.mean(groups[word], 0) * 100
+                table.append((word, float(exact), float(f1), len(groups[word])))
+        return {"questions": table}
+
+
+class Squad1(Squad):
+    """Version 1.1: every question has an answer, the dev set several reference answers."""
+
+    name = "squad1"
+    metrics = ("f1", "exact_match")
+
+    def metric(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> dict[str, float]:
+        return official.figures_v1([row.label.texts for row in rows], [answer.text for answer in predictions])
+
+
+class Squad2(Squad):
+    """Version 2.0: a question may have no answer, which is predicted where its odds are above a threshold.
+
+    Attributes:
+        null_threshold: on the odds; found on the dev set when a model is fine-tuned, and kept in its configuration.
+        na_prob_threshold: on probabilities from a file, as the official evaluation has it.
+    """
+
+    name = "squad2"
+    metrics = ("best_f1", "best_exact", "f1", "exact")
+    has_impossible = True
+    null_threshold = 0.0
+    na_prob_threshold = 1.0
+    missing_count = "which are left out of the figures"
+
+    def restore(self, config) -> None:
+        self.null_threshold = float(getattr(config, "null_threshold", 0.0))
+
+    def settle(self, rows: Sequence[Row], predictions: Sequence[Answer], config) -> list[Answer]:
+        """Takes the threshold that is best for F1 on the dev rows, and applies it."""
+        gains, start = [], 0
+        order = sorted(zip(predictions, rows, strict=True), key=lambda pair: pair[0].null_odds)
+        for answer, row in order:
+            if row.label.texts:
+                gains.append(official.score_v2(row.label.texts, answer.span_text)[1])
+            else:
+                gains.append(-1 if answer.span_text else 0)
+                start += 1
+        _, count = official.best_prefix(gains, start)
+        # Where no answer at all is best, the threshold lies below all odds.
+        self.null_threshold = order[count - 1][0].null_odds if count else order[0][0].null_odds - 1.0
+        config.null_threshold = self.null_threshold
+        return [self._choose(answer) for answer in predictions]
+
+    def _listed(self, entries: dict, null_scores: tuple[float, float]) -> dict:
+        return {**entries, "": null_scores}
+
+    def _choose(self, answer: Answer) -> Answer:
+        return replace(answer, text="" if answer.null_odds > self.null_threshold else answer.span_text)
+
+    def scores(self, row: Row, answer: Answer) -> tuple[float, float]:
+        return official.score_v2(row.label.texts, answer.text or "")
+
+    def metric(self, rows: Sequence[Row], predictions: Sequence[Answer]) -> dict[str, float]:
+        """The official figures. Of a model's predictions exact and f1 are those at its own threshold; best_exact and
+        best_f1 those that the best threshold on these rows would give."""
+        references = [row.label.texts for row in rows]
+        texts = [answer.text for answer in predictions]
+        if predictions[0].null_odds is None:
+            return official.figures_v2(references, texts)
+        odds = [answer.null_odds for answer in predictions]
+        if predictions[0].span_text is None:
+            figures = official.figures_v2(references, texts, odds, self.na_prob_threshold)
+        else:
+            figures = official.figures_v2(references, texts)
+            texts = [answer.span_text for answer in predictions]
+        return figures | official.best_thresholds(references, texts, odds, [answer.rank for answer in predictions])
+
+    def guess(self, rows: Sequence[Row]) -> list[Answer]:
+        """No answer to any question."""
+        return [Answer("", 1.0, "") for _ in rows]
+
+    def write_predictions(self, rows: Sequence[Row], predictions: Sequence[Answer], path: str | os.PathLike) -> None:
+        super().write_predictions(rows, predictions, path)
+        odds = {row.id: answer.null_odds for row, answer in zip(rows, predictions, strict=True)}
+        for null_odds in companions(path, ["null_odds"]):
+            write_values(odds, null_odds)
+
+    def prediction_files(self, path: str | os.PathLike) -> list[Path]:
+        return [*super().prediction_files(path), *companions(path, ["null_odds"])]
+
+    def read_na_probs(self, rows: Sequence[Row], answers: Sequence[Answer], path: str | os.PathLike) -> list[Answer]:
+        """Adds to predictions from a file the probabilities of no answer from another."""
+        values = read_values(path, (int, float), "numbers")
+        ranks = {name: rank for rank, name in enumerate(values)}
+        missing = [row.id for row in rows if row.id not in values]
+        if missing:
+            names = shorten(", ".join(missing))
+            raise InputError(f"{path}: expected a number for each of {len(rows)} questions, got none for {names}")
+        return [
+            replace(answer, null_odds=values[row.id], rank=ranks[row.id])
+            for row, answer in zip(rows, answers, strict=True)
+        ]
+
+
+def _nbest(entries: dict[str, tuple[float, float]]) -> tuple[dict, ...]:
+    """The listed texts, the best first, with the softmax of their scores."""
+    if not entries:
+        return ()
+    totals = np.array([sum(scores) for scores in entries.values()], dtype=np.float64)
+    shares = np.exp(totals - totals.max())
+    shares /= shares.sum()
+    listed = [
+        {"text": text, "probability": float(share), "start_logit": scores[0], "end_logit": scores[1]}
+        for (text, scores), share in zip(entries.items(), shares, strict=True)
+    ]
+    return tuple(sorted(listed, key=lambda entry: -entry["probability"]))

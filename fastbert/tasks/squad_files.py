@@ -1,0 +1,157 @@
+"""SQuAD's files: the JSON of questions, and those of predictions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from .bad_rows import BadRows
+from .base import Row
+from .files import atomic_write, shorten
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Reference answers of a question, as the file has them; none where it cannot be answered.
+
+    Args:
+        texts: of each.
+        starts: where each begins in the context, in characters; -1 where the file does not say.
+    """
+
+    texts: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+
+
+def span(context: str, answers: Answers) -> tuple[int, int] | None:
+    """Begin and end, in characters, of the first answer that stands in the context where it says it does."""
+    for text, start in zip(answers.texts, answers.starts, strict=True):
+        if text.strip() and start >= 0 and context.startswith(text, start):
+            lead = len(text) - len(text.lstrip())
+            return start + lead, start + len(text.rstrip())
+    return None
+
+
+def load_json(path: str | os.PathLike) -> tuple[Any, str]:
+    """The value of a JSON file (UTF-8, with or without byte-order mark), and its text."""
+    raw = Path(path).read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
+    try:
+        return json.loads(text), text
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {error.lineno}: expected JSON, got {error.msg}") from None
+
+
+def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bool) -> list[Row]:
+    """Rows of (question, context), labelled with `Answers`, or with None where the file has no answers.
+
+    Args:
+        impossible: whether questions without an answer belong to the task (version 2.0).
+    """
+    value, text = load_json(path)
+    if not isinstance(value, dict) or not isinstance(value.get("data"), list):
+        raise DataError(f"{path}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value")
+    rows, seen = [], set()
+    for context, question, name in _questions(value["data"]):
+        try:
+            row = _row(context, question, impossible)
+            if row.id in seen:
+                raise ValueError("expected every id once, got it again")
+        except ValueError as error:
+            identity = question.get("id") if isinstance(question, dict) else None
+            at = text.find(json.dumps(identity)) if isinstance(identity, str) else -1
+            line = text.count("\n", 0, max(at, 0)) + 1
+            bad_rows.refuse(f"{path}, line {line}, {name}: {error}")
+            continue
+        seen.add(row.id)
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path}: expected questions, got none that can be used")
+    return rows
+
+
+def _questions(articles: list) -> Iterator[tuple[Any, Any, str]]:
+    """Every (context, question) with words for where it is; what is no list is one thing that cannot be used."""
+    for a, article in enumerate(articles, 1):
+        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+        if not isinstance(paragraphs, list):
+            yield None, None, f"article {a}"
+            continue
+        for p, paragraph in enumerate(paragraphs, 1):
+            questions = paragraph.get("qas") if isinstance(paragraph, dict) else None
+            if not isinstance(questions, list):
+                yield None, None, f"article {a}, paragraph {p}"
+                continue
+            for q, question in enumerate(questions, 1):
+                identity = question.get("id", q) if isinstance(question, dict) else q
+                yield paragraph.get("context"), question, f"article {a}, paragraph {p}, question {identity}"
+
+
+def _row(context: Any, question: Any, impossible: bool) -> Row:
+    if not isinstance(question, dict):
+        raise ValueError("expected articles with paragraphs, these with context and qas, and questions in these")
+    if not isinstance(context, str) or not context.strip():
+        raise ValueError(f"expected a text as the context, got {shorten(repr(context))}")
+    text, identity = question.get("question"), question.get("id")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
+    if not isinstance(identity, (str, int)):
+        raise ValueError(f"expected an id, got {identity!r}")
+    return Row(str(identity), (text, context), _answers(question, impossible))
+
+
+def _answers(question: dict, impossible: bool) -> Answers | None:
+    values, marked = question.get("answers"), bool(question.get("is_impossible", False))
+    if values is None:
+        return Answers() if marked and impossible else None
+    if isinstance(values, dict):
+        values = [values]  # one answer without its list
+    if not isinstance(values, list) or not all(isinstance(v, dict) and isinstance(v.get("text"), str) for v in values):
+        raise ValueError(f"expected answers with a text each, got {shorten(repr(values))}")
+    if not impossible:
+        if marked:
+            raise ValueError("expected a question with an answer, got an impossible one, which belongs to squad2")
+        if not values:
+            return None
+    elif marked and values:
+        raise ValueError("expected no answer to an impossible question, got one")
+    starts = [v.get("answer_start") for v in values]
+    return Answers(tuple(v["text"] for v in values), tuple(s if type(s) is int else -1 for s in starts))
+
+
+def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:
+    """A JSON object from question ids to values of a type."""
+    value, _ = load_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path}, line 1: expected a JSON object from ids to {what}, got {type(value).__name__}")
+    for name, item in value.items():
+        if not isinstance(item, kind) or isinstance(item, bool):
+            raise DataError(f"{path}: expected {what} for question {name}, got {shorten(repr(item))}")
+    return value
+
+
+def write_values(values: dict[str, Any], path: str | os.PathLike) -> None:
+    """Writes JSON as the official files have it."""
+    with atomic_write(path) as file:
+        json.dump(values, file, ensure_ascii=False, indent=2)
+        file.write("\n")
+
+
+def companions(path: str | os.PathLike, names: Sequence[str]) -> list[Path]:
+    """Files beside one of predictions: ``predictions.json`` has ``nbest_predictions.json`` and ``null_odds.json``;
+    standard output (``-``) has none."""
+    path = Path(path)
+    if str(path) == "-":
+        return []
+    if "predictions" in path.stem:
+        return [path.with_name(path.stem.replace("predictions", name) + ".json") for name in names]
+    return [path.with_name(f"{path.stem}_{name}.json") for name in names]

@@ -1,0 +1,188 @@
+"""A question and its context as windows of tokens, and an answer as a span of characters out of their scores.
+
+The windows are those of Devlin et al. 2019: ``[CLS] question [SEP] part of the context [SEP]``, each beginning a stride
+after the one before. A token of the context stands in several; its scores count in the one where it has most context.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError
+from .base import Example, Row
+from .encoding import private_copy
+from .squad_files import span
+
+# Contexts encoded at a time: the library's encodings are many times as large as the arrays kept of them.
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens of a text: ids, and where each begins and ends in it, in characters; all (n,) int32."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+@dataclass(frozen=True)
+class Window:
+    """What `best_spans` needs of an example.
+
+    Args:
+        first: index of the first token of the context among the example's tokens.
+        starts, ends: characters of each of its context tokens, (n,) int32.
+        owned: (n,) bool, the tokens that have their most context in this window.
+    """
+
+    first: int
+    starts: np.ndarray
+    ends: np.ndarray
+    owned: np.ndarray
+
+
+def encode_unique(texts: Sequence[str], tokenizer) -> dict[str, Text]:
+    """Tokens of every different text."""
+    encoder, found = private_copy(tokenizer, None), {}
+    unique = list(dict.fromkeys(texts))
+    for begin in range(0, len(unique), CHUNK):
+        chunk = unique[begin : begin + CHUNK]
+        for text, encoding in zip(chunk, encoder.encode_batch(chunk, add_special_tokens=False), strict=True):
+            offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+            found[text] = Text(np.array(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy())
+    return found
+
+
+def encode_windows(
+    rows: Sequence[Row], tokenizer, max_seqlen: int, doc_stride: int, max_question: int
+) -> list[Example]:
+    """Examples of at most max_seqlen tokens that together hold every token of every context.
+
+    The label is (first, last) token of the answer in the window, (0, 0) where it has none of it or not all of it, and
+    None where the row has no answer that stands in its context.
+
+    Raises:
+        InputError: max_seqlen has no room for a question and a token of its context.
+    """
+    texts = encode_unique([text for row in rows for text in row.texts], tokenizer)
+    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    examples = []
+    for index, row in enumerate(rows):
+        question, context = texts[row.texts[0]].ids[:max_question], texts[row.texts[1]]
+        room = max_seqlen - len(question) - 3
+        if room < 1:
+            raise InputError(
+                f"max_seqlen must be at least {len(question) + 4} for question {row.id} of {len(question)} tokens, "
+                f"got {max_seqlen}"
+            )
+        head = np.concatenate(([cls], question, [sep])).astype(np.int32)
+        target = _target(row, context)
+        begins, owners = plan_windows(len(context.ids), room, min(doc_stride, room))
+        for number, begin in enumerate(begins):
+            part = slice(begin, begin + room)
+            ids = np.concatenate((head, context.ids[part], [sep])).astype(np.int32)
+            types = np.zeros(len(ids), np.int32)
+            types[len(head) :] = 1
+            window = Window(len(head), context.starts[part], context.ends[part], owners[part] == number)
+            label = _label(target, begin, len(window.starts), len(head))
+            examples.append(Example(index, ids, types, label, truncated=len(begins) > 1, meta=window))
+    return examples
+
+
+def plan_windows(count: int, room: int, stride: int) -> tuple[list[int], np.ndarray]:
+    """Where windows of at most `room` of `count` tokens begin, and the number of the window that owns each token.
+
+    A token has as much context in a window as the smaller of what is left and right of it there; between equals the
+    longer window wins, and then the earlier (the rule of google-research/bert).
+
+    Returns:
+        the beginnings, and owners (count,) int64.
+    """
+    begins = [0]
+    while begins[-1] + room < count:
+        begins.append(begins[-1] + stride)
+    if len(begins) == 1:
+        return begins, np.zeros(count, np.int64)
+    tokens = np.arange(count)
+    scores = np.full((len(begins), count), -np.inf)
+    for number, begin in enumerate(begins):
+        inside = tokens[begin : begin + room]
+        left, right = inside - begin, inside[-1] - inside
+        scores[number, begin : begin + room] = np.minimum(left, right) + 0.01 * len(inside)
+    return begins, scores.argmax(0)
+
+
+def _target(row: Row, context: Text) -> tuple[int, int] | None:
+    """The answer as first and last token of the context; (-1, -1) without an answer, None where it is unknown."""
+    if row.label is None:
+        return None
+    if not row.label.texts:
+        return -1, -1
+    found = span(row.texts[1], row.label)
+    if found is None:
+        return None
+    # The smallest run of tokens that covers the answer: it may begin or end within one.
+    first = int(np.searchsorted(context.ends, found[0], side="right"))
+    last = int(np.searchsorted(context.starts, found[1], side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def _label(target: tuple[int, int] | None, begin: int, count: int, head: int) -> tuple[int, int] | None:
+    if target is None:
+        return None
+    first, last = target[0] - begin, target[1] - begin
+    if target[0] < 0 or first < 0 or last >= count:
+        return 0, 0
+    return head + first, head + last
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of the context, in characters, with its scores."""
+
+    begin: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        return self.start_logit + self.end_logit
+
+
+def best_spans(window: Window, scores: np.ndarray, n_best: int, max_answer: int) -> list[Span]:
+    """The n_best spans of at most max_answer tokens whose first token this window owns, the best first.
+
+    Args:
+        scores: (tokens, 2) start and end scores of the example's tokens.
+    """
+    context = scores[window.first : window.first + len(window.starts)]
+    starts = np.flatnonzero(window.owned)
+    starts = starts[_top(context[starts, 0], n_best)]
+    ends = _top(context[:, 1], n_best)
+    length = ends[None, :] - starts[:, None] + 1
+    at = np.argwhere((length >= 1) & (length <= max_answer))
+    pairs = np.stack((starts[at[:, 0]], ends[at[:, 1]]), 1)
+    total = context[pairs[:, 0], 0].astype(np.float64) + context[pairs[:, 1], 1]
+    return [
+        Span(int(window.starts[s]), int(window.ends[e]), float(context[s, 0]), float(context[e, 1]))
+        for s, e in pairs[np.argsort(-total, kind="stable")[:n_best]]
+    ]
+
+
+def _top(values: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the largest values, the largest first, the earlier of equals first."""
+    return np.argsort(-values, kind="stable")[:count]
+
+
+def answer_text(context: str, found: Span) -> str:
+    """The original text of a span; accents that stand as characters of their own belong to the letter before them."""
+    end = found.end
+    while end < len(context) and unicodedata.combining(context[end]):
+        end += 1
+    return context[found.begin : end]

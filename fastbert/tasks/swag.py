@@ -1,0 +1,216 @@
+"""SWAG and other sets of four endings: which of them goes on best?"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ..errors import DataError
+from . import metrics
+from .base import Example, Row, Task
+from .encoding import encode_texts
+from .files import atomic_write, read_lines, shorten
+
+CHOICES = 4
+REGULAR = ("sent1", "sent2", *(f"ending{i}" for i in range(CHOICES)))
+FULL = ("sent1", "sent2", "gold-ending", *(f"distractor-{i}" for i in range(CHOICES)))
+MAX_LINES = 20
+"""Lines that one row of a .csv may take."""
+
+CODAH = ("category", "prompt", *(f"ending{i}" for i in range(CHOICES)), "label")
+
+
+class SWAG(Task):
+    """SWAG's "regular" .csv (``sent1, sent2, ending0..3`` and, but for test files, ``label``) and "full" .csv
+    (``gold-ending, distractor-0..3``), both with CSV quoting; CODAH's tab-separated files without header or quoting
+    (``category, prompt, ending0..3, label``). A row's texts are its context and four endings.
+
+    Each ending makes a sequence ``[CLS] context [SEP] beginning and ending [SEP]``, as in Devlin et al. 2019.
+    """
+
+    name = "swag"
+    metrics = ("accuracy",)
+    submission = "swag_predictions.csv"
+
+    def read(self, path: str | os.PathLike) -> list[Row]:
+        lines = list(read_lines(path, self.bad_rows))
+        header = _csv_fields(lines[0][1]) if lines else []
+        if set(REGULAR) <= set(header):
+            make, records = _regular, self._records(path, lines, header)
+        elif set(FULL) <= set(header):
+            make, records = _full, self._records(path, lines, header)
+        elif len(lines) and len(lines[0][1].split("\t")) in (len(CODAH), len(CODAH) - 1):
+            make, records = _codah, [(number, line.split("\t")) for number, line in lines if line.strip()]
+        else:
+            raise DataError(
+                f"{path}, line 1: expected a .csv header with {', '.join(REGULAR)}, or with {', '.join(FULL)}, or "
+                f"CODAH's {len(CODAH)} tab-separated columns, got {shorten(lines[0][1] if lines else '')!r}"
+            )
+        rows = []
+        for index, (number, fields) in enumerate(records):
+            try:
+                rows.append(_checked(make(index, fields)))
+            except ValueError as error:
+                self.bad_rows.refuse(f"{path}, line {number}: {error}")
+        if not rows:
+            raise DataError(f"{path}: expected rows, got none that can be used")
+        return rows
+
+    def _records(self, path, lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict]]:
+        """Line number and values by column of every row of quoted .csv; {} for one that has another number of columns
+        or whose quotes never close."""
+        at = 1
+        while at < len(lines):
+            number, text = lines[at]
+            # A quoted field may go on over lines. One that is never closed must not swallow the rest of the file.
+            end = next((e for e in range(at, min(at + MAX_LINES, len(lines))) if _closed(lines[at : e + 1])), at)
+            text = "\n".join(line for _, line in lines[at : end + 1])
+            at = end + 1
+            if not text.strip():
+                continue
+            fields = _csv_fields(text) if text.count('"') % 2 == 0 else []
+            yield number, dict(zip(header, map(str.strip, fields), strict=True)) if len(fields) == len(header) else {}
+
+    def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
+        """An example a row: its four sequences one after the other, with their lengths in ``meta``."""
+        pairs = [(row.texts[0], ending) for row in rows for ending in row.texts[1:]]
+        encodings = encode_texts(pairs, tokenizer, max_seqlen)
+        examples = []
+        for index, row in enumerate(rows):
+            four = encodings[index * CHOICES : (index + 1) * CHOICES]
+            ids = [i for encoding in four for i in encoding.ids]
+            types = [i for encoding in four for i in encoding.type_ids]
+            cut = any(encoding.overflowing for encoding in four)
+            label = None if row.label is None else int(row.label)
+            examples.append(Example(index, ids, types, label, cut, meta=[len(encoding.ids) for encoding in four]))
+        return examples
+
+    def model(self, directory: str | os.PathLike):
+        from ..models import BertForMultipleChoice
+
+        return BertForMultipleChoice.from_pretrained(directory, ignore_mismatched_sizes=True)
+
+    def collate(self, examples: Sequence[Example]):
+        sequences = []
+        for example in examples:
+            ids, types, begin = example.input_ids, example.token_type_ids, 0
+            for length in example.meta:
+                part = slice(begin, begin + length)
+                sequences.append(Example(example.row, ids[part], types[part]))
+                begin += length
+        batch, _ = super().collate(sequences)
+        keywords: dict = {"num_choices": CHOICES}
+        if all(example.label is not None for example in examples):
+            import torch
+
+            keywords["labels"] = torch.tensor([example.label for example in examples])
+        return batch, keywords
+
+    def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:
+        return [str(int(np.argmax(scores))) for scores in outputs]
+
+    def metric(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, float]:
+        return {"accuracy": metrics.accuracy([row.label for row in rows], predictions)}
+
+    def guess(self, rows: Sequence[Row]) -> list[str]:
+        """The ending that is right most often, by its place."""
+        labels = [row.label for row in rows]
+        return [max(sorted(set(labels)), key=labels.count)] * len(rows)
+
+    def tables(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, list[Sequence]]:
+        """How often each ending was right and was chosen."""
+        table: list[Sequence] = [("ending", "right", "chosen", "both")]
+        for choice in map(str, range(CHOICES)):
+            right = [row.label == choice for row in rows]
+            chosen = [prediction == choice for prediction in predictions]
+            table.append((choice, sum(right), sum(chosen), sum(map(min, right, chosen))))
+        return {"endings": table}
+
+    def write_predictions(self, rows: Sequence[Row], predictions: Sequence[str], path: str | os.PathLike) -> None:
+        """Writes ``index,label`` as .csv: the number of the row in its file, from 0, and of the ending."""
+        with atomic_write(path) as file:
+            file.write("index,label\n")
+            for row, prediction in zip(rows, predictions, strict=True):
+                file.write(f"{row.id},{prediction}\n")
+
+    def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[str]:
+        found: dict[str, str] = {}
+        for number, line in list(read_lines(path))[1:]:
+            if not line.strip():
+                continue
+            fields = [field.strip() for field in line.split(",")]
+            if len(fields) != 2 or fields[1] not in map(str, range(CHOICES)) or fields[0] in found:
+                raise DataError(
+                    f"{path}, line {number}: expected 'index,label' with a label from 0 to {CHOICES - 1} and every "
+                    f"index once, got {shorten(line)!r}"
+                )
+            found[fields[0]] = fields[1]
+        missing, unknown = [r.id for r in rows if r.id not in found], set(found) - {row.id for row in rows}
+        if missing or unknown:
+            raise DataError(
+                f"{path}: expected one prediction for each of {len(rows)} rows, got {len(found)}; missing "
+                f"{shorten(', '.join(missing)) or 'none'}; unknown {shorten(', '.join(sorted(unknown))) or 'none'}"
+            )
+        return [found[row.id] for row in rows]
+
+    def errors(self, rows: Sequence[Row], predictions: Sequence[str]) -> Iterable[dict]:
+        for row, prediction in zip(rows, predictions, strict=True):
+            if row.label != prediction:
+                context, *endings = row.texts
+                yield {
+                    "id": row.id,
+                    "context": context,
+                    "right": endings[int(row.label)],
+                    "chosen": endings[int(prediction)],
+                }
+
+
+def _closed(lines: Sequence[tuple[int, str]]) -> bool:
+    return sum(line.count('"') for _, line in lines) % 2 == 0
+
+
+def _csv_fields(text: str) -> list[str]:
+    return next(csv.reader(io.StringIO(text, newline="")), [])
+
+
+def _regular(index: int, values: dict[str, str]) -> Row:
+    if not values:
+        raise ValueError("expected as many comma-separated columns as the header has, with closed quotes, got others")
+    endings = [values[f"ending{i}"] for i in range(CHOICES)]
+    return Row(str(index), (values["sent1"], *_joined(values["sent2"], endings)), values.get("label"))
+
+
+def _full(index: int, values: dict[str, str]) -> Row:
+    """The right ending of a "full" row goes to a place that its number decides, so that no place is favoured."""
+    if not values:
+        return _regular(index, values)
+    endings = [values[f"distractor-{i}"] for i in range(CHOICES) if values[f"distractor-{i}"]]
+    place = index % CHOICES
+    four = [*endings[:place], values["gold-ending"], *endings[place : CHOICES - 1]]
+    return Row(str(index), (values["sent1"], *_joined(values["sent2"], four)), str(place))
+
+
+def _joined(beginning: str, endings: Sequence[str]) -> list[str]:
+    if len(endings) != CHOICES or not all(endings):
+        raise ValueError(f"expected {CHOICES} endings, got an empty one")
+    return [f"{beginning} {ending}".strip() for ending in endings]
+
+
+def _codah(index: int, fields: Sequence[str]) -> Row:
+    if len(fields) not in (len(CODAH), len(CODAH) - 1):
+        raise ValueError(f"expected {len(CODAH)} tab-separated columns ({', '.join(CODAH)}), got {len(fields)}")
+    values = dict(zip(CODAH, map(str.strip, fields), strict=False))
+    endings = [values[f"ending{i}"] for i in range(CHOICES)]
+    return Row(str(index), (values["prompt"], *_joined("", endings)), values.get("label"))
+
+
+def _checked(row: Row) -> Row:
+    if not row.texts[0]:
+        raise ValueError("expected a text before the endings, got an empty one")
+    if row.label is not None and row.label not in map(str, range(CHOICES)):
+        raise ValueError(f"expected the label to be one of 0 to {CHOICES - 1}, got {row.label!r}")
+    return row

@@ -1,0 +1,285 @@
+"""Tagging: CoNLL's columns and schemes, conlleval's figures, windows of words, document context, and whole runs."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_bert
+import torch
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import DataError, InputError
+from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row
+from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.conll import chunks, read_sentences, scheme, split, to_iob1, to_iob2
+from fastbert.tasks.finetune import finetune
+from fastbert.tasks.ner import NER
+from fastbert.tasks.predict import predict
+
+# Each line: IOB1, IOB2, entities.
+SCHEMES = [
+    ("I-A I-A O I-B", "B-A I-A O B-B", [("A", 0, 2), ("B", 3, 4)]),
+    ("I-A B-A I-A", "B-A B-A I-A", [("A", 0, 1), ("A", 1, 3)]),
+    ("I-A I-B B-B", "B-A B-B B-B", [("A", 0, 1), ("B", 1, 2), ("B", 2, 3)]),
+    ("O I-A-X O", "O B-A-X O", [("A-X", 1, 2)]),
+    ("O O", "O O", []),
+]
+
+
+@pytest.mark.parametrize(("one", "two", "entities"), SCHEMES)
+def test_schemes_and_back(one, two, entities):
+    one, two = one.split(), two.split()
+    assert chunks(one) == chunks(two) == entities
+    assert to_iob2(one) == to_iob2(two) == two
+    assert to_iob1(one) == to_iob1(two) == one
+
+
+def test_which_scheme_a_file_has():
+    assert scheme([["I-A", "B-A"]]) == "IOB1"
+    assert scheme([["B-A", "I-A", "O"], ["O"]]) == "IOB2"
+    assert scheme([["B-A", "I-B"]]) == "IOB1"
+
+
+def test_real_files(shared_data):
+    task = registry.get("ner")
+    train, dev = (task.read(shared_data / "conll2003" / name) for name in ("eng.train", "eng.testa"))
+    assert [len(rows) for rows in (train, dev)] == [14_041, 3_250]
+    assert [sum(len(row.texts) for row in rows) for rows in (train, dev)] == [203_621, 51_362]
+    assert [train[-1].document, dev[-1].document] == [945, 215]
+    assert scheme([row.label for row in train]) == "IOB1"
+    task.learn(train)
+    assert task.labels == ("O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER")
+    again = [tuple(to_iob1(to_iob2(row.label))) == row.label for row in dev]
+    assert all(again)
+
+
+def test_figures_are_conllevals(shared_data):
+    directory = shared_data / "conll2003" / "conlleval"
+    found = read_sentences(directory / "output.txt")
+    gold = [Row(s.id, s.texts, tuple(split(line)[-2] for line in s.lines)) for s in found]
+    tags = [s.label for s in found]
+    assert sum(map(len, tags)) == 961
+    figures = {name: f"{100 * value:.2f}" for name, value in registry.get("ner").metric(gold, tags).items()}
+    printed = (directory / "result.txt").read_text()
+    assert (
+        f"accuracy:  {figures['accuracy']}%; precision:  {figures['precision']}%; recall:  {figures['recall']}%; "
+        f"FB1:  {figures['f1']}" in printed
+    )
+    table = registry.get("ner").tables(gold, tags)["entities"]
+    for kind, *shares, _, predicted in table[1:]:
+        precision, recall, f1 = (f"{100 * share:6.2f}" for share in shares)
+        assert f"{kind:>17}: precision: {precision}%; recall: {recall}%; FB1: {f1}  {predicted}\n" in printed
+    assert len(table) - 1 == printed.count("precision") - 1
+    counts = f"with {sum(row[4] for row in table[1:])} phrases; found: {sum(row[5] for row in table[1:])} phrases"
+    assert counts in printed
+
+
+def write(tmp_path, text, name="f.txt"):
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    return path
+
+
+CONLL = (
+    "-DOCSTART- -X- O O\n\nthe DT I-NP O\nFilm NN I-NP I-MISC\n\nparis NNP I-NP I-LOC\nfrance NNP B-NP B-LOC\n\n"
+    "-DOCSTART- -X- O O\n\nit PRP I-NP O\n"
+)
+
+
+def test_columns_documents_and_line_ends(tmp_path):
+    for text in (CONLL, CONLL.replace("\n", "\r\n"), "\ufeff" + CONLL.replace(" ", "\t") + "\n \n\n"):
+        rows = registry.get("ner").read(write(tmp_path, text))
+        assert [row.texts for row in rows] == [("the", "Film"), ("paris", "france"), ("it",)]
+        assert [row.label for row in rows] == [("O", "I-MISC"), ("I-LOC", "B-LOC"), ("O",)]
+        assert [row.document for row in rows] == [0, 0, 1]
+    # Words alone, or with columns that are no tags: nothing to score against.
+    rows = registry.get("ner").read(write(tmp_path, "the\nfilm\n\nit\n"))
+    assert [row.label for row in rows] == [None, None]
+    assert registry.get("ner").read(write(tmp_path, "the DT\nfilm NN\n"))[0].label is None
+    # A no-break space is part of a word, and an empty line within a document is none.
+    assert registry.get("ner").read(write(tmp_path, "a\u00a0b O\n"))[0].texts == ("a\u00a0b",)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("film NN I-LOC", "line 2: expected 4 columns, got 3"),
+        ("film NN I-NP LOC", "line 2: expected the tag O, B-TYPE or I-TYPE, got 'LOC'"),
+        ("film NN I-NP B-", "line 2: expected the tag"),
+        ("film NN I-NP S-LOC", "line 2: expected the tag"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, line, reason):
+    path = write(tmp_path, f"the DT I-NP O\n{line}\n\nit PRP I-NP O\n")
+    with pytest.raises(DataError, match=f"f.txt, {reason}"):
+        registry.get("ner").read(path)
+    task = registry.get("ner")
+    task.bad_rows = BadRows(skip=True)
+    assert [row.texts for row in task.read(path)] == [("it",)]
+    assert len(task.bad_rows.reasons) == 1
+
+
+def test_an_empty_file(tmp_path):
+    with pytest.raises(DataError, match="expected sentences of one word a line, got none"):
+        registry.get("ner").read(write(tmp_path, "\n\n"))
+    with pytest.raises(DataError, match="expected entities in the training rows"):
+        NER().learn(registry.get("ner").read(write(tmp_path, "a O\n")))
+
+
+def test_predictions_keep_the_columns_and_the_scheme(tmp_path):
+    task = registry.get("ner")
+    rows = task.read(write(tmp_path, CONLL))
+    path = tmp_path / "p.txt"
+    task.write_predictions(rows, [("O", "B-MISC"), ("B-LOC", "B-LOC"), ("I-PER",)], path)
+    assert path.read_text() == (
+        "-DOCSTART- -X- O O O\n\nthe DT I-NP O O\nFilm NN I-NP I-MISC I-MISC\n\nparis NNP I-NP I-LOC I-LOC\n"
+        "france NNP B-NP B-LOC B-LOC\n\n-DOCSTART- -X- O O O\n\nit PRP I-NP O I-PER\n\n"
+    )
+    assert task.read_predictions(rows, path) == [("O", "I-MISC"), ("I-LOC", "B-LOC"), ("I-PER",)]
+    unlabelled = task.read(write(tmp_path, "the\tx\nfilm\ty\n"))
+    task.write_predictions(unlabelled, [("I-A", "I-A")], path)
+    assert path.read_text() == "the\tx\tB-A\nfilm\ty\tI-A\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("the O\nFilm O\n\nit O\n", "expected 3 sentences, got 2"),
+        ("the O\n\nparis O\nfrance O\n\nit O\n", r"line 1: expected a sentence of 2 words \('the Film'\), got 1"),
+        ("the O\nfilm O\n\nparis O\nfrance O\n\nit O\n", "line 2: expected the word 'Film', got 'film'"),
+        ("the O\nFilm MISC\n\nparis O\nfrance O\n\nit O\n", "line 2: expected the tag"),
+    ],
+)
+def test_predictions_that_do_not_fit(tmp_path, text, reason):
+    rows = registry.get("ner").read(write(tmp_path, CONLL))
+    with pytest.raises(DataError, match=reason):
+        registry.get("ner").read_predictions(rows, write(tmp_path, text, "p.txt"))
+
+
+def test_errors_by_hand(tmp_path):
+    rows = registry.get("ner").read(write(tmp_path, CONLL))
+    assert list(registry.get("ner").errors(rows, [("O", "I-LOC"), ("I-LOC", "B-LOC"), ("O",)])) == [
+        {"id": "0", "sentence": "the Film", "missed": ["MISC: Film"], "invented": ["LOC: Film"]}
+    ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    vocab = [*tiny_bert.VOCAB, "Film", "pa", "##ris", "x", "##x"]
+    vocab.remove("paris")
+    return tiny_bert.save(tmp_path_factory.mktemp("ner"), "BertModel", vocab, num_hidden_layers=2)
+
+
+@pytest.fixture
+def tokenizer(directory):
+    """Cased: the vocabulary has upper case."""
+    (directory / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    return fastbert.load_tokenizer(directory)
+
+
+def test_first_sub_tokens_carry_the_labels_and_case_stays(tmp_path, tokenizer):
+    task = registry.get("ner")
+    rows = task.read(write(tmp_path, "Film I-MISC\nparis I-LOC\nfilm O\n\u200b I-PER\nparis. B-PER\n\u0007 O\n"))
+    task.learn(rows)
+    (example,) = task.encode(rows, tokenizer, 32)
+    tokens = [tokenizer.id_to_token(i) for i in example.input_ids]
+    assert tokens == ["[CLS]", "Film", "pa", "##ris", "film", "[UNK]", "pa", "##ris", ".", "[UNK]", "[SEP]"]
+    names = [task.labels[label] if label >= 0 else None for label in example.label]
+    assert names == [None, "B-MISC", "B-LOC", None, "O", "B-PER", "B-PER", None, None, "O", None]
+
+
+def test_long_sentences_and_words_are_never_cut(tmp_path, tokenizer):
+    task = registry.get("ner")
+    words = ["paris"] * 25 + ["x" * 40] + ["film"] * 10
+    rows = [Row("0", tuple(words), tuple("I-A" if i % 3 else "O" for i in range(36)))]
+    task.learn(rows)
+    examples = task.encode(rows, tokenizer, 16)
+    assert len(examples) > 6
+    assert max(e.num_tokens for e in examples) == 16
+    assert sorted(w for e in examples for w in e.meta.words) == list(range(36))
+    assert sum((e.label >= 0).sum() for e in examples) == 36
+    # The labels as scores come back as the labels.
+    scores = [np.eye(3)[np.maximum(e.label, 0)] for e in examples]
+    assert task.decode(rows, examples, scores) == [rows[0].label]
+
+
+def test_document_context_by_hand(tmp_path, tokenizer, caplog):
+    task = registry.get("ner")
+    rows = task.read(write(tmp_path, CONLL))
+    task.learn(rows)
+    assert len(task.encode(rows, tokenizer, 16)) == 3
+    task.document_context = True
+    first, second = task.encode(rows, tokenizer, 16)
+    tokens = [tokenizer.id_to_token(i) for i in first.input_ids]
+    assert tokens == ["[CLS]", "the", "Film", "pa", "##ris", "france", "[SEP]"]
+    assert (first.meta.rows.tolist(), first.meta.words.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    assert second.meta.rows.tolist() == [2]
+    scores = [np.eye(len(task.labels))[np.maximum(e.label, 0)] for e in (first, second)]
+    assert task.decode(rows, [first, second], scores) == [row.label for row in rows]
+    # Rows that were neighbours in no file are no context to each other.
+    assert len(task.encode([rows[0], rows[0]], tokenizer, 16)) == 2
+    assert len(task.encode(task.read(write(tmp_path, "a O\n\nb I-A\n")), tokenizer, 16)) == 2
+    assert "expected -DOCSTART- lines, got none" in caplog.text
+
+
+def test_labels_of_other_models(tmp_path):
+    task = registry.get("ner")
+    task.restore(fastbert.BertConfig(id2label={0: "I-PER", 1: "O", 2: "B-LOC", 3: "I-LOC"}, num_labels=4))
+    # A model trained on IOB1 tags has no B-PER.
+    assert task._labels([Row("0", ("a", "b"), ("B-PER", "B-ORG"))]).tolist() == [0, -100]
+    with pytest.raises(InputError, match="expected a model with the labels O, B-TYPE and I-TYPE, got LABEL_0, LABEL_1"):
+        task.restore(fastbert.BertConfig(num_labels=2))
+
+
+def conll_of(count, seed):
+    """Words of praise are GOOD, words of blame BAD; neighbours of one kind are entities of their own."""
+    generator, lines = torch.Generator().manual_seed(seed), []
+    words = [*tiny_bert.GOOD, *tiny_bert.BAD, "the", "film", "is", "very", "."]
+    for index in range(count):
+        if index % 8 == 0:
+            lines += ["-DOCSTART- O", ""]
+        chosen = [words[int(i)] for i in torch.randint(0, len(words), (3 + index % 9,), generator=generator)]
+        kinds = ["GOOD" if w in tiny_bert.GOOD else "BAD" if w in tiny_bert.BAD else "" for w in chosen]
+        for before, word, kind in zip(["", *kinds], chosen, kinds, strict=False):
+            lines.append(f"{word} {('B-' if before == kind else 'I-') + kind if kind else 'O'}")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_learns_to_tag(directory, tokenizer, tmp_path, context):
+    task = registry.get("ner")
+    train, dev = task.read(write(tmp_path, conll_of(120, 1))), task.read(write(tmp_path, conll_of(40, 2)))
+    task.learn(train)
+    torch.manual_seed(0)
+    config = FinetuneConfig(epochs=10, batch_size=8, lr=3e-3, max_seqlen=24, document_context=context)
+    result = finetune(task, task.model(directory), tokenizer, train, dev, config, out=tmp_path / "run")
+    assert result.best["f1"] > 0.98
+    examples = task.encode(dev, tokenizer, 24)
+    assert (len(examples) < len(dev)) is context
+    again = registry.get("ner")
+    again.restore(fastbert.BertConfig.from_pretrained(result.model_dir))
+    assert predict(again, again.model(result.model_dir), dev, examples) == result.predictions
+    batch, labels = task.collate(examples)
+    assert batch.num_tokens == sum(e.num_tokens for e in examples) == len(labels["labels"])
+
+
+def test_commands(directory, tokenizer, tmp_path, capsys):
+    data, run = write(tmp_path, conll_of(24, 1)), tmp_path / "run"
+    given = ["--model", str(directory), "--train", str(data), "--dev", str(data), "--out", str(run)]
+    assert main(["finetune", "ner", *given, "--max-seqlen", "20", "--epochs", "1", "--document-context"]) == 0
+    assert "lr 5e-05" in capsys.readouterr().out
+    assert (run / "dev_entities.tsv").read_text().splitlines()[0] == "type\tprecision\trecall\tf1\tentities\tfound"
+    out = tmp_path / "p.txt"
+    assert main(["predict", "ner", "--model", str(run), "--data", str(data), "--out", str(out)]) == 0
+    # The run's own options are used: the same windows, the same tags.
+    assert out.read_text() == (run / "dev_predictions.txt").read_text()
+    capsys.readouterr()
+    assert main(["evaluate", "ner", "--model", str(run), "--data", str(data)]) == 0
+    by_model = json.loads(capsys.readouterr().out)
+    assert main(["evaluate", "ner", "--data", str(data), "--predictions", str(out)]) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    assert {name: by_model[name] for name in by_file} == by_file

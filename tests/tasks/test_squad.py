@@ -1,0 +1,324 @@
+"""SQuAD: files and their traps, windows, spans, the threshold for no answer, and whole runs of a tiny model."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_bert
+import torch
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import DataError, InputError
+from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.finetune import finetune
+from fastbert.tasks.predict import predict
+from fastbert.tasks.squad import Answer
+from fastbert.tasks.squad_windows import Span, Window, answer_text, best_spans, plan_windows
+
+
+def squad(*questions, context="the film is good . the book was bad ."):
+    """A file's value: (id, question, answers or None) in one context."""
+    qas = []
+    for name, text, answers in questions:
+        qas.append({"id": name, "question": text})
+        if answers is not None:
+            qas[-1] |= {"answers": [{"text": t, "answer_start": s} for t, s in answers], "is_impossible": not answers}
+    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": qas}]}]}
+
+
+def write(tmp_path, value, name="f.json"):
+    path = tmp_path / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value, indent=1), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(
+        tmp_path_factory.mktemp("squad"), "BertModel", max_position_embeddings=96, num_hidden_layers=2
+    )
+
+
+@pytest.fixture
+def tokenizer(directory):
+    return fastbert.load_tokenizer(directory)
+
+
+def test_real_files(shared_data):
+    rows = registry.get("squad1").read(shared_data / "squad" / "dev-v1.1-articles01-36.json")
+    assert len(rows) == 8123
+    assert {len(row.label.texts) for row in rows} == {1, 2, 3, 4, 5, 6}
+    rows = registry.get("squad2").read(shared_data / "squad" / "dev-v2.0-part.json")
+    assert (len(rows), sum(not row.label.texts for row in rows)) == (3749, 2014)
+
+
+@pytest.mark.parametrize("name", ["xquad.de.json", "xquad.zh.json"])
+def test_offsets_through_accents_and_chinese(shared_data, name):
+    """The labelled tokens of every window cover the answer, and no token more than they must."""
+    tokenizer = fastbert.load_tokenizer(shared_data / "vocab" / "bert-base-chinese-vocab.txt")
+    task = registry.get("squad1")
+    rows = task.read(shared_data / "xquad" / name)[:300]
+    seen = set()
+    for example in task.encode(rows, tokenizer, 256):
+        if example.label != (0, 0):
+            row, window = rows[example.row], example.meta
+            begin, end = (index - window.first for index in example.label)
+            start, length = row.label.starts[0], len(row.label.texts[0])
+            assert window.starts[begin] <= start < window.ends[begin]
+            assert window.starts[end] < start + length <= window.ends[end]
+            seen.add(example.row)
+    assert seen == set(range(300))
+
+
+def test_bom_and_missing_answers(tmp_path):
+    path = write(tmp_path, "\ufeff" + json.dumps(squad(("q", "what is good", None))))
+    assert registry.get("squad1").read(path)[0].label is None
+    assert registry.get("squad2").read(path)[0].label is None
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ('{"data": [}', "line 1: expected JSON"),
+        ("[]", "line 1: expected SQuAD's JSON"),
+        (squad(("q", "", [("film", 4)])), "question q: expected a text as the question"),
+        (squad(("q", "what", []), ("r", "what", [("film", 4)])), "line 11, .*question q: .* belongs to squad2"),
+        (squad(("q", "what", [("film", 4)]), ("q", "who", [("film", 4)])), "question q: expected every id once"),
+        (squad(("q", "what", [("film", 4)]), context=" "), "expected a text as the context"),
+        ({"data": [{"title": "no paragraphs"}]}, "article 1: expected articles with paragraphs"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, value, reason):
+    path = write(tmp_path, value)
+    with pytest.raises(DataError, match=reason) as caught:
+        registry.get("squad1").read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_bad_questions_may_be_skipped(tmp_path):
+    task = registry.get("squad1")
+    task.bad_rows = BadRows(skip=True)
+    value = squad(("a", "what is good", [("film", 4)]), ("b", "what", []), ("c", "what", [("book", 0)]))
+    rows = task.read(write(tmp_path, value))
+    assert [row.id for row in rows] == ["a", "c"]
+    # c's answer is not where the file says: no harm to the metric, but nothing to learn from.
+    assert [row.id for row in task.for_training(rows, "f.json")] == ["a"]
+    assert task.bad_rows.reasons[1] == "f.json, question c: expected 'book' at character 0 of its context, got 'the '"
+    with pytest.raises(DataError, match="question c: expected 'book' at character 0"):
+        registry.get("squad1").for_training(rows, "f.json")
+
+
+def test_windows_by_hand():
+    # Ten tokens, windows of 5 that begin 3 apart: 0-4, 3-7, 6-9. Context of token 3: min(3, 1) = 1 in the first,
+    # 0 in the second; of token 4: 0 and 1; of 6: 1 and 0; of 7: 0 and min(1, 2) = 1.
+    begins, owners = plan_windows(10, 5, 3)
+    assert begins == [0, 3, 6]
+    assert owners.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert plan_windows(5, 5, 3)[0] == [0]
+    assert plan_windows(0, 5, 3)[0] == [0]
+
+
+def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenizer):
+    task = registry.get("squad1")
+    task.doc_stride = 3
+    context = "the film is good . the book was bad ."
+    rows = task.read(write(tmp_path, squad(("q", "what is bad", [("book was", 23)]))))
+    examples = task.encode(rows, tokenizer, 11)
+    # [CLS] what is bad [SEP] and 5 tokens of the context and [SEP]; "what" is not in the vocabulary.
+    ids = [tokenizer.id_to_token(i) for i in examples[1].input_ids]
+    assert ids == ["[CLS]", "[UNK]", "is", "bad", "[SEP]", "good", ".", "the", "book", "was", "[SEP]"]
+    assert list(examples[1].token_type_ids) == [0] * 5 + [1] * 6
+    # Tokens 6 and 7 of the context: in windows 3-7 (as 8 and 9) and 6-9 (as 5 and 6), not in 0-4.
+    assert [e.label for e in examples] == [(0, 0), (8, 9), (5, 6)]
+    kept = [context[w.starts[i] : w.ends[i]] for w in (e.meta for e in examples) for i in np.flatnonzero(w.owned)]
+    assert kept == context.split()
+    with pytest.raises(InputError, match="max_seqlen must be at least 7 for question q of 3 tokens, got 6"):
+        task.encode(rows, tokenizer, 6)
+
+
+@pytest.mark.parametrize(
+    ("answers", "label"),
+    [
+        ([("oo", 13)], (8, 8)),  # within "good"
+        ([(" good ", 11)], (8, 8)),  # blanks around it
+        ([("wrong", 0), ("is", 9)], (7, 7)),  # the first that stands where it says
+        ([], (0, 0)),
+        ([("wrong", 0)], None),
+        (None, None),
+    ],
+)
+def test_labels_of_odd_answers(tmp_path, tokenizer, answers, label):
+    task = registry.get("squad2")
+    rows = task.read(write(tmp_path, squad(("q", "what is bad", answers))))
+    (example,) = task.encode(rows, tokenizer, 32)
+    assert example.label == label
+
+
+def test_long_questions_are_cut(tmp_path, tokenizer):
+    rows = registry.get("squad1").read(write(tmp_path, squad(("q", "good " * 100, [("film", 4)]))))
+    examples = registry.get("squad1").encode(rows, tokenizer, 80)
+    assert examples[0].meta.first == 64 + 2
+
+
+def test_spans_by_hand():
+    window = Window(1, np.arange(4) * 10, np.arange(4) * 10 + 5, np.array([True, True, False, True]))
+    scores = np.array([[9, 9], [1, 0], [3, 1], [8, 2], [0, 5], [9, 9]], dtype=np.float32)
+    best = best_spans(window, scores, n_best=20, max_answer=2)
+    # Token 2 begins best but is not owned; ends before starts and spans of 3 tokens are none.
+    assert [(s.begin, s.end, s.score) for s in best] == [
+        (10, 25, 5.0), (30, 35, 5.0), (10, 15, 4.0), (0, 15, 2.0), (0, 5, 1.0),
+    ]  # fmt: skip
+    assert len(best_spans(window, scores, n_best=1, max_answer=4)) == 1
+
+
+def test_text_is_the_original():
+    assert answer_text("The CAFE\u0301s, open", Span(4, 8, 0, 0)) == "CAFE\u0301"
+    assert answer_text("a  b", Span(0, 4, 0, 0)) == "a  b"
+
+
+def decoded(task, tmp_path, tokenizer, peaks):
+    """Predictions where each question's tokens have the scores of `peaks`: (position, start or end, score)."""
+    value = squad(("q", "what is bad", [("book", 23)]), ("r", "what is good", []))
+    rows = task.read(write(tmp_path, value))
+    examples = task.encode(rows, tokenizer, 32)
+    outputs = []
+    for example, chosen in zip(examples, peaks, strict=True):
+        outputs.append(np.zeros((example.num_tokens, 2), np.float32))
+        for position, column, score in chosen:
+            outputs[-1][position, column] = score
+    return rows, task.decode(rows, examples, outputs)
+
+
+def test_no_answer_and_its_odds(tmp_path, tokenizer):
+    task = registry.get("squad2")
+    book = [(11, 0, 3), (11, 1, 2), (0, 0, 1)]  # "book" 5, no answer 1
+    nothing = [(8, 0, 1), (8, 1, 1), (0, 0, 2), (0, 1, 2)]  # "good" 2, no answer 4
+    rows, answers = decoded(task, tmp_path, tokenizer, [book, nothing])
+    assert [(a.text, a.null_odds, a.span_text) for a in answers] == [("book", -4.0, "book"), ("", 2.0, "good")]
+    entry = answers[0].nbest[0]
+    assert (entry["text"], entry["start_logit"], entry["end_logit"]) == ("book", 3.0, 2.0)
+    assert sum(e["probability"] for e in answers[0].nbest) == pytest.approx(1)
+    assert "" in [e["text"] for e in answers[0].nbest]
+    # Found on these rows: the odds of the last question that it pays to answer.
+    config = fastbert.BertConfig()
+    task.settle(rows, answers, config)
+    assert config.null_threshold == -4.0
+    again = registry.get("squad2")
+    again.restore(fastbert.BertConfig.from_dict(config.to_dict()))
+    assert again.null_threshold == -4.0
+    figures = task.metric(rows, answers)
+    assert (figures["f1"], figures["best_f1"], figures["best_f1_thresh"]) == (100.0, 100.0, -4.0)
+    # Where every answer is wrong, the threshold lies below all odds.
+    wrong = [Answer("x", -7.0, "x"), Answer("y", -9.0, "y")]
+    assert [a.text for a in task.settle(rows, wrong, config)] == ["", ""]
+
+
+def test_official_files_and_back(tmp_path, tokenizer):
+    task = registry.get("squad2")
+    rows, answers = decoded(task, tmp_path, tokenizer, [[(11, 0, 3), (11, 1, 2)], [(0, 0, 9)]])
+    path = tmp_path / "predictions.json"
+    task.write_predictions(rows, answers, path)
+    assert json.loads(path.read_text()) == {"q": "book", "r": ""}
+    assert json.loads((tmp_path / "null_odds.json").read_text()) == {"q": -5.0, "r": 9.0}
+    assert json.loads((tmp_path / "nbest_predictions.json").read_text())["q"][0]["text"] == "book"
+    assert all(p.is_file() for p in task.prediction_files(path))
+    assert len(task.prediction_files(path)) == 3
+    back = task.read_na_probs(rows, task.read_predictions(rows, path), tmp_path / "null_odds.json")
+    assert [(a.text, a.null_odds) for a in back] == [("book", -5.0), ("", 9.0)]
+
+
+def test_predictions_that_are_missing(tmp_path, caplog):
+    task = registry.get("squad1")
+    rows = task.read(write(tmp_path, squad(("q", "what", [("film", 4)]), ("r", "what", [("book", 23)]))))
+    path = write(tmp_path, {"q": "film", "elsewhere": "x"}, "p.json")
+    assert task.metric(rows, task.read_predictions(rows, path)) == {"exact_match": 50.0, "f1": 50.0}
+    assert "no prediction for 1 of 2 questions (r), which count as wrong" in caplog.text
+    with pytest.raises(DataError, match="got none of them"):
+        task.read_predictions(rows, write(tmp_path, {"x": "film"}, "p.json"))
+    with pytest.raises(DataError, match="expected texts for question q, got 3"):
+        task.read_predictions(rows, write(tmp_path, {"q": 3}, "p.json"))
+
+
+def trivial(count, seed, impossible):
+    """Answers are the one word of praise in a context longer than a window; without one there is no answer."""
+    generator = torch.Generator().manual_seed(seed)
+    words, good = ["the", "film", "book", "is", "was", "very", "not", "of"], ["good", "great", "fine"]
+    paragraphs = []
+    for number in range(count):
+        length, kind = (int(torch.randint(low, high, (1,), generator=generator)) for low, high in ((6, 24), (0, 3)))
+        chosen = [words[int(i)] for i in torch.randint(0, len(words), (length,), generator=generator)]
+        at, answers = int(torch.randint(0, length, (1,), generator=generator)), []
+        if not (impossible and number % 3 == 0):
+            chosen[at] = good[kind]
+            answers = [{"text": good[kind], "answer_start": len(" ".join(chosen[:at])) + (at > 0)}]
+        qas = [{"id": f"{seed}-{number}", "question": "what is it ?", "answers": answers}]
+        qas[0]["is_impossible"] = not answers
+        paragraphs.append({"context": " ".join(chosen), "qas": qas})
+    return {"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]}
+
+
+@pytest.mark.parametrize(("name", "first"), [("squad1", "f1"), ("squad2", "best_f1")])
+def test_learns_to_answer(directory, tokenizer, tmp_path, name, first):
+    task = registry.get(name)
+    rows = task.read(write(tmp_path, trivial(160, 1, name == "squad2")))
+    dev = task.read(write(tmp_path, trivial(40, 2, name == "squad2")))
+    torch.manual_seed(0)
+    config = FinetuneConfig(epochs=5, batch_size=16, lr=5e-3, max_seqlen=20, doc_stride=8)
+    result = finetune(task, task.model(directory), tokenizer, rows, dev, config, out=tmp_path / "run")
+    assert result.best[first] > 95
+    examples = task.encode(dev, tokenizer, 20)
+    assert len(examples) > len(dev)
+    # The figures are those of the written model with its own threshold.
+    again = registry.get(name)
+    again.configure(config)
+    again.restore(fastbert.BertConfig.from_pretrained(result.model_dir))
+    found = predict(again, again.model(result.model_dir), dev, examples)
+    assert again.metric(dev, found)["f1"] == pytest.approx(result.best["f1"])
+    batch, labels = task.collate(examples[:20])
+    assert batch.num_tokens == sum(e.num_tokens for e in examples[:20])
+    assert labels["start_positions"].tolist() == [e.label[0] for e in examples[:20]]
+
+
+def test_commands(directory, tmp_path, capsys, monkeypatch):
+    train = write(tmp_path, trivial(48, 1, True), "train.json")
+    run = tmp_path / "run"
+    options = ["--max-seqlen", "24", "--epochs", "1", "--doc-stride", "6"]
+    given = ["--model", str(directory), "--train", str(train), "--dev", str(train), "--out", str(run)]
+    assert main(["finetune", "squad2", *given, *options]) == 0
+    out = capsys.readouterr().out
+    assert "batches of 48 rows, lr 5e-05" in out  # the paper's recipe for this task
+    for name in ("dev_predictions.json", "dev_nbest_predictions.json", "dev_null_odds.json", "dev_questions.tsv"):
+        assert str(run / name) in out
+        assert (run / name).is_file()
+    assert (
+        main(["predict", "squad2", "--model", str(run), "--data", str(train), "--out", str(tmp_path / "p.json")]) == 0
+    )
+    assert (tmp_path / "p_null_odds.json").is_file()
+    assert json.loads((tmp_path / "p.json").read_text()) == json.loads((run / "dev_predictions.json").read_text())
+    capsys.readouterr()
+    assert main(["evaluate", "squad2", "--model", str(run), "--data", str(train)]) == 0
+    by_model = json.loads(capsys.readouterr().out)
+    given = ["--data", str(train), "--predictions", str(tmp_path / "p.json")]
+    assert main(["evaluate", "squad2", *given]) == 0
+    by_file = json.loads(capsys.readouterr().out)
+    assert {k: by_model[k] for k in by_file} == by_file
+    # With the threshold raised nothing is "no answer".
+    plain = ["--model", str(run), "--data", str(train), "--out", str(tmp_path / "all.json"), "--null-threshold", "1e9"]
+    assert main(["predict", "squad2", *plain]) == 0
+    assert "" not in json.loads((tmp_path / "all.json").read_text()).values()
+    assert main(["evaluate", "squad1", *given, "--na-prob", str(tmp_path / "p_null_odds.json")]) == 2
+    assert "--na-prob belongs to" in capsys.readouterr().err
+
+
+def test_evaluate_prints_the_official_figures(shared_data, capsys):
+    squad = shared_data / "squad"
+    files = ["--data", squad / "dev-v2.0-part.json", "--predictions", squad / "oracle" / "predictions-v2.0.json"]
+    odds = ["--na-prob", squad / "oracle" / "na-prob-v2.0.json"]
+    assert main(["evaluate", "squad2", *map(str, files + odds)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["exact"], found["f1"]) == (56.6284342491331, 61.39802594184766)
+    assert (found["best_exact"], found["best_exact_thresh"]) == (54.20112029874633, 0.44)
+    assert (found["best_f1"], found["best_f1_thresh"]) == (58.543931516667485, 1.0)
