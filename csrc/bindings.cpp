@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "gemm_int8.h"
 #include "isa.h"
 
 namespace py = pybind11;
@@ -124,6 +125,22 @@ void bind_attention(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+void bind_gemm_int8(py::module_& m) {
+    m.def("int8_packed_size", &int8_packed_size, "Bytes of a packed int8 weight (n, k) with that many outlier columns.");
+    m.def("pack_int8",
+          [](Pointer w, int64_t ldw, int64_t n, int64_t k, Pointer outliers, int64_t num_outliers, Pointer packed) {
+              pack_int8({at<float>(w), ldw, n, k, at<int32_t>(outliers), num_outliers, at(packed)});
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("gemm_int8",
+          [](int dtype, Pointer a, int64_t lda, Pointer packed, Pointer bias, int act, Pointer residual, Pointer c,
+             int64_t ldc, int c_dtype, int64_t rows, int64_t n, int64_t k, Pointer sums) {
+              gemm_int8({DType(dtype), at(a), lda, at(packed), at<float>(bias), Activation(act), at(residual), at(c), ldc,
+                         DType(c_dtype), rows, n, k, at<int32_t>(sums)});
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -136,5 +153,6 @@ PYBIND11_MODULE(_C, m) {
     bind_layer_norm(m);
     bind_dropout(m);
     bind_cross_entropy(m);
+    bind_gemm_int8(m);
     bind_attention(m);
 }

@@ -28,6 +28,7 @@ _LAZY = {
     "patch": "interop.patch",
     "unpatch": "interop.patch",
     "PackedBatch": "packing",
+    "quantize": "modules.quantized",
     "backend": "ops",
     "environment": "_environment",
 }

@@ -15,6 +15,7 @@ int64_t cross_entropy_forward(const CrossEntropyArgs&, float* loss, float* stati
 void cross_entropy_backward(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
 void attention_forward(const AttentionArgs&);
 void attention_backward(const AttentionBackwardArgs&);
+void gemm_int8(const GemmInt8Args&);
 
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

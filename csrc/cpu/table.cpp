@@ -9,6 +9,7 @@ const Kernels kernels = {
     gelu_forward, gelu_backward, layer_norm_forward,    layer_norm_backward,
     dropout,      keep_mask,     cross_entropy_forward, cross_entropy_backward,
     attention_forward, attention_backward,
+    gemm_int8,
 };
 
 }  // namespace FASTBERT_ISA

@@ -4,6 +4,7 @@
 // are float32 or bfloat16. Nothing here allocates, throws, or knows torch or Python.
 #pragma once
 #include "attention.h"
+#include "gemm_int8.h"
 #include "types.h"
 
 namespace fastbert {
@@ -71,6 +72,7 @@ struct Kernels {
     void (*cross_entropy_backward)(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
     void (*attention_forward)(const AttentionArgs&);
     void (*attention_backward)(const AttentionBackwardArgs&);
+    void (*gemm_int8)(const GemmInt8Args&);
 };
 
 // Sums over rows are cut into chunks by the number of rows alone, never by the number of threads: the bits of a

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..modules.quantized import is_quantized
 from .names import is_computed, unwrapped_name
 from .weight_files import SAFETENSORS
 
@@ -64,6 +65,10 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """What the file holds: each tensor once, contiguous, on the CPU."""
+    if is_quantized(model):
+        raise CheckpointError(
+            f"{type(model).__name__}: expected float weights to save, got int8 ones: save the model before quantize"
+        )
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -13,7 +13,7 @@ from .. import ops
 from ..config import BertConfig
 from ..rng import FIRST_LAYER_SITE, LAYER_SITES, Dropout, DropoutKey
 from .layout import Layout
-from .linear import apply_linear, split_bias
+from .linear import apply_gelu, apply_linear, split_bias
 
 
 class BertSelfAttention(nn.Module):
@@ -66,8 +66,7 @@ class BertIntermediate(nn.Module):
         self.approximate = config.gelu_approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        x, bias = split_bias(self.dense, x)
-        return ops.gelu(x, bias, self.approximate)
+        return apply_gelu(self.dense, x, self.approximate)
 
 
 class BertLayer(nn.Module):

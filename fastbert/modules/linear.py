@@ -28,3 +28,11 @@ def split_bias(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 def apply_linear(module: nn.Module, x: Tensor) -> Tensor:
     """x W^T + b."""
     return ops.linear(x, module.weight, module.bias) if is_plain(module) else module(x)
+
+
+def apply_gelu(module: nn.Module, x: Tensor, approximate: str) -> Tensor:
+    """gelu(x W^T + b), in one pass where the layer can (`QuantizedLinear`), else with the bias added by the GELU."""
+    if getattr(module, "fuses_gelu", False):
+        return module(x, approximate)
+    x, bias = split_bias(module, x)
+    return ops.gelu(x, bias, approximate)

@@ -1,12 +1,13 @@
 """The ops of BERT, one public contract each; `backend` chooses who computes them."""
 
 # A kernel enters the dispatcher's table by being imported.
-from . import (  # noqa: F401  # noqa: F401
+from . import (  # noqa: F401
     _cpu_attention,
     _cpu_compound,
     _cpu_cross_entropy,
     _cpu_dropout,
     _cpu_gelu,
+    _cpu_int8,
     _cpu_layer_norm,
     _triton_attention,
     _triton_cross_entropy,
@@ -16,6 +17,7 @@ from . import (  # noqa: F401  # noqa: F401
     _triton_layer_norm,
     _triton_linear,
 )
+from ._cpu_int8 import pack_int8, unpack_int8
 from ._dispatch import backend, current_backend
 from .attention import attention
 from .attention_padded import attention_padded
@@ -25,6 +27,7 @@ from .embedding import embedding
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
+from .linear_int8 import linear_int8
 
 __all__ = [
     "attention",
@@ -37,4 +40,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "linear",
+    "linear_int8",
+    "pack_int8",
+    "unpack_int8",
 ]

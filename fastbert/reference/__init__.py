@@ -11,6 +11,7 @@ from .embedding import embedding
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
+from .linear_int8 import linear_int8
 
 __all__ = [
     "attention",
@@ -22,5 +23,6 @@ __all__ = [
     "keep_mask",
     "layer_norm",
     "linear",
+    "linear_int8",
     "philox_4x32",
 ]

@@ -1,0 +1,160 @@
+// Sums of products of quantised rows and packed int8 weights, in exact int32; what of gemm_int8 differs between levels.
+//
+// dot<ROWS, PANELS>: ROWS rows of a times PANELS panels of 16 outputs. A step is four inputs: 64 bytes of a panel.
+#pragma once
+#include "vec.h"
+
+// Sums stay in registers only where every index is a constant.
+#define FASTBERT_UNROLL _Pragma("GCC unroll 8")
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+#if defined(FASTBERT_LEVEL_AVX512) && defined(__AVX512VNNI__)
+
+using Quantised = uint8_t;
+constexpr int MAX_ROWS = 6, MAX_PANELS = 4;  // 24 sums, 4 weights and a row's value fit the 32 registers
+
+template <int ROWS, int PANELS>
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+    __m512i acc[ROWS][PANELS];
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) acc[r][p] = _mm512_setzero_si512();
+    for (int64_t s = 0; s < steps; ++s) {
+        __m512i b[PANELS];
+        FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) b[p] = _mm512_load_si512(w + p * panel + s * 64);
+        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) {
+            int32_t four;
+            __builtin_memcpy(&four, a + r * stride + s * 4, 4);
+            const __m512i x = _mm512_set1_epi32(four);
+            FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], x, b[p]);
+        }
+    }
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) _mm512_store_si512(sums + (r * PANELS + p) * 16, acc[r][p]);
+}
+
+#elif defined(FASTBERT_LEVEL_AVX512)
+
+// vpmaddubsw would saturate: both sides are widened to 16 bits, and each int32 lane sums two of a step's four products.
+using Quantised = int16_t;
+constexpr int MAX_ROWS = 4, MAX_PANELS = 2;
+
+template <int ROWS, int PANELS>
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+    __m512i acc[ROWS][2 * PANELS];
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int p = 0; p < 2 * PANELS; ++p) acc[r][p] = _mm512_setzero_si512();
+    for (int64_t s = 0; s < steps; ++s) {
+        __m512i b[2 * PANELS];
+        FASTBERT_UNROLL for (int p = 0; p < 2 * PANELS; ++p) {
+            const int8_t* half = w + (p / 2) * panel + s * 64 + (p % 2) * 32;
+            b[p] = _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(half)));
+        }
+        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) {
+            int64_t four;
+            __builtin_memcpy(&four, a + r * stride + s * 4, 8);
+            const __m512i x = _mm512_set1_epi64(four);
+            FASTBERT_UNROLL for (int p = 0; p < 2 * PANELS; ++p)
+                acc[r][p] = _mm512_add_epi32(acc[r][p], _mm512_madd_epi16(x, b[p]));
+        }
+    }
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int p = 0; p < 2 * PANELS; ++p) {
+            const __m512i pairs = _mm512_add_epi32(acc[r][p], _mm512_shuffle_epi32(acc[r][p], _MM_PERM_CDAB));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(sums + r * PANELS * 16 + p * 8), _mm512_cvtepi64_epi32(pairs));
+        }
+}
+
+#elif defined(FASTBERT_LEVEL_AVX2)
+
+using Quantised = int16_t;
+constexpr int MAX_ROWS = 2, MAX_PANELS = 1;  // 8 sums, 4 weights, 2 rows: the 16 registers
+
+template <int ROWS, int PANELS>
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+    static_assert(PANELS == 1, "registers");
+    (void)panel;
+    __m256i acc[ROWS][4];
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int q = 0; q < 4; ++q) acc[r][q] = _mm256_setzero_si256();
+    for (int64_t s = 0; s < steps; ++s) {
+        __m256i x[ROWS];
+        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) {
+            long long four;
+            __builtin_memcpy(&four, a + r * stride + s * 4, 8);
+            x[r] = _mm256_set1_epi64x(four);
+        }
+        FASTBERT_UNROLL for (int q = 0; q < 4; ++q) {
+            const __m256i b =
+                _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(w + s * 64 + q * 16)));
+            FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) acc[r][q] = _mm256_add_epi32(acc[r][q], _mm256_madd_epi16(x[r], b));
+        }
+    }
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int q = 0; q < 4; q += 2) {
+            const __m256i pairs = _mm256_hadd_epi32(acc[r][q], acc[r][q + 1]);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(sums + r * 16 + q * 4), _mm256_permute4x64_epi64(pairs, 0xD8));
+        }
+}
+
+#else
+
+using Quantised = int16_t;
+constexpr int MAX_ROWS = 1, MAX_PANELS = 1;
+
+template <int ROWS, int PANELS>
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+    static_assert(ROWS == 1 && PANELS == 1, "plain C++");
+    (void)stride, (void)panel;
+    int32_t acc[16] = {};
+    for (int64_t s = 0; s < steps; ++s)
+        for (int c = 0; c < 16; ++c) {
+            const int8_t* b = w + s * 64 + c * 4;
+            const Quantised* x = a + s * 4;
+            acc[c] += x[0] * b[0] + x[1] * b[1] + x[2] * b[2] + x[3] * b[3];
+        }
+    for (int c = 0; c < 16; ++c) sums[c] = acc[c];
+}
+
+#endif
+
+// store_quantised: W integral floats in 0..255, which all integer types hold. to_float: W sums.
+#if defined(FASTBERT_LEVEL_AVX512)
+
+inline void store_quantised(uint8_t* p, Vec v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v.v)));
+}
+inline void store_quantised(int16_t* p, Vec v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v.v)));
+}
+inline Vec to_float(const int32_t* sums) { return {_mm512_cvtepi32_ps(_mm512_load_si512(sums))}; }
+
+#elif defined(FASTBERT_LEVEL_AVX2)
+
+inline void store_quantised(int16_t* p, Vec v) {
+    const __m256i words = _mm256_cvtps_epi32(v.v);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+inline Vec to_float(const int32_t* sums) {
+    return {_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(sums)))};
+}
+
+#else
+
+inline void store_quantised(int16_t* p, Vec v) {
+    for (int i = 0; i < W; ++i) p[i] = int16_t(v.v[i]);
+}
+inline Vec to_float(const int32_t* sums) {
+    Vec out;
+    for (int i = 0; i < W; ++i) out.v[i] = float(sums[i]);
+    return out;
+}
+
+#endif
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

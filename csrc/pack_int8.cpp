@@ -1,0 +1,96 @@
+// Packs weights as int8: once a model, so plain C++ does.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "gemm_int8.h"
+#include "isa.h"
+
+namespace fastbert {
+namespace {
+
+constexpr int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+Int8Header layout(int64_t n, int64_t k, int64_t num_outliers) {
+    Int8Header h{};
+    h.n = n;
+    h.k = k;
+    h.num_outliers = num_outliers;
+    h.n_padded = (n + 15) / 16 * 16;
+    h.k_padded = (k + 63) / 64 * 64;
+    h.scale = Int8Weight::sizeof_header + h.n_padded * h.k_padded;
+    const int64_t chunks = h.k_padded / 64, most = INT8_MAX_GROUP / 64;
+    const int64_t about = chunks ? (chunks + most - 1) / most : 1;
+    h.group = (chunks + about - 1) / about * 64;
+    h.groups = h.group ? (h.k_padded + h.group - 1) / h.group : 0;
+    h.column_sums = h.scale + 4 * h.groups * h.n_padded;
+    h.outliers = h.column_sums + 4 * h.groups * h.n_padded;
+    h.outlier_weights = h.outliers + align(4 * num_outliers);
+    h.size = h.outlier_weights + 4 * num_outliers * h.n_padded;
+    return h;
+}
+
+static_assert(sizeof(Int8Header) <= Int8Weight::sizeof_header, "the header has its room");
+
+struct Scratch {
+    void* data = nullptr;
+    int64_t bytes = 0;
+    ~Scratch() { std::free(data); }
+};
+
+}  // namespace
+
+int64_t int8_packed_size(int64_t n, int64_t k, int64_t num_outliers) { return align(layout(n, k, num_outliers).size); }
+
+void pack_int8(const PackInt8Args& args) {
+    const Int8Header h = layout(args.n, args.k, args.num_outliers);
+    char* base = static_cast<char*>(args.packed);
+    std::memset(base, 0, int8_packed_size(args.n, args.k, args.num_outliers));
+    std::memcpy(base, &h, sizeof h);
+    int8_t* q = reinterpret_cast<int8_t*>(base + Int8Weight::sizeof_header);
+    float* outlier_weights = reinterpret_cast<float*>(base + h.outlier_weights);
+    if (args.num_outliers) std::memcpy(base + h.outliers, args.outliers, 4 * args.num_outliers);
+    std::vector<float> row(h.k_padded);
+    for (int64_t n = 0; n < args.n; ++n) {
+        std::memcpy(row.data(), args.w + n * args.ldw, 4 * args.k);
+        for (int64_t o = 0; o < args.num_outliers; ++o) {
+            outlier_weights[o * h.n_padded + n] = row[args.outliers[o]];
+            row[args.outliers[o]] = 0;
+        }
+        int8_t* column = q + n / 16 * 16 * h.k_padded + n % 16 * 4;
+        for (int64_t g = 0; g < h.groups; ++g) {
+            const int64_t begin = g * h.group, end = std::min(begin + h.group, h.k_padded);
+            float largest = 0;
+            for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::fabs(row[k]));
+            // A scale so small that it has lost its precision is zero, and so are its weights.
+            const float scale = largest / 127.0f >= 0x1p-120f ? largest / 127.0f : 0.0f;
+            int32_t sum = 0;
+            for (int64_t k = begin; k < end; ++k) {
+                const int value = scale > 0 ? int(std::nearbyint(row[k] / scale)) : 0;
+                column[k / 4 * 64 + k % 4] = int8_t(value);
+                sum += value;
+            }
+            reinterpret_cast<float*>(base + h.scale)[g * h.n_padded + n] = scale;
+            reinterpret_cast<float*>(base + h.column_sums)[g * h.n_padded + n] = float(sum);
+        }
+    }
+}
+
+void gemm_int8(const GemmInt8Args& args) { kernels().gemm_int8(args); }
+
+char* int8_scratch(int64_t bytes) {
+    thread_local Scratch scratch;
+    if (scratch.bytes < bytes) {
+        std::free(scratch.data);
+        scratch.bytes = 0;
+        scratch.data = std::aligned_alloc(64, align(bytes));
+        if (!scratch.data) throw std::bad_alloc();
+        scratch.bytes = bytes;
+    }
+    return static_cast<char*>(scratch.data);
+}
+
+}  // namespace fastbert

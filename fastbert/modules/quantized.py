@@ -1,0 +1,152 @@
+"""Int8 inference on the CPU: `fastbert.quantize` and the layer that it puts in place of `nn.Linear`.
+
+What costs int8 its accuracy in BERT are a few channels that are far larger than the others: with one scale for a token,
+everything else in it is left a handful of levels. So each group of at most 256 inputs has a scale of its own, on both
+sides, and the largest channels of a layer's input are not quantised at all. Which ones these are is a property of the
+weights and shows on any input: they are found by running the model once on random tokens, no data needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from .. import _native, ops
+from ..errors import InputError
+from ..packing import PackedBatch
+from .encoder import BertEncoder
+from .linear import is_plain
+
+# Input channels of a layer that stay float32.
+OUTLIERS = 16
+# The probe: enough tokens that the largest of each channel is seen, few enough to take a second for BERT-base.
+_PROBE_SEQUENCES, _PROBE_LENGTH = 32, 32
+
+
+class QuantizedLinear(nn.Module):
+    """act(x W^T + b) with W as int8; for inference only.
+
+    Args:
+        linear: the layer to take the place of; its weight is finite and on the CPU.
+        outliers: (O,) its input channels that stay float32, or None.
+
+    Raises:
+        InputError: the weight cannot be quantised.
+        BackendError: the C++ extension is not there.
+    """
+
+    fuses_gelu = True  # `apply_gelu` of modules/linear.py
+
+    def __init__(self, linear: nn.Linear, outliers: Tensor | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("packed", ops.pack_int8(linear.weight, outliers))
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
+        super().train(False)
+
+    def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
+        """x (..., K) -> (..., N); ``activation`` "none" or "tanh" adds that form of GELU."""
+        return ops.linear_int8(x, self.packed, self.out_features, self.bias, activation=activation)
+
+    def train(self, mode: bool = True) -> QuantizedLinear:
+        if mode:
+            raise InputError("a quantised model is for inference: expected eval(), got train()")
+        return super().train(False)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, int8"
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """True where a layer of the model holds int8 weights."""
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
+def _encoder_linears(encoder: BertEncoder) -> Iterator[tuple[nn.Module, str]]:
+    """(parent, name) of every dense layer that can be replaced; adapters and hooked layers stay as they are."""
+    for layer in encoder.layer:
+        attention = layer.attention
+        places = [(attention.self, name) for name in ("query", "key", "value")]
+        places += [(part, "dense") for part in (attention.output, layer.intermediate, layer.output)]
+        yield from ((parent, name) for parent, name in places if is_plain(getattr(parent, name)))
+
+
+def _probe(model: nn.Module, encoder: BertEncoder) -> None:
+    """One forward pass of random tokens, always the same ones."""
+    config = encoder.config
+    generator = torch.Generator().manual_seed(0)
+    length = min(_PROBE_LENGTH, config.max_position_embeddings)
+    owners = (m for m in model.modules() if getattr(m, "encoder", None) is encoder and hasattr(m, "embeddings"))
+    base = next(owners, None)
+    if base is None or not hasattr(base, "encode"):
+        # No embeddings of ours: hidden states as a LayerNorm makes them.
+        x = torch.randn(_PROBE_SEQUENCES, length, config.hidden_size, generator=generator)
+        encoder(x.to(next(encoder.parameters()).dtype))
+        return
+    ids = torch.randint(config.vocab_size, (_PROBE_SEQUENCES, length), generator=generator)
+    base(PackedBatch.from_sequences(list(ids)))
+
+
+def _largest_channels(model: nn.Module, encoder: BertEncoder, linears: list[nn.Linear]) -> dict[nn.Linear, Tensor]:
+    """The input channels of each layer with the largest magnitudes."""
+    found: dict[nn.Linear, Tensor] = {}
+
+    def look(linear: nn.Linear, inputs: tuple[Tensor]) -> None:
+        largest = inputs[0].detach().float().abs().flatten(0, -2).amax(0)
+        found[linear] = largest.topk(min(OUTLIERS, linear.in_features)).indices
+
+    hooks = [linear.register_forward_pre_hook(look) for linear in linears]
+    try:
+        with torch.no_grad():
+            _probe(model, encoder)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def quantize(model: nn.Module) -> nn.Module:
+    """Makes a model infer with int8 weights on the CPU: every dense layer of its encoder, in place.
+
+    The model is then for inference: it is in evaluation mode, its parameters need no gradient, and it cannot be saved
+    (save before, and quantise after loading: that takes seconds). Use `copy.deepcopy` first to keep the original.
+
+    Args:
+        model: a fastbert model, `BertEncoder` or `SentenceEncoder`, on the CPU.
+
+    Returns:
+        the same model.
+
+    Raises:
+        InputError: there is nothing to quantise, or a weight is not finite or not on the CPU; the model is unchanged.
+        BackendError: the C++ extension is not there.
+    """
+    _native.extension()
+    inner = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    encoders = [m for m in inner.modules() if isinstance(m, BertEncoder)] if isinstance(inner, nn.Module) else []
+    places = {encoder: list(_encoder_linears(encoder)) for encoder in encoders}
+    if not any(places.values()):
+        raise InputError(
+            f"quantize needs a model with a BertEncoder of float layers, got {type(model).__name__}"
+            + (", which is quantised already" if isinstance(inner, nn.Module) and is_quantized(inner) else "")
+        )
+    elsewhere = next((p.device for p in inner.parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise InputError(f"quantize needs a model on the CPU, got a parameter on {elsewhere}")
+    was_training, replacements = inner.training, []
+    inner.eval()
+    try:
+        for encoder, found in places.items():
+            linears = [getattr(parent, name) for parent, name in found]
+            channels = _largest_channels(inner, encoder, linears)
+            quantized = [QuantizedLinear(linear, channels[linear]) for linear in linears]
+            replacements += [(*place, layer) for place, layer in zip(found, quantized, strict=True)]
+    finally:
+        # Of the parts that remain; the new ones know evaluation only.
+        inner.train(was_training)
+    for parent, name, layer in replacements:
+        setattr(parent, name, layer)
+    inner.eval().requires_grad_(False)
+    return model
