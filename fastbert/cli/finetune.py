@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from ..tasks.config import RECIPES, FinetuneConfig, SearchConfig
+from ..tasks.config import FEATURE_RECIPE, RECIPES, FinetuneConfig, SearchConfig
+
+if TYPE_CHECKING:
+    from ..tasks.finetune import FinetuneResult
 
 
 @dataclass(kw_only=True)
@@ -42,6 +45,11 @@ class Finetune(FinetuneConfig, SearchConfig):
     """Further files to evaluate the best model on, such as MNLI's dev_mismatched.tsv."""
     out: Annotated[Path, arg(metavar="OUT")]
     """The run directory to make."""
+    features: (
+        Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum", "all"] | None
+    ) = None
+    """ner: train a BiLSTM on these features of the frozen model in place of the model (the paper's section 5.3); "all"
+    trains each of the six and the whole model, and prints one table."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
 
@@ -50,13 +58,20 @@ class Finetune(FinetuneConfig, SearchConfig):
         SearchConfig.__post_init__(self)
 
 
+FLAGS = ("--skip-bad-rows", "--grid", "--document-context")
+"""Options without a value."""
+
+
 def defaults(argv: Sequence[str]) -> Finetune | None:
     """What options are that the command line does not give, where the paper has a recipe for the task."""
     import tyro
 
     # The task is the word that no option is waiting for.
-    alone = (word for before, word in zip(["", *argv], argv, strict=False) if not before.startswith("-"))
+    pairs = zip(["", *argv], argv, strict=False)
+    alone = (word for before, word in pairs if not before.startswith("-") or before in FLAGS)
     recipe = next((RECIPES[word] for word in alone if word in RECIPES), None)
+    if any(word.partition("=")[0] == "--features" for word in argv):
+        recipe = FEATURE_RECIPE
     if recipe is None:
         return None
     return Finetune(task=tyro.MISSING, model=tyro.MISSING, train=tyro.MISSING, out=tyro.MISSING, **recipe)
@@ -72,6 +87,8 @@ def run(args: Finetune) -> None:
 
     if (args.dev is None) == (args.dev_share is None):
         raise InputError("expected either --dev or --dev-share, got both or neither")
+    if args.features is not None and args.task != "ner":
+        raise InputError(f"--features belongs to ner, got the task {args.task}")
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
     task = registry.get(args.task)
@@ -86,10 +103,23 @@ def run(args: Finetune) -> None:
     if len({path.stem for path in also}) < len(args.also):
         names = ", ".join(path.name for path in args.also)
         raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
-    _train(args, task, model_directory(args.model), (train_rows, dev_rows), also, configs)
+    given = (task, model_directory(args.model), (train_rows, dev_rows), also)
+    if args.features is None:
+        train(args, *given, configs)
+    else:
+        from . import _features
+
+        _features.train(args, *given, configs)
 
 
-def _train(args: Finetune, task, directory: Path, rows: tuple, also: dict, configs: Sequence[FinetuneConfig]) -> None:
+def train(
+    args: Finetune, task, directory: Path, rows: tuple, also: dict, configs: Sequence[FinetuneConfig], prepared=None
+) -> FinetuneResult:
+    """One fine-tuning or one search, with what it prints.
+
+    Args:
+        prepared: called with the model before the rows are encoded.
+    """
     import torch
 
     from .. import load_tokenizer
@@ -106,6 +136,8 @@ def _train(args: Finetune, task, directory: Path, rows: tuple, also: dict, confi
     torch.manual_seed(config.seed)  # the new head
     model = task.model(directory)
     check_fit(tokenizer, model.config, config.max_seqlen)
+    if prepared is not None:
+        prepared(model)
     report.header(args, model, configs, *rows)
     with progress(args.task, None, "steps") as advance:
         callbacks = Callbacks(lambda total: advance(1, total), lambda early: report.early(task, early), report.epoch)
@@ -119,6 +151,7 @@ def _train(args: Finetune, task, directory: Path, rows: tuple, also: dict, confi
     report.result(task, result, args.restarts)
     for path in paths:
         print(path)
+    return result
 
 
 def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, out: Path) -> list[Path]:

@@ -17,6 +17,9 @@ RECIPES: dict[str, dict] = {
 }
 """What the paper did on a task (its sections 4.2 to 4.4; 5.3 leaves NER's open), where it is not `FinetuneConfig`'s."""
 
+FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
+"""For a BiLSTM on the features of a frozen BERT, which starts from nothing; the paper does not say what it did."""
+
 
 @dataclass(kw_only=True)
 class TaskOptions:

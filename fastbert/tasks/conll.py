@@ -149,7 +149,7 @@ def _sentence(name: str, block: _Block, opening: str | None, width: int, labelle
     return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
 
 
-def read_tags(path: str | os.PathLike, sentences: Sequence[Sentence]) -> list[tuple[str, ...]]:
+def read_tags(path: str | os.PathLike, sentences: Sequence[Row]) -> list[tuple[str, ...]]:
     """Predicted tags, the last column of a file with the same sentences (as conlleval takes it, or tags alone).
 
     Raises:
@@ -184,13 +184,21 @@ def in_scheme_of(rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> l
     return [tuple(convert(tags)) for tags in predictions]
 
 
-def tagged_lines(sentences: Sequence[Sentence], predictions: Sequence[Sequence[str]]) -> Iterator[str]:
+def _as_sentence(row: Row) -> Sentence:
+    """A row that came from no file gets the columns word and tag."""
+    if isinstance(row, Sentence):
+        return row
+    columns = zip(row.texts, row.label, strict=True) if row.label is not None else ((word,) for word in row.texts)
+    return Sentence(row.id, row.texts, row.label, tuple(map(" ".join, columns)))
+
+
+def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of the file that was read, each with its predicted tag as one more column: conlleval's input.
 
     The tags follow the scheme of the file's own, IOB2 where it has none.
     """
     predictions = in_scheme_of(sentences, predictions)
-    for sentence, tags in zip(sentences, predictions, strict=True):
+    for sentence, tags in zip(map(_as_sentence, sentences), predictions, strict=True):
         if sentence.opening is not None:
             yield f"{sentence.opening}{_separator(sentence.opening)}O"
             yield ""

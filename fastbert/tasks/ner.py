@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import DataError, InputError
 from .base import Example, Row, Task
-from .conll import Sentence, chunks, in_scheme_of, is_tag, read_sentences, read_tags, tagged_lines, to_iob2
+from .conll import chunks, in_scheme_of, is_tag, read_sentences, read_tags, tagged_lines, to_iob2
 from .encoding import private_copy
 from .files import atomic_write
 from .metrics import entities
@@ -30,11 +30,13 @@ class Owned:
     Args:
         positions: their first sub-tokens among the example's tokens, (n,).
         rows, words: the row of each, and its place there, (n,).
+        features: where the example's features are, if they are kept in a file.
     """
 
     positions: np.ndarray
     rows: np.ndarray
     words: np.ndarray
+    features: tuple | None = None
 
 
 class NER(Task):
@@ -43,12 +45,16 @@ class NER(Task):
 
     Attributes:
         document_context: sentences are read together with those of their document around them, as many as fit.
+        features: which features of a frozen BERT a BiLSTM is trained on (see `feature_tagger`); None to train BERT.
+        cache: where features are kept while training; None computes them when they are needed.
     """
 
     name = "ner"
     metrics = ("f1", "precision", "recall", "accuracy")
     submission = "ner_predictions.txt"
     document_context = False
+    features: str | None = None
+    cache = None
 
     def __init__(self, labels: Sequence[str] = ()):
         self.labels = tuple(labels)
@@ -65,6 +71,7 @@ class NER(Task):
     def restore(self, config) -> None:
         names = {int(index): name for index, name in config.id2label.items()}
         self.labels = tuple(names[index] for index in sorted(names))
+        self.features = getattr(config, "feature_layers", None)
         strange = [name for name in self.labels if not is_tag(name)]
         if strange or "O" not in self.labels:
             raise InputError(f"expected a model with the labels O, B-TYPE and I-TYPE, got {', '.join(self.labels)}")
@@ -77,7 +84,12 @@ class NER(Task):
             "id2label": dict(enumerate(self.labels)),
             "label2id": {name: index for index, name in enumerate(self.labels)},
         }
-        return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **head)
+        if self.features is None:
+            return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **head)
+        from .feature_tagger import BertForFeatureTagging
+
+        head["feature_layers"] = self.features
+        return BertForFeatureTagging.from_pretrained(directory, ignore_mismatched_sizes=True, **head)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """Windows over sentences, or over documents; each word is decided on in the one where it has most context.
@@ -106,7 +118,7 @@ class NER(Task):
                     target[owned.positions] = labels[mine]
                 types = np.zeros(len(part), np.int32)
                 examples.append(Example(unit[0], part, types, target, len(begins) > 1, owned))
-        return examples
+        return examples if self.cache is None else self.cache.add(examples)
 
     def _units(self, rows: Sequence[Row]) -> list[list[int]]:
         """Indices of the rows that are read together: each alone, or the neighbours of a document."""
@@ -138,10 +150,14 @@ class NER(Task):
     def collate(self, examples: Sequence[Example]):
         import torch
 
-        batch, _ = super().collate([Example(e.row, e.input_ids, e.token_type_ids) for e in examples])
-        if any(example.label is None for example in examples):
-            return batch, {}
-        return batch, {"labels": torch.from_numpy(np.concatenate([example.label for example in examples]))}
+        batch, keywords = super().collate([Example(e.row, e.input_ids, e.token_type_ids) for e in examples])
+        if self.cache is not None:
+            from .feature_tagger import gather
+
+            keywords |= gather(examples)
+        if all(example.label is not None for example in examples):
+            keywords["labels"] = torch.from_numpy(np.concatenate([example.label for example in examples]))
+        return batch, keywords
 
     def outputs(self, out, batch) -> list[np.ndarray]:
         """(tokens, C) scores of each window."""
@@ -171,13 +187,13 @@ class NER(Task):
         columns = ("precision", "recall", "f1", "entities", "found")
         return {"entities": [("type", *columns), *((kind, *(v[c] for c in columns)) for kind, v in kinds.items())]}
 
-    def write_predictions(self, rows: Sequence[Sentence], predictions: Sequence, path: str | os.PathLike) -> None:
+    def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
         """Writes the columns of the file that was read with the predicted tag as one more: conlleval's input."""
         with atomic_write(path) as file:
             for line in tagged_lines(rows, predictions):
                 file.write(line + "\n")
 
-    def read_predictions(self, rows: Sequence[Sentence], path: str | os.PathLike) -> list[tuple[str, ...]]:
+    def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[tuple[str, ...]]:
         return read_tags(path, rows)
 
     def errors(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterable[dict]:

@@ -1,0 +1,63 @@
+"""``fastbert finetune ner --features``: a BiLSTM on the features of a frozen model, and the paper's table of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..tasks.config import RECIPES, FinetuneConfig
+from ..tasks.feature_tagger import Cached
+from ..tasks.features import LAYERS
+from ..tasks.files import atomic_write
+from ..tasks.runs import show_cell
+from . import finetune
+from ._tables import print_table
+
+WHOLE = "fine-tuning"
+
+
+def train(
+    args: finetune.Finetune, task, directory: Path, rows: tuple, also: dict, configs: Sequence[FinetuneConfig]
+) -> None:
+    """Trains on the features asked for; of all, each in a directory of its own below OUT."""
+    if args.features != "all":
+        _train_one(args, task, directory, rows, also, configs)
+        return
+    table: list[Sequence] = [("features", *task.metrics, "epoch", "seconds")]
+    for name in (*LAYERS, WHOLE):
+        print(f"== {name}")
+        one = dataclasses.replace(args, features=name if name != WHOLE else None, out=args.out / name)
+        start = time.perf_counter()
+        if name == WHOLE:
+            task.features = None
+            recipe = {key: value for key, value in RECIPES["ner"].items() if key != "batch_size"}
+            configs = [dataclasses.replace(config, **recipe) for config in configs]
+            result = finetune.train(dataclasses.replace(one, **recipe), task, directory, rows, also, configs)
+        else:
+            result = _train_one(one, task, directory, rows, also, configs)
+        metrics = (result.best[metric] for metric in task.metrics)
+        table.append((name, *metrics, result.best["epoch"], time.perf_counter() - start))
+    path = args.out / "features.tsv"
+    with atomic_write(path) as file:
+        file.writelines("\t".join(map(show_cell, line)) + "\n" for line in table)
+    print("== all")
+    print_table([[show_cell(cell) for cell in line] for line in table])
+    print(path)
+
+
+def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also: dict, configs):
+    """One training; the file of features lies beside OUT while it lasts."""
+    task.features = args.features
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}-") as folder:
+
+        def prepared(model) -> None:
+            task.cache = Cached(model, folder)
+
+        try:
+            return finetune.train(args, task, directory, rows, also, configs, prepared)
+        finally:
+            task.cache = None

@@ -1,0 +1,130 @@
+"""Feature-based tagging: the frozen BERT below, the file of features, the BiLSTM, and the commands."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_bert
+import torch
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.tasks import feature_tagger, registry
+from fastbert.tasks.base import Row
+from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.feature_tagger import Cached
+from fastbert.tasks.features import LAYERS, token_features
+from fastbert.tasks.finetune import finetune
+from fastbert.tasks.predict import predict, run_model
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("features"), "BertModel", num_hidden_layers=4)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """768 units are too slow for a test; one test asks for them."""
+    monkeypatch.setattr(feature_tagger, "UNITS", 16)
+
+
+def rows_of(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    words = [*tiny_bert.GOOD, *tiny_bert.BAD, "the", "film", "is", "."]
+    rows = []
+    for index in range(count):
+        chosen = tuple(words[int(i)] for i in torch.randint(0, 10, (2 + index % 7,), generator=generator))
+        rows.append(Row(str(index), chosen, tuple("I-GOOD" if word in tiny_bert.GOOD else "O" for word in chosen)))
+    return rows
+
+
+def task_for(layers, rows):
+    task = registry.get("ner")
+    task.learn(rows)
+    task.features = layers
+    return task
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_features_in_the_file_are_extracts(directory, tmp_path, layers):
+    rows, tokenizer = rows_of(9, 1), fastbert.load_tokenizer(directory)
+    task = task_for(layers, rows)
+    model = task.model(directory)
+    plain = task.encode(rows, tokenizer, 32)
+    task.cache = Cached(model, tmp_path / "cache")
+    cached = task.encode(rows, tokenizer, 32)
+    (file,) = task.cache.files
+    assert isinstance(file.rows(0), np.memmap)
+    bert = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False)
+    expected = token_features(bert, tokenizer, [" ".join(row.texts) for row in rows], layers)
+    for number, features in enumerate(expected):
+        np.testing.assert_allclose(file.rows(number), features.values, atol=1e-5)
+    # The same tags with the file and without it.
+    model.eval()
+    for one, two in zip(run_model(task, model, plain).values, run_model(task, model, cached).values, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_the_network_is_two_bilstm_layers_of_768(directory, monkeypatch):
+    monkeypatch.setattr(feature_tagger, "UNITS", 768)
+    model = task_for("last4-concat", rows_of(3, 1)).model(directory)
+    sizes = {name: tuple(p.shape) for name, p in model.named_parameters() if name.startswith("lstm.weight_ih")}
+    assert sizes == {
+        "lstm.weight_ih_l0": (4 * 768, 4 * 32),
+        "lstm.weight_ih_l0_reverse": (4 * 768, 4 * 32),
+        "lstm.weight_ih_l1": (4 * 768, 2 * 768),
+        "lstm.weight_ih_l1_reverse": (4 * 768, 2 * 768),
+    }
+
+
+def test_logits_are_those_of_a_lstm_on_each_sentence_alone(directory):
+    rows = rows_of(6, 2)
+    task = task_for("last", rows)
+    model = task.model(directory).eval()
+    examples = task.encode(rows, fastbert.load_tokenizer(directory), 32)
+    for example, found in zip(examples, run_model(task, model, examples).values, strict=True):
+        with torch.inference_mode():
+            ids = torch.as_tensor(example.input_ids, dtype=torch.int64)[None]
+            hidden, _ = model.lstm(model.bert(ids).last_hidden_state[0])
+            np.testing.assert_allclose(found, model.classifier(hidden).numpy(), atol=1e-5)
+
+
+def test_learns_above_a_frozen_model(directory, tmp_path):
+    train, dev = rows_of(128, 1), rows_of(32, 2)
+    # Of the layers of a model of chance only the first says which word it is.
+    task, tokenizer = task_for("embeddings", train), fastbert.load_tokenizer(directory)
+    torch.manual_seed(0)
+    model = task.model(directory)
+    before = {name: value.clone() for name, value in model.bert.state_dict().items()}
+    task.cache = Cached(model, tmp_path / "cache")
+    config = FinetuneConfig(epochs=4, batch_size=8, lr=3e-2, max_seqlen=32)
+    result = finetune(task, model, tokenizer, train, dev, config, out=tmp_path / "run")
+    assert result.best["f1"] > 0.95
+    assert all(torch.equal(before[name], value) for name, value in model.bert.state_dict().items())
+    # What was written says what it is, and needs no file of features.
+    again = registry.get("ner")
+    again.restore(fastbert.BertConfig.from_pretrained(result.model_dir))
+    assert again.features == "embeddings"
+    loaded = again.model(result.model_dir)
+    assert loaded.load_report.newly_initialised == ()
+    assert predict(again, loaded, dev, again.encode(dev, tokenizer, 32)) == result.predictions
+
+
+def test_all_rows_of_the_table_in_one_command(directory, tmp_path, capsys):
+    data, out = tmp_path / "f.txt", tmp_path / "all"
+    sentences = ("\n".join(f"{w} {t}" for w, t in zip(r.texts, r.label, strict=True)) for r in rows_of(16, 1))
+    data.write_text("\n\n".join(sentences) + "\n")
+    given = ["--model", str(directory), "--train", str(data), "--dev", str(data), "--out", str(out)]
+    options = ["--features", "all", "--max-seqlen", "16", "--epochs", "1"]
+    assert main(["finetune", "ner", *given, *options]) == 0
+    table = [line.split("\t") for line in (out / "features.tsv").read_text().splitlines()]
+    assert [line[0] for line in table] == ["features", *LAYERS, "fine-tuning"]
+    metrics = json.loads((out / "last4-sum" / "dev_metrics.json").read_text())
+    assert table[4][1] == f"{metrics['f1']:.4f}"
+    assert not list(tmp_path.rglob("*.npy"))
+    capsys.readouterr()
+    assert main(["evaluate", "ner", "--model", str(out / "last4-sum"), "--data", str(data)]) == 0
+    assert json.loads(capsys.readouterr().out)["f1"] == pytest.approx(metrics["f1"])
+    assert main(["finetune", "sst2", *given, "--features", "last"]) == 2
+    assert "--features belongs to ner" in capsys.readouterr().err
