@@ -121,6 +121,7 @@ template <class T> class Backward {
         pack(k, a_.k_stride, n, dim, one, base_ + plan_.keys, plan_.row_panel);
         fill(base_ + plan_.dk, plan_.heads * plan_.row_panel, 0.0f);
         fill(base_ + plan_.dv, plan_.heads * plan_.row_panel, 0.0f);
+        fetch_ahead(sequence, head, span);
         const int64_t blocks = divide_up(n, QUERY_BLOCK);
         for (int64_t block = 0; block < blocks; ++block)
             queries(span, head, n * block / blocks, n * (block + 1) / blocks);
@@ -137,6 +138,27 @@ template <class T> class Backward {
     }
     T* to(void* x, int64_t stride, int64_t token, int64_t head) const {
         return static_cast<T*>(x) + token * stride + head * a_.head_dim;
+    }
+
+    // What this head writes, and the head after it.
+    void fetch_ahead(int64_t sequence, int64_t head, const Span& span) {
+        const int64_t dim = a_.head_dim, n = span.length;
+        ahead_.clear();
+        ahead_.add(to(b_.dq, b_.dq_stride, span.begin, head), b_.dq_stride, n, dim);
+        ahead_.add(to(b_.dk, b_.dk_stride, span.begin, head), b_.dk_stride, n, dim);
+        ahead_.add(to(b_.dv, b_.dv_stride, span.begin, head), b_.dv_stride, n, dim);
+        if (head + 1 < a_.nheads || sequence + 1 < a_.batch_size) {
+            sequence += ++head / a_.nheads;
+            head %= a_.nheads;
+            const Span next(a_.cu_seqlens, sequence);
+            ahead_.add(at(a_.k, a_.k_stride, next.begin, head), a_.k_stride, next.length, dim);
+            ahead_.add(at(a_.v, a_.v_stride, next.begin, head), a_.v_stride, next.length, dim);
+            ahead_.add(at(a_.q, a_.q_stride, next.begin, head), a_.q_stride, next.length, dim);
+            ahead_.add(at(b_.dout, b_.dout_stride, next.begin, head), b_.dout_stride, next.length, dim);
+        }
+        const int64_t blocks = divide_up(n, QUERY_BLOCK);
+        ahead_.pace(blocks * (2 * Scores::steps(n / blocks, n) + 2 * OverQueries::steps(n, dim) +
+                              OverKeys::steps(n / blocks, dim)));
     }
 
     void queries(const Span& span, int64_t head, int64_t begin, int64_t end) {
@@ -165,9 +187,10 @@ template <class T> class Backward {
                bool whole) {
         float *probs = base_ + plan_.probs, *dscores = base_ + plan_.dscores;
         const int64_t panels = key / NR * plan_.key_panel, dim = a_.head_dim;
-        Scores::run(rows, num_keys, dim, base_ + plan_.q, base_ + plan_.keys_t + panels, plan_.key_panel, probs, NR);
+        Scores::run(rows, num_keys, dim, base_ + plan_.q, base_ + plan_.keys_t + panels, plan_.key_panel, probs, NR,
+                    ahead_);
         Scores::run(rows, num_keys, dim, base_ + plan_.dout, base_ + plan_.values_t + panels, plan_.key_panel, dscores,
-                    NR);
+                    NR, ahead_);
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t seen = a_.causal ? first + r + 1 - key : num_keys;
             const int64_t n = seen < 0 ? 0 : seen < num_keys ? seen : num_keys;
@@ -179,11 +202,11 @@ template <class T> class Backward {
             }
         }
         OverQueries::run(num_keys, dim, rows, probs, base_ + plan_.dout_panels, plan_.query_panel,
-                         base_ + plan_.dv + key * NR, plan_.row_panel);
+                         base_ + plan_.dv + key * NR, plan_.row_panel, ahead_);
         OverQueries::run(num_keys, dim, rows, dscores, base_ + plan_.q_panels, plan_.query_panel,
-                         base_ + plan_.dk + key * NR, plan_.row_panel);
+                         base_ + plan_.dk + key * NR, plan_.row_panel, ahead_);
         OverKeys::run(rows, dim, num_keys, dscores, base_ + plan_.keys + key * NR, plan_.row_panel, base_ + plan_.dq,
-                      plan_.query_panel);
+                      plan_.query_panel, ahead_);
     }
 
     template <bool DROP>
@@ -203,6 +226,7 @@ template <class T> class Backward {
     const Plan plan_;
     float* const base_;
     const int64_t num_tokens_;
+    Ahead ahead_;
 };
 
 template <class T> void backward(const AttentionBackwardArgs& args) {

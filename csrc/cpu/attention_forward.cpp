@@ -75,6 +75,7 @@ template <class T> class Forward {
     void block(int64_t sequence, int64_t head, int64_t begin, int64_t end) {
         const Span span(a_.cu_seqlens, sequence);
         if (sequence != sequence_ || head != head_) lay_out(sequence, head, span);
+        fetch_ahead(sequence, head, begin, end);
         const int64_t height = tile_height(end - begin);
         for (int64_t row = begin; row < end; row += height)
             tile_rows(span, head, row, row + height < end ? height : end - row);
@@ -92,6 +93,26 @@ template <class T> class Forward {
              base_ + plan_.values, plan_.value_panel);
         sequence_ = sequence;
         head_ = head;
+    }
+
+    // Where the block's result goes; and after its last queries, the head after this one.
+    void fetch_ahead(int64_t sequence, int64_t head, int64_t begin, int64_t end) {
+        const int64_t rows = end - begin, dim = a_.head_dim;
+        const Span span(a_.cu_seqlens, sequence);
+        ahead_.clear();
+        ahead_.add(at(a_.out, a_.out_stride, span.begin + begin, head), a_.out_stride, rows, dim);
+        if (end < span.length) {
+            ahead_.add(at(a_.q, a_.q_stride, span.begin + end, head), a_.q_stride, span.length - end, dim);
+        } else if (head + 1 < a_.nheads || sequence + 1 < a_.batch_size) {
+            sequence += ++head / a_.nheads;
+            head %= a_.nheads;
+            const Span next(a_.cu_seqlens, sequence);
+            ahead_.add(at(a_.k, a_.k_stride, next.begin, head), a_.k_stride, next.length, dim);
+            ahead_.add(at(a_.v, a_.v_stride, next.begin, head), a_.v_stride, next.length, dim);
+            ahead_.add(at(a_.q, a_.q_stride, next.begin, head), a_.q_stride,
+                       next.length < QUERY_BLOCK ? next.length : QUERY_BLOCK, dim);
+        }
+        ahead_.pace(divide_up(rows, MR) * (Scores::steps(1, span.length) + Weighted::steps(1, dim)));
     }
 
     // Queries first..first+rows of the sequence.
@@ -120,7 +141,8 @@ template <class T> class Forward {
                    float* l) {
         float *scores = base_ + plan_.scores, *out = base_ + plan_.out;
         Scores::run(rows, num_keys, a_.head_dim, base_ + plan_.q, base_ + plan_.keys + key / NR * plan_.key_panel,
-                    plan_.key_panel, scores, NR);
+                    plan_.key_panel, scores, NR,
+                    ahead_);
         for (int64_t r = 0; r < rows; ++r) {
             float* s = scores + r * LD;
             const int64_t seen = a_.causal ? first + r + 1 - key : num_keys;
@@ -142,13 +164,15 @@ template <class T> class Forward {
             }
             l[r] += total;
         }
-        Weighted::run(rows, a_.head_dim, num_keys, scores, base_ + plan_.values + key * NR, plan_.value_panel, out, NR);
+        Weighted::run(rows, a_.head_dim, num_keys, scores, base_ + plan_.values + key * NR, plan_.value_panel, out, NR,
+                      ahead_);
     }
 
     const AttentionArgs& a_;
     const Plan plan_;
     float* const base_;
     int64_t sequence_ = -1, head_ = -1;
+    Ahead ahead_;
 };
 
 template <class T> void forward(const AttentionArgs& a) {

@@ -54,6 +54,41 @@ void tile(const float* a, const float* b, int64_t depth, float* c) {
         for (int v = 0; v < V; ++v) store(c + r * C_ROW + v * W, acc[r][v]);
 }
 
+// Fetches matrices into the second-level cache a few lines at a time, between tiles: of 128 to 512 bytes every few
+// kilobytes the processor does not guess the next ones, and it has but 16 requests in flight, so that more at once wait.
+class Ahead {
+  public:
+    template <class T> void add(const T* x, int64_t stride, int64_t rows, int64_t columns) {
+        if (rows <= 0 || count_ == MOST) return;
+        const int64_t bytes = columns * int64_t(sizeof(T));
+        list_[count_++] = {reinterpret_cast<const char*>(x), stride * int64_t(sizeof(T)), rows, bytes};
+        lines_ += rows * divide_up(bytes, 64);
+    }
+    void clear() { count_ = lines_ = at_ = byte_ = 0; }
+    // So many steps are to come.
+    void pace(int64_t steps) { each_ = divide_up(lines_, steps > 0 ? steps : 1); }
+    void step() {
+        for (int64_t n = each_; n > 0 && at_ < count_; --n, --lines_) {
+            Rows& rows = list_[at_];
+            __builtin_prefetch(rows.next + byte_, 0, 2);
+            byte_ += 64;
+            if (byte_ < rows.bytes) continue;
+            byte_ = 0;
+            rows.next += rows.stride;
+            if (--rows.count == 0) ++at_;
+        }
+    }
+
+  private:
+    struct Rows {
+        const char* next;
+        int64_t stride, count, bytes;
+    };
+    static constexpr int64_t MOST = 8;
+    Rows list_[MOST];
+    int64_t count_ = 0, lines_ = 0, at_ = 0, byte_ = 0, each_ = 0;
+};
+
 // The strides of one kind of product: element (r, k) of A is a[r * A_ROW + k * A_COL], (r, c) of a panel of C is
 // c[r * C_ROW + c]. ADD: C += A B.
 template <int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD> struct Product {
@@ -64,10 +99,12 @@ template <int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD> struct Product 
         return tiles[height - 1];
     }
 
+    static int64_t steps(int64_t rows, int64_t columns) { return divide_up(rows, MR) * panels_of(columns); }
+
     // rows x columns of C; b_panel and c_panel are the distances between panels. Whole vectors of C are written, up to
     // W - 1 columns more than asked for.
     static void run(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, int64_t b_panel,
-                    float* c, int64_t c_panel) {
+                    float* c, int64_t c_panel, Ahead& ahead) {
         if (rows <= 0) return;
         using Heights = std::make_integer_sequence<int, MR>;
         const int64_t height = tile_height(rows), last = rows - (divide_up(rows, height) - 1) * height;
@@ -77,8 +114,12 @@ template <int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD> struct Product 
             const Tile whole = narrow ? pick<1>(height, Heights()) : pick<NV>(height, Heights());
             const Tile rest = narrow ? pick<1>(last, Heights()) : pick<NV>(last, Heights());
             int64_t r = 0;
-            for (; r + height < rows; r += height) whole(a + r * A_ROW, b, depth, c + r * C_ROW);
+            for (; r + height < rows; r += height) {
+                whole(a + r * A_ROW, b, depth, c + r * C_ROW);
+                ahead.step();
+            }
             rest(a + r * A_ROW, b, depth, c + r * C_ROW);
+            ahead.step();
         }
     }
 };
@@ -186,8 +227,8 @@ inline Vec first_or_minus_infinity(Vec a, int64_t n) {
     return n >= W ? a : select_less(load(index), set(float(n)), a, set(-__builtin_inff()));
 }
 
-// worker() makes a function of a unit's number; every thread has one of its own and takes the next unit when it is free.
-// Units do not touch each other, so who does which leaves no trace in the result.
+// worker() makes a function of a unit's number; every thread has one of its own and takes a few units in a row, when it
+// is free. Units do not touch each other, so who does which leaves no trace in the result.
 template <class Worker> inline void parallel_units(int64_t units, int64_t elements, Worker&& worker) {
     const int64_t useful = elements / PARALLEL_ELEMENTS + 1;
     int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
@@ -198,10 +239,12 @@ template <class Worker> inline void parallel_units(int64_t units, int64_t elemen
         for (int64_t unit = 0; unit < units; ++unit) work(unit);
         return;
     }
+    // In a row, because what a unit has laid out or fetched ahead may serve the next one.
+    const int64_t run = units / (threads * 4) > 1 ? units / (threads * 4) : 1;
 #pragma omp parallel num_threads(int(threads))
     {
         auto work = worker();
-#pragma omp for schedule(dynamic, 1) nowait
+#pragma omp for schedule(dynamic, run) nowait
         for (int64_t unit = 0; unit < units; ++unit) work(unit);
     }
 }
