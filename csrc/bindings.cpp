@@ -141,6 +141,28 @@ void bind_gemm_int8(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+void bind_gemm(py::module_& m) {
+    m.def("packed_size", [](int dtype, int64_t n, int64_t k) { return packed_size(DType(dtype), n, k); });
+    m.def("pack_weight",
+          [](int dtype, Pointer w, int w_dtype, int64_t ldw, int64_t n, int64_t k, bool transposed, Pointer packed) {
+              pack_weight({DType(dtype), at(w), DType(w_dtype), ldw, n, k, transposed, at(packed)});
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("gemm",
+          [](int dtype, Pointer a, int64_t lda, Pointer packed, Pointer bias, int act, Pointer residual, Pointer c,
+             int64_t ldc, int c_dtype, int64_t rows, int64_t n, int64_t k) {
+              gemm({DType(dtype), at(a), lda, at(packed), at<float>(bias), Activation(act), at(residual), at(c), ldc,
+                    DType(c_dtype), rows, n, k});
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("weight_grad",
+          [](int dtype, Pointer dy, int64_t ldy, Pointer x, int64_t ldx, Pointer dw, int64_t ldw, int dw_dtype,
+             Pointer db, int64_t rows, int64_t n, int64_t k) {
+              weight_grad({DType(dtype), at(dy), ldy, at(x), ldx, at(dw), ldw, DType(dw_dtype), at<float>(db), rows, n, k});
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -155,4 +177,5 @@ PYBIND11_MODULE(_C, m) {
     bind_cross_entropy(m);
     bind_gemm_int8(m);
     bind_attention(m);
+    bind_gemm(m);
 }

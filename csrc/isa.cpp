@@ -1,52 +1,105 @@
 #include "isa.h"
 
+#include <cstdlib>
+#include <new>
 #include <stdexcept>
 
 #if defined(FASTBERT_X86)
 #include <cpuid.h>
+#endif
+#if defined(FASTBERT_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace fastbert {
 namespace {
 
 #if defined(FASTBERT_X86)
+struct Registers {
+    uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+// Zeros where the processor does not know the leaf.
+Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+    Registers r;
+    if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return Registers{};
+    return r;
+}
+
+bool has(uint32_t reg, std::initializer_list<int> bits) {
+    for (int bit : bits)
+        if (!((reg >> bit) & 1)) return false;
+    return true;
+}
+
 // The instructions alone do not do: the operating system must save the wide registers, which XCR0 tells.
-uint64_t xcr0() {
-    uint32_t eax, ebx, ecx, edx;
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & (1u << 27))) return 0;
+bool saves(uint64_t state) {
+    if (!has(cpuid(1, 0).ecx, {27})) return false;
     uint32_t low, high;
     asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (uint64_t(high) << 32) | low;
+    return (((uint64_t(high) << 32) | low) & state) == state;
 }
 
 bool has_avx2() {
-    uint32_t eax, ebx, ecx, edx;
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & (1u << 12))) return false;  // FMA
-    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(ebx & (1u << 5))) return false;
-    return (xcr0() & 0x6) == 0x6;  // SSE and AVX state
+    return has(cpuid(1, 0).ecx, {12}) && has(cpuid(7, 0).ebx, {5}) && saves(0x6);  // FMA; AVX2; SSE and AVX state
 }
 
 bool has_avx512() {
-    uint32_t eax, ebx, ecx, edx;
-    const uint32_t wanted = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
-    if (!has_avx2() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (ebx & wanted) != wanted) return false;
-    return (xcr0() & 0xe6) == 0xe6;  // and opmask, upper ZMM state
+    return has_avx2() && has(cpuid(7, 0).ebx, {16, 17, 30, 31}) && saves(0xe6);  // F, DQ, BW, VL; opmask, upper ZMM
 }
 #endif
+
+#if defined(FASTBERT_AVX512_BF16)
+bool has_avx512_bf16() {
+    return has_avx512() && has(cpuid(7, 0).ecx, {11}) && has(cpuid(7, 1).eax, {5});  // VNNI; BF16
+}
+#endif
+
+#if defined(FASTBERT_AMX)
+// Some clouds announce AMX and leave leaf 0x1D, which describes the tiles, empty. It works there all the same with a
+// palette of one's own, so that leaf is not asked: XCR0 and the kernel's leave to use the tiles decide.
+bool has_amx() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return has_avx512_bf16() && has(cpuid(7, 0).edx, {22, 24, 25}) && saves(0x600e6) &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#endif
+
+Kernels with(Kernels table, void (*specialise)(Kernels&)) {
+    specialise(table);
+    return table;
+}
+
+const Kernels* find(const std::string& name) {
+    if (name == "scalar") return &scalar::kernels;
+    if (name == "amx_emulated") {
+        static const Kernels table = with(scalar::kernels, amx_emulated::specialise);
+        return &table;
+    }
+#if defined(FASTBERT_X86)
+    if (name == "avx2" && has_avx2()) return &avx2::kernels;
+    if (name == "avx512" && has_avx512()) return &avx512::kernels;
+#endif
+#if defined(FASTBERT_AVX512_BF16)
+    if (name == "avx512_bf16" && has_avx512_bf16()) {
+        static const Kernels table = with(avx512::kernels, avx512_bf16::specialise);
+        return &table;
+    }
+#endif
+#if defined(FASTBERT_AMX)
+    if (name == "amx" && has_amx()) {
+        static const Kernels table = with(*find("avx512_bf16"), amx::specialise);
+        return &table;
+    }
+#endif
+    return nullptr;
+}
 
 struct Choice {
     std::string name;
     const Kernels* kernels;
 };
-
-const Kernels* find(const std::string& name) {
-    if (name == "scalar") return &scalar::kernels;
-#if defined(FASTBERT_X86)
-    if (name == "avx2" && has_avx2()) return &avx2::kernels;
-    if (name == "avx512" && has_avx512()) return &avx512::kernels;
-#endif
-    return nullptr;
-}
 
 Choice& choice() {
     static Choice current = [] {
@@ -56,11 +109,18 @@ Choice& choice() {
     return current;
 }
 
+struct Buffer {
+    void* data = nullptr;
+    int64_t bytes = 0;
+
+    ~Buffer() { std::free(data); }
+};
+
 }  // namespace
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names{"scalar"};
-    for (const char* name : {"avx2", "avx512"})
+    for (const char* name : {"avx2", "avx512", "avx512_bf16", "amx"})
         if (find(name)) names.emplace_back(name);
     return names;
 }
@@ -79,6 +139,36 @@ float* thread_scratch(int64_t size) {
     thread_local std::vector<float> buffer;
     if (int64_t(buffer.size()) < size) buffer.resize(size);
     return buffer.data();
+}
+
+void* thread_buffer(Scratch which, int64_t bytes) {
+    thread_local Buffer buffers[int(Scratch::count)];
+    Buffer& buffer = buffers[int(which)];
+    if (buffer.bytes < bytes) {
+        std::free(buffer.data);
+        buffer.bytes = (bytes + 63) / 64 * 64;
+        buffer.data = std::aligned_alloc(64, size_t(buffer.bytes));
+        if (!buffer.data) {
+            buffer.bytes = 0;
+            throw std::bad_alloc();
+        }
+    }
+    return buffer.data;
+}
+
+int64_t packed_size(DType dtype, int64_t n, int64_t k) {
+    const int64_t panels = (n + PANEL - 1) / PANEL;
+    return panels * PANEL * (dtype == DType::bf16 ? (k + 31) / 32 * 32 * 2 : k * 4);
+}
+
+void pack_weight(const PackArgs& args) { kernels().pack_weight(args); }
+
+void gemm(const GemmArgs& args) {
+    (args.dtype == DType::bf16 ? kernels().gemm_bf16 : kernels().gemm_f32)(args);
+}
+
+void weight_grad(const WeightGradArgs& args) {
+    (args.dtype == DType::bf16 ? kernels().weight_grad_bf16 : kernels().weight_grad_f32)(args);
 }
 
 }  // namespace fastbert

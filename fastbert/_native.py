@@ -64,5 +64,5 @@ def extension() -> ModuleType:
 
 
 def isa() -> str | None:
-    """The instruction-set level that the CPU kernels use: "scalar", "avx2", "avx512", or None without the extension."""
+    """The instruction-set level that the CPU kernels use, e.g. "avx512"; None without the extension."""
     return _module.isa() if _module else None

@@ -105,12 +105,28 @@ def saved_state() -> int:
     return _run_machine_code(_XGETBV_CODE, ctypes.c_uint64, ())
 
 
+def _may_use_tiles() -> bool:
+    """Asks Linux for leave to use AMX' tile registers, as csrc/isa.cpp does; the answer holds for the whole process."""
+    import ctypes
+
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18  # asm/unistd_64.h, asm/prctl.h
+    try:
+        return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    except (AttributeError, OSError):
+        return False
+
+
 def isa() -> str:
-    """The best level that can run here: "scalar", "avx2" or "avx512" (as csrc/isa.cpp decides it)."""
+    """The best level that can run here: "scalar", "avx2", "avx512", "avx512_bf16" or "amx", as csrc/isa.cpp decides."""
     found, state = set(features()), saved_state()
     if not {"avx2", "fma"} <= found or state & 0x6 != 0x6:
         return "scalar"
-    return "avx512" if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= found and state & 0xE6 == 0xE6 else "avx2"
+    if not {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= found or state & 0xE6 != 0xE6:
+        return "avx2"
+    if not {"avx512_vnni", "avx512_bf16"} <= found:
+        return "avx512"
+    tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= found and state & 0x60000 == 0x60000
+    return "amx" if tiles and sys.platform == "linux" and _may_use_tiles() else "avx512_bf16"
 
 
 def amx_is_hollow(cpuid: Cpuid = cpuid) -> bool:

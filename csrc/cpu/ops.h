@@ -17,5 +17,11 @@ void attention_forward(const AttentionArgs&);
 void attention_backward(const AttentionBackwardArgs&);
 void gemm_int8(const GemmInt8Args&);
 
+void pack_panels(const PackArgs&);
+void gemm_f32(const GemmArgs&);
+void gemm_bf16(const GemmArgs&);
+void weight_grad_f32(const WeightGradArgs&);
+void weight_grad_bf16(const WeightGradArgs&);
+
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

@@ -4,6 +4,7 @@
 // are float32 or bfloat16. Nothing here allocates, throws, or knows torch or Python.
 #pragma once
 #include "attention.h"
+#include "gemm.h"
 #include "gemm_int8.h"
 #include "types.h"
 
@@ -73,6 +74,11 @@ struct Kernels {
     void (*attention_forward)(const AttentionArgs&);
     void (*attention_backward)(const AttentionBackwardArgs&);
     void (*gemm_int8)(const GemmInt8Args&);
+    void (*pack_weight)(const PackArgs&);
+    void (*gemm_f32)(const GemmArgs&);
+    void (*gemm_bf16)(const GemmArgs&);
+    void (*weight_grad_f32)(const WeightGradArgs&);
+    void (*weight_grad_bf16)(const WeightGradArgs&);
 };
 
 // Sums over rows are cut into chunks by the number of rows alone, never by the number of threads: the bits of a
@@ -80,17 +86,32 @@ struct Kernels {
 inline int64_t rows_per_chunk(int64_t rows) { return rows <= 1024 ? 16 : (rows + 63) / 64; }
 inline int64_t reduction_chunks(int64_t rows) { return (rows + rows_per_chunk(rows) - 1) / rows_per_chunk(rows); }
 
+// What the build left out is declared and not defined.
 namespace scalar {
 extern const Kernels kernels;
 }
-#if defined(FASTBERT_X86)
 namespace avx2 {
 extern const Kernels kernels;
 }
 namespace avx512 {
 extern const Kernels kernels;
 }
-#endif
+
+// Levels with special versions of some ops: each puts its own into the table of the level below (csrc/cpu/special.cpp).
+namespace avx512_bf16 {
+void specialise(Kernels&);
+}
+namespace amx {
+void specialise(Kernels&);
+}
+namespace amx_emulated {
+void specialise(Kernels&);
+}
+
+// Buffers of this thread that its kernels may hold at the same time; each lives as long as the thread and only grows, and
+// starts at a multiple of 64.
+enum class Scratch : int { gemm_a = 0, gemm_b, gemm_c, count };
+void* thread_buffer(Scratch which, int64_t bytes);
 
 // A float buffer of this thread that lives as long as the thread and only grows.
 float* thread_scratch(int64_t size);

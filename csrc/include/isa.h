@@ -7,10 +7,11 @@
 
 namespace fastbert {
 
-// Best last: "scalar" always, then "avx2" and "avx512" where they can run.
+// Best last: "scalar" always, then "avx2", "avx512", "avx512_bf16" (with VNNI) and "amx" where they can run.
 std::vector<std::string> supported_isas();
 
-// Throws std::invalid_argument for a name that is not supported here.
+// Throws std::invalid_argument for a name that is not supported here. Besides those of supported_isas() it takes
+// "amx_emulated": the AMX kernels over tiles in plain C++, slow, to test them where there is no AMX.
 void set_isa(const std::string& name);
 std::string isa();
 const Kernels& kernels();

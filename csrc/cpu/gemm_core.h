@@ -1,0 +1,230 @@
+// The product on vector registers: a tile of ROWS x STRIP sums stays in registers while k runs.
+//
+// Both factors are packed, so every load is the next one of a stream: B in panels (gemm.h), A in tiles [k][rows] of
+// float32. Sums are closed every DEPTH steps and added up in a tile in the first-level cache: errors of rounding grow
+// with DEPTH and k / DEPTH apart, not with k. That order is all that the bits of a result depend on.
+#pragma once
+#include "gelu_math.h"
+#include "gemm_pack.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+#if defined(FASTBERT_LEVEL_AVX512)
+constexpr int ROWS = 12, VECTORS = 2;  // 24 accumulators, 2 of B and 1 of A of 32 registers
+#elif defined(FASTBERT_LEVEL_AVX2)
+constexpr int ROWS = 6, VECTORS = 2;  // 12, 2 and 1 of 16
+#else
+constexpr int ROWS = 2, VECTORS = 2;
+#endif
+constexpr int STRIP = VECTORS * W;
+constexpr int64_t DEPTH = 64;
+// Steps of k that a strip of B takes a third of the first-level cache for.
+constexpr int64_t CHUNK = 128;
+static_assert(CHUNK % DEPTH == 0, "sums are closed at multiples of DEPTH");
+// A block of A that stays in the second-level cache while all of B passes.
+constexpr int64_t BLOCK_BYTES = 3 << 19;
+
+// What one step of the loop over k takes: a row of a panel, or two rows that lie interleaved as bfloat16.
+template <class B> struct Step {};
+template <> struct Step<float> {
+    static constexpr int K = 1;
+    static constexpr int64_t padded(int64_t k) { return k; }
+};
+template <> struct Step<bf16> {
+    static constexpr int K = 2;
+    static constexpr int64_t padded(int64_t k) { return (k + 31) / 32 * 32; }
+};
+
+#if defined(FASTBERT_LEVEL_AVX512)
+inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
+    const __m512i both = _mm512_loadu_si512(p);
+    even = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
+    odd = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))))};
+}
+#elif defined(FASTBERT_LEVEL_AVX2)
+inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even = {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
+    odd = {_mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int(0xffff0000))))};
+}
+#else
+inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
+    for (int i = 0; i < W; ++i) {
+        even.v[i] = one(p + 2 * i);
+        odd.v[i] = one(p + 2 * i + 1);
+    }
+}
+#endif
+
+template <int M, int V> inline void multiply_add(Vec (&acc)[M][V], const float* a, const Vec (&b)[V]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        const Vec x = set(a[m]);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) acc[m][v] = fma(x, b[v], acc[m][v]);
+    }
+}
+
+// Column v * W of a strip: its panel, and its place in a row of it.
+constexpr int64_t at_column(int v, int64_t panel, int k) { return v * W / PANEL * panel + v * W % PANEL * k; }
+
+template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const float* b, int64_t panel) {
+    Vec row[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) row[v] = load(b + at_column(v, panel, 1));
+    multiply_add(acc, a, row);
+}
+template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const bf16* b, int64_t panel) {
+    Vec even[V], odd[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) load_pair(b + at_column(v, panel, 2), even[v], odd[v]);
+    multiply_add(acc, a, even);
+    multiply_add(acc, a + M, odd);
+}
+
+// tile (M, STRIP) [+]= a (k, M)^T b (k, STRIP); `ahead` is what the second-level cache should hold soon.
+template <int M, int V, class B>
+void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, float* tile, const B* ahead) {
+    Vec acc[M][V];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) acc[m][v] = set(0.0f);
+    for (int64_t i = 0; i < k; i += Step<B>::K) {
+        __builtin_prefetch(ahead + i * PANEL, 0, 2);
+        advance(acc, a + i * M, b + i * PANEL, panel);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) {
+            float* to = tile + m * STRIP + v * W;
+            store(to, first ? acc[m][v] : load(to) + acc[m][v]);
+        }
+}
+
+template <class B> using Multiply = void (*)(const float*, const B*, int64_t, int64_t, bool, float*, const B*);
+
+template <class B, int M = ROWS> inline Multiply<B> kernel_for(int rows, bool narrow) {
+    if (rows == M) return narrow ? multiply<M, 1, B> : multiply<M, VECTORS, B>;
+    if constexpr (M > 1) return kernel_for<B, M - 1>(rows, narrow);
+    return nullptr;
+}
+
+struct Range {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+};
+inline Range share(int64_t count, int64_t i, int64_t n) { return {count * i / n, count * (i + 1) / n}; }
+
+// The factors of `threads` that leave the least to the busiest thread: all of them split columns where rows are few.
+inline int64_t row_parts(int64_t rows, int64_t strips, int64_t threads) {
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t parts = 1; parts <= threads; ++parts) {
+        if (threads % parts) continue;
+        const int64_t tall = ((rows + parts - 1) / parts + ROWS - 1) / ROWS * ROWS;
+        const int64_t wide = (strips * parts + threads - 1) / threads * STRIP;
+        const int64_t work = tall * (wide + STRIP);  // packing a row of A costs about as much as a strip
+        if (work < least) least = work, best = parts;
+    }
+    return best;
+}
+
+// body(rows, strips) for the part of each thread.
+template <class Body> inline void parallel_grid(int64_t m, int64_t strips, int64_t k, Body&& body) {
+    constexpr int64_t WORTH_A_THREAD = 1 << 20;  // multiplications, about 10 us
+    const int64_t useful = m * strips * STRIP * (k + 1) / WORTH_A_THREAD + 1;
+    const int threads = int(useful < omp_get_max_threads() ? useful : omp_get_max_threads());
+    if (threads <= 1 || omp_in_parallel()) {
+        body(Range{0, m}, Range{0, strips});
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        const int64_t n = omp_get_num_threads(), i = omp_get_thread_num();
+        const int64_t tall = row_parts(m, strips, n), wide = n / tall;
+        body(share(m, i % tall, tall), share(strips, i / tall, wide));
+    }
+}
+
+// A block of rows as one thread works on it: tiles of equal height, each [k][height], all of a chunk of k together.
+struct Block {
+    int64_t rows, depth, tiles;
+    const float* a;
+    float* sums;  // (rows, STRIP)
+
+    Range tile(int64_t t) const { return share(rows, t, tiles); }
+    int64_t chunk(int64_t k0) const { return depth - k0 < CHUNK ? depth - k0 : CHUNK; }
+};
+
+template <class Pack> inline Block pack_block(int64_t row, int64_t rows, int64_t depth, Pack& pack) {
+    float* a = static_cast<float*>(thread_buffer(Scratch::gemm_a, 4 * (rows * (depth + STRIP) + 2 * PANEL)));
+    float* sums = a + (rows * depth + 2 * PANEL - 1) / PANEL * PANEL;
+    const Block block{rows, depth, (rows + ROWS - 1) / ROWS, a, sums};
+    for (int64_t k0 = 0; k0 < depth; k0 += CHUNK)
+        for (int64_t t = 0; t < block.tiles; ++t) {
+            const Range tall = block.tile(t);
+            float* out = a + rows * k0 + tall.begin * block.chunk(k0);
+            pack(row + tall.begin, int(tall.size()), k0, block.chunk(k0), out);
+        }
+    if (!depth) fill(sums, rows * STRIP, 0.0f);
+    return block;
+}
+
+// One strip of one block: while a chunk of B lies in the first-level cache, A passes by. `next` is the following strip.
+template <class B, class Finish>
+inline void multiply_strip(const Block& block, const B* b, const B* next, int64_t panel, bool narrow, Finish& finish) {
+    for (int64_t k0 = 0; k0 < block.depth; k0 += CHUNK) {
+        const int64_t chunk = block.chunk(k0);
+        const B* soon = k0 + chunk < block.depth ? b + (k0 + chunk) * PANEL : next;
+        for (int64_t t = 0; t < block.tiles; ++t) {
+            const Range tall = block.tile(t);
+            const int height = int(tall.size());
+            const auto kernel = kernel_for<B>(height, narrow);
+            const float* a = block.a + block.rows * k0 + tall.begin * chunk;
+            // The first tiles fetch what comes next, a panel each.
+            const B* ahead = t * PANEL < STRIP ? soon + t * panel : b + k0 * PANEL;
+            for (int64_t i = 0; i < chunk; i += DEPTH)
+                kernel(a + i * height, b + (k0 + i) * PANEL, panel, chunk - i < DEPTH ? chunk - i : DEPTH, k0 + i == 0,
+                       block.sums + tall.begin * STRIP, ahead + i * PANEL);
+        }
+    }
+    for (int64_t t = 0; t < block.tiles; ++t) {
+        const Range tall = block.tile(t);
+        finish(block.sums + tall.begin * STRIP, tall.begin, int(tall.size()));
+    }
+}
+
+// The part of one thread. pack(row, rows, k0, steps, out) writes a tile of A; finish(sums, row, rows, column) takes sums.
+template <class B, class Pack, class Finish>
+inline void multiply_part(Range rows, Range strips, int64_t n, int64_t k, const B* packed, Pack& pack, Finish& finish) {
+    const int64_t panel = Step<B>::padded(k) * PANEL, depth = (k + Step<B>::K - 1) / Step<B>::K * Step<B>::K;
+    const int64_t fit = BLOCK_BYTES / (4 * (depth + 1)), most = fit > ROWS ? fit / ROWS * ROWS : ROWS;
+    const int64_t blocks = (rows.size() + most - 1) / most, last = (n - 1) / STRIP;
+    for (int64_t i = 0; i < blocks; ++i) {
+        const Range part = share(rows.size(), i, blocks);
+        const Block block = pack_block(rows.begin + part.begin, part.size(), depth, pack);
+        for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
+            const B* b = packed + strip * STRIP / PANEL * panel;
+            const B* next = strip < last ? b + STRIP / PANEL * panel : b;
+            auto take = [&](const float* sums, int64_t row, int height) {
+                finish(sums, rows.begin + part.begin + row, height, strip * STRIP);
+            };
+            multiply_strip(block, b, next, panel, n - strip * STRIP <= W, take);
+        }
+    }
+}
+
+template <class B, class Pack, class Finish>
+inline void multiply_all(int64_t m, int64_t n, int64_t k, const void* packed, Pack&& pack, Finish&& finish) {
+    if (m <= 0 || n <= 0) return;
+    parallel_grid(m, (n + STRIP - 1) / STRIP, k, [&](Range rows, Range strips) {
+        multiply_part(rows, strips, n, k, static_cast<const B*>(packed), pack, finish);
+    });
+}
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

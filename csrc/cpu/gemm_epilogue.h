@@ -1,0 +1,49 @@
+// What is done with the sums of a product before they leave the cache.
+#pragma once
+#include "gelu_math.h"
+#include "gemm.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+template <Activation ACT> inline Vec activate(Vec x) {
+    if constexpr (ACT == Activation::gelu) return gelu<false>(x);
+    if constexpr (ACT == Activation::gelu_tanh) return gelu<true>(x);
+    return x;
+}
+
+// c = act(tile + bias) + residual for `rows` rows from `row` and up to `width` columns from `column`.
+template <Activation ACT, class C>
+void finish_rows(const GemmArgs& g, const float* tile, int64_t stride, int64_t row, int rows, int64_t column, int width) {
+    const int64_t end = g.n - column < width ? g.n - column : width;
+    for (int r = 0; r < rows; ++r) {
+        const int64_t at = (row + r) * g.ldc + column;
+        C* c = static_cast<C*>(g.c) + at;
+        const C* residual = g.residual ? static_cast<const C*>(g.residual) + at : nullptr;
+        const float* sums = tile + r * stride;
+        for_columns(0, end, [&](int64_t i, auto lanes) {
+            Vec v = load(sums + i, lanes);
+            if (g.bias) v = v + load(g.bias + column + i, lanes);
+            v = activate<ACT>(v);
+            if (residual) v = v + load(residual + i, lanes);
+            store(c + i, v, lanes);
+        });
+    }
+}
+
+using FinishRows = void (*)(const GemmArgs&, const float*, int64_t, int64_t, int, int64_t, int);
+
+template <class C> inline FinishRows finish_for(Activation act) {
+    if (act == Activation::gelu) return finish_rows<Activation::gelu, C>;
+    if (act == Activation::gelu_tanh) return finish_rows<Activation::gelu_tanh, C>;
+    return finish_rows<Activation::none, C>;
+}
+
+inline FinishRows finish_for(const GemmArgs& g) {
+    return g.c_dtype == DType::bf16 ? finish_for<bf16>(g.act) : finish_for<float>(g.act);
+}
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

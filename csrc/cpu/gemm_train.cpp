@@ -1,0 +1,92 @@
+// dw = dy^T x and db = column sums of dy. (dx = dy w is the product of gemm.cpp.)
+#include "ops.h"
+
+#include "gemm_core.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+template <class T> void column_sums(const WeightGradArgs& g) {
+    const T* dy = static_cast<const T*>(g.dy);
+    const int64_t chunks = reduction_chunks(g.m), per_chunk = rows_per_chunk(g.m);
+    float* partial = static_cast<float*>(thread_buffer(Scratch::gemm_b, 4 * chunks * g.n));
+    parallel_ranges(chunks, per_chunk * g.n, [&](int64_t begin, int64_t end) {
+        for (int64_t chunk = begin; chunk < end; ++chunk) {
+            float* sums = partial + chunk * g.n;
+            fill(sums, g.n, 0.0f);
+            const int64_t last = (chunk + 1) * per_chunk < g.m ? (chunk + 1) * per_chunk : g.m;
+            for (int64_t row = chunk * per_chunk; row < last; ++row)
+                for_columns(0, g.n, [&](int64_t c, auto lanes) {
+                    store(sums + c, load(sums + c, lanes) + load(dy + row * g.ldy + c, lanes), lanes);
+                });
+        }
+    });
+    reduce_chunks(partial, chunks, g.n, g.n, g.db);
+}
+
+// Tokens whose x is packed at a time.
+constexpr int64_t TOKENS = 2048;
+
+// Adds up the sums of a tile, or takes them where they are the first.
+template <class C>
+inline void take(C* dw, int64_t ldw, const float* tile, int rows, int64_t columns, bool first) {
+    for (int r = 0; r < rows; ++r)
+        for_columns(0, columns, [&](int64_t i, auto lanes) {
+            C* to = dw + r * ldw + i;
+            const Vec sums = load(tile + r * STRIP + i, lanes);
+            store(to, first ? sums : load(to, lanes) + sums, lanes);
+        });
+}
+
+// dw += dy^T x over `tokens` tokens from `token`.
+template <class T, class C>
+void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, int64_t ldw) {
+    const T* x = static_cast<const T*>(g.x) + token * g.ldx;
+    const T* dy = static_cast<const T*>(g.dy) + token * g.ldy;
+    void* packed = thread_buffer(Scratch::gemm_b, packed_size(g.dtype, g.k, tokens));
+    pack_panels(PackArgs{g.dtype, x, g.dtype, g.ldx, g.k, tokens, true, packed});
+    multiply_all<T>(
+        g.n, g.k, tokens, packed,
+        [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
+            const int64_t inside = tokens - k0 < steps ? tokens - k0 : steps;
+            for (int64_t t = 0; t < inside; ++t)
+                for_columns(0, rows, [&](int64_t r, auto lanes) {
+                    store(out + t * rows + r, load(dy + (k0 + t) * g.ldy + row + r, lanes), lanes);
+                });
+            if (inside < steps) fill(out + inside * rows, rows, 0.0f);
+        },
+        [&](const float* tile, int64_t row, int rows, int64_t column) {
+            const int64_t columns = g.k - column < STRIP ? g.k - column : STRIP;
+            take(dw + row * ldw + column, ldw, tile, rows, columns, token == 0);
+        });
+}
+
+template <class T, class C> void sum_tokens(const WeightGradArgs& g, C* dw, int64_t ldw) {
+    if (g.m <= 0) add_tokens<T>(g, 0, 0, dw, ldw);
+    for (int64_t token = 0; token < g.m; token += TOKENS)
+        add_tokens<T>(g, token, g.m - token < TOKENS ? g.m - token : TOKENS, dw, ldw);
+}
+
+template <class T> void run(const WeightGradArgs& g) {
+    if (g.db) column_sums<T>(g);
+    if (!g.dw) return;
+    if (g.dw_dtype == DType::f32) return sum_tokens<T>(g, static_cast<float*>(g.dw), g.ldw);
+    if (g.m <= TOKENS) return sum_tokens<T>(g, static_cast<bf16*>(g.dw), g.ldw);
+    float* wide = static_cast<float*>(thread_buffer(Scratch::gemm_c, 4 * g.n * g.k));
+    sum_tokens<T>(g, wide, g.k);
+    parallel_ranges(g.n, g.k, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row)
+            for_columns(0, g.k, [&](int64_t c, auto lanes) {
+                store(static_cast<bf16*>(g.dw) + row * g.ldw + c, load(wide + row * g.k + c, lanes), lanes);
+            });
+    });
+}
+
+}  // namespace
+
+void weight_grad_f32(const WeightGradArgs& g) { run<float>(g); }
+void weight_grad_bf16(const WeightGradArgs& g) { run<bf16>(g); }
+
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

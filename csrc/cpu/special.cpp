@@ -1,0 +1,19 @@
+// What the levels above AVX-512 do in their own way; everything else they take from the level below.
+#include "ops.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+
+void specialise(Kernels& table);
+void specialise(Kernels& table) {
+    table.gemm_bf16 = gemm_bf16;
+#if defined(FASTBERT_LEVEL_AVX512_BF16)
+    table.gemm_int8 = gemm_int8;
+#endif
+#if defined(FASTBERT_TILES)
+    table.weight_grad_bf16 = weight_grad_bf16;
+#endif
+}
+
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

@@ -1,0 +1,68 @@
+// Matrix products with packed weights: c = act(a w^T + bias) + residual, and the products of a backward pass.
+//
+// A packed weight is cut into panels of 16 columns of the result; its layout is the same at every instruction-set level:
+//     float32   [n / 16][k][16]                 bfloat16  [n / 16][k / 2][16][2], k padded to 32
+// so that 16 steps of a bfloat16 panel are one AMX tile of 1 KiB. Padding is zero. The buffer starts at a multiple of 64.
+//
+// Every element of a result is summed by one thread, in an order that depends on k alone: the bits do not depend on the
+// number of threads, nor on m and n.
+#pragma once
+#include <cstdint>
+
+#include "types.h"
+
+namespace fastbert {
+
+enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2 };
+
+struct GemmArgs {
+    DType dtype;  // of a and of the packed weight; sums are float32
+    const void* a;
+    int64_t lda;  // elements between rows; a row is contiguous
+    const void* packed;
+    const float* bias;  // (n) or null
+    Activation act;
+    const void* residual;  // (m, n) of c's dtype and with c's stride, or null; may be c itself
+    void* c;
+    int64_t ldc;
+    DType c_dtype;
+    int64_t m, n, k;
+};
+
+struct PackArgs {
+    DType dtype;  // of the packed weight
+    const void* w;
+    DType w_dtype;
+    int64_t ldw;
+    int64_t n, k;
+    bool transposed;  // w is (n, k) as nn.Linear's weight; transposed, it is (k, n)
+    void* packed;
+};
+
+// dw = dy^T x and db = column sums of dy: dy (m, n), x (m, k), dw (n, k).
+struct WeightGradArgs {
+    DType dtype;  // of dy and x
+    const void* dy;
+    int64_t ldy;
+    const void* x;
+    int64_t ldx;
+    void* dw;  // or null
+    int64_t ldw;
+    DType dw_dtype;
+    float* db;  // (n) or null
+    int64_t m, n, k;
+};
+
+constexpr int64_t PANEL = 16;
+
+// Bytes of a packed weight.
+int64_t packed_size(DType dtype, int64_t n, int64_t k);
+void pack_weight(const PackArgs& args);
+inline void pack_weight(DType dtype, const void* w, int64_t ldw, int64_t n, int64_t k, bool transposed, void* packed) {
+    pack_weight(PackArgs{dtype, w, dtype, ldw, n, k, transposed, packed});
+}
+void gemm(const GemmArgs& args);
+// dx = dy w is gemm() with w packed as transposed.
+void weight_grad(const WeightGradArgs& args);
+
+}  // namespace fastbert

@@ -1,0 +1,162 @@
+"""Products with packed weights against the reference by the one tolerance rule, at every instruction-set level."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from close import assert_close
+
+from fastbert import _native, reference
+
+pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+
+# The AMX kernels over tiles in plain C++ are never chosen by themselves, so they are not among the supported levels.
+LEVELS = [] if _native.why_missing() else [*_native.extension().supported_isas(), "amx_emulated"]
+DTYPES = [torch.float32, torch.bfloat16]
+CODE = {torch.float32: 0, torch.bfloat16: 1}
+ACTIVATIONS = ["none", "gelu", "gelu_tanh"]
+# (M, N, K): single elements, odd everything, one tile and its neighbours, several blocks of K, no K at all.
+SHAPES = [(1, 1, 1), (1, 40, 768), (5, 17, 33), (13, 47, 300), (31, 33, 31), (32, 64, 64), (70, 48, 545), (3, 5, 0)]
+GUARD = 64
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    before = _native.isa()
+    _native.extension().set_isa(request.param)
+    yield request.param
+    _native.extension().set_isa(before)
+
+
+def guarded(rows, columns, dtype):
+    """A NaN-filled matrix with wide rows inside a buffer of guards; check() tells whether they are untouched."""
+    stride = columns + 3
+    buffer = torch.full((2 * GUARD + rows * stride,), float("nan"), dtype=dtype)
+    matrix = buffer[GUARD : GUARD + rows * stride].view(rows, stride)[:, :columns]
+
+    def check():
+        outside = torch.ones_like(buffer, dtype=torch.bool)
+        outside[GUARD : GUARD + rows * stride].view(rows, stride)[:, :columns] = False
+        assert buffer[outside].isnan().all(), "written outside of the result"
+
+    return matrix, check
+
+
+def strided(matrix):
+    """The same numbers with other ones between the rows."""
+    wide = torch.full((matrix.shape[0], matrix.shape[1] + 5), 1e30, dtype=matrix.dtype)
+    wide[:, : matrix.shape[1]] = matrix
+    return wide[:, : matrix.shape[1]]
+
+
+def pack(weight, dtype, transposed=False):
+    """The packed weight at the start of a NaN-filled, aligned buffer, whose end must stay as it was."""
+    c = _native.extension()
+    n, k = weight.t().shape if transposed else weight.shape
+    size = c.packed_size(CODE[dtype], n, k)
+    buffer = torch.full((size + 192,), 0xFF, dtype=torch.uint8)
+    packed = buffer[-buffer.data_ptr() % 64 :]
+    c.pack_weight(
+        CODE[dtype], weight.data_ptr(), CODE[weight.dtype], weight.stride(0), n, k, transposed, packed.data_ptr()
+    )
+    assert (packed[size:] == 0xFF).all(), "written outside of the packed weight"
+    return packed[:size]
+
+
+def gemm(a, packed, n, out, bias=None, activation="none", residual=None):
+    if residual is not None:
+        assert residual.stride(0) == out.stride(0)
+    pointers = [0 if t is None else t.data_ptr() for t in (bias, residual)]
+    _native.extension().gemm(
+        CODE[a.dtype],
+        a.data_ptr(),
+        a.stride(0),
+        packed.data_ptr(),
+        pointers[0],
+        ACTIVATIONS.index(activation),
+        pointers[1],
+        out.data_ptr(),
+        out.stride(0),
+        CODE[out.dtype],
+        a.shape[0],
+        n,
+        a.shape[1],
+    )
+
+
+def truth(a, w, bias, activation, residual):
+    out = reference.linear(a, w, bias)
+    if activation != "none":
+        out = reference.gelu(out, None, "tanh" if activation == "gelu_tanh" else "none")
+    return out if residual is None else out + residual
+
+
+def draws(m, n, k):
+    """How often a shape is drawn: luck rules the largest error of few elements."""
+    return max(1, min(50, 400 // (m * n)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("activation", "bias", "residual"),
+    [("none", False, False), ("none", True, True), ("gelu", True, False), ("gelu_tanh", True, True)],
+)
+def test_gemm(level, shape, dtype, activation, bias, residual):
+    m, n, k = shape
+    results = []
+    for _ in range(draws(*shape)):
+        a, w = strided(torch.randn(m, k).to(dtype)), strided(torch.randn(n, k).to(dtype))
+        b = torch.randn(n) if bias else None
+        out, check = guarded(m, n, dtype)
+        r, _ = guarded(m, n, dtype)
+        r.copy_(torch.randn(m, n))
+        r = r if residual else None
+        gemm(a, pack(w, dtype), n, out, b, activation, r)
+        check()
+        wide = [None if t is None else t.double() for t in (a, w, b, r)]
+        exact = truth(*wide[:3], activation, wide[3])
+        same = truth(a, w, None if b is None else b.to(dtype), activation, r)
+        results.append((out.clone(), exact, same))
+    assert_close(*(torch.cat([result[i].reshape(-1) for result in results]) for i in range(3)), what="gemm")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients(level, shape, dtype):
+    """dX = dY W with the weight packed as it lies, dW = dY^T X, dB = sums of dY's columns."""
+    m, n, k = shape
+    results = []
+    for _ in range(draws(*shape)):
+        dy, x, w = (strided(torch.randn(*s).to(dtype)) for s in ((m, n), (m, k), (n, k)))
+        dx, check_dx = guarded(m, k, dtype)
+        dw, check_dw = guarded(n, k, dtype)
+        db = torch.full((n,), float("nan"))
+        gemm(dy, pack(w, dtype, transposed=True), k, dx)
+        _native.extension().weight_grad(
+            *(CODE[dtype], dy.data_ptr(), dy.stride(0), x.data_ptr(), x.stride(0)),
+            *(dw.data_ptr(), dw.stride(0), CODE[dtype], db.data_ptr(), m, n, k),
+        )
+        check_dx()
+        check_dw()
+        grads = [(t @ s, u.t() @ v, u.sum(0)) for t, s, u, v in ((dy, w, dy, x), [d.double() for d in (dy, w, dy, x)])]
+        results.append([(dx.clone(), dw.clone(), db), grads[1], grads[0]])
+    for i, name in enumerate(("dx", "dw", "db")):
+        got, exact, same = (torch.cat([result[j][i].reshape(-1) for result in results]) for j in range(3))
+        if exact.numel():
+            assert_close(got.to(same.dtype), exact, same, gradient=True, what=name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packing_has_one_layout(level, dtype):
+    """[n / 16][k][16], in bfloat16 with pairs of k side by side and k padded to 32; zero where there is no weight."""
+    for n, k in ((16, 32), (33, 7), (20, 64), (47, 50)):
+        w = torch.randn(n, k).to(dtype)
+        padded = torch.zeros(-(-n // 16) * 16, -(-k // 32) * 32 if dtype == torch.bfloat16 else k, dtype=dtype)
+        padded[:n, :k] = w
+        pair = 2 if dtype == torch.bfloat16 else 1
+        expected = padded.view(-1, 16, padded.shape[1] // pair, pair).permute(0, 2, 1, 3).reshape(-1)
+        for source in (w, strided(w)):
+            assert torch.equal(pack(source, dtype).view(dtype), expected)
+        assert torch.equal(pack(w.t().contiguous(), dtype, transposed=True).view(dtype), expected)
+        assert torch.equal(pack(w.float(), dtype).view(dtype), expected)
