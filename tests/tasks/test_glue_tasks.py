@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 
 import numpy as np
 import pytest
@@ -250,6 +251,29 @@ def test_predictions_from_standard_input_to_standard_output(directory, tmp_path,
     lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
     assert [line[0] for line in lines] == ["index", "0", "1"]
     assert {line[1] for line in lines[1:]} <= {"0", "1"}
+
+
+def test_damaged_files_are_read_or_refused_in_one_sentence(write):
+    rng, read, refused = random.Random(0), 0, []
+    for _ in range(500):
+        name = rng.choice(TASKS)
+        content = bytearray(rng.choice([LABELLED, UNLABELLED])[name][0])
+        for _ in range(rng.randint(1, 3)):
+            at, byte = rng.randrange(len(content)), rng.choice(b'\t\n\r" \xff\xef\x85a')
+            kind = rng.randrange(3)
+            content[at : at + (kind > 0)] = b"" if kind == 2 else bytes([byte])
+        task, path = registry.get(name), write(bytes(content))
+        task.bad_rows = BadRows(skip=rng.random() < 0.5)
+        try:
+            rows = task.read(path)
+        except DataError as error:
+            refused.append(str(error))
+        else:
+            assert rows
+            assert all(any(row.texts) for row in rows)
+            read += 1
+    assert all(message.startswith(str(path)) and "\n" not in message for message in refused)
+    assert min(read, len(refused)) > 50
 
 
 def test_similarity_is_transformers_regression(tmp_path, write):
