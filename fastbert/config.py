@@ -308,7 +308,9 @@ class BertConfig:
         """Reads config.json of a directory (or the file itself)."""
         path = Path(directory)
         if path.is_dir():
-            path = path / "config.json"
+            # The second is google-research's, beside its TensorFlow checkpoints.
+            names = ("config.json", "bert_config.json")
+            path = next((path / name for name in names if (path / name).is_file()), path / names[0])
         if not path.is_file():
             raise InputError(f"{directory}: expected a directory with a config.json, found none")
         try:

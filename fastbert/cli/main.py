@@ -30,6 +30,7 @@ COMMANDS = {
     "fill-mask": "most likely tokens for each [MASK] in a text",
     "extract": "contextual features of every token of a text file",
     "encode": "one vector per line of a text file",
+    "convert": "between TensorFlow 1 checkpoints, PyTorch pickles, safetensors directories, ONNX",
     "doctor": "what was found on this machine, and which backend serves each op",
 }
 

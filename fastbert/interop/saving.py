@@ -34,8 +34,8 @@ def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], 
     """
     model = _unwrapped(model)
     directory = Path(directory)
-    state = _tensors(model)
-    copies = _tokenizer_files(tokenizer_source)
+    state = tensors_of(model)
+    copies = tokenizer_files(tokenizer_source)
     floating = next((str(t.dtype).removeprefix("torch.") for t in state.values() if t.is_floating_point()), None)
     config = {
         **{name: value for name, value in config_dict.items() if name != "torch_dtype"},
@@ -50,7 +50,7 @@ def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], 
     }
     for source in copies:
         writers[source.name] = lambda path, source=source: path.write_bytes(source.read_bytes())
-    _write_all(directory, writers)
+    write_all(directory, writers)
     return directory
 
 
@@ -63,7 +63,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """What the file holds: each tensor once, contiguous, on the CPU."""
     if is_quantized(model):
         raise CheckpointError(
@@ -89,7 +89,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _tokenizer_files(source) -> list[Path]:
+def tokenizer_files(source) -> list[Path]:
     if source is None:
         return []
     source = Path(source)
@@ -108,7 +108,7 @@ def _write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def _write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> None:
+def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> None:
     """Writes every file under a temporary name, flushes it, and renames all when all are complete."""
     partial: dict[str, Path] = {}
     name = ""

@@ -17,18 +17,21 @@ PICKLE = "pytorch_model.bin"
 _MAX_INDEX_BYTES = 64 << 20
 _MAX_SHARDS = 4096
 _MAX_TENSORS = 1_000_000
-_OTHER_FRAMEWORKS = ("*.ckpt.index", "*.ckpt.meta", "*.ckpt.data-*", "checkpoint", "tf_model.h5", "flax_model.msgpack")
+_OTHER_FRAMEWORKS = ("*.ckpt*.meta", "*.ckpt*.data-*", "checkpoint", "tf_model.h5", "flax_model.msgpack")
+# Where trainers put a model's tensors among other things: NVIDIA's "model", DeepSpeed's "module", Lightning's.
+_CONTAINERS = ("model", "module", "state_dict", "model_state_dict")
 
 
 def read_state_dict(directory) -> dict[str, Tensor]:
     """The tensors of a Hugging Face directory, on the CPU, under the names that its files give them.
 
     The first found of: model.safetensors, model.safetensors.index.json with its shards, pytorch_model.bin,
-    pytorch_model.bin.index.json with its shards. Pickled files are read with ``weights_only=True``.
+    pytorch_model.bin.index.json with its shards, the one TensorFlow 1 checkpoint (``*.ckpt*.index``), whose tensors
+    come under Hugging Face's names. Pickled files are read with ``weights_only=True``.
 
     Raises:
         CheckpointError: no weights, a damaged file, a shard name that leads out of the directory, a pickle that holds
-            more than tensors, or a checkpoint of TensorFlow or Flax.
+            more than tensors, or weights of TensorFlow 2 or Flax.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -39,14 +42,44 @@ def read_state_dict(directory) -> dict[str, Tensor]:
             return _read_file(single)
         if index.is_file():
             return _read_shards(directory, index)
+    prefix = find_tensorflow(directory)
+    if prefix is not None:
+        return read_weights_file(prefix)
     for pattern in _OTHER_FRAMEWORKS:
         found = next(directory.glob(pattern), None)
         if found is not None:
             raise CheckpointError(
-                f"{found}: reading TensorFlow and Flax checkpoints is not in this release; "
-                f"expected {SAFETENSORS} or {PICKLE}"
+                f"{found}: expected {SAFETENSORS}, {PICKLE} or the .index and .data files of a TensorFlow 1 checkpoint"
             )
     raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither")
+
+
+def find_tensorflow(directory: Path) -> Path | None:
+    """The prefix of the TensorFlow 1 checkpoint in a directory; None where there is none.
+
+    Raises:
+        CheckpointError: there are several.
+    """
+    found = sorted(directory.glob("*.ckpt*.index"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:5])
+        raise CheckpointError(f"{directory}: expected one TensorFlow checkpoint, got {names}: name the one to read")
+    return found[0].with_suffix("") if found else None
+
+
+def read_weights_file(path) -> dict[str, Tensor]:
+    """The tensors of one file of weights, or of the TensorFlow 1 checkpoint with this prefix or ``.index``.
+
+    A pickle may hold them under "model", "module" or "state_dict" among other things, as trainers save them.
+    """
+    from .convert_bundle import read_bundle
+    from .convert_names import from_deepspeed, from_tensorflow, is_weight
+
+    path = Path(path)
+    prefix = path.with_suffix("") if path.suffix == ".index" else path
+    if prefix.with_name(f"{prefix.name}.index").is_file():
+        return from_tensorflow(read_bundle(prefix, is_weight))
+    return from_deepspeed(_read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, True))
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -67,7 +100,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: expected a safetensors file, got one that cannot be read: {error}") from error
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def _read_pickle(path: Path, unwrap: bool = False) -> dict[str, Tensor]:
     # CVE-2025-32434: before 2.6, weights_only=True could still run code of the file.
     if torch.__version__ < (2, 6):
         raise CheckpointError(f"{path}: reading a pickled checkpoint safely needs torch 2.6, got {torch.__version__}")
@@ -82,6 +115,8 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a dictionary of tensors, got {type(state).__name__}")
+    if unwrap:
+        state = next((state[name] for name in _CONTAINERS if isinstance(state.get(name), dict)), state)
     return {_check_name(path, name): _check_tensor(path, name, value, size) for name, value in state.items()}
 
 

@@ -1,0 +1,42 @@
+"""``fastbert convert``: a model from one published form to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Convert:
+    """Converts a model between TensorFlow 1 checkpoints, PyTorch pickles, safetensors directories and more.
+
+    Example:
+        fastbert convert uncased_L-12_H-768_A-12 bert-base
+    """
+
+    src: Positional[Annotated[Path, arg(metavar="SRC")]]
+    """A model directory, a TensorFlow checkpoint (bert_model.ckpt), or a file of weights."""
+    dst: Positional[Annotated[Path, arg(metavar="DST")]]
+    """The directory to write; for onnx, the file."""
+    to: Literal["safetensors", "pickle", "tf1", "onnx", "sentence-transformers"] = "safetensors"
+    """The form to write."""
+    config: Annotated[Path | None, arg(metavar="FILE")] = None
+    """config.json or bert_config.json, where it is not beside the weights."""
+
+
+def run(args: Convert) -> None:
+    """Converts, says what was not used, ends with the path."""
+    import sys
+
+    from ..interop.convert import convert
+
+    found = convert(args.src, args.dst, to=args.to, config=args.config)
+    config = found.model.config
+    print(f"{type(found.model).__name__}: {config.num_hidden_layers} layers of {config.hidden_size}", file=sys.stderr)
+    if found.unused:
+        shown = ", ".join(found.unused[:5]) + (", ..." if len(found.unused) > 5 else "")
+        print(f"not used: {len(found.unused)} tensors ({shown})", file=sys.stderr)
+    print(args.dst)

@@ -1,0 +1,234 @@
+"""A model from any of the forms that BERTs are published in, to any of those that others read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..config import BertConfig
+from ..errors import CheckpointError, InputError
+from . import saving
+from .checkpoint import canonical_keys, load_into
+from .convert_bundle import index_bytes, shard_path, write_data
+from .convert_names import to_tensorflow
+from .weight_files import PICKLE, read_state_dict, read_weights_file
+
+FORMATS = ("safetensors", "pickle", "tf1", "onnx", "sentence-transformers")
+_CONFIGS = ("config.json", "bert_config.json")
+_TF1 = "bert_model.ckpt"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was found.
+
+    Args:
+        model: in the dtype of the file, tensor by tensor, and in evaluation mode.
+        tokenizer: where its tokenizer's files may be.
+        unused: names of the file that the model has no place for.
+    """
+
+    model: nn.Module
+    tokenizer: Path
+    unused: tuple[str, ...]
+
+
+def convert(
+    source, target, *, to: str = "safetensors", config=None, options: Mapping[str, Any] | None = None
+) -> Source:
+    """Reads a model and writes it in another form; tensors keep their bits.
+
+    Args:
+        source: a Hugging Face directory (safetensors, pickle, sharded or whole), a directory with a TensorFlow
+            checkpoint, its prefix (``.../bert_model.ckpt``), or one file of weights.
+        target: the directory to write, or the file for "onnx".
+        to: one of `FORMATS`.
+        config: the configuration, where it is not beside the weights.
+        options: further keywords of the format's writer.
+
+    Raises:
+        InputError: no configuration, or it does not fit.
+        CheckpointError: weights are missing or damaged, or the format has no place for them; nothing is left behind.
+    """
+    if to not in FORMATS:
+        raise InputError(f"a format must be one of {', '.join(FORMATS)}, got {to!r:.50}")
+    found = read_model(source, config)
+    _writer(to)(found, Path(target), **(options or {}))
+    return found
+
+
+def _writer(to: str) -> Callable[..., None]:
+    if to == "onnx":
+        from .convert_onnx import write_onnx
+
+        return write_onnx
+    if to == "sentence-transformers":
+        from .convert_sentence import write_sentence_transformers
+
+        return write_sentence_transformers
+    return {"safetensors": write_safetensors, "pickle": write_pickle, "tf1": write_tf1}[to]
+
+
+# --- reading ---
+
+
+def read_model(source, config=None) -> Source:
+    """The model in a directory or file, under the class that its tensors say."""
+    source = Path(source)
+    state, home = _read_state(source)
+    state = canonical_keys(state)
+    values = _read_config(home if config is None else Path(config))
+    name, changes = _architecture(values, state)
+    settings = BertConfig.from_dict(values, **changes)
+    with torch.device("meta"):
+        if name == "BertModel":
+            model: nn.Module = models.BertModel(settings, add_pooling_layer="bert.pooler.dense.weight" in state)
+        else:
+            model = getattr(models, name)(settings)
+    _take_dtypes(model, state)
+    report = load_into(model, state, source=source)
+    if report.missing:
+        raise CheckpointError(
+            f"{source}: expected every weight of a {name}, got none for {', '.join(report.missing[:5])}"
+        )
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    return Source(model.eval(), home, report.unexpected)
+
+
+def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
+    if source.is_dir():
+        return read_state_dict(source), source
+    if source.is_file() or source.with_name(f"{source.name}.index").is_file():
+        return read_weights_file(source), source.parent
+    raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The values of a configuration, Hugging Face's or google-research's."""
+    if path.is_dir():
+        found = next((path / name for name in _CONFIGS if (path / name).is_file()), None)
+        if found is None:
+            raise InputError(
+                f"{path}: expected {' or '.join(_CONFIGS)} beside the weights, found neither: give --config"
+            )
+        path = found
+    return BertConfig.from_pretrained(path).to_dict()
+
+
+def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
+    """The class whose head the file holds, and what its configuration must say differently."""
+    mlm, nsp = (f"cls.{part}" in state for part in ("predictions.bias", "seq_relationship.weight"))
+    if mlm or nsp:
+        return (
+            "BertForPreTraining" if mlm and nsp else "BertForMaskedLM" if mlm else "BertForNextSentencePrediction"
+        ), {}
+    if "qa_outputs.weight" in state:
+        return "BertForQuestionAnswering", {}
+    if "classifier.weight" not in state:
+        return "BertModel", {}
+    # Three heads call their layer the same: the file's own word, else a pooler says that it reads whole texts.
+    named = (values.get("architectures") or [None])[0]
+    heads = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
+    pooled = "bert.pooler.dense.weight" in state
+    name = named if named in heads else heads[0] if pooled else heads[1]
+    labels = state["classifier.weight"].shape[0]
+    same = name == "BertForMultipleChoice" or len(values.get("id2label") or ()) == labels
+    return name, {} if same else {"num_labels": labels}
+
+
+def _take_dtypes(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Gives each parameter on the meta device the dtype that its tensor has in the file."""
+    from .checkpoint import canonical_name
+
+    made: dict[int, nn.Parameter] = {}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        tensor = state.get(canonical_name(name))
+        if id(parameter) not in made and tensor is not None and tensor.is_floating_point():
+            made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=tensor.dtype, device="meta"))
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        if id(parameter) in made:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, made[id(parameter)])
+
+
+# --- writing ---
+
+
+def _config_text(model: nn.Module, **changes: Any) -> str:
+    return json.dumps({**model.config.to_dict(), **changes}, indent=2, sort_keys=True, default=str) + "\n"
+
+
+def _dtype_name(model: nn.Module) -> str:
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
+
+
+def _copies(found: Source) -> dict[str, Callable[[Path], Any]]:
+    files = saving.tokenizer_files(found.tokenizer)
+    return {file.name: lambda path, file=file: path.write_bytes(file.read_bytes()) for file in files}
+
+
+def write_safetensors(found: Source, target: Path) -> None:
+    """A Hugging Face directory."""
+    saving.save_directory(found.model, target, found.model.config.to_dict(), found.tokenizer)
+
+
+def write_pickle(found: Source, target: Path) -> None:
+    """A Hugging Face directory as it was before safetensors."""
+    model = found.model
+    state = saving.tensors_of(model)
+    # Older releases of transformers want every name of a tied tensor.
+    names = {id(p): state[n] for n, p in model.state_dict(keep_vars=True).items() if n in state}
+    whole = {n: names[id(p)] for n, p in model.state_dict(keep_vars=True).items() if id(p) in names}
+    text = _config_text(model, architectures=[type(model).__name__], torch_dtype=_dtype_name(model))
+    writers: dict[str, Callable[[Path], Any]] = {
+        PICKLE: lambda path: torch.save(whole, path),
+        "config.json": lambda path: path.write_text(text, encoding="utf-8"),
+    }
+    saving.write_all(target, {**writers, **_copies(found)})
+
+
+_GOOGLE_FIELDS = (
+    *("attention_probs_dropout_prob", "hidden_act", "hidden_dropout_prob", "hidden_size", "initializer_range"),
+    *("intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "type_vocab_size"),
+    "vocab_size",
+)
+
+
+def write_tf1(found: Source, target: Path) -> None:
+    """A directory as google-research/bert publishes them: ``bert_model.ckpt.*``, bert_config.json, vocab.txt.
+
+    Without the ``.meta`` file, a graph that its code does not read.
+    """
+    model = found.model
+    prefix = "" if hasattr(model, "bert") else "bert."
+    tensors = to_tensorflow({f"{prefix}{name}": t for name, t in saving.tensors_of(model).items()})
+    values = model.config.to_dict()
+    eps = values["layer_norm_eps"]
+    if eps != 1e-12:
+        raise CheckpointError(f"google-research/bert computes with layer_norm_eps 1e-12 only, got a model with {eps:g}")
+    config = {name: values[name] for name in _GOOGLE_FIELDS}
+    entries: dict = {}
+
+    def write_tensors(path: Path) -> None:
+        with path.open("wb") as file:
+            entries.update(write_data(tensors, file))
+
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    writers: dict[str, Callable[[Path], Any]] = {
+        # In this order: the index says what the data were.
+        shard_path(_TF1, 0, 1).name: write_tensors,
+        f"{_TF1}.index": lambda path: path.write_bytes(index_bytes(entries)),
+        "bert_config.json": lambda path: path.write_text(text, encoding="utf-8"),
+    }
+    saving.write_all(target, {**writers, **_copies(found)})
+
+
+__all__ = ["FORMATS", "Source", "convert", "read_model"]

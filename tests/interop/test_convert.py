@@ -1,0 +1,407 @@
+"""`fastbert convert`: bit for bit between the forms, read by transformers; TensorFlow's format held to a real file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_bert import VOCAB
+from tiny_bert import config as tiny_config
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import CheckpointError, InputError
+from fastbert.interop.convert import convert
+from fastbert.interop.convert_bundle import index_bytes, read_bundle, read_index, shard_path, write_data
+from fastbert.interop.convert_crc import crc32c, masked
+
+CLASSES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+)
+
+
+def _theirs(name="BertForPreTraining", **changes):
+    torch.manual_seed(3)
+    labels = {} if name in ("BertForQuestionAnswering", "BertModel") else {"num_labels": 5}
+    model = getattr(transformers, name)(tiny_config(**{**labels, **changes})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model
+
+
+def _saved(model, directory: Path) -> Path:
+    model.save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+    return directory
+
+
+def _assert_holds(directory: Path, model) -> None:
+    """transformers reads the directory, finds every tensor, and each has the bits of the model's."""
+    again, info = type(model).from_pretrained(directory, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    state = again.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == state[name].dtype, name
+        assert torch.equal(tensor.view(torch.uint8), state[name].view(torch.uint8)), name
+
+
+# --- there and back ---
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_through_every_form_and_back(name, tmp_path):
+    theirs = _theirs(name)
+    source = _saved(theirs, tmp_path / "source")
+    convert(source, tmp_path / "tf1", to="tf1")
+    convert(tmp_path / "tf1", tmp_path / "pickle", to="pickle", config=source / "config.json")
+    convert(tmp_path / "pickle", tmp_path / "end")
+    _assert_holds(tmp_path / "end", theirs)
+    for form in ("tf1", "pickle", "end"):
+        assert (tmp_path / form / "vocab.txt").read_bytes() == (source / "vocab.txt").read_bytes()
+    assert json.loads((tmp_path / "end" / "config.json").read_text())["architectures"] == [name]
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertForSequenceClassification"])
+def test_tensorflows_own_configuration_is_enough(name, tmp_path):
+    theirs = _theirs(name)
+    convert(_saved(theirs, tmp_path / "source"), tmp_path / "tf1", to="tf1")
+    assert sorted(path.name for path in (tmp_path / "tf1").iterdir()) == [
+        "bert_config.json",
+        "bert_model.ckpt.data-00000-of-00001",
+        "bert_model.ckpt.index",
+        "vocab.txt",
+    ]
+    found = convert(tmp_path / "tf1" / "bert_model.ckpt", tmp_path / "end")
+    _assert_holds(tmp_path / "end", theirs)
+    assert type(found.model).__name__ == name
+    # The label count comes from the tensor: google-research/bert's configuration has none.
+    if name == "BertForSequenceClassification":
+        assert found.model.config.num_labels == 5
+    model = getattr(fastbert, name).from_pretrained(tmp_path / "tf1", **({"num_labels": 5} if "Seq" in name else {}))
+    assert torch.equal(model.get_input_embeddings().weight, theirs.get_input_embeddings().weight)
+
+
+def test_an_old_pickle_with_gamma_and_beta(tmp_path):
+    theirs = _theirs()
+    source = _saved(theirs, tmp_path / "source")
+    (source / "model.safetensors").unlink()
+    old = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+        for n, t in theirs.state_dict().items()
+    }
+    torch.save(old, source / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    convert(source, tmp_path / "end")
+    _assert_holds(tmp_path / "end", theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_keeps_its_bits(dtype, tmp_path):
+    theirs = _theirs().to(dtype)
+    convert(_saved(theirs, tmp_path / "source"), tmp_path / "tf1", to="tf1")
+    convert(tmp_path / "tf1", tmp_path / "end")
+    again = transformers.BertForPreTraining.from_pretrained(tmp_path / "end", dtype=dtype)
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_a_file_with_two_dtypes_keeps_both(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    source = _saved(_theirs("BertModel"), tmp_path / "source")
+    state = load_file(source / "model.safetensors")
+    state = {name: t if "LayerNorm" in name else t.bfloat16() for name, t in state.items()}
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    convert(source, tmp_path / "end")
+    end = load_file(tmp_path / "end" / "model.safetensors")
+    assert end.keys() == state.keys()
+    assert all(end[name].dtype == t.dtype and torch.equal(end[name], t) for name, t in state.items())
+
+
+def test_shards(tmp_path):
+    theirs = _theirs()
+    theirs.save_pretrained(tmp_path / "source", max_shard_size="20KB")
+    assert len(list((tmp_path / "source").glob("model-*.safetensors"))) > 1
+    convert(tmp_path / "source", tmp_path / "end")
+    _assert_holds(tmp_path / "end", theirs)
+
+
+def test_state_dictionaries_of_trainers(tmp_path):
+    """NVIDIA's names (a dense layer with a fused activation) in a dictionary with other things; DeepSpeed's layers."""
+    theirs = _theirs()
+    state = theirs.state_dict()
+    dense_act = ("intermediate.dense.", "pooler.dense.", "transform.dense.")
+    nvidia = {}
+    for name, tensor in state.items():
+        fused = any(part in name for part in dense_act)
+        nvidia["module." + (name.replace(".dense.", ".dense_act.") if fused else name)] = tensor
+    deepspeed = {n: t for n, t in state.items() if ".layer." not in n}
+    short = {
+        "attn_ow": "attention.output.dense.weight",
+        "attn_ob": "attention.output.dense.bias",
+        "attn_nw": "attention.output.LayerNorm.weight",
+        "attn_nb": "attention.output.LayerNorm.bias",
+        "inter_w": "intermediate.dense.weight",
+        "inter_b": "intermediate.dense.bias",
+        "output_w": "output.dense.weight",
+        "output_b": "output.dense.bias",
+        "norm_w": "output.LayerNorm.weight",
+        "norm_b": "output.LayerNorm.bias",
+    }
+    for i in range(4):
+        layer = f"bert.encoder.layer.{i}"
+        for leaf, tail in (("attn_qkvw", "weight"), ("attn_qkvb", "bias")):
+            parts = [state[f"{layer}.attention.self.{x}.{tail}"] for x in ("query", "key", "value")]
+            deepspeed[f"{layer}.{leaf}"] = torch.cat(parts)
+        deepspeed |= {f"{layer}.{leaf}": state[f"{layer}.{long}"] for leaf, long in short.items()}
+    theirs.config.save_pretrained(tmp_path)
+    torch.save({"model": nvidia, "optimizer": {"step": 3}, "files": [1, "a"]}, tmp_path / "ckpt_1.pt")
+    torch.save({"module": deepspeed, "global_steps": 7}, tmp_path / "mp_rank_00_model_states.pt")
+    for file in ("ckpt_1.pt", "mp_rank_00_model_states.pt"):
+        convert(tmp_path / file, tmp_path / "end")
+        _assert_holds(tmp_path / "end", theirs)
+    deepspeed["bert.encoder.FinalLayerNorm.weight"] = torch.ones(32)
+    torch.save({"module": deepspeed}, tmp_path / "pre_ln.pt")
+    with pytest.raises(CheckpointError, match="pre-LN"):
+        convert(tmp_path / "pre_ln.pt", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+# --- TensorFlow's files ---
+
+
+def test_checksum_is_crc_32c():
+    assert crc32c(b"") == 0
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of the published catalogue of CRCs
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, appendix B.4
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    data = np.random.default_rng(0).integers(0, 256, 3_000_001, dtype=np.uint8).tobytes()
+    whole = crc32c(data)
+    for cut in (1, 1023, 1024, 1025, 2_500_000):
+        assert crc32c(data[cut:], crc32c(data[:cut])) == whole
+    stub = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow")
+    for size in (1, 1023, 1024, 1025, 50_001):
+        assert masked(crc32c(data[:size])) == stub.masked_crc32c(data[:size])
+
+
+def test_googles_own_index_is_read_and_written_byte_for_byte(shared_data):
+    home = shared_data / "google_bert"
+    num_shards, entries = read_index(home / "bert_model.ckpt.index")
+    assert num_shards == 1
+    end = 0
+    for entry in entries.values():  # float32, end to end, in the order of names
+        assert (entry.dtype, entry.offset) == (1, end)
+        end += entry.size
+    assert index_bytes(entries) == (home / "bert_model.ckpt.index").read_bytes()
+    # Every one of its names is a place in our model, of that shape, and none of ours is left.
+    config = fastbert.BertConfig.from_pretrained(home)
+    from fastbert.interop.convert_names import from_tensorflow
+
+    with torch.device("meta"):
+        model = fastbert.BertForPreTraining(config)
+        there = from_tensorflow({name: torch.empty(entry.shape) for name, entry in entries.items()})
+    own = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    assert {n: tuple(t.shape) for n, t in there.items()} == own
+
+
+def test_a_checkpoint_of_googles_names_without_its_data(shared_data, tmp_path):
+    shutil.copy(shared_data / "google_bert" / "bert_model.ckpt.index", tmp_path)
+    shutil.copy(shared_data / "google_bert" / "bert_config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=r"bert_model\.ckpt\.data-00000-of-00001: expected the data"):
+        convert(tmp_path, tmp_path / "out")
+
+
+def _bundle(prefix: Path, tensors, num_shards: int = 1) -> Path:
+    """A checkpoint over several data files."""
+    entries = {}
+    names = sorted(tensors)
+    for shard in range(num_shards):
+        with shard_path(prefix, shard, num_shards).open("wb") as file:
+            made = write_data({n: tensors[n] for n in names[shard::num_shards]}, file)
+        entries |= {n: type(e)(e.dtype, e.shape, shard, e.offset, e.size, e.crc) for n, e in made.items()}
+    Path(f"{prefix}.index").write_bytes(index_bytes(entries, num_shards))
+    return prefix
+
+
+def test_types_shapes_shards_and_long_indices(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    kinds = (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    )
+    tensors = {
+        f"{i * 7919 % 10_000:04d}/{'long_' * 25}{i}": torch.randint(0, 2, shape, generator=generator).to(kinds[i % 8])
+        for i, shape in enumerate([(), (0,), (3,), (2, 5), (1, 2, 3)] * 500)
+    }
+    prefix = _bundle(tmp_path / "model.ckpt-7", tensors, num_shards=3)
+    assert (tmp_path / "model.ckpt-7.index").stat().st_size > 256 << 10  # so it has more than one block
+    back = read_bundle(prefix)
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor), name
+
+
+def test_optimiser_slots_are_left_where_they_are(tmp_path):
+    theirs = _theirs()
+    convert(_saved(theirs, tmp_path / "source"), tmp_path / "tf1", to="tf1")
+    state = read_bundle(tmp_path / "tf1" / "bert_model.ckpt")
+    slots = {f"{name}/{slot}": torch.zeros_like(t) for name, t in state.items() for slot in ("adam_m", "adam_v")}
+    _bundle(tmp_path / "tf1" / "bert_model.ckpt", {**state, **slots, "global_step": torch.tensor(9)})
+    found = convert(tmp_path / "tf1", tmp_path / "end")
+    assert found.unused == ()
+    _assert_holds(tmp_path / "end", theirs)
+
+
+def test_damage_anywhere_is_found(tmp_path):
+    prefix = _bundle(tmp_path / "b.ckpt", {f"v{i}": torch.arange(40.0) for i in range(3)})
+    index, data = Path(f"{prefix}.index"), shard_path(prefix, 0, 1)
+    good_index, good_data = index.read_bytes(), data.read_bytes()
+    footer = len(good_index) - 48
+    handles = len(good_index) - 8
+    for at in range(0, len(good_index), 3):
+        if footer <= at < handles:
+            continue  # padding of the footer, which carries nothing after the two handles
+        index.write_bytes(good_index[:at] + bytes([good_index[at] ^ 0x21]) + good_index[at + 1 :])
+        with pytest.raises(CheckpointError):
+            read_bundle(prefix)
+    for size in (0, 10, 48, footer, len(good_index) - 1):
+        index.write_bytes(good_index[:size])
+        with pytest.raises(CheckpointError, match=r"b\.ckpt\.index"):
+            read_bundle(prefix)
+    index.write_bytes(good_index)
+    for at in range(0, len(good_data), 7):
+        data.write_bytes(good_data[:at] + bytes([good_data[at] ^ 1]) + good_data[at + 1 :])
+        with pytest.raises(CheckpointError, match="checksum"):
+            read_bundle(prefix)
+    data.write_bytes(good_data[:-1])
+    with pytest.raises(CheckpointError, match="inside the file"):
+        read_bundle(prefix)
+
+
+def _entry(**changes):
+    from fastbert.interop.convert_bundle import Entry
+
+    return Entry(**{"dtype": 1, "shape": (4,), "shard": 0, "offset": 0, "size": 16, "crc": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": (1 << 40,), "size": 1 << 42},
+        {"shape": (1 << 31, 1 << 31, 1 << 31)},
+        {"shape": (-4,), "size": -16},
+        {"shard": 5},
+        {"shard": -1},
+        {"offset": -16},
+        {"offset": 1 << 60},
+        {"size": 17},
+    ],
+)
+def test_descriptions_that_lie_are_refused(changes, tmp_path):
+    (tmp_path / "b.ckpt.data-00000-of-00001").write_bytes(bytes(16))
+    (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry(**changes)}))
+    with pytest.raises(CheckpointError) as refused:
+        read_bundle(tmp_path / "b.ckpt")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("shards", [0, -1, 1 << 40])
+def test_a_number_of_files_that_lies_is_refused(shards, tmp_path):
+    (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry()}, shards))
+    with pytest.raises(CheckpointError, match="4096 files"):
+        read_bundle(tmp_path / "b.ckpt")
+
+
+def test_compressed_blocks_are_named(tmp_path):
+    content = bytearray(index_bytes({"v": _entry()}))
+    # The trailer of the first block: mark it as snappy's, with a checksum that agrees.
+    size = content.index(struct.pack("<I", 1)) + 4
+    content[size] = 1
+    content[size + 1 : size + 5] = struct.pack("<I", masked(crc32c(b"\1", crc32c(bytes(content[:size])))))
+    (tmp_path / "b.ckpt.index").write_bytes(content)
+    with pytest.raises(CheckpointError, match="compressed"):
+        read_bundle(tmp_path / "b.ckpt")
+
+
+# --- what is refused ---
+
+
+def test_what_a_form_has_no_place_for(tmp_path):
+    untied = _theirs(tie_word_embeddings=False)
+    source = _saved(untied, tmp_path / "untied")
+    with pytest.raises(CheckpointError, match="tied"):
+        convert(source, tmp_path / "tf1", to="tf1")
+    other = _saved(_theirs(layer_norm_eps=1e-5), tmp_path / "eps")
+    with pytest.raises(CheckpointError, match="layer_norm_eps"):
+        convert(other, tmp_path / "tf1", to="tf1")
+    with pytest.raises(InputError, match="one of safetensors"):
+        convert(source, tmp_path / "tf1", to="tf2")
+    assert not (tmp_path / "tf1").exists()
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return zlib.crc32, (b"run",)
+
+    _theirs().config.save_pretrained(tmp_path)
+    torch.save({"model": {"x": Evil()}}, tmp_path / "evil.pt")
+    with pytest.raises(CheckpointError, match="holds other objects"):
+        convert(tmp_path / "evil.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_parts_are_named(tmp_path):
+    with pytest.raises(CheckpointError, match="found nothing"):
+        convert(tmp_path / "nowhere", tmp_path / "out")
+    theirs = _theirs()
+    torch.save(theirs.state_dict(), tmp_path / "m.pt")
+    with pytest.raises(InputError, match=r"config\.json or bert_config\.json"):
+        convert(tmp_path / "m.pt", tmp_path / "out")
+    theirs.config.save_pretrained(tmp_path)
+    state = {n: t for n, t in theirs.state_dict().items() if "pooler" not in n}
+    torch.save(state, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=r"bert\.pooler\.dense\.weight"):
+        convert(tmp_path / "m.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for name in ("a.ckpt-1", "a.ckpt-2"):
+        _bundle(tmp_path / name, {"v": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"name the one"):
+        fastbert.interop.weight_files.read_state_dict(tmp_path)
+
+
+# --- the command ---
+
+
+def test_the_command(tmp_path, capsys):
+    theirs = _theirs("BertForQuestionAnswering")
+    source = _saved(theirs, tmp_path / "source")
+    assert main(["convert", str(source), str(tmp_path / "tf1"), "--to", "tf1"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "tf1")
+    assert main(["convert", str(tmp_path / "tf1"), str(tmp_path / "end")]) == 0
+    assert "BertForQuestionAnswering: 4 layers of 32" in capsys.readouterr().err
+    _assert_holds(tmp_path / "end", theirs)
+    assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "x")]) == 2
+    assert "expected a directory" in capsys.readouterr().err
