@@ -4,6 +4,8 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <stdexcept>
+#include <vector>
 
 #include "gemm_int8.h"
 #include "isa.h"
@@ -163,6 +165,94 @@ void bind_gemm(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+// A tensor is seven integers (param, grad, master, first, second, size, dtype of grad) and ten floats, in the order of
+// OptimizerTensor.
+std::vector<OptimizerTensor> optimizer_tensors(const std::vector<int64_t>& places, const std::vector<double>& rates) {
+    std::vector<OptimizerTensor> tensors(places.size() / 7);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        const int64_t* p = &places[7 * i];
+        const double* r = &rates[10 * i];
+        tensors[i] = {at(p[0]), at(p[1]), at<float>(p[2]), at<float>(p[3]), at<float>(p[4]), p[5], DType(p[6]),
+                      float(r[0]), float(r[1]), float(r[2]), float(r[3]), float(r[4]), float(r[5]), float(r[6]),
+                      r[7] != 0, float(r[8]), float(r[9])};
+    }
+    return tensors;
+}
+
+void bind_optimizers(py::module_& m) {
+    const auto define = [&](const char* name, auto kernel) {
+        m.def(name,
+              [kernel](const std::vector<int64_t>& places, const std::vector<double>& rates, float grad_scale) {
+                  if (places.size() % 7 || rates.size() != places.size() / 7 * 10)
+                      throw std::invalid_argument("a tensor is 7 integers and 10 floats");
+                  const std::vector<OptimizerTensor> tensors = optimizer_tensors(places, rates);
+                  (kernels().*kernel)({tensors.data(), int64_t(tensors.size()), grad_scale});
+              },
+              py::call_guard<py::gil_scoped_release>());
+    };
+    define("adamw", &Kernels::adamw);
+    define("lamb", &Kernels::lamb);
+    m.def("grad_norm",
+          [](const std::vector<int64_t>& places) {  // (grad, size, dtype) of each tensor
+              std::vector<GradNormTensor> tensors(places.size() / 3);
+              for (size_t i = 0; i < tensors.size(); ++i)
+                  tensors[i] = {at(places[3 * i]), places[3 * i + 1], DType(places[3 * i + 2])};
+              return kernels().grad_norm(tensors.data(), int64_t(tensors.size()));
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
+EmbeddingArgs embedding_args(int dtype, const std::array<Pointer, 3>& ids, const std::array<Pointer, 3>& tables,
+                             const std::array<int64_t, 3>& table_rows, Pointer weight, Pointer bias, float eps,
+                             const Dropout& dropout, int64_t rows, int64_t cols) {
+    EmbeddingArgs args{};
+    args.dtype = DType(dtype);
+    for (int i = 0; i < 3; ++i) {
+        args.ids[i] = at<int64_t>(ids[i]);
+        args.tables[i] = at(tables[i]);
+        args.table_rows[i] = table_rows[i];
+    }
+    args.weight = at<float>(weight);
+    args.bias = at<float>(bias);
+    args.eps = eps;
+    args.dropout = dropout;
+    args.rows = rows;
+    args.cols = cols;
+    return args;
+}
+
+void bind_embedding(py::module_& m) {
+    m.def("embedding_forward",
+          [](int dtype, const std::array<Pointer, 3>& ids, const std::array<Pointer, 3>& tables,
+             const std::array<int64_t, 3>& table_rows, Pointer weight, Pointer bias, float eps, const Dropout& dropout,
+             Pointer out, Pointer mean, Pointer rstd, int64_t rows, int64_t cols) {
+              return kernels().embedding_forward(embedding_args(dtype, ids, tables, table_rows, weight, bias, eps, dropout,
+                                                                rows, cols),
+                                                 at(out), at<float>(mean), at<float>(rstd));
+          },
+          py::call_guard<py::gil_scoped_release>());
+    m.def("embedding_backward",
+          [](int dtype, Pointer dout, const std::array<Pointer, 3>& ids, const std::array<Pointer, 3>& tables,
+             const std::array<int64_t, 3>& table_rows, Pointer weight, const Dropout& dropout, Pointer mean, Pointer rstd,
+             const std::array<Pointer, 3>& dtables, int64_t padding_idx, Pointer dweight, Pointer dbias,
+             Pointer workspace, Pointer dsum, Pointer order, int64_t rows, int64_t cols) {
+              EmbeddingBackwardArgs args{};
+              args.forward = embedding_args(dtype, ids, tables, table_rows, weight, 0, 0.0f, dropout, rows, cols);
+              args.dout = at(dout);
+              args.mean = at<float>(mean);
+              args.rstd = at<float>(rstd);
+              for (int i = 0; i < 3; ++i) args.dtables[i] = at(dtables[i]);
+              args.padding_idx = padding_idx;
+              args.dweight = at<float>(dweight);
+              args.dbias = at<float>(dbias);
+              args.workspace = at<float>(workspace);
+              args.dsum = at<float>(dsum);
+              args.order = at<int32_t>(order);
+              kernels().embedding_backward(args);
+          },
+          py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -178,4 +268,6 @@ PYBIND11_MODULE(_C, m) {
     bind_gemm_int8(m);
     bind_attention(m);
     bind_gemm(m);
+    bind_embedding(m);
+    bind_optimizers(m);
 }

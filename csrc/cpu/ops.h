@@ -16,6 +16,11 @@ void cross_entropy_backward(const CrossEntropyArgs&, const float* dloss, const f
 void attention_forward(const AttentionArgs&);
 void attention_backward(const AttentionBackwardArgs&);
 void gemm_int8(const GemmInt8Args&);
+int64_t embedding_forward(const EmbeddingArgs&, void* out, float* mean, float* rstd);
+void embedding_backward(const EmbeddingBackwardArgs&);
+void adamw(const OptimizerArgs&);
+void lamb(const OptimizerArgs&);
+double grad_norm(const GradNormTensor* tensors, int64_t count);
 
 void pack_panels(const PackArgs&);
 void gemm_f32(const GemmArgs&);

@@ -12,6 +12,7 @@ const Kernels kernels = {
     gemm_int8,
     pack_panels,  gemm_f32,      gemm_bf16,             weight_grad_f32,
     weight_grad_bf16,
+    embedding_forward, embedding_backward, adamw, lamb, grad_norm,
 };
 
 }  // namespace FASTBERT_ISA

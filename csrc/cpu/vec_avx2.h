@@ -56,6 +56,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 // Of a NaN, min and max give b: so the place of an argument decides whether a NaN passes through.
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.v)}; }
 inline Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
 // a < b ? yes : no, lane by lane.
 inline Vec select_less(Vec a, Vec b, Vec yes, Vec no) {

@@ -44,6 +44,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 // Of a NaN, min and max give b: so the place of an argument decides whether a NaN passes through.
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
 // a < b ? yes : no, lane by lane.
 inline Vec select_less(Vec a, Vec b, Vec yes, Vec no) {

@@ -56,6 +56,7 @@ inline Vec fma(Vec a, Vec b, Vec c) { FASTBERT_EACH(a.v[i] * b.v[i] + c.v[i]) }
 // Of a NaN, min and max give b: so the place of an argument decides whether a NaN passes through.
 inline Vec min(Vec a, Vec b) { FASTBERT_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
 inline Vec max(Vec a, Vec b) { FASTBERT_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
+inline Vec sqrt(Vec a) { FASTBERT_EACH(__builtin_sqrtf(a.v[i])) }
 inline Vec abs(Vec a) { FASTBERT_EACH(a.v[i] < 0 ? -a.v[i] : a.v[i]) }
 // a < b ? yes : no, lane by lane.
 inline Vec select_less(Vec a, Vec b, Vec yes, Vec no) { FASTBERT_EACH(a.v[i] < b.v[i] ? yes.v[i] : no.v[i]) }

@@ -4,8 +4,10 @@
 // are float32 or bfloat16. Nothing here allocates, throws, or knows torch or Python.
 #pragma once
 #include "attention.h"
+#include "embedding.h"
 #include "gemm.h"
 #include "gemm_int8.h"
+#include "optimizer.h"
 #include "types.h"
 
 namespace fastbert {
@@ -79,6 +81,12 @@ struct Kernels {
     void (*gemm_bf16)(const GemmArgs&);
     void (*weight_grad_f32)(const WeightGradArgs&);
     void (*weight_grad_bf16)(const WeightGradArgs&);
+    // Returns the first token of which an id is no row of its table, or -1.
+    int64_t (*embedding_forward)(const EmbeddingArgs&, void* out, float* mean, float* rstd);
+    void (*embedding_backward)(const EmbeddingBackwardArgs&);
+    void (*adamw)(const OptimizerArgs&);
+    void (*lamb)(const OptimizerArgs&);
+    double (*grad_norm)(const GradNormTensor* tensors, int64_t count);
 };
 
 // Sums over rows are cut into chunks by the number of rows alone, never by the number of threads: the bits of a

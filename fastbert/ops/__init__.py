@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     _cpu_compound,
     _cpu_cross_entropy,
     _cpu_dropout,
+    _cpu_embedding,
     _cpu_gelu,
     _cpu_int8,
     _cpu_layer_norm,

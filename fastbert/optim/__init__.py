@@ -1,8 +1,12 @@
 """Optimisers of BERT's literature, gradient clipping and learning-rate schedules."""
 
-from . import schedules
+# A kernel enters the dispatcher's table by being imported.
+from . import (
+    _cpu,  # noqa: F401
+    schedules,
+)
 from .adamw import AdamW
-from .groups import clip_grad_norm, param_groups
+from .groups import clip_grad_norm, clipped_step, param_groups
 from .lamb import Lamb
 
-__all__ = ["AdamW", "Lamb", "clip_grad_norm", "param_groups", "schedules"]
+__all__ = ["AdamW", "Lamb", "clip_grad_norm", "clipped_step", "param_groups", "schedules"]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ..errors import InputError
-from .base import MasterWeightOptimizer
+from ..ops import _dispatch
+from .base import Batch, MasterWeightOptimizer, call, scaled_gradients, write_back
 
 
 def check_rates(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
@@ -50,31 +51,42 @@ class AdamW(MasterWeightOptimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None):
-        """One update of every parameter that has a gradient."""
+    def step(self, closure: Callable | None = None, *, grad_scale: float = 1.0):
+        """One update of every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss and its gradients anew; its value is returned.
+            grad_scale: gradients count times this, as if they had been multiplied by it before.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            params, gradients, targets, first, second = self._collect(group)
-            if not params:
-                continue
-            beta1, beta2 = group["betas"]
-            torch._foreach_lerp_(first, gradients, 1 - beta1)
-            torch._foreach_mul_(second, beta2)
-            torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-            roots = torch._foreach_sqrt(second)
-            rate = group["lr"]
-            if group["correct_bias"]:
-                steps = [self.state[p]["step"] for p in params]
-                torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in steps])
-                rates = [-rate / (1 - beta1**step) for step in steps]
-            else:
-                rates = [-rate] * len(params)
-            torch._foreach_add_(roots, group["eps"])
-            if group["weight_decay"]:
-                torch._foreach_mul_(targets, 1 - rate * group["weight_decay"])
-            torch._foreach_addcdiv_(targets, first, roots, rates)
-            self._write_back(params, targets)
+        batches = self._collect()
+        if batches:
+            call("adamw", batches, grad_scale)
         return loss
+
+
+@_dispatch.register("adamw", "reference")
+def _adamw(batches: list[Batch], scale: float = 1.0) -> None:
+    """The update in torch's own multi-tensor arithmetic."""
+    for batch in batches:
+        group, targets, first, second = batch.group, batch.targets, batch.first, batch.second
+        gradients = scaled_gradients(batch, scale)
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        roots = torch._foreach_sqrt(second)
+        rate = group["lr"]
+        if group["correct_bias"]:
+            torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in batch.steps])
+            rates = [-rate / (1 - beta1**step) for step in batch.steps]
+        else:
+            rates = [-rate] * len(targets)
+        torch._foreach_add_(roots, group["eps"])
+        if group["weight_decay"]:
+            torch._foreach_mul_(targets, 1 - rate * group["weight_decay"])
+        torch._foreach_addcdiv_(targets, first, roots, rates)
+        write_back(batch)

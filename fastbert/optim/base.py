@@ -2,29 +2,70 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from ..ops import _dispatch
 
-def global_norm(tensors: list[Tensor]) -> Tensor:
-    """The L2 norm of all elements of all tensors: a () float32 tensor, float64 where a tensor is float64."""
-    wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-    norms = torch._foreach_norm(tensors, dtype=wide)
-    return torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
+
+@dataclass
+class Batch:
+    """The parameters of one group that have a gradient, and what an update of them reads and writes.
+
+    Gradients are as they came; targets (the master weights, or the parameters themselves) and moments are float32, or
+    float64 for float64 parameters.
+    """
+
+    group: dict
+    params: list[Tensor]
+    gradients: list[Tensor]
+    targets: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[int]
+
+
+def _without_dynamo(method: Callable) -> Callable:
+    """torch's own method of this name, without the import of torch._dynamo (seconds) that its wrapper makes.
+
+    The wrapper keeps the compiler out of the method. Where the compiler was never imported, nothing is being compiled.
+    """
+    plain = getattr(method, "__wrapped__", method)
+
+    def call(self, *args, **kwargs):
+        return (method if "torch._dynamo" in sys.modules else plain)(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
 
 
 class MasterWeightOptimizer(torch.optim.Optimizer):
-    """Collects the tensors of a group as lists for multi-tensor arithmetic.
+    """Collects the tensors of its groups, for one call that updates all of them.
 
     Parameters in bfloat16 or float16 get a float32 copy, ``master``, which is what is updated: small updates would be
     lost in the rounding of the narrow type.
     """
 
-    def _collect(self, group: dict) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-        """parameters, gradients, what to update, first and second moments; of parameters that have a gradient."""
-        params = [p for p in group["params"] if p.grad is not None]
-        targets, first, second = [], [], []
-        for p in params:
+    add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
+    zero_grad = _without_dynamo(torch.optim.Optimizer.zero_grad)
+    state_dict = _without_dynamo(torch.optim.Optimizer.state_dict)
+    _load_state_dict = _without_dynamo(torch.optim.Optimizer.load_state_dict)
+
+    def _collect(self) -> list[Batch]:
+        """Makes missing states and counts the step; groups without any gradient are left out."""
+        batches = [self._collect_group(group) for group in self.param_groups]
+        return [batch for batch in batches if batch.params]
+
+    def _collect_group(self, group: dict) -> Batch:
+        batch = Batch(group, [], [], [], [], [], [])
+        for p in group["params"]:
+            gradient = p.grad
+            if gradient is None:
+                continue
             state = self.state[p]
             if not state:
                 state["step"] = 0
@@ -34,25 +75,55 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
                 if p.dtype != wide:
                     state["master"] = p.detach().to(wide)
             state["step"] += 1
-            targets.append(state.get("master", p))
-            first.append(state["exp_avg"])
-            second.append(state["exp_avg_sq"])
-        gradients = [p.grad.to(t.dtype) for p, t in zip(params, targets, strict=True)]
-        return params, gradients, targets, first, second
-
-    @staticmethod
-    def _write_back(params: list[Tensor], targets: list[Tensor]) -> None:
-        """Rounds the master weights into the parameters."""
-        for p, target in zip(params, targets, strict=True):
-            if p is not target:
-                p.copy_(target)
+            batch.params.append(p)
+            batch.gradients.append(gradient)
+            batch.targets.append(state.get("master", p))
+            batch.first.append(state["exp_avg"])
+            batch.second.append(state["exp_avg_sq"])
+            batch.steps.append(state["step"])
+        return batch
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As torch does, but moments and master weights stay float32, which torch would cast to the narrow type."""
-        super().load_state_dict(state_dict)
+        self._load_state_dict(state_dict)
         order = [p for group in self.param_groups for p in group["params"]]
         indices = [i for group in state_dict["param_groups"] for i in group["params"]]
         for p, index in zip(order, indices, strict=True):
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor):
                     self.state[p][name] = value.detach().clone().to(p.device)
+
+
+def scaled_gradients(batch: Batch, scale: Tensor | float) -> list[Tensor]:
+    """The gradients in the targets' dtype, times ``scale``; torch's arithmetic, for the reference backend."""
+    gradients = [g.to(t.dtype) for g, t in zip(batch.gradients, batch.targets, strict=True)]
+    if isinstance(scale, float) and scale == 1.0:
+        return gradients
+    return [g * (scale.to(g.device) if isinstance(scale, Tensor) else scale) for g in gradients]
+
+
+def write_back(batch: Batch) -> None:
+    """Rounds the master weights into the parameters."""
+    for p, target in zip(batch.params, batch.targets, strict=True):
+        if p is not target:
+            p.copy_(target)
+
+
+def call(op: str, *arguments):
+    """Runs an optimiser's op on the backend chosen; torch's multi-tensor kernels serve "triton" and "cuda"."""
+    if _dispatch.current_backend() in ("triton", "cuda"):
+        with _dispatch.backend("reference"):
+            return _dispatch.call(op, *arguments)
+    return _dispatch.call(op, *arguments)
+
+
+@_dispatch.register("grad_norm", "reference")
+def _grad_norm(tensors: list[Tensor]) -> Tensor:
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    norms = torch._foreach_norm(tensors, dtype=wide)
+    return torch.stack([norm.to(norms[0].device) for norm in norms]).norm()
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """The L2 norm of all elements of all tensors: a () float32 tensor, float64 where a tensor is float64."""
+    return call("grad_norm", tensors)

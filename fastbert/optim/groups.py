@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .base import global_norm
+from .base import MasterWeightOptimizer, global_norm
 
 # LayerNorms of other libraries are no nn.LayerNorm, but are called so.
 _NORM_NAMES = ("layernorm", "layer_norm")
@@ -40,7 +40,35 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     if not gradients:
         return torch.zeros(())
     total = global_norm(gradients)
-    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    # No branch on the device's value: a factor of one or of a broken norm becomes one.
-    torch._foreach_mul_(gradients, torch.where(torch.isfinite(total), factor, torch.ones_like(factor)))
+    factor = _clip_factor(total, max_norm)
+    # A factor of one changes nothing. On a CPU its value is at hand; elsewhere a look at it would wait for the device.
+    if factor.device.type != "cpu" or factor != 1:
+        torch._foreach_mul_(gradients, factor)
     return total
+
+
+def _clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """What gradients of this norm are multiplied by; 1 for a norm that is not finite."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
+
+
+@torch.no_grad()
+def clipped_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    """`clip_grad_norm` of all parameters, then the optimiser's step; a norm that is not finite changes nothing.
+
+    `AdamW` and `Lamb` multiply while they read: their gradients stay as they are.
+
+    Returns:
+        the norm before, as `clip_grad_norm`.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not isinstance(optimizer, MasterWeightOptimizer):
+        norm = clip_grad_norm(parameters, max_norm)
+        if torch.isfinite(norm):
+            optimizer.step()
+        return norm
+    norm = global_norm([p.grad for p in parameters]) if parameters else torch.zeros(())
+    if torch.isfinite(norm):
+        optimizer.step(grad_scale=float(_clip_factor(norm, max_norm)))
+    return norm

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ..errors import InputError
+from ..ops import _dispatch
 from .adamw import check_rates
-from .base import MasterWeightOptimizer, global_norm
+from .base import Batch, MasterWeightOptimizer, call, global_norm, scaled_gradients, write_back
 
 VARIANTS = ("nvlamb", "apex", "clamped")
 
@@ -50,7 +51,7 @@ class Lamb(MasterWeightOptimizer):
         kind = {"variant": variant, "max_grad_norm": max_grad_norm, "trust_range": trust_range}
         super().__init__(params, {**rates, **kind})
 
-    def _divisor(self) -> torch.Tensor | None:
+    def _divisor(self, grad_scale: float) -> torch.Tensor | None:
         """What gradients are divided by before anything else, over all groups."""
         first = self.param_groups[0]
         if first["variant"] == "clamped":
@@ -58,53 +59,58 @@ class Lamb(MasterWeightOptimizer):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:
             return None
-        return (global_norm(gradients) / first["max_grad_norm"]).clamp(min=1.0)
+        return (global_norm(gradients) * grad_scale / first["max_grad_norm"]).clamp(min=1.0)
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None):
-        """One update of every parameter that has a gradient."""
+    def step(self, closure: Callable | None = None, *, grad_scale: float = 1.0):
+        """One update of every parameter that has a gradient; the arguments are those of `AdamW.step`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        divisor = self._divisor()
-        for group in self.param_groups:
-            params, gradients, targets, first, second = self._collect(group)
-            if not params:
-                continue
-            if divisor is not None:
-                gradients = [g / divisor for g in gradients]
-            updates = self._directions(group, params, gradients, targets, first, second)
-            trusts = self._trusts(group, targets, updates)
-            for target, update, trust in zip(targets, updates, trusts, strict=True):
-                target.add_(update * trust, alpha=-group["lr"])
-            self._write_back(params, targets)
+        divisor = self._divisor(grad_scale)
+        batches = self._collect()
+        if batches:
+            call("lamb", batches, grad_scale if divisor is None else grad_scale / divisor)
         return loss
 
-    def _directions(self, group, params, gradients, targets, first, second) -> list[torch.Tensor]:
-        beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        roots = torch._foreach_sqrt(second)
-        numerators = first
-        if group["variant"] != "clamped":
-            steps = [self.state[p]["step"] for p in params]
-            torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in steps])
-            numerators = torch._foreach_div(first, [1 - beta1**step for step in steps])
-        torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(numerators, roots)
-        if group["weight_decay"]:
-            torch._foreach_add_(updates, targets, alpha=group["weight_decay"])
-        return list(updates)
 
-    def _trusts(self, group, targets, updates) -> list[torch.Tensor]:
-        if group["variant"] == "nvlamb" and not group["weight_decay"]:
-            return [torch.ones((), device=u.device) for u in updates]
-        weights = torch.stack(torch._foreach_norm(targets))
-        norms = torch.stack(torch._foreach_norm(updates))
-        trust = weights / norms
-        if group["variant"] == "clamped":
-            trust = trust.clamp(*group["trust_range"])
-        trust = torch.where((weights > 0) & (norms > 0), trust, torch.ones_like(trust))
-        return list(trust.unbind())
+@_dispatch.register("lamb", "reference")
+def _lamb(batches: list[Batch], scale: torch.Tensor | float = 1.0) -> None:
+    """The update in torch's own multi-tensor arithmetic."""
+    for batch in batches:
+        updates = _directions(batch, scaled_gradients(batch, scale))
+        trusts = _trusts(batch.group, batch.targets, updates)
+        for target, update, trust in zip(batch.targets, updates, trusts, strict=True):
+            target.add_(update * trust, alpha=-batch.group["lr"])
+        write_back(batch)
+
+
+def _directions(batch: Batch, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    group, first, second = batch.group, batch.first, batch.second
+    beta1, beta2 = group["betas"]
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    roots = torch._foreach_sqrt(second)
+    numerators = first
+    if group["variant"] != "clamped":
+        torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in batch.steps])
+        numerators = torch._foreach_div(first, [1 - beta1**step for step in batch.steps])
+    torch._foreach_add_(roots, group["eps"])
+    updates = torch._foreach_div(numerators, roots)
+    if group["weight_decay"]:
+        torch._foreach_add_(updates, batch.targets, alpha=group["weight_decay"])
+    return list(updates)
+
+
+def _trusts(group: dict, targets: list[torch.Tensor], updates: list[torch.Tensor]) -> list[torch.Tensor]:
+    if group["variant"] == "nvlamb" and not group["weight_decay"]:
+        return [torch.ones((), device=u.device) for u in updates]
+    weights = torch.stack(torch._foreach_norm(targets))
+    norms = torch.stack(torch._foreach_norm(updates))
+    trust = weights / norms
+    if group["variant"] == "clamped":
+        trust = trust.clamp(*group["trust_range"])
+    trust = torch.where((weights > 0) & (norms > 0), trust, torch.ones_like(trust))
+    return list(trust.unbind())

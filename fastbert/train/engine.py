@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import hardware, rng
 from ..errors import FastbertError
-from ..optim import clip_grad_norm
+from ..optim import clipped_step
 
 
 class TrainingDiverged(FastbertError):
@@ -73,9 +73,8 @@ class LocalEngine:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        norm = float(clip_grad_norm(self.parameters, self.clip))
+        norm = float(clipped_step(self.optimizer, self.clip))
         if math.isfinite(norm):
-            self.optimizer.step()
             self._skipped_in_a_row = 0
         else:
             self.skipped += 1

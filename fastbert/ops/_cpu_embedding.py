@@ -1,0 +1,163 @@
+"""Embedding sum, LayerNorm and dropout in one pass by the CPU kernels.
+
+Kept for backward: two numbers a token. The sums are made again from the tables, the dropout's bits drawn again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..rng import Dropout
+from . import _cpu, _dispatch
+
+
+def _ids(*ids: Tensor) -> list[Tensor]:
+    return [i.to(torch.int64).contiguous() for i in ids]
+
+
+def _pointers(tensors) -> list[int]:
+    return [_cpu.pointer(t) for t in tensors]
+
+
+def _forward(
+    input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias, eps, padding_idx,
+    threshold, seed, offset, site,
+):  # fmt: skip
+    ids = _ids(input_ids, token_type_ids, position_ids)
+    tables = [t.contiguous() for t in (word, token_type, position)]
+    weight, bias = _cpu.as_float32(weight), _cpu.as_float32(bias)
+    rows, columns = len(ids[0]), word.shape[1]
+    out, mean, rstd = word.new_empty(rows, columns), torch.empty(rows), torch.empty(rows)
+    bad = _native.extension().embedding_forward(
+        _cpu.code(word),
+        _pointers(ids),
+        _pointers(tables),
+        [len(t) for t in tables],
+        weight.data_ptr(),
+        bias.data_ptr(),
+        eps,
+        _cpu.native_dropout(threshold, seed, offset, site),
+        *_pointers((out, mean, rstd)),
+        rows,
+        columns,
+    )
+    if bad >= 0:
+        raise IndexError("index out of range in self")  # torch's words, so the reference's
+    return out, mean, rstd
+
+
+def _forward_fake(
+    input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias, eps, padding_idx,
+    threshold, seed, offset, site,
+):  # fmt: skip
+    rows = input_ids.shape[0]
+    return word.new_empty(rows, word.shape[1]), *(word.new_empty(rows, dtype=torch.float32) for _ in range(2))
+
+
+def _backward(
+    dout, input_ids, token_type_ids, position_ids, word, token_type, position, weight, mean, rstd, padding_idx,
+    wanted, threshold, seed, offset, site,
+):  # fmt: skip
+    ids = _ids(input_ids, token_type_ids, position_ids)
+    tables = [t.contiguous() for t in (word, token_type, position)]
+    dout, weight = dout.contiguous(), _cpu.as_float32(weight)
+    rows, columns = dout.shape
+    dtables = [torch.zeros_like(t) if want else t.new_empty(0) for t, want in zip(tables, wanted, strict=True)]
+    dweight, dbias = torch.empty(columns), torch.empty(columns)
+    workspace, dsum = _cpu.reduction_workspace(rows, 2 * columns), torch.empty(rows, columns)
+    order = torch.empty(rows + max(len(t) for t in tables) + 1, dtype=torch.int32)
+    _native.extension().embedding_backward(
+        _cpu.code(dout),
+        dout.data_ptr(),
+        _pointers(ids),
+        _pointers(tables),
+        [len(t) for t in tables],
+        weight.data_ptr(),
+        _cpu.native_dropout(threshold, seed, offset, site),
+        *_pointers((mean, rstd)),
+        [_cpu.pointer(d if want else None) for d, want in zip(dtables, wanted, strict=True)],
+        padding_idx,
+        *_pointers((dweight, dbias, workspace, dsum, order)),
+        rows,
+        columns,
+    )
+    return *dtables, dweight, dbias
+
+
+def _backward_fake(
+    dout, input_ids, token_type_ids, position_ids, word, token_type, position, weight, mean, rstd, padding_idx,
+    wanted, threshold, seed, offset, site,
+):  # fmt: skip
+    tables = (word, token_type, position)
+    dtables = [t.new_empty(t.shape if want else 0) for t, want in zip(tables, wanted, strict=True)]
+    return *dtables, *(dout.new_empty(dout.shape[1], dtype=torch.float32) for _ in range(2))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    *ids_and_tables, weight, bias, _eps, ctx.padding_idx, threshold, seed, offset, site = inputs
+    _, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*ids_and_tables, weight, mean, rstd)
+    ctx.dropout, ctx.bias_dtype = (threshold, seed, offset, site), bias.dtype
+
+
+def _gradient(ctx, dout: Tensor, *_):
+    weight = ctx.saved_tensors[6]
+    wanted = list(ctx.needs_input_grad[3:6])
+    *dtables, dweight, dbias = _embedding_backward(dout, *ctx.saved_tensors, ctx.padding_idx, wanted, *ctx.dropout)
+    dtables = [d if want else None for d, want in zip(dtables, wanted, strict=True)]
+    return None, None, None, *dtables, dweight.to(weight.dtype), dbias.to(ctx.bias_dtype), *(None,) * 6
+
+
+_INPUTS = (
+    "Tensor input_ids, Tensor token_type_ids, Tensor position_ids, Tensor word, Tensor token_type, Tensor position, "
+    "Tensor weight"
+)
+_embedding_backward = _cpu.define(
+    f"embedding_backward(Tensor dout, {_INPUTS}, Tensor mean, Tensor rstd, int padding_idx, bool[] wanted, "
+    f"{_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_embedding = _cpu.define(
+    f"embedding({_INPUTS}, Tensor bias, float eps, int padding_idx, {_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _accepts(ids, types, positions, word, token_type, position, weight, bias, eps, **_) -> str | None:
+    for tensor in (ids, types, positions):
+        if tensor.device.type != "cpu":
+            return f"the CPU kernels take CPU tensors, got ids on {tensor.device}"
+        if tensor.dtype not in (torch.int64, torch.int32):
+            return f"the CPU kernels take int64 ids, got {str(tensor.dtype).removeprefix('torch.')}"
+    return _cpu.why_not(word, token_type, position, parameters=(weight, bias))
+
+
+@_dispatch.register("embedding", "cpu", available=_native.why_missing, accepts=_accepts)
+def embedding(
+    input_ids: Tensor,
+    token_type_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    token_type: Tensor,
+    position: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    padding_idx: int | None = None,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    if padding_idx is None:
+        padding_idx = -1
+    elif padding_idx < 0:  # counted from the end, as torch does
+        padding_idx += word.shape[0]
+    tensors = (input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias)
+    return _embedding(*tensors, eps, padding_idx, *_cpu.dropout_arguments(dropout))[0]

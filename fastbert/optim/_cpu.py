@@ -1,0 +1,113 @@
+"""AdamW, LAMB and the gradients' norm by the CPU kernels (csrc/cpu/optimizer.cpp): one call for all tensors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..ops import _cpu, _dispatch
+from .base import Batch
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> str | None:
+    # Before anything that reads the memory: a DTensor's, or a sparse tensor's, is not what its shape says.
+    if type(tensor) not in _PLAIN:
+        return f"the CPU kernels take plain tensors, got a {type(tensor).__name__}"
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return f"the CPU kernels take dense CPU tensors, got one on {tensor.device} ({tensor.layout})"
+    if tensor.dtype not in dtypes:
+        names = " and ".join(str(d).removeprefix("torch.") for d in dtypes)
+        return f"the CPU kernels take {names} here, got {str(tensor.dtype).removeprefix('torch.')}"
+    return None
+
+
+def _accepts_norm(tensors: list[Tensor]) -> str | None:
+    return next((reason for t in tensors if (reason := _why_not(t))), None)
+
+
+@_dispatch.register("grad_norm", "cpu", available=_native.why_missing, accepts=_accepts_norm)
+def grad_norm(tensors: list[Tensor]) -> Tensor:
+    tensors = [t.contiguous() for t in tensors]  # these copies, if any, must live until the call is over
+    places = [number for t in tensors for number in (t.data_ptr(), t.numel(), _cpu.code(t))]
+    return torch.tensor(_native.extension().grad_norm(places), dtype=torch.float32)
+
+
+def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
+    only_float32 = (torch.float32,)
+    for batch in batches:
+        lists = zip(batch.params, batch.gradients, batch.targets, batch.first, batch.second, strict=True)
+        for p, gradient, *states in lists:
+            reason = _why_not(p) or _why_not(gradient)
+            for state in states:
+                reason = reason or _why_not(state, only_float32)
+                if not reason and not state.is_contiguous():
+                    reason = "the CPU kernels take contiguous parameters and states, got one that is not"
+                if not reason and state.numel() != p.numel():
+                    reason = f"the CPU kernels take states of their parameter's size, got {state.numel()}"
+            if not reason and not p.is_contiguous():
+                reason = "the CPU kernels take contiguous parameters, got one that is not"
+            if reason:
+                return reason
+    return None
+
+
+def _run(name: str, batches: list[Batch], scale: Tensor | float, rates_of) -> None:
+    """``rates_of(group, step)``: the ten floats of `OptimizerTensor`."""
+    places, rates, kept = [], [], []
+    for batch in batches:
+        of_step: dict[int, tuple] = {}
+        for i, p in enumerate(batch.params):
+            target, gradient, step = batch.targets[i], batch.gradients[i].contiguous(), batch.steps[i]
+            kept.append(gradient)  # a copy, if it is one, must live until the call is over
+            places += (
+                p.data_ptr(),
+                gradient.data_ptr(),
+                0 if target is p else target.data_ptr(),
+                batch.first[i].data_ptr(),
+                batch.second[i].data_ptr(),
+                p.numel(),
+                _cpu.code(gradient),
+            )
+            if step not in of_step:
+                of_step[step] = rates_of(batch.group, step)
+            rates += of_step[step]
+    getattr(_native.extension(), name)(places, rates, float(scale))
+    # Autograd, and whoever packed a weight, learn of a change by the version.
+    torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
+
+
+def _corrections(group: dict, step: int, corrected: bool) -> tuple[float, float]:
+    if not corrected:
+        return 1.0, 1.0
+    beta1, beta2 = group["betas"]
+    return 1 / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
+
+
+def _common(group: dict, step: int, corrected: bool) -> tuple[float, ...]:
+    beta1, beta2 = group["betas"]
+    corrections = _corrections(group, step, corrected)
+    return (group["lr"], group["eps"], group["weight_decay"], 1 - beta1, 1 - beta2, *corrections)
+
+
+@_dispatch.register("adamw", "cpu", available=_native.why_missing, accepts=_accepts)
+def adamw(batches: list[Batch], scale: float = 1.0) -> None:
+    def rates(group: dict, step: int) -> tuple[float, ...]:
+        return (*_common(group, step, group["correct_bias"]), 0.0, 1.0, 1.0)
+
+    _run("adamw", batches, scale, rates)
+
+
+@_dispatch.register("lamb", "cpu", available=_native.why_missing, accepts=_accepts)
+def lamb(batches: list[Batch], scale: Tensor | float = 1.0) -> None:
+    def rates(group: dict, step: int) -> tuple[float, ...]:
+        variant = group["variant"]
+        has_trust = variant != "nvlamb" or bool(group["weight_decay"])
+        between = group["trust_range"] if variant == "clamped" else (0.0, math.inf)
+        return (*_common(group, step, variant != "clamped"), float(has_trust), *between)
+
+    _run("lamb", batches, scale, rates)

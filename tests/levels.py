@@ -1,0 +1,60 @@
+"""What tests of the CPU kernels share: a run at one level, and buffers that show a write out of place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fastbert import _native
+
+LEVELS = [] if _native.why_missing() else _native.extension().supported_isas()
+
+
+@contextmanager
+def at_level(name: str) -> Iterator[None]:
+    """Kernels of this level; every new tensor is filled with NaN, so that what is not written shows."""
+    before = _native.isa()
+    _native.extension().set_isa(name)
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        _native.extension().set_isa(before)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Guarded:
+    """Tensors cut out of larger ones of NaN bytes: `check` fails where something beside a tensor was written."""
+
+    MARGIN = 64  # elements on either side: four vectors
+
+    def __init__(self) -> None:
+        self._all: list[tuple[Tensor, int]] = []
+
+    def __call__(self, like: Tensor) -> Tensor:
+        """A copy of ``like`` with guards on both sides, contiguous."""
+        whole = torch.empty(like.numel() + 2 * self.MARGIN, dtype=like.dtype)
+        whole.view(torch.uint8).fill_(0xFF)  # a NaN of every width, and an odd integer
+        inside = whole[self.MARGIN : self.MARGIN + like.numel()].view(like.shape)
+        inside.copy_(like)
+        self._all.append((whole, like.numel()))
+        return inside
+
+    def check(self) -> None:
+        for whole, size in self._all:
+            for guard in (whole[: self.MARGIN], whole[self.MARGIN + size :]):
+                assert bool((guard.view(torch.uint8) == 0xFF).all()), "a kernel wrote outside its tensor"
