@@ -16,14 +16,7 @@
 #pragma once
 #include <cstdint>
 
-#if __has_include("gemm.h")
 #include "gemm.h"
-#else
-#include "types.h"
-namespace fastbert {
-enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2 };
-}
-#endif
 
 namespace fastbert {
 
