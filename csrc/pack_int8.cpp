@@ -1,9 +1,7 @@
 // Packs weights as int8: once a model, so plain C++ does.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #include "gemm_int8.h"
@@ -34,12 +32,6 @@ Int8Header layout(int64_t n, int64_t k, int64_t num_outliers) {
 }
 
 static_assert(sizeof(Int8Header) <= Int8Weight::sizeof_header, "the header has its room");
-
-struct Scratch {
-    void* data = nullptr;
-    int64_t bytes = 0;
-    ~Scratch() { std::free(data); }
-};
 
 }  // namespace
 
@@ -80,17 +72,5 @@ void pack_int8(const PackInt8Args& args) {
 }
 
 void gemm_int8(const GemmInt8Args& args) { kernels().gemm_int8(args); }
-
-char* int8_scratch(int64_t bytes) {
-    thread_local Scratch scratch;
-    if (scratch.bytes < bytes) {
-        std::free(scratch.data);
-        scratch.bytes = 0;
-        scratch.data = std::aligned_alloc(64, align(bytes));
-        if (!scratch.data) throw std::bad_alloc();
-        scratch.bytes = bytes;
-    }
-    return static_cast<char*>(scratch.data);
-}
 
 }  // namespace fastbert

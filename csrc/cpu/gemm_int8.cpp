@@ -41,7 +41,8 @@ Rows lay_out(const Int8Header& h, int64_t m, int threads) {
     rows.num_outliers = h.num_outliers;
     const int64_t q = align(m * rows.stride * int64_t(sizeof(Quantised))), each = align(4 * m * h.groups);
     const int64_t outliers = align(4 * m * h.num_outliers);
-    char* p = int8_scratch(q + 2 * each + outliers + 4 * threads * rows.row_stride);
+    const int64_t size = q + 2 * each + outliers + 4 * threads * rows.row_stride;
+    char* p = static_cast<char*>(thread_buffer(Scratch::int8_rows, size));
     rows.q = reinterpret_cast<Quantised*>(p);
     rows.scale = reinterpret_cast<float*>(p + q);
     rows.zero = reinterpret_cast<float*>(p + q + each);

@@ -84,8 +84,4 @@ private:
     }
 };
 
-// Memory of the calling thread for its quantised rows, at a multiple of 64; it only grows. Apart from thread_scratch,
-// so that who calls gemm_int8 may hold that.
-char* int8_scratch(int64_t bytes);
-
 }  // namespace fastbert
