@@ -26,7 +26,7 @@ def test_help_lists_every_command_and_is_quick():
     done = fastbert("--help")
     assert done.returncode == 0
     assert all(name in done.stdout for name in cli.COMMANDS)
-    for later in ("bench", "study", "convert"):
+    for later in ("bench", "study"):
         assert later not in done.stdout
 
 
