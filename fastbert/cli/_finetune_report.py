@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .finetune import Finetune
 
 MAX_PRINTED_LINES = 30
+SHOWN_TABLES = ("dev_classes.tsv", "dev_entities.tsv", "dev_questions.tsv")
 
 
 def metrics(task: Task, record: dict) -> str:
@@ -92,7 +93,7 @@ def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
         print(f"{first} of {len(values)} seeds: mean {statistics.mean(values):.4f}, standard deviation {deviation:.4f}")
     print(f"best epoch {outcome.best['epoch']}: {metrics(task, outcome.best)}")
     for path in outcome.paths:
-        if path.name == "dev_classes.tsv":
+        if path.name in SHOWN_TABLES:
             _show_short(path)
     if first in outcome.guess and outcome.best[first] <= outcome.guess[first]:
         print(

@@ -82,20 +82,24 @@ def scheme(sentences: Sequence[Sequence[str]]) -> str:
 
 @dataclass
 class _Block:
-    """Lines of one sentence with their numbers, and the -DOCSTART- line before them."""
+    """Lines of one sentence with their numbers, and the -DOCSTART- line before them; broken where a line is missing
+    that is no UTF-8."""
 
     lines: list[tuple[int, str]]
     document: int | None
     opening: str | None
+    broken: bool = False
 
 
 def _blocks(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[_Block]:
-    block = _Block([], None, None)
+    block, last = _Block([], None, None), 0
     for number, line in read_lines(path, bad_rows):
+        block.broken |= number != last + 1
+        last = number
         if not line.strip(" \t"):
             if block.lines:
                 yield block
-                block = _Block([], block.document, None)
+            block = _Block([], block.document, None if block.lines else block.opening)
         elif _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == DOCUMENT:
             if block.lines:
                 yield block
@@ -137,6 +141,8 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[
 
 def _sentence(name: str, block: _Block, opening: str | None, width: int, labelled: bool) -> Sentence:
     words, tags = [], []
+    if block.broken:
+        raise ValueError(f"line {block.lines[0][0]}: expected a sentence in UTF-8, got one with another line in it")
     for number, line in block.lines:
         columns = split(line)
         if len(columns) != width:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,8 @@ def span(context: str, answers: Answers) -> tuple[int, int] | None:
 
 
 def load_json(path: str | os.PathLike) -> tuple[Any, str]:
-    """The value of a JSON file (UTF-8, with or without byte-order mark), and its text."""
-    raw = Path(path).read_bytes()
+    """The value of a JSON file (UTF-8, with or without byte-order mark; ``-`` is standard input), and its text."""
+    raw = sys.stdin.buffer.read() if os.fspath(path) == "-" else Path(path).read_bytes()
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -48,7 +49,7 @@ def load_json(path: str | os.PathLike) -> tuple[Any, str]:
     try:
         return json.loads(text), text
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: expected JSON, got {error.msg}") from None
+        raise DataError(f"{path}, line {error.lineno}: expected JSON, got what fails with: {error.msg}") from None
 
 
 def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bool) -> list[Row]:

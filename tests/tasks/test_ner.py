@@ -122,6 +122,17 @@ def test_bad_rows_are_named(tmp_path, line, reason):
     assert len(task.bad_rows.reasons) == 1
 
 
+def test_a_sentence_is_never_left_without_a_word(tmp_path):
+    path = tmp_path / "f.txt"
+    path.write_bytes(b"-DOCSTART- O\n\na O\n\xe9 O\nb O\n\n\xe9 O\n\n\xe9 O\nc O\n\nd O\n\xe9 O\n\ne O\n")
+    with pytest.raises(DataError, match="line 4: expected UTF-8, got 0xe9"):
+        registry.get("ner").read(path)
+    task = registry.get("ner")
+    task.bad_rows = BadRows(skip=True)
+    assert [row.texts for row in task.read(path)] == [("e",)]
+    assert [row.opening for row in task.read(path)] == ["-DOCSTART- O"]
+
+
 def test_an_empty_file(tmp_path):
     with pytest.raises(DataError, match="expected sentences of one word a line, got none"):
         registry.get("ner").read(write(tmp_path, "\n\n"))
