@@ -67,9 +67,8 @@ inline RowSums exponentials(float* s, float* dp, int64_t n, int64_t end, float l
                             const uint8_t* bits) {
     const Vec shift = set(lse), scale = set(keep_scale);
     Vec total = set(0.0f), products = set(0.0f);
-    int64_t c = 0;
-    for (; c < n; c += W) {
-        const Vec e = exp(first_or_minus_infinity(load(s + c), n - c) - shift);
+    for_scores(s, n, [&](int64_t c, Vec x) {
+        const Vec e = softmax_exp(x - shift);
         total = total + e;
         store(s + c, e);
         Vec d = load(dp + c);
@@ -78,8 +77,8 @@ inline RowSums exponentials(float* s, float* dp, int64_t n, int64_t end, float l
             store(dp + c, d);
         }
         products = fma(e, d, products);
-    }
-    for (; c < end; c += W) {
+    });
+    for (int64_t c = divide_up(n, W) * W; c < end; c += W) {
         store(s + c, set(0.0f));
         store(dp + c, set(0.0f));
     }

@@ -41,13 +41,13 @@ struct Plan {
 // A NaN among the scores does not show here; it does in the sum.
 inline float row_maximum(const float* s, int64_t n) {
     Vec best = set(-__builtin_inff());
-    for (int64_t c = 0; c < n; c += W) best = max(first_or_minus_infinity(load(s + c), n - c), best);
+    for_scores(s, n, [&](int64_t, Vec x) { best = max(x, best); });
     return maximum(best);
 }
 
 inline float exp_of(float x) {
     float lanes[W];
-    store(lanes, exp(set(x)));
+    store(lanes, softmax_exp(set(x)));
     return lanes[0];
 }
 
@@ -56,13 +56,12 @@ template <bool DROP>
 inline float exponentials(float* s, int64_t n, int64_t end, float m, const uint8_t* bits) {
     const Vec shift = set(m);
     Vec total = set(0.0f);
-    int64_t c = 0;
-    for (; c < n; c += W) {
-        const Vec e = exp(first_or_minus_infinity(load(s + c), n - c) - shift);
+    for_scores(s, n, [&](int64_t c, Vec x) {
+        const Vec e = softmax_exp(x - shift);
         total = total + e;
         store(s + c, DROP ? keep(e, bits + c / 8) : e);
-    }
-    for (; c < end; c += W) store(s + c, set(0.0f));
+    });
+    for (int64_t c = divide_up(n, W) * W; c < end; c += W) store(s + c, set(0.0f));
     return sum(total);
 }
 
