@@ -39,7 +39,8 @@ Rows lay_out(const Int8Header& h, int64_t m, int threads) {
     rows.row_stride = h.k_padded + 16;
     rows.groups = h.groups;
     rows.num_outliers = h.num_outliers;
-    const int64_t q = align(m * rows.stride * int64_t(sizeof(Quantised))), each = align(4 * m * h.groups);
+    // A tile reads whole: up to MAX_ROWS - 1 rows more.
+    const int64_t q = align((m + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS * rows.stride * int64_t(sizeof(Quantised))), each = align(4 * m * h.groups);
     const int64_t outliers = align(4 * m * h.num_outliers);
     const int64_t size = q + 2 * each + outliers + 4 * threads * rows.row_stride;
     char* p = static_cast<char*>(thread_buffer(Scratch::int8_rows, size));
@@ -175,7 +176,10 @@ using Dot = void (*)(const Quantised*, int64_t, const int8_t*, int64_t, int64_t,
 using Finish = void (*)(const GemmInt8Args&, const Tile&);
 
 template <int PANELS> Dot dot_of(int64_t rows) {
-    switch (rows < MAX_ROWS ? rows : MAX_ROWS) {
+#if defined(FASTBERT_TILES)
+    return rows > 16 ? dot<2, PANELS> : dot<1, PANELS>;
+#else
+    switch (rows) {
         case 1: return dot<1, PANELS>;
 #if defined(FASTBERT_LEVEL_AVX2) || defined(FASTBERT_LEVEL_AVX512)
         case 2: return dot<2, PANELS>;
@@ -190,15 +194,16 @@ template <int PANELS> Dot dot_of(int64_t rows) {
 #endif
     }
     return nullptr;
+#endif
 }
 
 Dot dot_of(int64_t rows, int64_t panels) {
     switch (panels) {
         case 1: return dot_of<1>(rows);
-#if defined(FASTBERT_LEVEL_AVX512)
+#if defined(FASTBERT_LEVEL_AVX512) || defined(FASTBERT_TILES)
         case 2: return dot_of<2>(rows);
 #endif
-#if defined(FASTBERT_LEVEL_AVX512) && defined(__AVX512VNNI__)
+#if defined(FASTBERT_LEVEL_AVX512) && defined(__AVX512VNNI__) && !defined(FASTBERT_TILES)
         case 3: return dot_of<3>(rows);
         case 4: return dot_of<4>(rows);
 #endif
@@ -253,6 +258,7 @@ void gemm_int8(const GemmInt8Args& args) {
         const auto run = args.dtype == DType::bf16 ? quantise<bf16> : quantise<float>;
         run(args, w, rows, args.m * i / count, args.m * (i + 1) / count, rows.one_row + i * rows.row_stride);
         barrier();
+        [[maybe_unused]] const Tiles tiles;
         for (int64_t task = tasks * i / count; task < tasks * (i + 1) / count; ++task) {
             const int64_t r0 = task / panel_blocks * block_rows;
             const int64_t r1 = r0 + block_rows < args.m ? r0 + block_rows : args.m;

@@ -2,6 +2,9 @@
 //
 // dot<ROWS, PANELS>: ROWS rows of a times PANELS panels of 16 outputs. A step is four inputs: 64 bytes of a panel.
 #pragma once
+#if defined(FASTBERT_TILES)
+#include "int8_tile.h"
+#endif
 #include "vec.h"
 
 // Sums stay in registers only where every index is a constant.
@@ -11,7 +14,9 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-#if defined(FASTBERT_LEVEL_AVX512) && defined(__AVX512VNNI__)
+#if defined(FASTBERT_TILES)
+
+#elif defined(FASTBERT_LEVEL_AVX512) && defined(__AVX512VNNI__)
 
 using Quantised = uint8_t;
 constexpr int MAX_ROWS = 6, MAX_PANELS = 4;  // 24 sums, 4 weights and a row's value fit the 32 registers
@@ -120,6 +125,10 @@ inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t pan
 
 #endif
 
+#if !defined(FASTBERT_TILES)
+struct Tiles {};
+#endif
+
 // store_quantised: W integral floats in 0..255, which all integer types hold. to_float: W sums.
 #if defined(FASTBERT_LEVEL_AVX512)
 
@@ -144,8 +153,8 @@ inline Vec to_float(const int32_t* sums) {
 
 #else
 
-inline void store_quantised(int16_t* p, Vec v) {
-    for (int i = 0; i < W; ++i) p[i] = int16_t(v.v[i]);
+template <class Q> inline void store_quantised(Q* p, Vec v) {
+    for (int i = 0; i < W; ++i) p[i] = Q(v.v[i]);
 }
 inline Vec to_float(const int32_t* sums) {
     Vec out;

@@ -7,9 +7,7 @@ namespace FASTBERT_ISA {
 void specialise(Kernels& table);
 void specialise(Kernels& table) {
     table.gemm_bf16 = gemm_bf16;
-#if defined(FASTBERT_LEVEL_AVX512_BF16)
     table.gemm_int8 = gemm_int8;
-#endif
 #if defined(FASTBERT_TILES)
     table.weight_grad_bf16 = weight_grad_bf16;
 #endif
