@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -265,6 +267,30 @@ def test_what_the_kernels_refuse():
         with pytest.raises(BackendError, match="at most 512, got 513"):
             ops.attention(wide, wide, wide, bounds_of((3,)), 3)
     assert ops.attention(wide, wide, wide, bounds_of((3,)), 3).shape == wide.shape
+
+
+_PEAK = """
+import resource, torch
+from fastbert import ops
+from fastbert.rng import Dropout
+
+def run(length):
+    q, k, v = (torch.randn(length, 4, 32, requires_grad=True) for _ in range(3))
+    with ops.backend("cpu"):
+        bounds = torch.tensor([0, length], dtype=torch.int32)
+        ops.attention(q, k, v, bounds, length, dropout=Dropout(0.1, 1, 2, 3)).sum().backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+torch.set_num_threads(1)
+before = run(8)
+print(run(4000) - before)
+"""
+
+
+def test_no_matrix_of_scores_in_memory():
+    """One of 4 heads x 4,000 x 4,000 floats would be 250 MB; the tensors and the scratch are 30."""
+    grown = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, check=True).stdout
+    assert int(grown) * 1024 < 80e6
 
 
 @pytest.mark.parametrize(("threshold", "causal", "save"), [(0, False, True), (13107, True, True), (0, False, False)])
