@@ -8,9 +8,6 @@ void specialise(Kernels& table);
 void specialise(Kernels& table) {
     table.gemm_bf16 = gemm_bf16;
     table.gemm_int8 = gemm_int8;
-#if defined(FASTBERT_TILES)
-    table.weight_grad_bf16 = weight_grad_bf16;
-#endif
 }
 
 }  // namespace FASTBERT_ISA
