@@ -134,24 +134,33 @@ void add_group(const GemmInt8Args& args, const Int8Weight& w, const Rows& rows, 
     }
 }
 
-// total += outliers times their columns. A panel's sums hide each other's latency.
-template <int PANELS> void add_outliers(const Int8Weight& w, const Rows& rows, Tile& tile) {
-    const int64_t stride = w.header->n_padded;
-    for (int64_t i = 0; i < tile.count; ++i) {
-        const float* x = rows.outliers + (tile.r + i) * rows.num_outliers;
-        for (int64_t c = 0; c < tile.columns; c += PANELS * 16) {
-            constexpr int N = PANELS * 16 / W;
-            const float* weights = w.outlier_weights + tile.n0 + c;
-            float* total = tile.total + i * tile.columns + c;
-            Vec v[N];
-            FASTBERT_UNROLL for (int j = 0; j < N; ++j) v[j] = load(total + j * W);
-            for (int64_t o = 0; o < rows.num_outliers; ++o) {
-                const Vec value = set(x[o]);
-                FASTBERT_UNROLL for (int j = 0; j < N; ++j) v[j] = fma(value, load(weights + o * stride + j * W), v[j]);
-            }
-            FASTBERT_UNROLL for (int j = 0; j < N; ++j) store(total + j * W, v[j]);
+// total += outliers times their columns, for ROWS rows from i on: their sums hide each other's latency.
+template <int ROWS, int PANELS> void add_outliers(const Int8Weight& w, const Rows& rows, Tile& tile, int64_t i) {
+    constexpr int N = PANELS * 16 / W;
+    const int64_t stride = w.header->n_padded, count = rows.num_outliers;
+    const float* x = rows.outliers + (tile.r + i) * count;
+    for (int64_t c = 0; c < tile.columns; c += PANELS * 16) {
+        const float* weights = w.outlier_weights + tile.n0 + c;
+        float* total = tile.total + i * tile.columns + c;
+        Vec v[ROWS][N];
+        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+            FASTBERT_UNROLL for (int j = 0; j < N; ++j) v[r][j] = load(total + r * tile.columns + j * W);
+        for (int64_t o = 0; o < count; ++o) {
+            Vec column[N];
+            FASTBERT_UNROLL for (int j = 0; j < N; ++j) column[j] = load(weights + o * stride + j * W);
+            FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+                FASTBERT_UNROLL for (int j = 0; j < N; ++j) v[r][j] = fma(set(x[r * count + o]), column[j], v[r][j]);
         }
+        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+            FASTBERT_UNROLL for (int j = 0; j < N; ++j) store(total + r * tile.columns + j * W, v[r][j]);
     }
+}
+
+void add_outliers(const Int8Weight& w, const Rows& rows, Tile& tile) {
+    const bool pairs = tile.columns % 32 == 0;
+    int64_t i = 0;
+    for (; i + 4 <= tile.count; i += 4) (pairs ? add_outliers<4, 2> : add_outliers<4, 1>)(w, rows, tile, i);
+    for (; i < tile.count; ++i) (pairs ? add_outliers<1, 2> : add_outliers<1, 1>)(w, rows, tile, i);
 }
 
 template <class T, Activation ACT>
@@ -234,7 +243,7 @@ void block(const GemmInt8Args& args, const Int8Weight& w, const Rows& rows, int6
             dot(rows.q + tile.r * rows.stride + k, rows.stride, w.q + first * panel + k * 16, panel, steps, tile.sums);
             add_group(args, w, rows, g, tile);
         }
-        if (h.num_outliers) (panels % 2 ? add_outliers<1> : add_outliers<2>)(w, rows, tile);
+        if (h.num_outliers) add_outliers(w, rows, tile);
         finish(args, tile);
     }
 }
