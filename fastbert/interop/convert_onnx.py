@@ -1,0 +1,142 @@
+"""Writes a model as an ONNX graph: the padded computation in plain operators, with free batch and sequence sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, InputError
+
+OPSET = 18
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class PaddedBert(nn.Module):
+    """A model's computation on a (B, S) rectangle, for exporters: nothing in it depends on the values of a tensor.
+
+    Args:
+        model: one of ours; its modules are used as they are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what `forward` returns."""
+        name = type(self.model).__name__
+        if name == "BertModel":
+            return ("last_hidden_state",) if self.model.pooler is None else ("last_hidden_state", "pooler_output")
+        if name == "BertForPreTraining":
+            return ("prediction_logits", "seq_relationship_logits")
+        return ("start_logits", "end_logits") if name == "BertForQuestionAnswering" else ("logits",)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+        """(B, S) int64 each -> the tensors of `outputs`; rows of masked tokens are 0."""
+        bert = getattr(self.model, "bert", self.model)
+        keep = (attention_mask != 0).unsqueeze(-1)
+        hidden = self._encode(bert, input_ids, attention_mask, token_type_ids)
+        pooled = None if bert.pooler is None else torch.tanh(bert.pooler.dense(hidden[:, 0]))
+        name = type(self.model).__name__
+        if name == "BertModel":
+            hidden = hidden * keep
+            return (hidden,) if pooled is None else (hidden, pooled)
+        if name in ("BertForSequenceClassification", "BertForMultipleChoice"):
+            return (self.model.classifier(pooled),)
+        if name == "BertForTokenClassification":
+            return (self.model.classifier(hidden) * keep,)
+        if name == "BertForQuestionAnswering":
+            start, end = (self.model.qa_outputs(hidden) * keep).unbind(-1)
+            return start, end
+        out = []
+        if hasattr(self.model.cls, "predictions"):
+            out.append(self._words(hidden) * keep)
+        if hasattr(self.model.cls, "seq_relationship"):
+            out.append(self.model.cls.seq_relationship(pooled))
+        return tuple(out)
+
+    def _words(self, x: Tensor) -> Tensor:
+        head = self.model.cls.predictions
+        x = F.gelu(head.transform.dense(x), approximate=head.transform.approximate)
+        return head.decoder(head.transform.LayerNorm(x))
+
+    @staticmethod
+    def _encode(bert: nn.Module, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+        tables = bert.embeddings
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = tables.word_embeddings(input_ids) + tables.token_type_embeddings(token_type_ids)
+        x = tables.LayerNorm(x + tables.position_embeddings(positions)[None])
+        # Not -inf: a row without a token would be all NaN.
+        scores = torch.finfo(x.dtype).min * (attention_mask == 0).to(x.dtype)[:, None, None]
+        heads = bert.config.num_attention_heads
+        for layer in bert.encoder.layer:
+            own = layer.attention.self
+            q, k, v = (
+                linear(x).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (own.query, own.key, own.value)
+            )
+            weights = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + scores, dim=-1)
+            context = (weights @ v).transpose(1, 2).flatten(2)
+            output = layer.attention.output
+            x = output.LayerNorm(output.dense(context) + x)
+            inner = F.gelu(layer.intermediate.dense(x), approximate=layer.intermediate.approximate)
+            x = layer.output.LayerNorm(layer.output.dense(inner) + x)
+        return x
+
+
+def write_onnx(found, target: Path) -> None:
+    """Writes the graph as one file; inputs `input_ids`, `attention_mask`, `token_type_ids`, each (batch, sequence).
+
+    Raises:
+        InputError: the packages onnx and onnxscript are not installed, or the target is a directory.
+        CheckpointError: the graph is larger than one file may be, or the file cannot be written.
+    """
+    if target.is_dir():
+        raise InputError(f"{target}: expected the name of an .onnx file, got a directory")
+    module = PaddedBert(found.model).eval()
+    total = sum(p.numel() * p.element_size() for p in module.parameters())
+    if total >= 1 << 31:
+        raise CheckpointError(f"{target}: an ONNX file holds at most 2 GiB, and the model's weights are {total} bytes")
+    ids = torch.ones(2, 8, dtype=torch.int64)
+    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    try:
+        program = _export(module, (ids, ids, torch.zeros_like(ids)))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        program.save(temporary, external_data=False)
+        os.replace(temporary, target)
+    except ImportError as error:
+        raise InputError(f"writing ONNX needs the packages onnx and onnxscript: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{target}: expected to write it, got: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def _export(module: PaddedBert, example: tuple[Tensor, ...]) -> Any:
+    batch = torch.export.Dim("batch")
+    sequence = torch.export.Dim("sequence", max=module.model.config.max_position_embeddings)
+    sizes = {0: batch, 1: sequence}
+    # The exporter tells its story on standard output and by warnings.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return torch.onnx.export(
+            module,
+            example,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(_INPUTS),
+            output_names=list(module.outputs),
+            dynamic_shapes=(sizes,) * len(_INPUTS),
+            verbose=False,
+        )

@@ -1,0 +1,85 @@
+"""Doors out: ONNX graphs that ONNX Runtime runs, directories that sentence-transformers reads."""
+
+from __future__ import annotations
+
+import hf_parity as hf
+import numpy as np
+import pytest
+import torch
+from tiny_bert import save
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import InputError
+from fastbert.interop.convert import convert
+
+# An export takes about ten seconds of torch's own: one that shows every operator runs by default.
+slow = pytest.mark.slow
+ONNX = (
+    "BertForPreTraining",
+    *(pytest.param(name, marks=slow) for name in ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")),
+    *(pytest.param(name, marks=slow) for name in ("BertForTokenClassification", "BertForQuestionAnswering")),
+)
+TEXTS = ["the film was great .", "paris", "", "a bad , dull and poor book of france is not good , not fine !"]
+
+
+@pytest.mark.parametrize("name", ONNX)
+def test_onnx_runtime_gives_our_outputs(name, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    directory = save(tmp_path / "model", name)
+    found = convert(directory, tmp_path / "model.onnx", to="onnx")
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [x.name for x in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    names = [x.name for x in session.get_outputs()]
+    for shape in ((4, 11), (1, 1), (3, 32)):  # none of them the shape that it was traced with
+        mask = torch.ones(shape, dtype=torch.int64)
+        if shape == (4, 11):
+            mask = hf.masks()["holes"]
+        given = {
+            "input_ids": torch.randint(5, 20, shape),
+            "attention_mask": mask,
+            "token_type_ids": torch.randint(0, 2, shape),
+        }
+        got = session.run(None, {key: x.numpy() for key, x in given.items()})
+        with torch.no_grad():
+            wanted = found.model(**given)
+        assert names == [key for key in wanted.keys() if key not in ("mlm_logits", "nsp_logits")]  # noqa: SIM118
+        for key, x in zip(names, got, strict=True):
+            hf.assert_near(torch.tensor(x), wanted[key], torch.float32, f"{key} at {shape}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.onnx"]
+
+
+def test_a_directory_is_no_onnx_file(tmp_path):
+    with pytest.raises(InputError, match="got a directory"):
+        convert(save(tmp_path / "model"), tmp_path, to="onnx")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_sentence_transformers_gives_our_vectors(pooling, normalize, tmp_path):
+    library = pytest.importorskip("sentence_transformers", exc_type=ImportError)
+    source = save(tmp_path / "model", "BertForPreTraining")
+    options = {"pooling": pooling, "normalize": normalize, "max_seqlen": 9}
+    convert(source, tmp_path / "out", to="sentence-transformers", options=options)
+    theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert [type(module).__name__ for module in theirs] == ["Transformer", "Pooling", "Normalize"][: 2 + normalize]
+    wanted = theirs.encode(TEXTS)
+    got = fastbert.SentenceEncoder.from_pretrained(tmp_path / "out").encode(TEXTS)
+    hf.assert_near(torch.tensor(got), torch.tensor(wanted), torch.float32, "vectors")
+    lengths = np.linalg.norm(got, axis=1)
+    assert (np.abs(lengths - 1) < 1e-5).all() == normalize
+    # And the encoder is the pre-trained model's.
+    model = fastbert.BertForPreTraining.from_pretrained(source)
+    again = fastbert.BertModel.from_pretrained(tmp_path / "out")
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.bert.state_dict().items())
+
+
+def test_a_sentence_directory_needs_a_tokenizer_and_a_known_pooling(tmp_path, capsys):
+    source = save(tmp_path / "model", "BertModel")
+    with pytest.raises(InputError, match="mean, cls, max"):
+        convert(source, tmp_path / "out", to="sentence-transformers", options={"pooling": "best"})
+    (source / "vocab.txt").unlink()
+    assert main(["convert", str(source), str(tmp_path / "out"), "--to", "sentence-transformers"]) == 2
+    assert "expected the tokenizer's files" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,77 @@
+"""The examples of docs/drop-in.md, run as they stand in a directory with a tiny model."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_bert import save
+
+from fastbert.cli.main import main
+from fastbert.interop.convert import convert
+from fastbert.interop.patch import is_patched
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "drop-in.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [
+    line.split("#")[0] for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
+]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Path:
+    """A directory with ``model``, a tiny classifier, and ``sentences``, its sentence-transformers directory."""
+    save(tmp_path / "model", "BertForSequenceClassification", num_labels=2)
+    convert(tmp_path / "model", tmp_path / "sentences", to="sentence-transformers")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_has_its_examples():
+    assert len(EXAMPLES) == 5
+    assert len(COMMANDS) == 6
+    assert all(command.startswith("fastbert convert ") for command in COMMANDS)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_example(number, desk):
+    code = EXAMPLES[number]
+    for library, package in (
+        ("Trainer", "accelerate"),
+        ("peft", "peft"),
+        ("sentence_transformers", "sentence_transformers"),
+    ):
+        if library in code:
+            pytest.importorskip(package, exc_type=ImportError)
+    row = {"input_ids": torch.tensor([2, 7, 3]), "attention_mask": torch.ones(3).long(), "labels": torch.tensor(1)}
+    names = {"rows": [row] * 8}
+    exec(compile(code, f"docs/drop-in.md, example {number}", "exec"), names)
+    if "model" in names:
+        assert any(is_patched(module) for module in names["model"].modules())
+    if "vectors" in names:
+        assert names["vectors"].shape == (2, 32)
+    if "convert(" in code:
+        assert (desk / "google" / "bert_model.ckpt.index").is_file()
+        assert (desk / "sentences" / "modules.json").is_file()
+
+
+def test_the_commands(desk, capsys):
+    save(desk / "bert-base", "BertForPreTraining")
+    for number, command in enumerate(COMMANDS):
+        words = shlex.split(command)[1:]
+        source, target = desk / words[1], desk / words[2]
+        if number == 0:
+            convert(desk / "bert-base", source, to="tf1")
+        elif words[1] == "old-model":
+            convert(desk / "bert-base", source, to="pickle")
+        elif words[1].endswith(".pt"):
+            torch.save({"model": torch.load(desk / "old-model" / "pytorch_model.bin")}, source)
+            os.replace(desk / "google" / "bert_config.json", desk / "bert_config.json")
+        if "onnx" in words:
+            continue  # its own test exports it, which takes long
+        assert main(words) == 0, capsys.readouterr().err
+        assert target.exists()
