@@ -106,10 +106,11 @@ def write_onnx(found, target: Path) -> None:
     total = sum(p.numel() * p.element_size() for p in module.parameters())
     if total >= 1 << 31:
         raise CheckpointError(f"{target}: an ONNX file holds at most 2 GiB, and the model's weights are {total} bytes")
-    ids = torch.ones(2, 8, dtype=torch.int64)
+    # Three tensors: the exporter takes one that is given twice for one input.
+    example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in _INPUTS)
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
-        program = _export(module, (ids, ids, torch.zeros_like(ids)))
+        program = _export(module, example)
         target.parent.mkdir(parents=True, exist_ok=True)
         program.save(temporary, external_data=False)
         os.replace(temporary, target)
