@@ -1,0 +1,296 @@
+"""Plants bugs of one line in copies of the kernels and demands that their tests catch every one.
+
+Use:  python tests/native/planted_bugs.py [--only WORD]     (minutes; a C++ compiler, cmake and ninja as for an install)
+
+The tree is copied to a temporary place and built once. Each bug is built at the best of the levels avx512, avx2 and
+scalar, where its tests then run until the first failure. Without a bug the same tests must pass. Exits with 1 where
+a bug was not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Bug:
+    what: str
+    source: str  # the file to patch, under csrc/cpu
+    old: str  # its first occurrence (after `after`) becomes `new`
+    new: str
+    tests: str  # a file of tests, and the words for -k
+    words: str = ""
+    after: str = ""
+    compiled: str = ""  # the file to compile, where `source` is a header
+
+
+OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizers.py"
+ATTENTION, EMBEDDING, GEMM = (f"tests/ops/test_cpu_{name}.py" for name in ("attention", "embedding", "gemm"))
+BUGS = [
+    Bug(
+        "gelu: the last chunk's bias gradient is lost",
+        "gelu.cpp",
+        "workspace, chunks,",
+        "workspace, chunks - 1,",
+        OPS,
+        "gelu",
+    ),
+    Bug(
+        "gelu: backward forgets the bias",
+        "gelu.cpp",
+        "if (args.bias) v = v + load",
+        "if (false) v = v + load",
+        OPS,
+        "gelu",
+        after="void backward",
+    ),
+    Bug(
+        "layer_norm: kept elements are not scaled", "layer_norm.cpp", "keep(v * scale, ", "keep(v, ", OPS, "layer_norm"
+    ),
+    Bug(
+        "layer_norm: lanes past the end count in the variance",
+        "layer_norm.cpp",
+        "only(load(z + c, lanes) - m, lanes)",
+        "load(z + c, lanes) - m",
+        OPS,
+        "layer_norm",
+    ),
+    Bug(
+        "dropout: columns past 1,024 get the bits of the first",
+        "dropout.cpp",
+        "bits(row, c0, n, d)",
+        "bits(row, 0, n, d)",
+        OPS,
+        "masks",
+    ),
+    Bug("dropout: another site", "vec_{level}.h", "d.site", "(d.site ^ 1)", OPS, "masks", compiled="dropout.cpp"),
+    Bug(
+        "cross_entropy: the tail is padded with zeros",
+        "cross_entropy.cpp",
+        ": lowest;",
+        ": 0.0f;",
+        OPS,
+        "cross_entropy",
+    ),
+    Bug(
+        "cross_entropy: no gradient of the label",
+        "cross_entropy.cpp",
+        "- set(1.0f)",
+        "- set(0.0f)",
+        OPS,
+        "cross_entropy",
+    ),
+    Bug(
+        "optimizer: each thread skips its first chunk", "optimizer.cpp", "at >= first", "at > first", OPTIM, "algorithm"
+    ),
+    Bug("optimizer: gradients are not scaled", "optimizer.cpp", "lanes) * rates.scale", "lanes)", OPTIM, "scale"),
+    Bug(
+        "lamb: the norm is that of the last chunk",
+        "optimizer.cpp",
+        "updates += squares->updates",
+        "updates = squares->updates",
+        OPTIM,
+        "lamb",
+    ),
+    Bug(
+        "lamb: lanes past the end count in the norm",
+        "optimizer.cpp",
+        "only(advance<G>(t, rates, i, p, lanes), lanes)",
+        "advance<G>(t, rates, i, p, lanes) + set(1e-3f)",
+        OPTIM,
+        "lamb",
+    ),
+    Bug(
+        "embedding: the padding row gets a gradient",
+        "embedding.cpp",
+        "if (id == skipped) continue;",
+        "",
+        EMBEDDING,
+        "rows",
+    ),
+    Bug(
+        "embedding: of a word's tokens only 32 count",
+        "embedding.cpp",
+        "first < count; first += RUN",
+        "first < RUN; first += RUN",
+        EMBEDDING,
+        "reference",
+        after="void add_strip",
+    ),
+    Bug("embedding: a negative id is read", "embedding.cpp", "a.ids[i][token] < 0 || ", "", EMBEDDING, "range"),
+    Bug(
+        "attention: the causal mask is dropped",
+        "attention_forward.cpp",
+        "a_.causal ? first + r + 1 - key : num_keys",
+        "num_keys",
+        ATTENTION,
+        "reference",
+    ),
+    Bug(
+        "attention: blocks of keys are joined without their scale",
+        "attention_forward.cpp",
+        "l[r] *= shrink;",
+        "",
+        ATTENTION,
+        "reference or far",
+    ),
+    Bug(
+        "attention: dk of the first block of queries only",
+        "attention_backward.cpp",
+        "block < blocks; ++block",
+        "block < 1; ++block",
+        ATTENTION,
+        "reference",
+    ),
+    Bug(
+        "attention: dv misses the dropout's scale",
+        "attention_backward.cpp",
+        "set(a_.dropout.active() ? a_.dropout.scale : 1.0f)",
+        "set(1.0f)",
+        ATTENTION,
+        "reference",
+    ),
+    Bug(
+        "gemm: only the last block of K counts",
+        "gemm_core.h",
+        "first ? acc[m][v] : load(to) + acc[m][v]",
+        "acc[m][v]",
+        GEMM,
+        "test_gemm",
+        compiled="gemm.cpp",
+    ),
+    Bug(
+        "gemm: the bias comes after the activation",
+        "gemm_epilogue.h",
+        "v = activate<ACT>(v);",
+        "v = activate<ACT>(load(sums + i, lanes)) + (g.bias ? load(g.bias + column + i, lanes) : set(0.0f));",
+        GEMM,
+        "test_gemm",
+        compiled="gemm.cpp",
+    ),
+]
+
+
+def run(command: list, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options)
+
+
+def must(command: list, **options) -> str:
+    done = run(command, **options)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\n{' '.join(map(str, command[:3]))} ... failed")
+    return done.stdout
+
+
+class Tree:
+    """A copy of the repository with a build of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self.root, self.build = place / "tree", place / "build"
+        for name in must(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT).split("\n"):
+            if name.startswith(("csrc/", "fastbert/", "tests/", "CMakeLists", "pyproject")) and (ROOT / name).is_file():
+                target = self.root / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, target)
+        import pybind11
+
+        must(
+            [
+                "cmake",
+                "-S",
+                self.root,
+                "-B",
+                self.build,
+                "-G",
+                "Ninja",
+                f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={self.build}",
+                f"-DPython_EXECUTABLE={sys.executable}",
+                f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            ]
+        )
+        must(["ninja", "-C", self.build])
+        self.link = must(["ninja", "-C", self.build, "-t", "commands", "_C"]).strip().split("\n")[-1]
+        self.install()
+        python = "from fastbert import _native; print(*_native.extension().supported_isas())"
+        levels = must([sys.executable, "-c", python], env=self.environment(), cwd=self.root).split()
+        self.level = next(level for level in ("avx512", "avx2", "scalar") if level in levels)
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+
+    def install(self) -> None:
+        (library,) = self.build.glob("_C.*.so")
+        target = self.root / "fastbert" / library.name
+        target.unlink(missing_ok=True)
+        shutil.copy2(library, target)
+
+    def make(self, source: str) -> None:
+        """Compiles one file at the tree's level and links; other levels keep what they had."""
+        must(["ninja", "-C", self.build, f"CMakeFiles/fastbert_{self.level}.dir/csrc/cpu/{source}.o"])
+        must(["sh", "-c", self.link], cwd=self.build)
+        self.install()
+
+    def tests_pass(self, tests: str, words: str) -> tuple[bool, str]:
+        level = f"{self.level} and not {self.level}_"
+        chosen = f"({words}) and {level}" if words else level
+        done = run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests, "-k", chosen],
+            env=self.environment(),
+            cwd=self.root,
+        )
+        if done.returncode not in (0, 1):
+            sys.exit(f"{done.stdout}\nthe tests of {tests} did not run")
+        failed = [line for line in done.stdout.split("\n") if line.startswith(("FAILED", "ERROR"))]
+        return done.returncode == 0, failed[0].split(" - ")[0].partition(" ")[2] if failed else ""
+
+    def caught(self, bug: Bug) -> str:
+        """The test that caught it, or nothing."""
+        path = self.root / "csrc" / "cpu" / bug.source.format(level=self.level)
+        before, compiled = path.read_text(), bug.compiled or bug.source
+        start = before.index(bug.after)
+        at = before.find(bug.old, start)
+        if at < 0:
+            sys.exit(f"{bug.what}: {path.name} has no {bug.old!r} any more: adapt the list")
+        path.write_text(before[:at] + bug.new + before[at + len(bug.old) :])
+        self.make(compiled)
+        path.write_text(before)
+        test = self.tests_pass(bug.tests, bug.words)[1]
+        self.make(compiled)
+        return test
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    arguments.add_argument("--only", default="", help="only the bugs whose description has this word")
+    bugs = [bug for bug in BUGS if arguments.parse_args().only in bug.what]
+    with tempfile.TemporaryDirectory(prefix="planted_bugs.") as place:
+        tree = Tree(Path(place))
+        for tests, words in dict.fromkeys((bug.tests, bug.words) for bug in bugs):
+            passed, test = tree.tests_pass(tests, words)
+            if not passed:
+                sys.exit(f"without a bug {test} must pass")
+        print(
+            f"{len(bugs)} bugs, one at a time, at level {tree.level}\n\n| bug | caught by | s |\n|---|---|---|",
+            flush=True,
+        )
+        missed = 0
+        for bug in bugs:
+            begin, test = time.monotonic(), tree.caught(bug)
+            missed += not test
+            print(f"| {bug.what} | {test or '**nothing**'} | {time.monotonic() - begin:.0f} |", flush=True)
+    print(f"\n{len(bugs) - missed} of {len(bugs)} caught")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
