@@ -234,9 +234,12 @@ class Tree:
         target.unlink(missing_ok=True)
         shutil.copy2(library, target)
 
+    def object_of(self, source: str) -> Path:
+        return self.build / f"CMakeFiles/fastbert_{self.level}.dir/csrc/cpu/{source}.o"
+
     def make(self, source: str) -> None:
         """Compiles one file at the tree's level and links; other levels keep what they had."""
-        must(["ninja", "-C", self.build, f"CMakeFiles/fastbert_{self.level}.dir/csrc/cpu/{source}.o"])
+        must(["ninja", "-C", self.build, str(self.object_of(source).relative_to(self.build))])
         must(["sh", "-c", self.link], cwd=self.build)
         self.install()
 
@@ -261,11 +264,13 @@ class Tree:
         at = before.find(bug.old, start)
         if at < 0:
             sys.exit(f"{bug.what}: {path.name} has no {bug.old!r} any more: adapt the list")
+        good = self.object_of(compiled).read_bytes()
         path.write_text(before[:at] + bug.new + before[at + len(bug.old) :])
         self.make(compiled)
-        path.write_text(before)
         test = self.tests_pass(bug.tests, bug.words)[1]
-        self.make(compiled)
+        # The next bug is linked with the good object.
+        path.write_text(before)
+        self.object_of(compiled).write_bytes(good)
         return test
 
 
