@@ -7,6 +7,10 @@
 #include <stdexcept>
 #include <vector>
 
+#include <algorithm>
+#include <string>
+
+#include "encoder.h"
 #include "gemm_int8.h"
 #include "isa.h"
 
@@ -253,6 +257,48 @@ void bind_embedding(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+// A few elements of every block of memory, to notice that somebody wrote to it.
+py::bytes sample_bytes(const std::vector<Pointer>& addresses, const std::vector<int64_t>& sizes) {
+    constexpr int64_t SAMPLES = 4, WIDTH = 8;
+    std::string seen;
+    seen.reserve(addresses.size() * SAMPLES * WIDTH);
+    for (size_t i = 0; i < addresses.size(); ++i) {
+        const int64_t width = std::min(WIDTH, sizes.at(i)), last = sizes[i] - width;
+        for (int64_t k = 0; k < SAMPLES; ++k)
+            seen.append(at<const char>(addresses[i]) + last * k / (SAMPLES - 1), size_t(width));
+    }
+    return py::bytes(seen);
+}
+
+void bind_encoder(py::module_& m) {
+    m.def("sample_bytes", &sample_bytes, py::arg("addresses"), py::arg("sizes"));
+    py::class_<Encoder>(m, "Encoder")
+        .def(py::init([](int dtype, bool tanh, float eps, int64_t layers, int64_t hidden, int64_t intermediate,
+                         int64_t nheads) {
+            const Activation gelu = tanh ? Activation::gelu_tanh : Activation::gelu;
+            return new Encoder({DType(dtype), gelu, eps, layers, hidden, intermediate, nheads});
+        }))
+        .def("set_layer",
+             [](Encoder& self, int64_t index, const std::array<Pointer, 4>& weights, const std::array<Pointer, 8>& v) {
+                 py::gil_scoped_release release;
+                 self.set_layer(index, {at(weights[0]), at(weights[1]), at(weights[2]), at(weights[3]),
+                                        at<float>(v[0]), at<float>(v[1]), at<float>(v[2]), at<float>(v[3]),
+                                        at<float>(v[4]), at<float>(v[5]), at<float>(v[6]), at<float>(v[7])});
+             })
+        .def("run",
+             [](const Encoder& self, Pointer x, Pointer states, int64_t state_step, int64_t tokens, Pointer cu_seqlens,
+                int64_t batch_size) {
+                 const int32_t* bounds = at<int32_t>(cu_seqlens);
+                 if (!bounds_fit(bounds, batch_size, tokens)) return false;
+                 int64_t longest = 0;
+                 for (int64_t b = 0; b < batch_size; ++b)
+                     longest = std::max<int64_t>(longest, bounds[b + 1] - bounds[b]);
+                 self.run({at(x), at(states), state_step, tokens, bounds, batch_size, longest});
+                 return true;
+             },
+             py::call_guard<py::gil_scoped_release>(), "False, and nothing done, where the bounds do not fit.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -270,4 +316,5 @@ PYBIND11_MODULE(_C, m) {
     bind_gemm(m);
     bind_embedding(m);
     bind_optimizers(m);
+    bind_encoder(m);
 }

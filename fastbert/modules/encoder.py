@@ -17,6 +17,7 @@ from ..packing import Packing
 from ..rng import DropoutKey
 from .layer import BertLayer
 from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, keys_kept
+from .stack import run_stack
 
 _log = logging.getLogger("fastbert")
 
@@ -119,6 +120,9 @@ class BertEncoder(nn.Module):
             the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the list of
             attention probabilities, whose entries are None where the layout keeps none.
         """
+        whole = run_stack(self, x, layout, key, keep_states)
+        if whole is not None:
+            return whole[-1], [x, *whole] if keep_states else None, [None] * len(self.layer)
         states, attentions = [x], []
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, layer in enumerate(self.layer, 1):

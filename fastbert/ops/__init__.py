@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     _cpu_cross_entropy,
     _cpu_dropout,
     _cpu_embedding,
+    _cpu_encoder,
     _cpu_gelu,
     _cpu_int8,
     _cpu_layer_norm,
@@ -19,18 +20,21 @@ from . import (  # noqa: F401
     _triton_linear,
 )
 from ._cpu_int8 import pack_int8, unpack_int8
-from ._dispatch import backend, current_backend
+from ._dispatch import backend, current_backend, is_fused
 from .attention import attention
 from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .embedding import embedding
+from .encoder import LayerParameters, PackedEncoder, encoder
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
 from .linear_int8 import linear_int8
 
 __all__ = [
+    "LayerParameters",
+    "PackedEncoder",
     "attention",
     "attention_padded",
     "backend",
@@ -38,7 +42,9 @@ __all__ = [
     "current_backend",
     "dropout",
     "embedding",
+    "encoder",
     "gelu",
+    "is_fused",
     "layer_norm",
     "linear",
     "linear_int8",

@@ -124,6 +124,17 @@ def choose(op: str, *args, **kwargs) -> Implementation:
     raise BackendError(f"{op}: no backend can serve this call")
 
 
+def is_fused(op: str, *args, **kwargs) -> bool:
+    """Whether a kernel would serve this call: for an op that the caller can also make of smaller ones, better than the
+    reference does."""
+    wanted = current_backend()
+    for name in ORDER[:-1] if wanted == "auto" else (wanted,):
+        one = _table[op].get(name) if name != "reference" else None
+        if one and not one.available() and not one.accepts(*args, **kwargs):
+            return True
+    return False
+
+
 def call(op: str, *args, **kwargs):
     """Runs an op on the backend chosen for this call."""
     return choose(op, *args, **kwargs).function(*args, **kwargs)

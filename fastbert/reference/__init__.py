@@ -8,6 +8,7 @@ from .attention import attention, attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout, keep_mask, philox_4x32
 from .embedding import embedding
+from .encoder import encoder
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
@@ -19,6 +20,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "embedding",
+    "encoder",
     "gelu",
     "keep_mask",
     "layer_norm",

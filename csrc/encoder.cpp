@@ -1,0 +1,215 @@
+// One layer (Vaswani et al. 2017, section 3; Devlin et al. 2019), dropout off:
+//
+//     qkv = x Wqkv^T;  a = LN(x + Wo attention(qkv));  y = LN(a + W2 gelu(W1 a))
+//
+// The residual is added in the product's epilogue, so LayerNorm reads one matrix and writes one. The two products of the
+// feed-forward block go over blocks of rows: its wide activations (4 x hidden) then stay near the core and the workspace
+// does not grow with them.
+#include "encoder.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "isa.h"
+
+namespace fastbert {
+namespace {
+
+constexpr int64_t FEED_FORWARD_ROWS = 512;
+constexpr int64_t ALIGN = 64;             // a cache line, and what the widest aligned load wants
+constexpr int64_t HUGE_PAGE = 2l << 20;   // one sequence's latency is the time to read the weights: fewer page walks
+
+int64_t element_size(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
+int64_t aligned(int64_t bytes, int64_t to = ALIGN) { return (bytes + to - 1) / to * to; }
+
+// Hands out parts of a block of memory; with a null base it only adds up their sizes.
+class Parts {
+public:
+    explicit Parts(void* base) : base_(uintptr_t(base)), at_(uintptr_t(base)) {}
+    char* take(int64_t bytes) {
+        char* part = reinterpret_cast<char*>(at_);
+        at_ += uintptr_t(aligned(bytes));
+        return part;
+    }
+    float* floats(int64_t count) { return reinterpret_cast<float*>(take(count * 4)); }
+    int64_t size() const { return int64_t(at_ - base_); }
+
+private:
+    uintptr_t base_, at_;
+};
+
+// c = act(a w^T + bias) [+ residual], all contiguous.
+void product(DType dtype, const void* a, const void* packed, const float* bias, int64_t rows, int64_t n, int64_t k,
+             Activation activation, const void* residual, void* c) {
+    GemmArgs args{};
+    args.dtype = args.c_dtype = dtype;
+    args.a = a;
+    args.lda = k;
+    args.packed = packed;
+    args.bias = bias;
+    args.act = activation;
+    args.residual = residual;
+    args.c = c;
+    args.ldc = n;
+    args.m = rows;
+    args.n = n;
+    args.k = k;
+    gemm(args);
+}
+
+// Aligned memory of this thread that lives as long as the thread and only grows.
+void* workspace(int64_t bytes) {
+    struct Buffer {
+        void* memory = nullptr;
+        int64_t size = 0;
+        ~Buffer() { std::free(memory); }
+    };
+    thread_local Buffer buffer;
+    if (buffer.size < bytes) {
+        std::free(buffer.memory);
+        buffer.size = 0;
+        buffer.memory = std::aligned_alloc(ALIGN, size_t(aligned(bytes)));
+        if (!buffer.memory) throw std::bad_alloc();
+        buffer.size = bytes;
+    }
+    return buffer.memory;
+}
+
+}  // namespace
+
+// What a pass keeps between its steps.
+struct Workspace {
+    char* qkv;      // (tokens, 3 hidden)
+    char* context;  // (tokens, hidden)
+    char* sum;      // (tokens, hidden), a LayerNorm's input
+    char* normed;   // (tokens, hidden), the attention branch's result
+    char* wide;     // (at most FEED_FORWARD_ROWS, intermediate)
+    float *mean, *rstd;
+    int64_t bytes;
+
+    Workspace(const EncoderSizes& s, int64_t tokens, void* base) {
+        Parts parts(base);
+        const int64_t row = s.hidden * element_size(s.dtype);
+        qkv = parts.take(3 * tokens * row);
+        context = parts.take(tokens * row);
+        sum = parts.take(tokens * row);
+        normed = parts.take(tokens * row);
+        wide = parts.take(std::min(tokens, FEED_FORWARD_ROWS) * s.intermediate * element_size(s.dtype));
+        mean = parts.floats(tokens);
+        rstd = parts.floats(tokens);
+        bytes = parts.size();
+    }
+};
+
+void Encoder::Free::operator()(void* memory) const { std::free(memory); }
+
+Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(sizes.layers)) {
+    const int64_t h = sizes.hidden, wide = sizes.intermediate;
+    auto lay_out = [&](Parts& parts) {
+        auto linear = [&](int64_t n, int64_t k) {
+            char* weight = parts.take(packed_size(sizes.dtype, n, k));
+            return Linear{weight, parts.floats(n)};
+        };
+        for (Layer& layer : layers_)
+            layer = {linear(3 * h, h), linear(h, h),    linear(wide, h), linear(h, wide),
+                     parts.floats(h),  parts.floats(h), parts.floats(h), parts.floats(h)};
+        return parts.size();
+    };
+    Parts counting(nullptr);
+    const int64_t bytes = aligned(lay_out(counting), HUGE_PAGE);
+    memory_.reset(static_cast<char*>(std::aligned_alloc(size_t(HUGE_PAGE), size_t(std::max(bytes, HUGE_PAGE)))));
+    if (!memory_) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    madvise(memory_.get(), size_t(bytes), MADV_HUGEPAGE);  // a wish: where it is refused, small pages serve
+#endif
+    Parts parts(memory_.get());
+    lay_out(parts);
+}
+
+void Encoder::set_layer(int64_t index, const LayerParameters& p) {
+    Layer& layer = layers_.at(size_t(index));
+    const int64_t h = sizes_.hidden, wide = sizes_.intermediate;
+    auto linear = [&](const Linear& to, const void* weight, const float* bias, int64_t n, int64_t k) {
+        pack_weight(sizes_.dtype, weight, k, n, k, false, to.weight);
+        std::memcpy(to.bias, bias, size_t(n) * 4);
+    };
+    linear(layer.qkv, p.qkv_weight, p.qkv_bias, 3 * h, h);
+    linear(layer.attention_out, p.attention_out_weight, p.attention_out_bias, h, h);
+    linear(layer.intermediate, p.intermediate_weight, p.intermediate_bias, wide, h);
+    linear(layer.out, p.out_weight, p.out_bias, h, wide);
+    std::memcpy(layer.attention_norm_weight, p.attention_norm_weight, size_t(h) * 4);
+    std::memcpy(layer.attention_norm_bias, p.attention_norm_bias, size_t(h) * 4);
+    std::memcpy(layer.norm_weight, p.norm_weight, size_t(h) * 4);
+    std::memcpy(layer.norm_bias, p.norm_bias, size_t(h) * 4);
+}
+
+void Encoder::normalise(const void* x, const float* weight, const float* bias, const Workspace& w, int64_t rows,
+                        void* out) const {
+    LayerNormForwardArgs args{};
+    args.dtype = sizes_.dtype;
+    args.x = x;
+    args.weight = weight;
+    args.bias = bias;
+    args.eps = sizes_.eps;
+    args.out = out;
+    args.mean = w.mean;
+    args.rstd = w.rstd;
+    args.rows = rows;
+    args.cols = sizes_.hidden;
+    kernels().layer_norm_forward(args);
+}
+
+void Encoder::attend(const EncoderBatch& batch, const Workspace& w) const {
+    const int64_t part = sizes_.hidden * element_size(sizes_.dtype);
+    AttentionArgs args{};
+    args.dtype = sizes_.dtype;
+    args.q = w.qkv;
+    args.k = w.qkv + part;
+    args.v = w.qkv + 2 * part;
+    args.q_stride = args.k_stride = args.v_stride = 3 * sizes_.hidden;
+    args.out = w.context;
+    args.out_stride = sizes_.hidden;
+    args.cu_seqlens = batch.cu_seqlens;
+    args.batch_size = batch.batch_size;
+    args.max_seqlen = batch.max_seqlen;
+    args.nheads = sizes_.nheads;
+    args.head_dim = sizes_.hidden / sizes_.nheads;
+    args.softmax_scale = 1.0f / __builtin_sqrtf(float(args.head_dim));
+    kernels().attention_forward(args);
+}
+
+void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspace& w, const void* x,
+                        void* out) const {
+    const int64_t h = sizes_.hidden, wide = sizes_.intermediate, row = h * element_size(sizes_.dtype);
+    const DType dtype = sizes_.dtype;
+    const auto none = Activation::none;
+    product(dtype, x, p.qkv.weight, p.qkv.bias, batch.tokens, 3 * h, h, none, nullptr, w.qkv);
+    attend(batch, w);
+    product(dtype, w.context, p.attention_out.weight, p.attention_out.bias, batch.tokens, h, h, none, x, w.sum);
+    normalise(w.sum, p.attention_norm_weight, p.attention_norm_bias, w, batch.tokens, w.normed);
+    for (int64_t first = 0; first < batch.tokens; first += FEED_FORWARD_ROWS) {
+        const int64_t rows = std::min(FEED_FORWARD_ROWS, batch.tokens - first);
+        const char* a = w.normed + first * row;
+        product(dtype, a, p.intermediate.weight, p.intermediate.bias, rows, wide, h, sizes_.gelu, nullptr, w.wide);
+        product(dtype, w.wide, p.out.weight, p.out.bias, rows, h, wide, none, a, w.sum + first * row);
+    }
+    normalise(w.sum, p.norm_weight, p.norm_bias, w, batch.tokens, out);
+}
+
+void Encoder::run(const EncoderBatch& batch) const {
+    const int64_t bytes = Workspace(sizes_, batch.tokens, nullptr).bytes;
+    const Workspace parts(sizes_, batch.tokens, workspace(bytes));
+    const void* x = batch.x;
+    char* out = static_cast<char*>(batch.states);
+    for (const Layer& one : layers_) {
+        run_layer(one, batch, parts, x, out);
+        x = out;
+        out += batch.state_step * element_size(sizes_.dtype);
+    }
+}
+
+}  // namespace fastbert

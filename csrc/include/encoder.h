@@ -1,0 +1,66 @@
+// The whole post-LN encoder for inference: packed tokens in, packed tokens out, no Python between the layers.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fastbert.h"
+#include "gemm.h"
+
+namespace fastbert {
+
+struct EncoderSizes {
+    DType dtype;      // of hidden states and packed weights
+    Activation gelu;
+    float eps;        // of the LayerNorms
+    int64_t layers, hidden, intermediate, nheads;
+};
+
+// A layer's parameters as the caller has them; the matrices contiguous and of the encoder's dtype, as nn.Linear's.
+struct LayerParameters {
+    const void *qkv_weight, *attention_out_weight, *intermediate_weight, *out_weight;
+    const float *qkv_bias, *attention_out_bias, *intermediate_bias, *out_bias;
+    const float *attention_norm_weight, *attention_norm_bias, *norm_weight, *norm_bias;
+};
+
+struct EncoderBatch {
+    const void* x;       // (tokens, hidden)
+    void* states;        // what each layer gives: the first at states, the next state_step elements on, ...
+    int64_t state_step;  // 0: every layer's to the same place
+    int64_t tokens;
+    const int32_t* cu_seqlens;
+    int64_t batch_size, max_seqlen;
+};
+
+// Owns packed copies of the weights.
+class Encoder {
+public:
+    explicit Encoder(const EncoderSizes&);  // throws std::bad_alloc
+    void set_layer(int64_t index, const LayerParameters&);
+    // Any number of threads may run at once; each keeps a workspace that only grows.
+    void run(const EncoderBatch&) const;
+
+private:
+    struct Linear {
+        void* weight;
+        float* bias;
+    };
+    struct Layer {
+        Linear qkv, attention_out, intermediate, out;
+        float *attention_norm_weight, *attention_norm_bias, *norm_weight, *norm_bias;
+    };
+    struct Free {
+        void operator()(void*) const;
+    };
+
+    void normalise(const void* x, const float* weight, const float* bias, const struct Workspace&, int64_t rows,
+                   void* out) const;
+    void attend(const EncoderBatch&, const struct Workspace&) const;
+    void run_layer(const Layer&, const EncoderBatch&, const struct Workspace&, const void* x, void* out) const;
+
+    EncoderSizes sizes_;
+    std::unique_ptr<char, Free> memory_;
+    std::vector<Layer> layers_;
+};
+
+}  // namespace fastbert

@@ -1,0 +1,120 @@
+"""The encoder's layers as plain parameters, where nothing was added to them: then one op can run them all."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from .. import ops
+from ..rng import DropoutKey
+from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
+from .layout import Layout, PackedLayout
+
+# Not attributes of the modules: a model that was used is copied and pickled like one that was not.
+_packed: WeakKeyDictionary[nn.Module, ops.PackedEncoder] = WeakKeyDictionary()
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def run_stack(
+    encoder: nn.Module, x: Tensor, layout: Layout, key: DropoutKey | None, keep_states: bool
+) -> list[Tensor] | None:
+    """The layers of a `BertEncoder` in one op, or None where they must be called one by one.
+
+    That is under training, with attention probabilities, under a trace, or where a module is not the one that
+    fastbert put there, has a hook, or was given another ``forward``.
+
+    Returns:
+        the hidden states (T, H) after each layer, or after the last alone.
+    """
+    if key is not None or type(layout) is not PackedLayout or x.device.type != "cpu" or not len(encoder.layer):
+        return None
+    if (
+        torch.compiler.is_compiling()
+        or type(x) is not Tensor
+        or (torch.is_grad_enabled() and _needs_gradient(encoder, x))
+    ):
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        x = x.to(torch.get_autocast_dtype("cpu"))
+    config = encoder.config
+    layers = _plain_parameters(encoder, config.layer_norm_eps)
+    if layers is None:
+        return None
+    arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
+    options = {
+        "nheads": config.num_attention_heads,
+        "eps": config.layer_norm_eps,
+        "approximate": config.gelu_approximate,
+        "keep_states": keep_states,
+    }
+    if not ops.is_fused("encoder", *arguments, **options):
+        return None
+    return ops.encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))
+
+
+def _needs_gradient(encoder: nn.Module, x: Tensor) -> bool:
+    return x.requires_grad or any(p.requires_grad for p in encoder.parameters())
+
+
+# Where each of `ops.LayerParameters` comes from, and what must be untouched on the way.
+_MODULES = (
+    ("attention", BertAttention),
+    ("attention.self", BertSelfAttention),
+    ("attention.output", ResidualOutput),
+    ("intermediate", BertIntermediate),
+    ("output", ResidualOutput),
+    ("attention.self.query", nn.Linear),
+    ("attention.self.key", nn.Linear),
+    ("attention.self.value", nn.Linear),
+    ("attention.output.dense", nn.Linear),
+    ("attention.output.LayerNorm", nn.LayerNorm),
+    ("intermediate.dense", nn.Linear),
+    ("output.dense", nn.Linear),
+    ("output.LayerNorm", nn.LayerNorm),
+)
+_PATHS = tuple((tuple(path.split(".")), expected) for path, expected in _MODULES)
+
+
+def _plain_parameters(encoder: nn.Module, eps: float) -> list[ops.LayerParameters] | None:
+    """Every layer's parameters, or None where a layer is not as fastbert made it."""
+    if any(getattr(torch_module, f"_global{name}") for name in _HOOKS):
+        return None
+    layers = []
+    for layer in encoder.layer:
+        found = _layer_parameters(layer, eps)
+        if found is None:
+            return None
+        layers.append(found)
+    return layers
+
+
+def _layer_parameters(layer: nn.Module, eps: float) -> ops.LayerParameters | None:
+    if not _untouched(layer, BertLayer):
+        return None
+    weights, biases = [], []
+    for path, expected in _PATHS:
+        module = layer
+        for name in path:
+            module = module._modules.get(name)  # an attribute's look-up through nn.Module is ten times dearer
+            if module is None:
+                return None
+        if not _untouched(module, expected):
+            return None
+        if expected is nn.Linear or expected is nn.LayerNorm:
+            weight, bias = module._parameters["weight"], module._parameters["bias"]
+            if weight is None or bias is None or (expected is nn.LayerNorm and module.eps != eps):
+                return None
+            weights.append(weight)
+            biases.append(bias)
+    rest = [tensor for pair in zip(weights[3:], biases[3:], strict=True) for tensor in pair]
+    return ops.LayerParameters(*weights[:3], *biases[:3], *rest)
+
+
+def _untouched(module: nn.Module, expected: type) -> bool:
+    """It is of the type that fastbert made, has its own ``forward``, and nobody listens to it."""
+    own = module.__dict__
+    return type(module) is expected and "forward" not in own and not any(own[name] for name in _HOOKS)

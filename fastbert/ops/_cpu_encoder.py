@@ -1,0 +1,98 @@
+"""The whole encoder on the CPU: one call of csrc/encoder.cpp, no Python between the layers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..errors import InputError
+from . import _cpu, _dispatch
+from .encoder import LayerParameters, PackedEncoder
+
+_lock = threading.Lock()
+
+
+def _accepts(x, layers, cu_seqlens, max_seqlen, **_options) -> str | None:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *(t for layer in layers for t in layer))):
+        return "the whole-encoder kernel has no gradient"
+    return _cpu.why_not(x, parameters=tuple(t for layer in layers for t in layer))
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+class _Packed:
+    """The native encoder of one stack of layers, and what it was packed from."""
+
+    def __init__(self) -> None:
+        self._key, self._samples, self._native = None, None, None
+
+    def native(self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
+        """The native encoder, packed anew where a parameter is another tensor or holds other numbers.
+
+        A write through ``.data`` or a raw pointer leaves the version as it was, so a few elements of every parameter
+        are compared too.
+        """
+        tensors = [t for layer in layers for t in layer]
+        addresses = [t.data_ptr() for t in tensors]
+        key = (_native.isa(), x.dtype, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
+        samples = _native.extension().sample_bytes(addresses, [t.numel() * t.element_size() for t in tensors])
+        if key != self._key or samples != self._samples:
+            self._native = _pack(x, layers, nheads, eps, approximate)
+            self._key, self._samples = key, samples
+        return self._native
+
+
+def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
+    wide = layers[0].intermediate_weight.shape[0]
+    native = _native.extension().Encoder(
+        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads
+    )
+    for index, p in enumerate(layers):
+        weights = (
+            torch.cat([p.query_weight.detach(), p.key_weight.detach(), p.value_weight.detach()]),
+            p.attention_out_weight.detach(),
+            p.intermediate_weight.detach(),
+            p.out_weight.detach(),
+        )
+        vectors = (
+            torch.cat([p.query_bias.detach(), p.key_bias.detach(), p.value_bias.detach()]),
+            *(t.detach() for t in (p.attention_out_bias, p.intermediate_bias, p.out_bias)),
+            *(t.detach() for t in (p.attention_norm_weight, p.attention_norm_bias, p.norm_weight, p.norm_bias)),
+        )
+        # The lists keep the converted tensors alive until they are copied.
+        weights = [w.to(x.dtype).contiguous() for w in weights]
+        vectors = [v.to(torch.float32).contiguous() for v in vectors]
+        native.set_layer(index, [t.data_ptr() for t in weights], [t.data_ptr() for t in vectors])
+    return native
+
+
+@_dispatch.register("encoder", "cpu", available=_native.why_missing, accepts=_accepts)
+def _encoder(
+    x: Tensor,
+    layers: Sequence[LayerParameters],
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    nheads: int,
+    eps: float,
+    approximate: str,
+    keep_states: bool = False,
+    packed: PackedEncoder | None = None,
+) -> list[Tensor]:
+    x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
+    with _lock:
+        held = _Packed() if packed is None else packed.held.setdefault("cpu", _Packed())
+        native = held.native(x, layers, nheads, eps, approximate)
+    states = torch.empty(len(layers) if keep_states else 1, *x.shape, dtype=x.dtype)
+    step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
+    if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
+        raise InputError(
+            f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}"
+        )
+    return list(states.unbind())

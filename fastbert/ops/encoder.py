@@ -1,0 +1,104 @@
+"""The whole stack of encoder layers in one call, for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .. import reference
+from ..errors import InputError
+from . import _dispatch
+
+
+class LayerParameters(NamedTuple):
+    """One layer's parameters, weights (out, in) as in `nn.Linear`."""
+
+    query_weight: Tensor
+    key_weight: Tensor
+    value_weight: Tensor
+    query_bias: Tensor
+    key_bias: Tensor
+    value_bias: Tensor
+    attention_out_weight: Tensor
+    attention_out_bias: Tensor
+    attention_norm_weight: Tensor
+    attention_norm_bias: Tensor
+    intermediate_weight: Tensor
+    intermediate_bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+
+
+class PackedEncoder:
+    """What a backend keeps of one encoder's weights between calls; hand the same object to every call.
+
+    It is brought up to date by itself when a parameter changes. It is not part of a model's state: a copy or a pickle
+    of it is empty.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, object] = {}
+
+    def __reduce__(self):
+        return PackedEncoder, ()
+
+
+@_dispatch.register("encoder", "reference")
+def _reference(x, layers, cu_seqlens, max_seqlen, *, packed=None, keep_states=True, **options) -> list[Tensor]:
+    states = reference.encoder(x, layers, cu_seqlens, max_seqlen, **options)
+    return states if keep_states else states[-1:]
+
+
+def encoder(
+    x: Tensor,
+    layers: Sequence[LayerParameters],
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    nheads: int,
+    eps: float,
+    approximate: str = "none",
+    keep_states: bool = False,
+    packed: PackedEncoder | None = None,
+) -> list[Tensor]:
+    """LN(a + W_2 gelu(W_1 a)) with a = LN(x + W_o attention(x)), layer upon layer, without dropout.
+
+    Args:
+        x: (T, H) hidden states of sequences laid end to end.
+        layers: one or more, of one size.
+        cu_seqlens: (B+1,) int32, the sequences' bounds; max_seqlen: the longest.
+        nheads: attention heads; eps: of the LayerNorms; approximate: "none" or "tanh", of GELU.
+        keep_states: True returns what every layer gives, False the last alone.
+        packed: keeps a backend's copy of the weights between calls; None packs them anew.
+
+    Returns:
+        list of (T, H), dtype of x. On the CPU kernels there is no gradient.
+
+    Raises:
+        InputError: shapes that do not fit.
+
+    Ref:
+        Vaswani et al. 2017, section 3; Devlin et al. 2019, section 3.
+    """
+    if x.dim() != 2 or not layers:
+        raise InputError(f"encoder: expected x (T, H) and a layer at least, got {tuple(x.shape)}, {len(layers)} layers")
+    hidden, wide = x.shape[1], layers[0].intermediate_weight.shape[0]
+    vector, square = (hidden,), (hidden, hidden)
+    expected = LayerParameters(
+        *(square,) * 3,
+        *(vector,) * 3,
+        *(square, vector, vector, vector),
+        *((wide, hidden), (wide,), (hidden, wide), vector, vector, vector),
+    )
+    for number, layer in enumerate(layers):
+        for name, tensor, shape in zip(LayerParameters._fields, layer, expected, strict=True):
+            if tensor.shape != shape:
+                raise InputError(f"encoder: expected {name} of layer {number} {shape}, got {tuple(tensor.shape)}")
+    if hidden % nheads:
+        raise InputError(f"encoder: expected heads that divide {hidden} hidden units, got {nheads}")
+    options = {"nheads": nheads, "eps": eps, "approximate": approximate, "keep_states": keep_states, "packed": packed}
+    return _dispatch.call("encoder", x, layers, cu_seqlens, max_seqlen, **options)

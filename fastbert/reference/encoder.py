@@ -1,0 +1,35 @@
+"""The post-LN Transformer encoder (Vaswani et al. 2017, section 3; Devlin et al. 2019), dropout off.
+
+a = LN(x + W_o attention(W_q x, W_k x, W_v x));   y = LN(a + W_2 gelu(W_1 a))
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .attention import attention
+from .gelu import gelu
+from .layer_norm import layer_norm
+from .linear import linear
+
+
+def encoder(x: Tensor, layers, cu_seqlens: Tensor, max_seqlen: int, *, nheads: int, eps: float, approximate: str):
+    """x (T, H) -> the hidden states after each layer; ``layers`` have the fields of `fastbert.ops.LayerParameters`."""
+    states = []
+    for p in layers:
+        q, k, v = (
+            linear(x, weight, bias).unflatten(-1, (nheads, -1))
+            for weight, bias in (
+                (p.query_weight, p.query_bias),
+                (p.key_weight, p.key_bias),
+                (p.value_weight, p.value_bias),
+            )
+        )
+        context = attention(q, k, v, cu_seqlens, max_seqlen).flatten(-2)
+        branch = linear(context, p.attention_out_weight, p.attention_out_bias)
+        a = layer_norm(branch, p.attention_norm_weight, p.attention_norm_bias, eps, residual=x)
+        wide = gelu(linear(a, p.intermediate_weight, p.intermediate_bias), approximate=approximate)
+        branch = linear(wide, p.out_weight, p.out_bias)
+        x = layer_norm(branch, p.norm_weight, p.norm_bias, eps, residual=a)
+        states.append(x)
+    return states

@@ -1,0 +1,250 @@
+"""The whole encoder in one native call: against the layers one by one and against the reference in float64."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from close import assert_close
+from torch import nn
+
+import fastbert
+from fastbert import BertConfig, BertEncoder, BertModel, _native, ops, reference
+from fastbert.errors import InputError
+from fastbert.modules import stack
+
+pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+
+LENGTHS = (51, 1, 0, 24, 130)
+
+
+def small_encoder(dtype=torch.float32, **changes) -> BertEncoder:
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 200, "num_hidden_layers": 3}
+    encoder = BertEncoder(BertConfig(**{**sizes, "vocab_size": 40, **changes}))
+    for p in encoder.parameters():
+        nn.init.normal_(p, 1.0 if p.dim() == 1 else 0.0, 0.1)
+    return encoder.to(dtype).eval()
+
+
+def batch(hidden=96, lengths=LENGTHS, dtype=torch.float32):
+    torch.manual_seed(6)
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return torch.randn(int(cu_seqlens[-1]), hidden, dtype=dtype), cu_seqlens, max(lengths)
+
+
+def parameters(encoder: BertEncoder) -> list[ops.LayerParameters]:
+    return stack._plain_parameters(encoder, encoder.config.layer_norm_eps)
+
+
+def run(encoder: BertEncoder, x, cu_seqlens, max_seqlen) -> torch.Tensor:
+    with torch.no_grad():
+        return encoder(x, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen).last_hidden_state
+
+
+@pytest.fixture
+def restore_isa():
+    before = _native.isa()
+    yield
+    _native.extension().set_isa(before)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts the calls that went through the one op."""
+    counted = []
+    true = ops.encoder
+    monkeypatch.setattr(ops, "encoder", lambda *args, **kwargs: counted.append(1) or true(*args, **kwargs))
+    return counted
+
+
+@pytest.mark.parametrize("level", _native.extension().supported_isas() if not _native.why_missing() else ())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("act", ["gelu", "gelu_new"])
+def test_every_state_is_right(level, dtype, act, restore_isa):
+    _native.extension().set_isa(level)
+    encoder = small_encoder(dtype, hidden_act=act)
+    x, cu_seqlens, max_seqlen = batch(dtype=dtype)
+    options = {"nheads": 3, "eps": encoder.config.layer_norm_eps, "approximate": encoder.config.gelu_approximate}
+    layers = parameters(encoder)
+    with torch.no_grad(), fastbert.backend("cpu"):
+        states = ops.encoder(x, layers, cu_seqlens, max_seqlen, keep_states=True, **options)
+        (last,) = ops.encoder(x, layers, cu_seqlens, max_seqlen, **options)
+    same = reference.encoder(x, layers, cu_seqlens, max_seqlen, **options)
+    wide = [ops.LayerParameters(*(t.double() for t in layer)) for layer in layers]
+    true = reference.encoder(x.double(), wide, cu_seqlens, max_seqlen, **options)
+    assert len(states) == len(true) == 3
+    assert torch.equal(states[-1], last)
+    for number, (ours, truth, rounded) in enumerate(zip(states, true, same, strict=True)):
+        assert_close(ours, truth, rounded, what=f"state {number}")
+
+
+def test_the_module_takes_the_one_call(calls):
+    encoder = small_encoder()
+    given = batch()
+    ours = run(encoder, *given)
+    assert calls == [1]
+    with fastbert.backend("reference"):
+        torch.testing.assert_close(ours, run(encoder, *given))
+    assert calls == [1]
+    with torch.no_grad():
+        out = encoder(given[0], cu_seqlens=given[1], max_seqlen=given[2], output_hidden_states=True)
+    assert len(out.hidden_states) == 4
+    assert torch.equal(out.hidden_states[0], given[0])
+    assert torch.equal(out.last_hidden_state, ours)
+    assert len(calls) == 2
+
+
+def test_a_padded_batch_too(calls):
+    encoder = small_encoder()
+    x, mask = torch.randn(3, 9, 96), torch.ones(3, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    with torch.no_grad():
+        ours = encoder(x, mask).last_hidden_state
+        with fastbert.backend("reference"):
+            torch.testing.assert_close(ours, encoder(x, mask).last_hidden_state)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "why", ["training", "gradient", "hook on a layer", "hook on a linear", "forward replaced", "adapter", "compiling"]
+)
+def test_otherwise_the_layers_are_called_one_by_one(why, calls):
+    encoder = small_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    given, seen = batch(), []
+    expected = run(encoder, *given)
+    calls.clear()
+    if why == "training":
+        encoder.train()
+    elif why == "hook on a layer":
+        encoder.layer[1].register_forward_hook(lambda *_: seen.append(1) and None)
+    elif why == "hook on a linear":
+        encoder.layer[1].attention.self.key.register_forward_hook(lambda *_: seen.append(1) and None)
+    elif why == "forward replaced":
+        plain = encoder.layer[2].intermediate.forward
+        encoder.layer[2].intermediate.forward = lambda x: seen.append(1) or plain(x)
+    elif why == "adapter":
+        linear = encoder.layer[0].attention.self.query
+        encoder.layer[0].attention.self.query = nn.Sequential(linear)
+    if why == "gradient":
+        out = encoder(given[0], cu_seqlens=given[1], max_seqlen=given[2]).last_hidden_state
+        assert out.requires_grad
+    elif why == "compiling":
+        with torch.no_grad():
+            compiled = torch.compile(encoder, backend="eager")
+            out = compiled(given[0], cu_seqlens=given[1], max_seqlen=given[2]).last_hidden_state
+    else:
+        out = run(encoder, *given)
+    torch.testing.assert_close(out, expected)
+    assert calls == []
+    assert seen or ("hook" not in why and why != "forward replaced")
+
+
+CHANGES = {
+    "an optimiser's step": lambda p: torch.optim.SGD([p], lr=1.0).step(),
+    "in place": lambda p: p.mul_(1.5),
+    "through .data": lambda p: p.data.mul_(1.5),
+    "through numpy": lambda p: p.detach().numpy().__imul__(1.5),
+    "another tensor": lambda p: setattr(p, "data", p.data * 1.5),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("name", ["layer.1.attention.self.value.weight", "layer.2.output.LayerNorm.bias"])
+def test_weights_are_packed_again_when_they_change(how, name):
+    encoder = small_encoder()
+    given = batch()
+    before = run(encoder, *given)
+    assert torch.equal(before, run(encoder, *given))
+    parameter = encoder.get_parameter(name)
+    parameter.grad = torch.ones_like(parameter)
+    with torch.no_grad():
+        CHANGES[how](parameter)
+    after = run(encoder, *given)
+    assert not torch.allclose(before, after)
+    with fastbert.backend("reference"):
+        torch.testing.assert_close(after, run(encoder, *given))
+
+
+def test_a_training_step_then_inference_again():
+    model = BertModel(small_encoder().config).eval()
+    ids = torch.randint(5, 40, (2, 12))
+    with torch.no_grad():
+        model(ids)
+    model.train()
+    optimizer = fastbert.optim.AdamW(model.parameters(), lr=1e-2)
+    model(ids).last_hidden_state.square().sum().backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        ours = model(ids).last_hidden_state
+        with fastbert.backend("reference"):
+            torch.testing.assert_close(ours, model(ids).last_hidden_state)
+
+
+def test_a_used_model_is_copied_and_pickled():
+    encoder = small_encoder()
+    given = batch()
+    expected = run(encoder, *given)
+    twin = copy.deepcopy(encoder)
+    with torch.no_grad():
+        twin.layer[0].output.dense.weight.zero_()
+    assert torch.equal(run(encoder, *given), expected)
+    assert not torch.equal(run(twin, *given), expected)
+    assert torch.equal(run(pickle.loads(pickle.dumps(encoder)), *given), expected)
+
+
+def test_the_same_bits_for_one_and_two_threads_and_over_runs():
+    encoder = small_encoder()
+    given = batch(lengths=(300, 20, 80))
+    expected = run(encoder, *given)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for _ in range(5):
+                assert torch.equal(run(encoder, *given), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_two_python_threads_at_once():
+    encoder = small_encoder()
+    inputs = [batch(lengths=(40 + n, 7)) for n in range(4)]
+    expected = [run(copy.deepcopy(encoder), *given) for given in inputs]
+    wrong = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            if not torch.equal(run(encoder, *inputs[number]), expected[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_no_tokens_at_all():
+    x, cu_seqlens, _ = batch(lengths=(0, 0))
+    assert run(small_encoder(), x, cu_seqlens, 0).shape == (0, 96)
+
+
+@pytest.mark.parametrize("bounds", [[0, 5], [0, 3, 2, 6], [1, 6], [0, 7]])
+def test_bounds_that_do_not_fit_are_refused(bounds):
+    encoder = small_encoder()
+    with pytest.raises(InputError, match="cu_seqlens must ascend from 0 to the 6 tokens"):
+        run(encoder, torch.randn(6, 96), torch.tensor(bounds, dtype=torch.int32), 6)
+
+
+def test_shapes_that_do_not_fit_are_named():
+    encoder = small_encoder()
+    layers = parameters(encoder)
+    layers[1] = layers[1]._replace(out_bias=torch.zeros(7))
+    with pytest.raises(InputError, match=r"expected out_bias of layer 1 \(96,\), got \(7,\)"):
+        ops.encoder(*batch()[:1], layers, *batch()[1:], nheads=3, eps=1e-12)
