@@ -92,7 +92,5 @@ def _encoder(
     states = torch.empty(len(layers) if keep_states else 1, *x.shape, dtype=x.dtype)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
     if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
-        raise InputError(
-            f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}"
-        )
+        raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")
     return list(states.unbind())

@@ -21,19 +21,26 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 define = partial(_cpu.define, key="CompositeExplicitAutograd")
 
 
-@cache
-def interpreting() -> bool:
-    """Whether Triton runs its kernels in Python, on any device."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+# Triton runs its kernels in Python, on any device.
+_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@cache
-def why_missing() -> str | None:
-    """None where Triton's kernels can run, else why not."""
+def _reason_of_installation() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return 'triton is not installed (pip install "fastbert[gpu]")'
-    if interpreting() or torch.cuda.is_available():
-        return None
+    if torch.version.cuda is None and not _INTERPRETING:
+        return "this torch was built without CUDA"
+    return None
+
+
+# At import, where nothing traces it; a device is only looked for when it is asked for.
+_REASON = _reason_of_installation()
+
+
+def why_missing() -> str | None:
+    """None where Triton's kernels can run, else why not."""
+    if _REASON is not None or _INTERPRETING or torch.cuda.is_available():
+        return _REASON
     return "torch finds no CUDA device"
 
 
@@ -46,7 +53,7 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
             continue
         if tensor.dtype not in _DTYPES:
             return f"the Triton kernels take float16, bfloat16 and float32, got {str(tensor.dtype)[6:]}"
-        if tensor.device.type != "cuda" and not (interpreting() and current_backend() == "triton"):
+        if tensor.device.type != "cuda" and not (_INTERPRETING and current_backend() == "triton"):
             return f"the Triton kernels take CUDA tensors, got one on {tensor.device}"
     different = next((t for t in others if t is not None and t.dtype != x.dtype), None)
     if different is not None:

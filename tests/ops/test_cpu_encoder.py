@@ -73,6 +73,7 @@ def test_every_state_is_right(level, dtype, act, restore_isa):
     with torch.no_grad(), fastbert.backend("cpu"):
         states = ops.encoder(x, layers, cu_seqlens, max_seqlen, keep_states=True, **options)
         (last,) = ops.encoder(x, layers, cu_seqlens, max_seqlen, **options)
+    layers = [ops.LayerParameters(*(t.detach() for t in layer)) for layer in layers]
     same = reference.encoder(x, layers, cu_seqlens, max_seqlen, **options)
     wide = [ops.LayerParameters(*(t.double() for t in layer)) for layer in layers]
     true = reference.encoder(x.double(), wide, cu_seqlens, max_seqlen, **options)
