@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
+
 #include <array>
 #include <stdexcept>
 #include <vector>
@@ -147,7 +149,20 @@ void bind_gemm_int8(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+// A few numbers of a buffer, mixed: an update of a whole parameter changes it.
+uint64_t fingerprint(Pointer data, int64_t bytes) {
+    constexpr int64_t SAMPLES = 64;
+    uint64_t mixed = uint64_t(bytes), word = 0;
+    for (int64_t i = 0; i < SAMPLES && bytes >= 8; ++i) {
+        std::memcpy(&word, at<char>(data) + (bytes - 8) / 2 * i / (SAMPLES - 1) * 2, 8);
+        mixed = (mixed ^ word) * 0x9E3779B97F4A7C15u;
+        mixed ^= mixed >> 29;
+    }
+    return mixed;
+}
+
 void bind_gemm(py::module_& m) {
+    m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes.");
     m.def("packed_size", [](int dtype, int64_t n, int64_t k) { return packed_size(DType(dtype), n, k); });
     m.def("pack_weight",
           [](int dtype, Pointer w, int w_dtype, int64_t ldw, int64_t n, int64_t k, bool transposed, Pointer packed) {

@@ -6,7 +6,9 @@ namespace FASTBERT_ISA {
 
 void specialise(Kernels& table);
 void specialise(Kernels& table) {
+#if defined(FASTBERT_TILES)
     table.gemm_bf16 = gemm_bf16;
+#endif
     table.gemm_int8 = gemm_int8;
 }
 

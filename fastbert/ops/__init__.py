@@ -3,7 +3,6 @@
 # A kernel enters the dispatcher's table by being imported.
 from . import (  # noqa: F401
     _cpu_attention,
-    _cpu_compound,
     _cpu_cross_entropy,
     _cpu_dropout,
     _cpu_embedding,
@@ -11,6 +10,7 @@ from . import (  # noqa: F401
     _cpu_gelu,
     _cpu_int8,
     _cpu_layer_norm,
+    _cpu_linear,
     _triton_attention,
     _triton_cross_entropy,
     _triton_dropout,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from close import assert_close
 
-from fastbert import _native, reference
+from fastbert import _native, ops, reference
+from fastbert.ops import _cpu_linear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
@@ -160,3 +164,130 @@ def test_packing_has_one_layout(level, dtype):
             assert torch.equal(pack(source, dtype).view(dtype), expected)
         assert torch.equal(pack(w.t().contiguous(), dtype, transposed=True).view(dtype), expected)
         assert torch.equal(pack(w.float(), dtype).view(dtype), expected)
+
+
+def test_bits_depend_on_neither_threads_nor_rows(level):
+    """Every element is summed in an order that k alone decides: one row, many rows, one thread, four: the same bits."""
+    m, n, k = 70, 300, 200
+    threads = torch.get_num_threads()
+    for dtype in DTYPES:
+        a, w, dy = (torch.randn(*s).to(dtype) for s in ((m, k), (n, k), (m, n)))
+        packed, results = pack(w, dtype), []
+        try:
+            for count in (1, 2, 3, 4, 1):
+                torch.set_num_threads(count)
+                out, dw, db = torch.empty(m, n), torch.empty(n, k), torch.empty(n)
+                gemm(a, packed, n, out)
+                _native.extension().weight_grad(
+                    *(CODE[dtype], dy.data_ptr(), n, a.data_ptr(), k, dw.data_ptr(), k, 0, db.data_ptr(), m, n, k)
+                )
+                results.append((out, dw, db))
+        finally:
+            torch.set_num_threads(threads)
+        for other in results[1:]:
+            assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
+        one = torch.empty(1, n)
+        gemm(a[41:42], packed, n, one)
+        assert torch.equal(one[0], results[0][0][41])
+
+
+def test_two_python_threads(level):
+    dtype = torch.bfloat16
+    a, w = torch.randn(40, 90).to(dtype), torch.randn(50, 90).to(dtype)
+    packed, expected = pack(w, dtype), torch.empty(40, 50)
+    gemm(a, packed, 50, expected)
+
+    def work(_):
+        out = torch.full((40, 50), float("nan"))
+        gemm(a, packed, 50, out)
+        return out
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(torch.equal(out, expected) for out in pool.map(work, range(100)))
+
+
+def layer(m, n, k, dtype=torch.bfloat16):
+    return [torch.randn(*s).to(dtype).requires_grad_() for s in ((m, k), (n, k), (n,))]
+
+
+def test_linear_and_its_gradients(level):
+    leaves = layer(37, 50, 70)
+    dout = torch.randn(37, 50).bfloat16()
+    with ops.backend("cpu"):
+        out = ops.linear(*leaves)
+        grads = torch.autograd.grad(out, leaves, dout)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    exact = reference.linear(*wide)
+    same = reference.linear(*leaves)
+    assert_close(out.detach(), exact.detach(), same.detach())
+    truths, sames = torch.autograd.grad(exact, wide, dout.double()), torch.autograd.grad(same, leaves, dout)
+    for got, true, by_torch in zip(grads, truths, sames, strict=True):
+        assert_close(got, true, by_torch, gradient=True)
+
+
+def test_autocast_keeps_the_parameters_gradients_in_float32():
+    x, weight, bias = layer(9, 20, 30, torch.float32)
+    with ops.backend("cpu"), torch.autocast("cpu", torch.bfloat16):
+        out = ops.linear(x, weight, bias)
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    assert x.grad.dtype == weight.grad.dtype == bias.grad.dtype == torch.float32
+    rounded = x.detach().bfloat16().double()
+    torch.testing.assert_close(weight.grad.double(), rounded.sum(0).expand(20, 30), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", ["optimizer", "data", "swapped", "inference"])
+def test_a_changed_parameter_is_packed_again(how, dtype):
+    """Infer, change the weight, infer again: what was packed before must not be used."""
+    linear = torch.nn.Linear(24, 40).to(dtype)
+    x = torch.randn(5, 24).to(dtype)
+
+    def infer():
+        with torch.no_grad(), ops.backend("cpu"):
+            return ops.linear(x, linear.weight, linear.bias)
+
+    before = infer()
+    assert torch.equal(before, infer())
+    if how == "optimizer":
+        optimizer = torch.optim.SGD(linear.parameters(), lr=0.5)
+        with ops.backend("cpu"):
+            ops.linear(x, linear.weight, linear.bias).float().square().sum().backward()
+        optimizer.step()
+    elif how == "data":
+        linear.weight.data.mul_(-1.5)
+    elif how == "swapped":
+        linear.weight.data = torch.randn(40, 24).to(dtype)
+    else:
+        with torch.inference_mode():
+            linear.weight = torch.nn.Parameter(torch.randn(40, 24).to(dtype), requires_grad=False)
+    after, expected = infer(), reference.linear(x.double(), linear.weight.double(), linear.bias.double())
+    assert (after.double() - before.double()).abs().max() > 0.1
+    torch.testing.assert_close(after.double(), expected, rtol=0.02, atol=0.02)
+
+
+def test_a_dead_parameter_leaves_nothing_behind():
+    held = len(_cpu_linear._packed)
+    weight = torch.randn(16, 16).bfloat16()
+    with ops.backend("cpu"):
+        ops.linear(torch.randn(3, 16).bfloat16(), weight)
+    assert len(_cpu_linear._packed) == held + 1
+    del weight
+    gc.collect()
+    assert len(_cpu_linear._packed) == held
+
+
+def test_linear_is_a_torch_op():
+    for bias in (None, torch.randn(8).bfloat16().requires_grad_()):
+        x, weight, _ = layer(5, 8, 12)
+        results = torch.library.opcheck(torch.ops.fastbert.linear, (x, weight, bias))
+        assert set(results.values()) == {"SUCCESS"}
+
+
+def test_linear_of_no_rows_and_of_strided_rows():
+    x, weight, bias = layer(6, 8, 12)
+    with torch.no_grad(), ops.backend("cpu"):
+        assert ops.linear(x[:0], weight, bias).shape == (0, 8)
+        wide = torch.randn(6, 2, 24).bfloat16()
+        assert torch.equal(ops.linear(wide[:, 0, :12], weight), ops.linear(wide[:, 0, :12].clone(), weight))
+        assert torch.equal(ops.linear(x, weight.t().contiguous().t()), ops.linear(x, weight))

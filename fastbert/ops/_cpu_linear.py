@@ -1,0 +1,151 @@
+"""Dense layers on the CPU: own products with packed weights where they are quicker than torch's, else torch's.
+
+Bfloat16 is always computed here, in training too: torch's own is slower than its float32 product without AMX, and dies
+of an illegal instruction on a processor that announces AMX without tiles. Float32 is computed here for few rows without
+a gradient, where reading the weights is what takes time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .. import _native, reference
+from . import _cpu, _dispatch
+
+# Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
+# even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
+FLOAT32_ROWS = 64
+
+# parameter -> {(dtype, transposed): (what it was made from, packed)}
+_packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _state(weight: Tensor) -> tuple:
+    """Changes when the parameter does. A write through `.data` leaves the version alone, hence the look at numbers."""
+    version = 0 if weight.is_inference() else weight._version
+    span = ((weight.shape[0] - 1) * weight.stride(0) + weight.shape[1]) * weight.element_size() if weight.numel() else 0
+    return version, weight.data_ptr(), weight.stride(0), _native.extension().fingerprint(weight.data_ptr(), span)
+
+
+def packed_weight(weight: Tensor, dtype: torch.dtype, transposed: bool = False) -> Tensor:
+    """The weight in panels, kept until it changes or dies.
+
+    Args:
+        weight: (N, K) float32 or bfloat16.
+        dtype: of the product.
+        transposed: packs W^T, for the gradient of a layer's input.
+    """
+    source = weight.detach()
+    source = source if source.stride(1) == 1 else source.contiguous()
+    state = _state(source)
+    forms = _packed.setdefault(weight, {})
+    kept = forms.get((dtype, transposed))
+    if kept is not None and kept[0] == state:
+        return kept[1]
+    extension = _native.extension()
+    code = _cpu._DTYPES[dtype]
+    n, k = source.shape[::-1] if transposed else source.shape
+    packed = torch.empty(extension.packed_size(code, n, k), dtype=torch.uint8)
+    extension.pack_weight(
+        code, source.data_ptr(), _cpu.code(source), source.stride(0), n, k, transposed, packed.data_ptr()
+    )
+    forms[dtype, transposed] = state, packed
+    return packed
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(..., C) as (rows, C) with contiguous rows, which need not follow each other."""
+    x = x.reshape(_cpu.rows_and_columns(x)) if x.shape[-1] else x.new_empty(x.shape[:-1].numel(), 0)
+    return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
+
+
+def _product(rows: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    (m, k), n = rows.shape, out.shape[-1]
+    pointers = rows.data_ptr(), rows.stride(0), packed.data_ptr(), _cpu.pointer(bias), 0, 0, out.data_ptr()
+    _native.extension().gemm(_cpu.code(rows), *pointers, n, _cpu.code(out), m, n, k)
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = x.new_empty(*x.shape[:-1], weight.shape[0])
+    _product(_rows(x), packed_weight(weight, x.dtype), _cpu.as_float32(bias), out)
+    return out
+
+
+def _forward_fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    dy, rows = _rows(dout), _rows(x)
+    dx, dw, db = _backward_fake(dout, x, weight, wants)
+    if wants[0]:
+        _product(dy, packed_weight(weight, x.dtype, transposed=True), None, dx)
+    if wants[1] or wants[2]:
+        (m, n), k = dy.shape, x.shape[-1]
+        matrices = dy.data_ptr(), dy.stride(0), rows.data_ptr(), rows.stride(0)
+        gradient = dw.data_ptr() if wants[1] else 0, k, _cpu.code(dw), db.data_ptr() if wants[2] else 0
+        _native.extension().weight_grad(_cpu.code(dy), *matrices, *gradient, m, n, k)
+    return dx, dw, db
+
+
+def _backward_fake(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    dx = x.new_empty(x.shape if wants[0] else 0)
+    dw = weight.new_empty(weight.shape if wants[1] else 0)
+    return dx, dw, weight.new_empty(weight.shape[0] if wants[2] else 0, dtype=torch.float32)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, weight, bias = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(x, weight)
+
+
+def _gradient(ctx, dout: Tensor):
+    x, weight = ctx.saved_tensors
+    wants = list(ctx.needs_input_grad)
+    dx, dw, db = _linear_backward(dout, x, weight, wants)
+    return dx if wants[0] else None, dw if wants[1] else None, db.to(ctx.bias_dtype) if wants[2] else None
+
+
+_linear_backward = _cpu.define(
+    "linear_backward(Tensor dout, Tensor x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_linear = _cpu.define(
+    "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+)
+
+
+def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
+        return False  # torch says what is wrong
+    if x.dtype == torch.bfloat16:
+        return weight.dtype in _cpu._DTYPES and (bias is None or bias.dtype in _cpu._DTYPES)
+    if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.compiler.is_compiling():
+        return False
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        return False
+    return x.numel() <= FLOAT32_ROWS * x.shape[-1] and _native.isa() not in ("scalar", "avx2")
+
+
+def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
+    return None if x.device.type == "cpu" else f"the CPU kernels take CPU tensors, got one on {x.device}"
+
+
+@_dispatch.register("linear", "cpu", available=_native.why_missing, accepts=_accepts)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    mixed = x.dtype != weight.dtype
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
+        # Packing converts the weight: it is neither cast nor kept a second time.
+        mixed = not x.is_floating_point() or x.dtype == torch.float64
+        x = x if mixed else x.to(torch.bfloat16)
+    if mixed or not _is_ours(x, weight, bias):
+        return reference.linear(x, weight, bias)
+    return _linear(x, weight, bias)
