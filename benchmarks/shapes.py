@@ -1,16 +1,5 @@
-"""The shapes that every benchmark uses. Letters: T tokens, H hidden size, F width of the MLP, V vocabulary, N labels.
+"""The shapes that every benchmark uses: those of `fastbert.bench.shapes`, under the name that drivers import."""
 
-T = 4,096 is a batch of 32 sequences of 128 tokens, or of 8 of 512; packed, so without padding.
-"""
+from fastbert.bench.shapes import ATTENTION_SHAPES, LAYER_SHAPES, LOSS_SHAPES, PRODUCT_SHAPES
 
-from __future__ import annotations
-
-# name -> (T, H, F)
-LAYER_SHAPES = {
-    "base-4096": (4096, 768, 3072),
-    "base-512": (512, 768, 3072),
-    "large-4096": (4096, 1024, 4096),
-}
-
-# name -> (N, V): 15 % of 4,096 tokens over BERT's uncased vocabulary.
-LOSS_SHAPES = {"mlm-614": (614, 30522)}
+__all__ = ["ATTENTION_SHAPES", "LAYER_SHAPES", "LOSS_SHAPES", "PRODUCT_SHAPES"]

@@ -314,6 +314,19 @@ void bind_encoder(py::module_& m) {
              py::call_guard<py::gil_scoped_release>(), "False, and nothing done, where the bounds do not fit.");
 }
 
+void bind_probe(py::module_& m) {
+    m.def("probe",
+          [](int what, int64_t iterations) {
+              double seconds = 0;
+              const double operations = kernels().probe(Probe(what), iterations, &seconds);
+              return std::pair{operations, seconds};
+          },
+          py::call_guard<py::gil_scoped_release>(), "(operations, seconds) of a loop fed from the L1 cache.");
+    m.def("probe_copy",
+          [](Pointer from, Pointer to, int64_t bytes) { return kernels().probe_copy(at(from), at(to), bytes); },
+          py::call_guard<py::gil_scoped_release>(), "Seconds that all threads need to copy so many bytes.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -332,4 +345,5 @@ PYBIND11_MODULE(_C, m) {
     bind_embedding(m);
     bind_optimizers(m);
     bind_encoder(m);
+    bind_probe(m);
 }

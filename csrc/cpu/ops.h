@@ -27,6 +27,8 @@ void gemm_f32(const GemmArgs&);
 void gemm_bf16(const GemmArgs&);
 void weight_grad_f32(const WeightGradArgs&);
 void weight_grad_bf16(const WeightGradArgs&);
+double probe(Probe, int64_t iterations, double* seconds);
+double probe_copy(const void* from, void* to, int64_t bytes);
 
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

@@ -10,6 +10,9 @@ void specialise(Kernels& table) {
     table.gemm_bf16 = gemm_bf16;
 #endif
     table.gemm_int8 = gemm_int8;
+#if defined(FASTBERT_LEVEL_AVX512_BF16) || defined(FASTBERT_LEVEL_AMX)
+    table.probe = probe;
+#endif
 }
 
 }  // namespace FASTBERT_ISA

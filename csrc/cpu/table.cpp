@@ -13,6 +13,7 @@ const Kernels kernels = {
     pack_panels,  gemm_f32,      gemm_bf16,             weight_grad_f32,
     weight_grad_bf16,
     embedding_forward, embedding_backward, adamw, lamb, grad_norm,
+    probe,        probe_copy,
 };
 
 }  // namespace FASTBERT_ISA

@@ -8,6 +8,7 @@
 #include "gemm.h"
 #include "gemm_int8.h"
 #include "optimizer.h"
+#include "probe.h"
 #include "types.h"
 
 namespace fastbert {
@@ -87,6 +88,9 @@ struct Kernels {
     void (*adamw)(const OptimizerArgs&);
     void (*lamb)(const OptimizerArgs&);
     double (*grad_norm)(const GradNormTensor* tensors, int64_t count);
+    // Operations done by all threads, 0 where this level has no such instruction; seconds is the slowest thread's.
+    double (*probe)(Probe, int64_t iterations, double* seconds);
+    double (*probe_copy)(const void* from, void* to, int64_t bytes);  // seconds
 };
 
 // Sums over rows are cut into chunks by the number of rows alone, never by the number of threads: the bits of a

@@ -1,0 +1,224 @@
+// The most that this processor's arithmetic reaches when its operands come from the L1 cache: what `fastbert bench`
+// states every speed as a share of.
+//
+// Each thread multiplies a small block of its own again and again, with as many independent sums as hide the latency
+// of an instruction, and loads as a matrix product's inner loop loads. Which loops exist at a level is asked of the
+// compiler's own macros, so a new level needs no line here.
+#include "ops.h"
+#include "vec.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+#include <cstring>
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+constexpr int BYTES = 8192;  // of operands; two such fit in every L1 cache
+
+struct alignas(64) Operands {
+    unsigned char a[BYTES];
+    unsigned char b[BYTES];
+};
+
+// Small numbers that neither overflow nor become subnormal in any of the types.
+void fill(Operands& operands, bool is_float) {
+    for (int i = 0; i < BYTES; i += 4) {
+        const float value = is_float ? 1.0f / 1024 : 0.0f;
+        std::memcpy(operands.a + i, &value, 4);
+        std::memcpy(operands.b + i, &value, 4);
+    }
+    if (!is_float) {
+        std::memset(operands.a, 1, BYTES);
+        std::memset(operands.b, 1, BYTES);
+    }
+}
+
+// ROWS x COLUMNS sums of vectors: so many broadcasts of a and loads of b a step, as a matrix product's tile has it.
+constexpr int STEPS = 32, ROWS = 4, COLUMNS = 3;
+static_assert(STEPS * COLUMNS * 64 <= BYTES, "b lies in L1");
+
+#if defined(FASTBERT_LEVEL_SCALAR)
+// The Vec of this level is an array, which the compiler does not keep in registers across the loop; this it does.
+constexpr int LANES = 4;
+using Lanes = float __attribute__((vector_size(4 * LANES)));
+inline Lanes lanes_set(float a) { return Lanes{a, a, a, a}; }
+inline Lanes lanes_load(const float* p) { return *reinterpret_cast<const Lanes*>(p); }
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes sum) { return sum + a * b; }
+inline float first(Lanes a) { return a[0]; }
+#else
+constexpr int LANES = W;
+using Lanes = Vec;
+inline Lanes lanes_set(float a) { return set(a); }
+inline Lanes lanes_load(const float* p) { return load(p); }
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes sum) { return fma(a, b, sum); }
+inline float first(Lanes a) {
+    float lanes[W];
+    store(lanes, a);
+    return lanes[0];
+}
+#endif
+
+int64_t fp32_loop(const Operands& operands, int64_t iterations, float* sink) {
+    const float* a = reinterpret_cast<const float*>(operands.a);
+    const float* b = reinterpret_cast<const float*>(operands.b);
+    Lanes sums[ROWS][COLUMNS];
+    for (auto& row : sums)
+        for (Lanes& sum : row) sum = lanes_set(0.0f);
+    for (int64_t i = 0; i < iterations; ++i)
+        for (int k = 0; k < STEPS; ++k) {
+            Lanes loaded[COLUMNS];
+            for (int c = 0; c < COLUMNS; ++c) loaded[c] = lanes_load(b + (k * COLUMNS + c) * LANES);
+            for (int r = 0; r < ROWS; ++r) {
+                const Lanes factor = lanes_set(a[k * ROWS + r]);
+                for (int c = 0; c < COLUMNS; ++c) sums[r][c] = multiply_add(factor, loaded[c], sums[r][c]);
+            }
+        }
+    for (auto& row : sums)
+        for (Lanes& sum : row) *sink += first(sum);
+    return iterations * STEPS * ROWS * COLUMNS * LANES * 2;
+}
+
+#if defined(__AVX512BF16__)
+int64_t bf16_loop(const Operands& operands, int64_t iterations, float* sink) {
+    const int* a = reinterpret_cast<const int*>(operands.a);
+    __m512 sums[ROWS][COLUMNS];
+    for (auto& row : sums)
+        for (__m512& sum : row) sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < iterations; ++i)
+        for (int k = 0; k < STEPS; ++k) {
+            __m512bh loaded[COLUMNS];
+            for (int c = 0; c < COLUMNS; ++c)
+                loaded[c] = __m512bh(_mm512_load_si512(operands.b + (k * COLUMNS + c) * 64));
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512bh factor = __m512bh(_mm512_set1_epi32(a[k * ROWS + r]));
+                for (int c = 0; c < COLUMNS; ++c) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], factor, loaded[c]);
+            }
+        }
+    for (auto& row : sums)
+        for (__m512& sum : row) *sink += _mm512_reduce_add_ps(sum);
+    return iterations * STEPS * ROWS * COLUMNS * 16 * 2 * 2;
+}
+#endif
+
+#if defined(__AVX512VNNI__)
+int64_t int8_loop(const Operands& operands, int64_t iterations, float* sink) {
+    const int* a = reinterpret_cast<const int*>(operands.a);
+    __m512i sums[ROWS][COLUMNS];
+    for (auto& row : sums)
+        for (__m512i& sum : row) sum = _mm512_setzero_si512();
+    for (int64_t i = 0; i < iterations; ++i)
+        for (int k = 0; k < STEPS; ++k) {
+            __m512i loaded[COLUMNS];
+            for (int c = 0; c < COLUMNS; ++c) loaded[c] = _mm512_load_si512(operands.b + (k * COLUMNS + c) * 64);
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512i factor = _mm512_set1_epi32(a[k * ROWS + r]);
+                for (int c = 0; c < COLUMNS; ++c) sums[r][c] = _mm512_dpbusd_epi32(sums[r][c], factor, loaded[c]);
+            }
+        }
+    for (auto& row : sums)
+        for (__m512i& sum : row) *sink += float(_mm512_reduce_add_epi32(sum));
+    return iterations * STEPS * ROWS * COLUMNS * 16 * 4 * 2;
+}
+#endif
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+// Eight tiles of 16 rows x 64 bytes: 2 x 2 sums (0..3), two of a (4, 5), two of b (6, 7).
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+#define FASTBERT_TILE_LOOP(product)                              \
+    for (int64_t i = 0; i < iterations; ++i)                     \
+        for (int k = 0; k < STEPS; ++k) {                        \
+            const unsigned char* a = operands.a + k % 4 * 2048;  \
+            const unsigned char* b = operands.b + k % 4 * 2048;  \
+            _tile_loadd(4, a, 64);                               \
+            _tile_loadd(6, b, 64);                               \
+            product(0, 4, 6);                                    \
+            _tile_loadd(7, b + 1024, 64);                        \
+            product(1, 4, 7);                                    \
+            _tile_loadd(5, a + 1024, 64);                        \
+            product(2, 5, 6);                                    \
+            product(3, 5, 7);                                    \
+        }
+
+int64_t tile_loop(const Operands& operands, int64_t iterations, bool is_bf16, float* sink) {
+    const TileConfig config;
+    // GCC 12 declares 8 bytes of the configuration as read and drops the stores to the others.
+    asm volatile("" : : "r"(&config) : "memory");
+    _tile_loadconfig(&config);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (is_bf16) {
+        FASTBERT_TILE_LOOP(_tile_dpbf16ps)
+    } else {
+        FASTBERT_TILE_LOOP(_tile_dpbusd)
+    }
+    alignas(64) unsigned char sums[1024];
+    _tile_stored(0, sums, 64);
+    *sink += float(sums[0]);
+    _tile_release();
+    return iterations * STEPS * 4 * 16 * 16 * (is_bf16 ? 32 : 64) * 2;
+}
+#undef FASTBERT_TILE_LOOP
+#endif
+
+int64_t run_loop(Probe what, const Operands& operands, int64_t iterations, float* sink) {
+    switch (what) {
+        case Probe::fp32: return fp32_loop(operands, iterations, sink);
+#if defined(__AVX512BF16__)
+        case Probe::bf16: return bf16_loop(operands, iterations, sink);
+#endif
+#if defined(__AVX512VNNI__)
+        case Probe::int8: return int8_loop(operands, iterations, sink);
+#endif
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+        case Probe::bf16_tile: return tile_loop(operands, iterations, true, sink);
+        case Probe::int8_tile: return tile_loop(operands, iterations, false, sink);
+#endif
+        default: return 0;
+    }
+}
+
+}  // namespace
+
+double probe(Probe what, int64_t iterations, double* seconds) {
+    double operations = 0, slowest = 0;
+#pragma omp parallel reduction(+ : operations) reduction(max : slowest)
+    {
+        Operands operands;
+        fill(operands, what != Probe::int8 && what != Probe::int8_tile);
+        float sum = 0;
+        run_loop(what, operands, 1, &sum);
+#pragma omp barrier
+        const double start = omp_get_wtime();
+        operations = double(run_loop(what, operands, iterations, &sum));
+        slowest = omp_get_wtime() - start;
+        // Nobody reads the sums, which the compiler must not know.
+        asm volatile("" : : "r"(&sum) : "memory");
+    }
+    *seconds = slowest;
+    return operations;
+}
+
+double probe_copy(const void* from, void* to, int64_t bytes) {
+    const double start = omp_get_wtime();
+#pragma omp parallel
+    {
+        const int64_t n = omp_get_num_threads(), i = omp_get_thread_num();
+        const int64_t begin = bytes / 64 * i / n * 64, end = bytes / 64 * (i + 1) / n * 64;
+        std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin, size_t(end - begin));
+    }
+    return omp_get_wtime() - start;
+}
+
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

@@ -1,0 +1,64 @@
+"""Not a model: what the machine itself can do at this moment, by the loops of csrc/cpu/probe.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ... import _native
+
+_LOOPS = {"fp32": 0, "bf16": 1, "int8": 2, "bf16 tile": 3, "int8 tile": 4}
+_SECONDS = 0.03
+_COPY_BYTES = 1 << 27  # larger than caches are
+
+
+class Probe:
+    """Measures each loop at each instruction-set level that has it."""
+
+    def __init__(self, directory: Path, dtype: str, threads: int) -> None:
+        import torch
+
+        # Sets the number of threads of the OpenMP library that the loops share with torch.
+        torch.set_num_threads(threads)
+        self.module = _native.extension()
+        self.source = np.ones(_COPY_BYTES, np.uint8)
+        self.target = np.zeros(_COPY_BYTES, np.uint8)
+        self.iterations: dict[tuple[str, str], int] = {}
+
+    def _rate(self, level: str, what: str) -> float:
+        """Operations per second; 0 where the level has no such instruction."""
+        key = level, what
+        iterations = self.iterations.get(key, 200)
+        operations, seconds = self.module.probe(_LOOPS[what], iterations)
+        if key not in self.iterations:
+            self.iterations[key] = iterations = max(1, int(iterations * _SECONDS / max(seconds, 1e-7)))
+            if operations:
+                operations, seconds = self.module.probe(_LOOPS[what], iterations)
+        return operations / seconds if operations else 0.0
+
+    def rates(self) -> dict[str, float]:
+        """GFLOP/s (GOP/s) by "fp32 avx512", ..., and GB/s by "copy" (bytes read and bytes written)."""
+        found, before = {}, self.module.isa()
+        try:
+            for level in self.module.supported_isas():
+                self.module.set_isa(level)
+                for what in _LOOPS:
+                    rate = self._rate(level, what)
+                    if rate:
+                        found[f"{what} {level}"] = rate / 1e9
+            seconds = self.module.probe_copy(self.source.ctypes.data, self.target.ctypes.data, _COPY_BYTES)
+            found["copy"] = 2 * _COPY_BYTES / seconds / 1e9
+        finally:
+            self.module.set_isa(before)
+        return found
+
+
+def peaks(rates: dict[str, float]) -> dict[str, float]:
+    """The machine's peak per dtype: the best loop of any level; a dtype without instructions of its own has fp32's."""
+    best = {
+        dtype: max((rate for name, rate in rates.items() if name.split()[0] == dtype), default=0.0)
+        for dtype in ("fp32", "bf16", "int8")
+    }
+    # A library may widen bfloat16 to float32 where that is faster.
+    return {dtype: max(rate, best["fp32"]) for dtype, rate in best.items()}

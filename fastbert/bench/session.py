@@ -1,0 +1,278 @@
+"""One interleaved run: every variant in a process of its own, each workload in rounds A-B-A-B over all of them.
+
+Order of a workload: the truth; every variant prepares, runs once and is held to the truth; then rounds, in each of
+which the machine's own rates are probed and every variant that is right takes its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..config import BertConfig
+from . import gate, models, workloads
+from .peers.probe import peaks
+from .pool import VariantFailed, Worker, WorkerDied, available_mb
+from .variants import TRUTH, Variant
+from .workloads import Workload
+
+_log = logging.getLogger("fastbert")
+_SPARE_MB = 700  # of Python and a library without a model
+_ROUND_SECONDS = 0.4  # what one turn should last at least
+_MOST_RUNS = 50  # of a turn
+
+
+@dataclass
+class Plan:
+    """What is run.
+
+    Args:
+        kind: "inference" or "training".
+        model: a name of `models.NAMES`.
+        workloads: in order.
+        variants: in the order of their turns.
+        rounds: turns of each variant on each workload.
+        threads: of each variant.
+        timeout: seconds for one answer; compiling is one.
+        config: sizes in place of the model's own.
+        truth: computes in float64 what is right.
+        probe: measure the machine itself in every round.
+    """
+
+    kind: str
+    model: str
+    workloads: Sequence[Workload]
+    variants: Sequence[Variant]
+    rounds: int = 7
+    threads: int = 2
+    timeout: float = 900.0
+    config: BertConfig | None = None
+    truth: Variant | None = None
+    probe: bool = True
+
+
+@dataclass
+class Row:
+    """A variant on a workload.
+
+    Args:
+        status: "ok", "wrong", "skipped", "failed" or "crashed"; only "ok" has times.
+        reason: of any other status, in words.
+        error: as `gate` returns it.
+        seconds: of every timed run.
+        rss_mb: the most memory of its process, weights included.
+    """
+
+    workload: Workload
+    variant: Variant
+    status: str = "ok"
+    reason: str | None = None
+    error: dict[str, float] | None = None
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    rss_mb: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def fail(self, status: str, reason: str) -> None:
+        """No figure for this row, and why."""
+        self.status, self.reason, self.seconds = status, reason, []
+
+
+class Session:
+    """Runs a plan.
+
+    Args:
+        plan: what.
+        say: called with a line about what is being done.
+    """
+
+    def __init__(self, plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
+        self.plan, self.say = plan, say
+        self.rows: list[Row] = []
+        self.rates: dict[str, list[dict[str, float]]] = {}  # by workload, one a round
+        self.trace: list[tuple[str, str]] = []  # (workload, variant) of every turn, in order
+
+    def run(self) -> Session:
+        """Runs everything; nothing that a variant does ends the run."""
+        with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as scratch:
+            self.scratch = Path(scratch)
+            self.directory = self.scratch / "model"
+            self.say(f"{self.plan.kind}: writing the model ({self.plan.model})")
+            self.config = models.make_directory(self.plan.model, self.directory, self.plan.config)
+            self.batches = {}
+            for workload in self.plan.workloads:
+                self.batches[workload.name] = self.scratch / f"{workload.name}.npz"
+                batch = workloads.make_batch(workload, self.config.vocab_size)
+                np.savez(self.batches[workload.name], **batch)
+            self._compute_truths()
+            workers: dict[str, Worker] = {}
+            dead: dict[str, tuple[str, str]] = {}
+            try:
+                self._start(workers, dead)
+                for workload in self.plan.workloads:
+                    self._run_workload(workload, workers, dead)
+            finally:
+                for worker in workers.values():
+                    worker.close()
+        return self
+
+    def _worker(self, preload: str | None = None) -> Worker:
+        return Worker(self.plan.threads, preload, self.scratch / "stderr.txt")
+
+    def _identity(self, variant: Variant) -> dict:
+        return {
+            "adapter": variant.adapter,
+            "directory": str(self.directory),
+            "dtype": variant.dtype,
+            "threads": self.plan.threads,
+        }
+
+    def _compute_truths(self) -> None:
+        """In float64, by a process that ends before the others begin."""
+        truth = self.plan.truth or TRUTH[self.plan.kind]
+        self.say(f"{self.plan.kind}: computing the truth in float64")
+        worker = self._worker()
+        try:
+            worker.ask("load", self.plan.timeout, **self._identity(truth))
+            for name, batch in self.batches.items():
+                worker.ask("prepare", self.plan.timeout, batch=str(batch))
+                worker.ask("answer", self.plan.timeout, out=str(self.scratch / f"{name}-truth.npz"))
+        finally:
+            worker.close()
+
+    def _start(self, workers: dict[str, Worker], dead: dict[str, tuple[str, str]]) -> None:
+        """A process for the probe and for each variant, with the model converted and loaded."""
+        if self.plan.probe:
+            self._load(Variant("probe", "probe", ".probe:Probe", "fp32"), workers, dead, needed_mb=0)
+        weights_mb = sum(f.stat().st_size for f in self.directory.glob("*.safetensors")) / (1 << 20)
+        for variant in self.plan.variants:
+            if variant.missing:
+                dead[variant.name] = "skipped", variant.missing
+                continue
+            self.say(f"{self.plan.kind}: starting {variant.name}")
+            self._load(variant, workers, dead, needed_mb=variant.memory * weights_mb + _SPARE_MB)
+
+    def _load(self, variant: Variant, workers: dict, dead: dict, needed_mb: float) -> None:
+        free = available_mb()
+        if free < needed_mb:
+            dead[variant.name] = (
+                "skipped",
+                f"left out: it needs about {needed_mb / 1024:.1f} GB of memory, {free / 1024:.1f} GB are free "
+                "(run fewer at a time: --peers)",
+            )
+            return
+        try:
+            if variant.converts:
+                converter = self._worker(variant.preload)
+                try:
+                    converter.ask("convert", self.plan.timeout, **self._identity(variant))
+                finally:
+                    converter.close()
+            workers[variant.name] = worker = self._worker(variant.preload)
+            worker.ask("load", self.plan.timeout, **self._identity(variant))
+        except VariantFailed as failure:
+            dead[variant.name] = "failed", str(failure)
+        except WorkerDied as death:
+            dead[variant.name] = "crashed", str(death)
+
+    def _run_workload(self, workload: Workload, workers: dict, dead: dict) -> None:
+        rows = []
+        for variant in self.plan.variants:
+            row = Row(workload, variant)
+            rows.append(row)
+            if variant.name in dead:
+                row.fail(*dead[variant.name])
+                continue
+            self.say(f"{workload.name}: checking {variant.name}")
+            self._guarded(row, dead, lambda row=row: self._check(row, workers[row.variant.name]))
+        turns = {id(row): max(1, self._turn_length(row, workers, dead)) for row in rows if row.status == "ok"}
+        self.rates[workload.name] = []
+        for number in range(1, self.plan.rounds + 1):
+            self.say(f"{workload.name}: round {number} of {self.plan.rounds}")
+            self._probe(workload, workers, dead)
+            for row in rows:
+                if row.status == "ok":
+                    turn = turns[id(row)]
+                    self._guarded(row, dead, lambda row=row, turn=turn: self._turn(row, workers, turn))
+        for row in rows:
+            if row.status == "ok":
+                self._guarded(row, dead, lambda row=row: self._finish(row, workers[row.variant.name]))
+        self.rows += rows
+
+    def _guarded(self, row: Row, dead: dict, action: Callable[[], None]) -> None:
+        """Runs a step of a variant; its failure is its row's alone, its death that of its later rows too."""
+        try:
+            action()
+        except VariantFailed as failure:
+            row.fail("failed", str(failure))
+        except WorkerDied as death:
+            row.fail("crashed", str(death))
+            dead[row.variant.name] = "crashed", str(death)
+
+    def _check(self, row: Row, worker: Worker) -> None:
+        """Prepares the batch, runs it once and compares; a wrong variant gets no turn."""
+        name, out = row.workload.name, self.scratch / "answer.npz"
+        worker.ask("prepare", self.plan.timeout, batch=str(self.batches[name]))
+        worker.ask("answer", self.plan.timeout, out=str(out))
+        with np.load(out) as got, np.load(self.scratch / f"{name}-truth.npz") as true:
+            if self.plan.kind == "inference":
+                with np.load(self.batches[name]) as batch:
+                    row.error = gate.hidden_error(got["hidden"], true["hidden"], batch["attention_mask"])
+            else:
+                row.error = gate.training_error(dict(got), dict(true))
+        largest = gate.limit(self.plan.kind, row.variant.dtype)
+        if not row.error["relative"] <= largest:
+            row.fail("wrong", f"wrong: relative error {row.error['relative']:.2g}, allowed {largest:g}")
+
+    def _turn_length(self, row: Row, workers: dict, dead: dict) -> int:
+        """Runs of a turn, from one untimed run: a turn lasts long enough to be timed, and no longer."""
+        found: list[float] = []
+
+        def warm_up() -> None:
+            answer = workers[row.variant.name].ask("run", self.plan.timeout, times=1, warm=1)
+            found.extend(answer["seconds"])
+            row.losses += [loss for loss in answer["losses"] if loss is not None]
+
+        self._guarded(row, dead, warm_up)
+        seconds = found[0] if found else math.inf
+        return min(_MOST_RUNS, math.ceil(_ROUND_SECONDS / max(seconds, 1e-6))) if math.isfinite(seconds) else 1
+
+    def _turn(self, row: Row, workers: dict, times: int) -> None:
+        self.trace.append((row.workload.name, row.variant.name))
+        # A short run finds caches full of the others' data; a user who repeats it does not.
+        answer = workers[row.variant.name].ask("run", self.plan.timeout, times=times, warm=int(times > 1))
+        row.seconds += answer["seconds"]
+        row.losses += [loss for loss in answer["losses"] if loss is not None]
+
+    def _probe(self, workload: Workload, workers: dict, dead: dict) -> None:
+        if "probe" not in workers or "probe" in dead:
+            return
+        try:
+            self.rates[workload.name].append(workers["probe"].ask("rates", self.plan.timeout)["rates"])
+        except (VariantFailed, WorkerDied) as failure:
+            _log.warning("the machine's own rates cannot be measured: %s", failure)
+            dead["probe"] = "failed", str(failure)
+
+    def _finish(self, row: Row, worker: Worker) -> None:
+        row.rss_mb = worker.ask("peak", self.plan.timeout)["mb"]
+        if self.plan.kind == "training":
+            first, last = row.losses[0], row.losses[-1]
+            if not last < first:
+                row.fail("wrong", f"wrong: the loss went from {first:.4g} to {last:.4g} on one batch")
+
+    def peak_rates(self, workload: str) -> dict[str, float]:
+        """GFLOP/s by dtype, medians over the rounds of a workload; empty without a probe."""
+        rounds = self.rates.get(workload, [])
+        if not rounds:
+            return {}
+        return peaks({name: statistics.median(rates[name] for rates in rounds) for name in rounds[0]})

@@ -1,0 +1,149 @@
+"""Results as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def show_header(header: dict, console: Console) -> None:
+    """The machine and how peers ran on it."""
+    machine = header["machine"]
+    amx = "has AMX" if machine["amx"] else "has no AMX"
+    if machine["amx_fault"]:
+        amx = "announces AMX without its tiles"
+    lines = [
+        f"{machine['processor']}, {machine['cores']} cores, {header['threads']} threads, kernels for {machine['isa']}; "
+        f"it {amx}",
+        f"fastbert {header['fastbert']} ({header['commit'] or 'installed package'}), {header['date']}",
+        ", ".join(f"{name} {version}" for name, version in header["versions"].items() if version),
+    ]
+    if machine["onednn_max_cpu_isa"]:
+        lines.append(f"oneDNN of every row without preload is capped at {machine['onednn_max_cpu_isa']}")
+    if header["preload"]:
+        lines.append(f"rows with '+ preload' ran under LD_PRELOAD={header['preload']} and without that cap")
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+
+
+def _error(row: dict) -> str:
+    if row["error"] is None:
+        return ""
+    cosine = row["error"].get("cosine")
+    tail = f", cos {cosine:.4f}" if cosine is not None and row["dtype"] != "fp32" else ""
+    return f"{row['error']['relative']:.1e}{tail}"
+
+
+def workload_table(session: dict, workload: str) -> Table:
+    """Every variant on one workload, in the order of their turns."""
+    about = session["workloads"][workload]
+    rows = [row for row in session["rows"] if row["workload"] == workload]
+    tokens, padded = rows[0]["tokens"], rows[0]["padded_tokens"]
+    title = f"{workload} {session['kind']}, {session['model']}: {about['title']}; {tokens} tokens"
+    if padded != tokens:
+        title += f" ({100 * (1 - tokens / padded):.0f} % pads in a padded batch)"
+    table = Table(title=title, title_justify="left")
+    latency = about["latency"]
+    table.add_column("variant", no_wrap=True)
+    for name in ("p50 ms" if latency else "tokens/s", "p99 ms" if latency else "p20-p80", "GFLOP/s", "of peak"):
+        table.add_column(name, justify="right")
+    for name in ("error", "peak RSS MB"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        if row["status"] != "ok":
+            table.add_row(row["variant"], row["reason"], "", "", "", _error(row), "", style="dim")
+            continue
+        spread = [tokens / row[key] * 1e3 for key in ("p80_ms", "p20_ms")]
+        table.add_row(
+            row["variant"],
+            _number(row["p50_ms"], 2) if latency else _number(row["tokens_per_second"]),
+            f"{_number(row['p99_ms'], 2)} (of {row['runs']})" if latency else "-".join(map(_number, spread)),
+            _number(row["gflops"]),
+            _share(row["share_of_peak"]),
+            _error(row),
+            _number(row["rss_mb"]),
+            style="bold" if row["peer"] == "fastbert" else None,
+        )
+    return table
+
+
+def rates_table(session: dict) -> Table | None:
+    """What the machine itself did in the rounds."""
+    if not session["rates"]:
+        return None
+    table = Table("probe", title="The machine in the same rounds: min / median / max", title_justify="left")
+    for workload in session["rates"]:
+        table.add_column(workload, justify="right")
+    names = next(iter(session["rates"].values()))
+    for name in names:
+        unit = "GB/s" if name == "copy" else "GFLOP/s"
+        cells = [
+            " / ".join(_number(v, int(name == "copy")) for v in session["rates"][w][name]) for w in session["rates"]
+        ]
+        table.add_row(f"{name} ({unit})", *cells)
+    return table
+
+
+_COLUMNS = {
+    "fp32": "fp32 / best fp32 peer",
+    "fp32_transformers": "fp32 / transformers fp32",
+    "bf16_transformers": "bf16 / transformers fp32",
+    "bf16": "bf16 / best bf16 peer",
+    "int8": "int8 / best int8 peer",
+}
+
+
+def ratios_table(ratios: list[dict]) -> Table:
+    """Ours over the best peer; the peer's name below the ratio."""
+    table = Table(
+        title="fastbert / peer, by speed (W3: by p50 latency); above 1 fastbert is faster", title_justify="left"
+    )
+    table.add_column("workload")
+    for title in _COLUMNS.values():
+        table.add_column(title, justify="right")
+    for row in ratios:
+        cells = [f"{row[key]['ratio']:.2f}x\n{row[key]['peer']}" if row[key] else "-" for key in _COLUMNS]
+        table.add_row(f"{row['workload']} {row['kind']}\n{row['model']}", *cells)
+    return table
+
+
+def show(document: dict, console: Console) -> None:
+    """Everything of a document."""
+    show_header(document, console)
+    for session in document.get("sessions", []):
+        for workload in session["workloads"]:
+            console.print(workload_table(session, workload))
+        rates = rates_table(session)
+        if rates is not None:
+            console.print(rates)
+    for name in ("kernels", "data", "data_memory"):
+        if document.get(name):
+            console.print(rows_table(name, document[name]))
+    if document.get("ratios"):
+        console.print(ratios_table(document["ratios"]))
+
+
+def rows_table(title: str, rows: list[dict]) -> Table:
+    """Rows of equal keys as they are."""
+    table = Table(title=title, title_justify="left")
+    for key in rows[0]:
+        table.add_column(key, justify="left" if isinstance(rows[0][key], str) else "right")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    return table
+
+
+def _cell(value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return str(value)

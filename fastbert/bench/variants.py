@@ -1,0 +1,127 @@
+"""Who is measured: every library in every dtype it offers, as a table."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A library in one dtype.
+
+    Args:
+        name: unique among those of a kind, as in the tables.
+        peer: what ``--peers`` calls it.
+        adapter: "module:Class", see `peers.load`.
+        dtype: "fp32", "bf16" or "int8": whose error limit and peak hold.
+        needs: modules that must be installed.
+        ours: it is fastbert.
+        slow_start: its first run takes minutes, so ``--quick`` leaves it out.
+        memory: times the weights' float32 bytes that its process needs, roughly.
+        preload: the library that LD_PRELOAD names for it, or None.
+        missing: why it cannot run, known beforehand, or None.
+    """
+
+    name: str
+    peer: str
+    adapter: str
+    dtype: str
+    needs: tuple[str, ...] = ()
+    ours: bool = False
+    slow_start: bool = False
+    memory: float = 2.5
+    preload: str | None = None
+    missing: str | None = None
+
+    @property
+    def converts(self) -> bool:
+        return self.peer in ("onnxruntime", "openvino", "ctranslate2")
+
+
+_HF, _ORT, _OV, _CT2 = (f".{name}_:Inference" for name in ("transformers", "onnxruntime", "openvino", "ctranslate2"))
+_COMPILED = ".transformers_:CompiledInference"
+_torch, _onnx = ("transformers",), ("onnxruntime", "onnx", "transformers")
+_openvino, _ctranslate2 = ("openvino", "transformers"), ("ctranslate2", "transformers")
+
+INFERENCE = (
+    Variant("fastbert fp32", "fastbert", ".fastbert_:Inference", "fp32", ours=True),
+    Variant("fastbert bf16", "fastbert", ".fastbert_:Inference", "bf16", ours=True),
+    Variant("fastbert int8", "fastbert", ".fastbert_:Inference", "int8", ours=True),
+    Variant("fastbert reference fp32", "reference", ".fastbert_:ReferenceInference", "fp32", ours=True),
+    Variant("transformers eager fp32", "eager", ".transformers_:EagerInference", "fp32", _torch),
+    Variant("transformers sdpa fp32", "sdpa", _HF, "fp32", _torch),
+    Variant("transformers sdpa bf16", "sdpa", _HF, "bf16", _torch),
+    Variant("torch.compile fp32", "compile", _COMPILED, "fp32", _torch, slow_start=True, memory=3.5),
+    Variant("torch.compile bf16", "compile", _COMPILED, "bf16", _torch, slow_start=True, memory=3.5),
+    Variant("ONNX Runtime fp32", "onnxruntime", _ORT, "fp32", _onnx),
+    Variant("ONNX Runtime int8", "onnxruntime", _ORT, "int8", _onnx),
+    Variant("OpenVINO fp32", "openvino", _OV, "fp32", _openvino),
+    Variant("OpenVINO bf16", "openvino", _OV, "bf16", _openvino),
+    Variant("OpenVINO int8", "openvino", _OV, "int8", (*_openvino, "nncf")),
+    Variant("CTranslate2 fp32", "ctranslate2", _CT2, "fp32", _ctranslate2),
+    Variant("CTranslate2 int8", "ctranslate2", _CT2, "int8", _ctranslate2),
+)
+
+_HF_TRAINING, _COMPILED_TRAINING = ".transformers_:Training", ".transformers_:CompiledTraining"
+TRAINING = (
+    Variant("fastbert fp32", "fastbert", ".fastbert_:Training", "fp32", ours=True, memory=7.5),
+    Variant("fastbert bf16", "fastbert", ".fastbert_:Training", "bf16", ours=True, memory=7.5),
+    Variant("fastbert reference fp32", "reference", ".fastbert_:ReferenceTraining", "fp32", ours=True, memory=7.5),
+    Variant("transformers fp32", "sdpa", _HF_TRAINING, "fp32", _torch, memory=7.5),
+    Variant("transformers bf16", "sdpa", _HF_TRAINING, "bf16", _torch, memory=7.5),
+    Variant("torch.compile fp32", "compile", _COMPILED_TRAINING, "fp32", _torch, slow_start=True, memory=7.5),
+    Variant("torch.compile bf16", "compile", _COMPILED_TRAINING, "bf16", _torch, slow_start=True, memory=7.5),
+)
+
+TRUTH = {
+    "inference": Variant("truth", "truth", ".fastbert_:ReferenceInference", "fp64", ours=True),
+    "training": Variant("truth", "truth", ".fastbert_:ReferenceTraining", "fp64", ours=True),
+}
+
+# What `--peers` may name. "fastbert" always runs.
+PEERS = ("reference", "eager", "sdpa", "compile", "onnxruntime", "openvino", "ctranslate2")
+
+
+def check_peers(peers: Iterable[str]) -> None:
+    """Raises InputError where a name is no peer's."""
+    for name in peers:
+        if name not in PEERS:
+            raise InputError(f"--peers must be of {', '.join(PEERS)}; got {name!r}")
+
+
+def why_missing(variant: Variant) -> str | None:
+    """None, or why a variant cannot run here."""
+    for module in variant.needs:
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed (pip install 'fastbert[bench]')"
+    if variant.ours and variant.dtype == "int8":
+        import fastbert
+
+        if not hasattr(fastbert, "quantize"):
+            return "this fastbert has no int8 inference"
+    return None
+
+
+def choose(kind: str, peers: tuple[str, ...], quick: bool, preload: str | None) -> list[Variant]:
+    """The variants of a run: ours, then the peers; those that cannot run say why.
+
+    Args:
+        peers: as in `PEERS`; empty for all.
+        quick: leave out what takes minutes to start.
+        preload: a library; each bf16 and int8 variant of a peer then comes a second time, with it.
+    """
+    chosen = []
+    for variant in INFERENCE if kind == "inference" else TRAINING:
+        if peers and variant.peer not in (*peers, "fastbert"):
+            continue
+        missing = why_missing(variant)
+        if missing is None and quick and variant.slow_start and not peers:
+            missing = "takes minutes to compile: left out by --quick"
+        chosen.append(replace(variant, missing=missing))
+        if preload and not variant.ours and variant.dtype != "fp32":
+            chosen.append(replace(chosen[-1], name=f"{variant.name} + preload", preload=preload))
+    return chosen

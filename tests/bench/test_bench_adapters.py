@@ -1,0 +1,102 @@
+"""Every adapter computes the model: small sizes, one round, held to float64 like in a real run."""
+
+import pytest
+
+from fastbert import _native
+from fastbert.bench import kernels, variants
+from fastbert.bench.peers.probe import Probe, peaks
+from fastbert.bench.session import Plan, Session
+from fastbert.bench.workloads import Workload
+from fastbert.config import BertConfig
+
+CONFIG = BertConfig(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=300,
+    max_position_embeddings=32,
+)  # fmt: skip
+
+
+def _run(kind, chosen, monkeypatch):
+    # Rounds are not what is tested: a turn of one run is enough.
+    monkeypatch.setattr("fastbert.bench.session._ROUND_SECONDS", 0.0)
+    workload = Workload("X", "mixed", kind, (7, 24, 3))
+    plan = Plan(kind, "base", (workload,), chosen, rounds=2, threads=1, config=CONFIG, probe=False)
+    session = Session(plan).run()
+    return {row.variant.name: row for row in session.rows}
+
+
+def _chosen(kind, peers):
+    return [v for v in variants.choose(kind, peers, quick=False, preload=None) if not v.slow_start]
+
+
+def _named(kind, *names):
+    return [v for v in _chosen(kind, ()) if v.name in names]
+
+
+@pytest.mark.parametrize(("kind", "peer"), [("inference", "transformers sdpa fp32"), ("training", "transformers fp32")])
+def test_ours_and_transformers_agree_with_the_truth(kind, peer, monkeypatch):
+    pytest.importorskip("transformers")
+    ours = "fastbert reference fp32" if _native.why_missing() else "fastbert fp32"
+    rows = _run(kind, _named(kind, ours, peer), monkeypatch)
+    assert {name: (row.status, row.reason) for name, row in rows.items()} == dict.fromkeys((ours, peer), ("ok", None))
+    assert [len(row.seconds) for row in rows.values()] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_every_variant_on_torch(kind, monkeypatch):
+    pytest.importorskip("transformers")
+    chosen = [v for v in _chosen(kind, ("reference", "eager", "sdpa")) if v.missing is None]
+    for name, row in _run(kind, chosen, monkeypatch).items():
+        assert row.status == "ok", f"{name}: {row.reason}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ["onnxruntime", "openvino", "ctranslate2", "compile"])
+def test_peers_infer(peer, monkeypatch):
+    chosen = [v for v in variants.choose("inference", (peer,), quick=False, preload=None) if v.peer == peer]
+    for variant in chosen:
+        if variant.missing:
+            pytest.skip(variant.missing)
+    for name, row in _run("inference", chosen, monkeypatch).items():
+        assert row.status == "ok", f"{name}: {row.reason}"
+
+
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+def test_the_probe_measures_every_level():
+    rates = Probe(None, "fp32", 1).rates()
+    for level in _native.extension().supported_isas():
+        assert rates[f"fp32 {level}"] > 0.1
+    assert rates["copy"] > 0.01
+    assert _native.isa() == Probe(None, "fp32", 1).module.isa()
+    best = peaks(rates)
+    assert best["bf16"] >= best["fp32"] > 0
+
+
+def _case(kernel):
+    import torch
+    import torch.nn.functional as F
+
+    x = torch.randn(16, 32)
+    return kernels.Case("gelu", "16x32", kernel, F.gelu, F.gelu, [x], torch.randn(16, 32), 4 * 5 * x.numel(), 100.0)
+
+
+def test_a_wrong_kernel_gets_no_figure():
+    import torch
+    import torch.nn.functional as F
+
+    right = kernels.measure(_case(F.gelu), torch.float32, 3, {"fp32": 50.0, "copy": 10.0})
+    assert right["reason"] is None
+    assert right["of_copy"] == pytest.approx(right["gb_per_s"] / 10)
+    assert right["of_peak"] == pytest.approx(right["gflops"] / 50)
+    wrong = kernels.measure(
+        _case(lambda x: F.gelu(x, approximate="tanh")), torch.float32, 3, {"fp32": 50.0, "copy": 10.0}
+    )
+    assert wrong["reason"].startswith("wrong: the error of the result")
+    assert wrong["ours_ms"] is None
+    assert wrong["ratio"] is None
+
+    def half_gradient(x):
+        return F.gelu(x).detach() + 0.5 * (F.gelu(x) - F.gelu(x).detach())
+
+    gradient = kernels.measure(_case(half_gradient), torch.float32, 3, {})
+    assert gradient["reason"].startswith("wrong: the error of the gradient of argument 1")

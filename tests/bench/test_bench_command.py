@@ -1,0 +1,93 @@
+"""`fastbert bench`: bad options in one sentence, and the data benchmark end to end."""
+
+import json
+
+import pytest
+
+from fastbert.bench import run as bench_run
+from fastbert.cli import main as cli
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--only", "W1,W9"], "--only must be of W1, W2, W3, W4, T1, T2; got 'W9'"),
+        (["inference", "--only", "T1"], "--only T1: no such workload in inference"),
+        (["--peers", "sdpa,keras"], "--peers must be of reference, eager, sdpa"),
+        (
+            ["--preload", "/no/such/lib.so"],
+            "--preload: expected a shared library, got /no/such/lib.so, which is no file",
+        ),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--threads", "-1"], "--threads must be at least 1, got -1"),
+    ],
+)
+def test_bad_options_are_one_sentence(options, sentence, capsys):
+    assert cli.main(["bench", *options]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"fastbert: {sentence}")
+
+
+def test_what_is_run_by_default():
+    found = [(k, m, [w.name for w in ws]) for k, m, ws in bench_run.plans(bench_run.KINDS, None, (), False)]
+    assert found == [
+        ("inference", "base", ["W1", "W2", "W3", "W4"]),
+        ("training", "base", ["T1", "T2"]),
+        ("training", "4x256", ["T1"]),
+    ]
+    quick = [(k, m) for k, m, _ in bench_run.plans(bench_run.KINDS, None, (), True)]
+    assert quick == [("inference", "mini"), ("training", "mini")]
+    assert bench_run.plans(("training",), "minilm", ("T2",), False)[0][1] == "minilm"
+
+
+def test_data_end_to_end(tmp_path, capsys):
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("The cat sat on the mat. It was a good mat.\n\nDogs do not sit on mats.\n" * 50)
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text(
+        "\n".join(
+            [
+                "[PAD]",
+                "[UNK]",
+                "[CLS]",
+                "[SEP]",
+                "[MASK]",
+                *"abcdefghijklmnopqrstuvwxyz.",
+                *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+            ]
+        )
+        + "\n"
+    )
+    out = tmp_path / "out"
+    options = ["--corpus", str(corpus), "--vocab", str(vocab), "--mb", "0.05", "--threads", "1"]
+    assert cli.main(["bench", "data", "--quick", *options, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert str(out / "bench.json") in shown
+    document = json.loads((out / "bench.json").read_text())
+    assert document["sessions"] == []
+    rates = {row["what"]: row for row in document["data"]}
+    assert set(rates) == {"tokenizers encode_batch", "tokenizers encode_batch_fast", "fastbert prepare"}
+    assert rates["fastbert prepare"]["prepare_ratio"] == 1
+    assert all(row["mb_per_s"] > 0 for row in rates.values())
+    assert all(row["peak_mb"] > 5 for row in document["data_memory"])
+
+
+def test_an_empty_corpus_is_named(tmp_path, capsys):
+    (tmp_path / "empty.txt").write_text("")
+    assert (
+        cli.main(
+            [
+                "bench",
+                "data",
+                "--corpus",
+                str(tmp_path / "empty.txt"),
+                "--vocab",
+                str(tmp_path),
+                "--out",
+                str(tmp_path / "o"),
+            ]
+        )
+        == 2
+    )
+    assert "empty.txt: expected text to repeat, got an empty file" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()

@@ -1,0 +1,215 @@
+"""The interleaved run with planted adapters: order, gate, crashes, and what is written."""
+
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastbert.bench import gate, plot, pool, results, table
+from fastbert.bench.peers import probe
+from fastbert.bench.session import Plan, Session
+from fastbert.bench.variants import Variant
+from fastbert.bench.workloads import Workload
+from fastbert.config import BertConfig
+
+CONFIG = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=64)
+SHORT = Workload("A", "two sequences", "inference", (3, 5))
+LONG = Workload("B", "three sequences", "inference", (2, 7, 4), latency=True)
+
+
+@pytest.fixture(autouse=True)
+def _planted_can_be_imported(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+
+
+def planted(fault: str, dtype: str = "fp32", name: str | None = None, peer: str = "other", **options) -> Variant:
+    return Variant(name or fault, peer, f"planted:{fault}", dtype, **options)
+
+
+def run(*variants: Variant, workloads=(SHORT,), rounds=2, kind="inference", **options) -> Session:
+    truth = planted("Right" if kind == "inference" else "Learns", "fp64")
+    return Session(
+        Plan(kind, "base", workloads, variants, rounds, 1, config=CONFIG, truth=truth, **{"probe": False, **options})
+    ).run()
+
+
+def rows_of(session: Session) -> dict:
+    return {(row.workload.name, row.variant.name): row for row in session.rows}
+
+
+def test_variants_take_turns_in_every_round():
+    session = run(planted("Right", name="a"), planted("Right", name="b"), workloads=(SHORT, LONG), rounds=3)
+    assert session.trace == [("A", "a"), ("A", "b")] * 3 + [("B", "a"), ("B", "b")] * 3
+    # 0.01 s a run: a turn of at least 0.4 s has about forty, the most is fifty.
+    assert all(20 <= len(row.seconds) / 3 <= 50 for row in session.rows)
+    assert all(row.rss_mb > 5 for row in session.rows)
+
+
+def test_a_wrong_variant_gets_no_number():
+    session = run(planted("Right"), planted("ForgetsMask"), planted("NotANumber"), planted("Transposed"))
+    rows = rows_of(session)
+    assert rows["A", "Right"].status == "ok"
+    for name in ("ForgetsMask", "NotANumber", "Transposed"):
+        row = rows["A", name]
+        assert row.status == "wrong"
+        assert row.reason.startswith("wrong: relative error")
+        assert row.seconds == []
+        written = results.row_dict(row, session)
+        assert all(written[key] is None for key in ("tokens_per_second", "p50_ms", "gflops", "share_of_peak", "runs"))
+        assert name not in {name for _, name in session.trace}
+
+
+def test_pads_do_not_count():
+    assert rows_of(run(planted("GarbageInPads")))["A", "GarbageInPads"].status == "ok"
+
+
+def test_a_crash_is_a_row_and_not_the_end():
+    session = run(planted("DiesOfAnInstruction"), planted("DiesWhileTimed"), planted("Right"), workloads=(SHORT, LONG))
+    rows = rows_of(session)
+    for workload in ("A", "B"):
+        for name in ("DiesOfAnInstruction", "DiesWhileTimed"):
+            assert (rows[workload, name].status, rows[workload, name].reason) == (
+                "crashed",
+                "crashed: signal 4 (SIGILL)",
+            )
+            assert rows[workload, name].seconds == []
+        assert rows[workload, "Right"].status == "ok"
+
+
+def test_a_refusal_is_one_line_and_a_hang_ends():
+    session = run(planted("Refuses"), planted("Hangs"), planted("Right"), timeout=3.0)
+    rows = rows_of(session)
+    assert (rows["A", "Refuses"].status, rows["A", "Refuses"].reason) == ("failed", "TypeError: no such shape")
+    assert (rows["A", "Hangs"].status, rows["A", "Hangs"].reason) == (
+        "crashed",
+        "gave no answer within 3 s and was ended",
+    )
+    assert rows["A", "Right"].status == "ok"
+
+
+def test_what_a_library_prints_does_not_reach_the_answers():
+    assert rows_of(run(planted("Noisy")))["A", "Noisy"].status == "ok"
+
+
+def test_a_missing_library_is_a_row_with_its_reason():
+    (row,) = run(planted("Right", missing="nothing is not installed")).rows
+    assert (row.status, row.reason) == ("skipped", "nothing is not installed")
+
+
+def test_a_variant_that_memory_has_no_room_for_is_left_out(monkeypatch):
+    monkeypatch.setattr("fastbert.bench.session.available_mb", lambda: 100.0)
+    (row,) = run(planted("Right")).rows
+    assert row.status == "skipped"
+    assert "of memory, 0.1 GB are free" in row.reason
+
+
+def test_training_is_judged_by_gradients_and_by_a_falling_loss():
+    training = Workload("T", "", "training", (4, 4))
+    session = run(
+        planted("Learns"), planted("LearnsNothing"), planted("WrongGradient"), workloads=(training,), kind="training"
+    )
+    rows = rows_of(session)
+    assert rows["T", "Learns"].status == "ok"
+    assert rows["T", "LearnsNothing"].reason == "wrong: the loss went from 10 to 10 on one batch"
+    # (1, 1, 1.01) beside (1, 1, 1): 0.01 / sqrt(3).
+    assert rows["T", "WrongGradient"].error["relative"] == pytest.approx(0.01 / 3**0.5)
+    assert rows["T", "WrongGradient"].status == "wrong"
+
+
+def test_stopped_workers_use_no_time_and_end(tmp_path):
+    worker = pool.Worker(1, None, tmp_path / "log")
+    with pytest.raises(pool.VariantFailed, match="ModuleNotFoundError"):
+        worker.ask("load", 60, adapter="no_such_module:X", directory=str(tmp_path), dtype="fp32", threads=1)
+    if sys.platform == "linux":
+        # State T: stopped until it is asked again.
+        status = Path(f"/proc/{worker.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        assert status in ("R", "S", "T")
+        os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert Path(f"/proc/{worker.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+    worker.close()
+    assert worker.process.returncode == -signal.SIGKILL
+
+
+def test_preload_is_for_the_variants_that_ask_and_drops_our_cap(monkeypatch):
+    from fastbert import hardware
+
+    monkeypatch.setenv(hardware.ONEDNN_VARIABLE, hardware.ONEDNN_CAP)
+    plain, preloaded = pool.worker_environment(2, None), pool.worker_environment(2, "/lib/shim.so")
+    assert "LD_PRELOAD" not in plain or plain["LD_PRELOAD"] == os.environ.get("LD_PRELOAD")
+    assert plain[hardware.ONEDNN_VARIABLE] == hardware.ONEDNN_CAP
+    assert preloaded["LD_PRELOAD"] == "/lib/shim.so"
+    assert hardware.ONEDNN_VARIABLE not in preloaded
+    monkeypatch.setenv(hardware.ONEDNN_VARIABLE, "AVX2")  # a choice of the user's stays
+    assert pool.worker_environment(2, "/lib/shim.so")[hardware.ONEDNN_VARIABLE] == "AVX2"
+
+
+def test_every_dtype_has_a_limit_in_the_order_of_their_rounding():
+    limits = [gate.limit("inference", dtype) for dtype in ("fp32", "bf16", "int8")]
+    assert limits == sorted(limits)
+
+
+def test_document_tables_and_picture(tmp_path):
+    session = run(
+        planted("Right", name="fastbert fp32", peer="fastbert", ours=True),
+        planted("Right", name="other fp32", peer="sdpa"),
+        planted("ForgetsMask"),
+        workloads=(SHORT, LONG),
+    )
+    found = results.session_dict(session)
+    document = results.header("fastbert bench", 1, None) | {"sessions": [found], "ratios": results.ratios([found])}
+    written = json.loads(results.write_json(document, tmp_path / "new" / "bench.json").read_text())
+    assert {"format", "commit", "date", "command", "machine", "versions", "threads", "preload"} <= set(written)
+    assert written["versions"]["torch"]
+    rows = written["sessions"][0]["rows"]
+    assert len(rows) == 6
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}, "every row has the same keys"
+    for row in rows:
+        if row["status"] == "ok":
+            assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["p50_ms"] * 1e3)
+    first = written["ratios"][0]
+    assert first["workload"] == "A"
+    assert first["fp32"]["peer"] == "other fp32"
+    assert first["fp32"]["ratio"] == pytest.approx(rows[0]["tokens_per_second"] / rows[1]["tokens_per_second"])
+    assert first["int8"] is None
+    from rich.console import Console
+
+    console = Console(width=150, record=True, file=io.StringIO())
+    table.show(document, console)
+    shown = console.export_text()
+    assert "wrong: relative error" in shown
+    assert "fastbert / peer" in shown
+    assert plot.plot(document, tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ratios_by_hand():
+    def row(variant, dtype, speed, ours=False, peer="x", status="ok"):
+        return {
+            "workload": "W", "status": status, "dtype": dtype, "ours": ours, "variant": variant,
+            "peer": "fastbert" if ours else peer, "tokens_per_second": speed,
+        }  # fmt: skip
+
+    rows = [
+        row("us", "fp32", 300.0, ours=True),
+        row("us16", "bf16", 900.0, ours=True),
+        row("eager", "fp32", 100.0, peer="eager"),
+        row("sdpa", "fp32", 150.0, peer="sdpa"),
+        row("best", "fp32", 200.0),
+        row("liar", "fp32", None, status="wrong"),
+        row("peer16", "bf16", 450.0),
+    ]
+    (found,) = results.ratios([{"kind": "inference", "model": "m", "workloads": {"W": {}}, "rows": rows}])
+    assert found["fp32"] == {"ratio": 1.5, "peer": "best"}
+    assert found["fp32_transformers"] == {"ratio": 2.0, "peer": "sdpa"}
+    assert found["bf16_transformers"] == {"ratio": 6.0, "peer": "sdpa"}
+    assert found["bf16"] == {"ratio": 2.0, "peer": "peer16"}
+    assert found["int8"] is None
+
+
+def test_peaks_are_the_best_level_of_each_dtype():
+    rates = {"fp32 scalar": 5.0, "fp32 avx512": 60.0, "bf16 avx512": 30.0, "int8 avx512": 200.0, "copy": 10.0}
+    assert probe.peaks(rates) == {"fp32": 60.0, "bf16": 60.0, "int8": 200.0}
+    assert probe.peaks({"fp32 amx": 60.0, "bf16 tile amx": 900.0}) == {"fp32": 60.0, "bf16": 900.0, "int8": 60.0}
