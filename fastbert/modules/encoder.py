@@ -122,7 +122,8 @@ class BertEncoder(nn.Module):
         """
         whole = run_stack(self, x, layout, key, keep_states)
         if whole is not None:
-            return whole[-1], [x, *whole] if keep_states else None, [None] * len(self.layer)
+            last = whole[-1] if rows is None else whole[-1].index_select(0, rows)
+            return last, [x, *whole] if keep_states else None, [None] * len(self.layer)
         states, attentions = [x], []
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, layer in enumerate(self.layer, 1):

@@ -63,6 +63,16 @@ def test_next_sentence_logits_too():
     torch.testing.assert_close(model(batch()).nsp_logits, expected, rtol=1e-12, atol=1e-14)
 
 
+def test_inference_in_one_call_too():
+    model = make(**NO_DROPOUT).float().eval()
+    with torch.no_grad():
+        expected = model(batch())
+        model.last_layer = "needed"
+        out = model(batch())
+    torch.testing.assert_close(out.loss, expected.loss)
+    torch.testing.assert_close(out.nsp_logits, expected.nsp_logits)
+
+
 @pytest.mark.parametrize(
     "asked", [{"output_logits": True}, {"output_hidden_states": True}, {"labels": torch.full((27,), 4)}]
 )
