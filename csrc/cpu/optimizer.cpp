@@ -44,8 +44,16 @@ template <class Tensor, class Body> inline void for_chunks(const Tensor* tensors
     });
 }
 
+// The processor's own prefetcher stops at the end of a page, which each of four streams meets every 1,024 elements.
+constexpr int64_t AHEAD = 512;
+
+inline void fetch(const void* x, int64_t i, int64_t size) {
+    __builtin_prefetch(static_cast<const char*>(x) + (i + AHEAD) * size, 1, 3);
+}
+
 struct Float32Weights {
     float* p;
+    void fetch_ahead(int64_t i) const { fetch(p, i, 4); }
     template <class Lanes> Vec read(int64_t i, Lanes lanes) const { return load(p + i, lanes); }
     template <class Lanes> void write(int64_t i, Vec a, Lanes lanes) const { store(p + i, a, lanes); }
 };
@@ -54,6 +62,10 @@ struct Float32Weights {
 struct MasterWeights {
     float* master;
     bf16* p;
+    void fetch_ahead(int64_t i) const {
+        fetch(master, i, 4);
+        fetch(p, i, 2);
+    }
     template <class Lanes> Vec read(int64_t i, Lanes lanes) const { return load(master + i, lanes); }
     template <class Lanes> void write(int64_t i, Vec a, Lanes lanes) const {
         store(master + i, a, lanes);
@@ -78,6 +90,9 @@ struct Rates {
 // Moves the moments; gives the update.
 template <class G, class Lanes>
 inline Vec advance(const OptimizerTensor& t, const Rates& rates, int64_t i, Vec p, Lanes lanes) {
+    fetch(t.grad, i, sizeof(G));
+    fetch(t.first, i, 4);
+    fetch(t.second, i, 4);
     const Vec g = load(static_cast<const G*>(t.grad) + i, lanes) * rates.scale;
     const Vec before = load(t.first + i, lanes), square = load(t.second + i, lanes);
     // m - (1-b1) m in place of b1 m: 0.999 rounded to float32 has an error of 1e-5 in what matters, its distance to 1.
@@ -93,6 +108,7 @@ inline void step_chunk(const OptimizerTensor& t, float grad_scale, const Weights
     const Rates rates(t, grad_scale);
     const Vec lr = set(-t.lr);
     for_columns(begin, end, [&](int64_t i, auto lanes) {
+        weights.fetch_ahead(i);
         const Vec p = weights.read(i, lanes);
         weights.write(i, fma(lr, advance<G>(t, rates, i, p, lanes), p), lanes);
     });
@@ -107,6 +123,7 @@ inline Squares measure_chunk(const OptimizerTensor& t, float grad_scale, const W
     const Rates rates(t, grad_scale);
     Vec of_weights = set(0.0f), of_updates = set(0.0f);
     for_columns(begin, end, [&](int64_t i, auto lanes) {
+        weights.fetch_ahead(i);
         const Vec p = weights.read(i, lanes);
         const Vec u = only(advance<G>(t, rates, i, p, lanes), lanes);
         of_weights = fma(p, p, of_weights);
@@ -120,6 +137,9 @@ inline void move_chunk(const OptimizerTensor& t, float trust, const Weights& wei
     const Rates rates(t, 1.0f);
     const Vec rate = set(-t.lr * trust);
     for_columns(begin, end, [&](int64_t i, auto lanes) {
+        fetch(t.first, i, 4);
+        fetch(t.second, i, 4);
+        weights.fetch_ahead(i);
         const Vec p = weights.read(i, lanes);
         const Vec u = rates.update(load(t.first + i, lanes), load(t.second + i, lanes), p);
         weights.write(i, fma(rate, u, p), lanes);
@@ -172,6 +192,7 @@ inline void find_trusts(const OptimizerArgs& a, const Squares* squares, float* t
 template <class T> inline float square_sum(const void* x, int64_t begin, int64_t end) {
     const T* from = static_cast<const T*>(x) + begin;
     return sum_columns(end - begin, [&](int64_t c, auto lanes) {
+        fetch(from, c, sizeof(T));
         const Vec v = load(from + c, lanes);
         return v * v;
     });

@@ -103,7 +103,7 @@ BUGS = [
         "lamb",
     ),
     Bug(
-        "lamb: lanes past the end count in the norm",
+        "lamb: the norm is not that of the update",
         "optimizer.cpp",
         "only(advance<G>(t, rates, i, p, lanes), lanes)",
         "advance<G>(t, rates, i, p, lanes) + set(1e-3f)",
