@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import DataError
+from .pool import module_command
 
 PEERS = ("encode_batch", "encode_batch_fast")
 
@@ -76,16 +77,7 @@ def measure(what: str, corpus: Path, vocab: Path, threads: int, shard_tokens: in
         "TOKENIZERS_PARALLELISM": "true",
         "PYTHONPATH": paths,
     }
-    command = [
-        sys.executable,
-        "-m",
-        "fastbert.bench.data",
-        what,
-        str(corpus),
-        str(vocab),
-        str(threads),
-        str(shard_tokens),
-    ]
+    command = [*module_command("fastbert.bench.data"), what, str(corpus), str(vocab), str(threads), str(shard_tokens)]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True)
     if answer.returncode:
         raise DataError(f"{what} failed on {corpus.name}: {(answer.stderr.strip().splitlines() or ['no message'])[-1]}")
@@ -172,7 +164,3 @@ def main() -> None:
     else:
         answer = run_tokenizers(Path(corpus), Path(vocab), what)
     print(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()

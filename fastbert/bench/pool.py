@@ -13,6 +13,14 @@ from pathlib import Path
 
 from .. import hardware
 
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def module_command(module: str) -> list[str]:
+    """Starts main() of a module of the package of this process, and not of one that happens to lie in the current
+    directory, as a checkout does."""
+    return [sys.executable, "-c", f"import sys; sys.path[0] = {_ROOT!r}; from {module} import main; main()"]
+
 
 class VariantFailed(Exception):
     """A variant answered with an error; it may go on with another workload."""
@@ -41,8 +49,7 @@ def worker_environment(threads: int, preload: str | None) -> dict[str, str]:
     environment["TOKENIZERS_PARALLELISM"] = "false"
     # No library of this list may ask the network for anything.
     environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [_ROOT, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     if preload:
         environment["LD_PRELOAD"] = preload
@@ -63,7 +70,7 @@ class Worker:
     def __init__(self, threads: int, preload: str | None, log: Path) -> None:
         with open(log, "ab") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker"],
+                module_command("fastbert.bench.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -108,7 +108,3 @@ def main() -> None:
             lines = str(error).strip().splitlines() or [""]
             answer = {"ok": False, "error": f"{type(error).__name__}: {lines[0][:300]}"}
         answers.write(json.dumps(answer) + "\n")
-
-
-if __name__ == "__main__":
-    main()
