@@ -51,6 +51,26 @@ class PackedBatch:
     def num_sequences(self) -> int:
         return self.cu_seqlens.numel() - 1
 
+    @property
+    def num_real_tokens(self) -> int:
+        """Tokens that are data; `data.budget.StaticBatch` has others."""
+        return self.num_tokens
+
+    @property
+    def num_real_sequences(self) -> int:
+        """Sequences that are data."""
+        return self.num_sequences
+
+    @property
+    def num_labels(self) -> int:
+        """Masked-LM predictions that count."""
+        return 0 if self.mlm_labels is None else self.mlm_labels.numel()
+
+    @property
+    def num_pairs(self) -> int:
+        """Next-sentence predictions that count."""
+        return self.num_sequences if self.nsp_labels is not None else 0
+
     def to(self, device, non_blocking: bool = False) -> PackedBatch:
         """The same batch on another device."""
         moved = {

@@ -1,0 +1,119 @@
+"""Batches of one shape: every sample once an epoch, what is added never counts, the data is that of any other batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from fastbert.data.budget import BatchShape, BudgetData, fill_up, real
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.loader import make_loader
+from fastbert.data.pretraining import PretrainingData
+from fastbert.errors import InputError
+
+CONFIGS = {
+    "pairs": PretrainingConfig(max_seqlen=64),
+    "runs": PretrainingConfig(max_seqlen=64, nsp=False, short_seq_prob=0.9),
+    "limited": PretrainingConfig(max_seqlen=48, max_predictions=3, seed=7),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def data(request, small_numbered) -> PretrainingData:
+    return PretrainingData(small_numbered.shards, CONFIGS[request.param])
+
+
+@pytest.mark.parametrize("budget", [64, 500, 1024])
+def test_every_sample_once_an_epoch_in_batches_of_one_shape(data, budget):
+    packed = BudgetData(data, budget)
+    shape = packed.shape
+    for epoch in (0, 1, 5):
+        batches = packed.batches(epoch)
+        seen = np.sort(np.concatenate(batches))
+        assert seen.tolist() == list(range(len(data.lengths(epoch))))
+        for ids in batches[:4] + batches[-2:]:
+            batch = packed.collate(epoch, ids)
+            assert batch.num_tokens == budget == shape.tokens
+            assert batch.num_sequences == shape.sequences
+            assert batch.mlm_positions.numel() == batch.mlm_labels.numel() == shape.predictions
+            assert batch.max_seqlen == shape.max_seqlen == data.config.max_seqlen
+            lengths = batch.cu_seqlens.diff()
+            assert int(lengths.min()) >= 0
+            assert int(lengths.max()) <= shape.max_seqlen
+            assert int(batch.cu_seqlens[-1]) == budget
+            assert batch.mlm_positions.unique().numel() == shape.predictions
+            assert int(batch.position_ids.max()) < shape.max_seqlen
+
+
+def test_what_was_added_can_be_taken_away_again(data):
+    packed = BudgetData(data, 500)
+    for ids in packed.batches(3):
+        plain, filled = data.collate(3, ids), packed.collate(3, ids)
+        again = real(filled)
+        for field in dataclasses.fields(plain):
+            wanted, got = getattr(plain, field.name), getattr(again, field.name)
+            same = torch.equal(wanted, got) if isinstance(wanted, torch.Tensor) else wanted == got
+            assert same, field.name
+        assert (filled.num_real_tokens, filled.num_labels) == (plain.num_tokens, plain.num_labels)
+        assert filled.num_pairs == plain.num_pairs
+        assert bool((filled.mlm_labels[plain.num_labels :] == -100).all())
+
+
+def test_batches_are_a_function_of_seed_epoch_and_budget(small_numbered):
+    def batches(seed, epoch, budget):
+        config = PretrainingConfig(max_seqlen=64, seed=seed)
+        return [b.tolist() for b in BudgetData(PretrainingData(small_numbered.shards, config), budget).batches(epoch)]
+
+    first = batches(0, 2, 512)
+    assert batches(0, 2, 512) == first
+    for other in (batches(1, 2, 512), batches(0, 3, 512), batches(0, 2, 640)):
+        assert other != first
+
+
+def test_pads_are_few_and_batches_alike(numbered):
+    data = PretrainingData(numbered.shards, PretrainingConfig(max_seqlen=128, short_seq_prob=0.5))
+    packed = BudgetData(data, 4096)
+    batches, lengths = packed.batches(0), data.lengths(0)
+    # The last round of packs is not full: with n batches that alone may cost 1 / n.
+    assert packed.efficiency() > 0.99 - 1 / len(batches)
+    sizes = np.array([len(b) for b in batches])
+    assert sizes.max() - sizes.min() <= 0.25 * sizes.mean()
+    means = np.array([lengths[b].mean() for b in batches])
+    assert means.std() < 0.1 * lengths.mean()
+
+
+def test_what_a_later_epoch_needs_more_goes_into_more_batches(small_numbered):
+    data = PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64))
+    packed = BudgetData(data, 512)
+    tight = packed.shape
+    packed._shape = BatchShape(tight.tokens, 11, 90, tight.max_seqlen)
+    batches = packed.batches(0)
+    assert np.sort(np.concatenate(batches)).tolist() == list(range(len(data.lengths(0))))
+    for ids in batches:
+        assert packed.collate(0, ids).num_sequences == 11
+
+
+def test_in_a_loader_and_in_another_process(small_numbered):
+    data = BudgetData(PretrainingData(small_numbered.shards, PretrainingConfig(max_seqlen=64)), 512)
+    count = len(data.batches(0))
+    here = make_loader(data, 512, start=(0, count - 1))
+    there = make_loader(pickle.loads(pickle.dumps(data)), 512, start=(0, count - 1), num_workers=1)
+    for _ in range(3):
+        (epoch, index, batch), (epoch2, index2, batch2) = next(here), next(there)
+        assert (epoch, index) == (epoch2, index2)
+        assert torch.equal(batch.input_ids, batch2.input_ids)
+        assert batch.real_tokens == batch2.real_tokens
+
+
+def test_what_does_not_fit(data):
+    with pytest.raises(InputError, match="token_budget"):
+        BudgetData(data, data.config.max_seqlen - 1)
+    batch = data.collate(0, np.arange(5))
+    with pytest.raises(InputError, match="was expected to hold"):
+        fill_up(batch, BatchShape(batch.num_tokens, 4, 500, 64), 0)
+    with pytest.raises(InputError, match="token_budget of 512"):
+        BudgetData(data, 512).batches(0, 500)
