@@ -7,9 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from tyro.conf import Suppress, arg
 
+from ..errors import InputError
+from ..train import recipes
 from ..train.config import PretrainConfig
+from ..train.phases import Phase
 
 
 @dataclass(kw_only=True)
@@ -21,29 +24,71 @@ class Pretrain(PretrainConfig):
 
     Example:
         fastbert pretrain --data DATA --model 4x256 --steps 10000 --lr 5e-4 --out RUN
+        fastbert pretrain --recipe nvlamb --data DATA --out RUN
         fastbert pretrain --config RUN/config.yaml --resume auto
     """
 
+    recipe: Annotated[str | None, arg(metavar="NAME")] = None
+    """Options of a recipe that comes with fastbert; list = show which there are. Options given here win."""
     config: Annotated[Path | None, arg(metavar="FILE")] = None
     """A YAML file of options; those given on the command line win."""
+    phases: Suppress[tuple[Phase, ...]] = ()
 
     def __post_init__(self) -> None:
         """Options are checked in `run`: tyro would wrap the sentence in a box of its own."""
 
 
-def defaults(argv: Sequence[str]) -> Pretrain | None:
-    """What options are that the command line does not give: those of the file of --config, if it names one."""
+def _value_of(name: str, argv: Sequence[str]) -> str | None:
+    """What the command line gives for an option."""
     for position, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name == "--config" and (equals or position + 1 < len(argv)):
-            path = Path(value if equals else argv[position + 1])
-            base = PretrainConfig.from_yaml(path)
-            return Pretrain(**{f.name: getattr(base, f.name) for f in fields(PretrainConfig)}, config=path)
+        found, equals, value = word.partition("=")
+        if found == name and (equals or position + 1 < len(argv)):
+            return value if equals else argv[position + 1]
     return None
 
 
+def _file(recipe: str | None, config: str | Path | None) -> Path | None:
+    """Where options come from that the command line does not give."""
+    if recipe is not None and config is not None:
+        raise InputError("expected --recipe or --config, got both")
+    if recipe is not None:
+        return None if recipe == "list" else recipes.path(recipe)
+    return None if config is None else Path(config)
+
+
+def defaults(argv: Sequence[str]) -> Pretrain | None:
+    """What options are that the command line does not give: those of the file of --config or --recipe."""
+    recipe, config = _value_of("--recipe", argv), _value_of("--config", argv)
+    path = _file(recipe, config)
+    if path is None:
+        return None
+    base = PretrainConfig.from_yaml(path)
+    given = {f.name: getattr(base, f.name) for f in fields(PretrainConfig)}
+    return Pretrain(**given, config=None if config is None else path, recipe=recipe)
+
+
+def _check_reach(config: PretrainConfig, base: PretrainConfig) -> None:
+    """Raises InputError for an option that every phase of the file has a value of its own for."""
+    for name in ("lr", "schedule", "token_budget", "accumulate"):
+        own = [getattr(phase, name) is not None for phase in config.phases]
+        if name == "accumulate":
+            own = [phase.batch_sequences or phase.batch_tokens or phase.accumulate for phase in config.phases]
+        if config.phases and all(own) and getattr(config, name) != getattr(base, name):
+            raise InputError(
+                f"--{name.replace('_', '-')} {getattr(config, name)} would change nothing: every phase of the file "
+                "says its own; copy the file and change it there"
+            )
+
+
 def run(args: Pretrain) -> None:
+    if args.recipe == "list":
+        width = max(map(len, recipes.names()))
+        for name in recipes.names():
+            print(f"{name:<{width}}  {recipes.summary(name)}")
+        return
     config = PretrainConfig(**{f.name: getattr(args, f.name) for f in fields(PretrainConfig)})
+    if config.phases:
+        _check_reach(config, PretrainConfig.from_yaml(_file(args.recipe, args.config)))
     from ..train.pretrain import pretrain
 
     result = pretrain(config)

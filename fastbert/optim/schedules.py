@@ -21,10 +21,16 @@ def linear(progress: float, warmup: float = 0.0) -> float:
     return rise if rise is not None else max(1.0 - progress, 0.0) / (1.0 - warmup) if warmup < 1.0 else 1.0
 
 
-def poly(progress: float, warmup: float = 0.0, power: float = 0.5) -> float:
-    """Falls as (1 - progress) ** power without an offset at the end of the warm-up, as NVIDIA's LAMB recipe does."""
+def poly(progress: float, warmup: float = 0.0, power: float = 0.5, offset: bool = False) -> float:
+    """Falls as (1 - progress) ** power: after the warm-up it jumps, as NVIDIA's LAMB recipe does.
+
+    With ``offset`` what is left is counted from the end of the warm-up, so that it falls from the peak.
+    """
     rise = _rise(progress, warmup)
-    return rise if rise is not None else max(1.0 - progress, 0.0) ** power
+    if rise is not None:
+        return rise
+    left = max(1.0 - progress, 0.0)
+    return (left / (1.0 - warmup) if offset and warmup < 1.0 else left) ** power
 
 
 def constant(progress: float, warmup: float = 0.0) -> float:

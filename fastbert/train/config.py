@@ -12,6 +12,8 @@ from typing import Literal
 
 from ..data.config import PretrainingConfig
 from ..errors import InputError
+from . import phases as _phases
+from .phases import SCHEDULES, Phase
 
 
 @dataclass(kw_only=True)
@@ -45,8 +47,13 @@ class PretrainConfig:
     """How the learning rate falls after the warm-up."""
     warmup: float = 0.01
     """Share of the training in which the learning rate rises."""
+    optimizer: Literal["adamw", "lamb"] = "adamw"
+    """lamb scales Adam's direction tensor by tensor, for large batches."""
+    lamb_variant: Literal["nvlamb", "apex", "clamped"] = "nvlamb"
+    """nvlamb and apex divide gradients by their norm first, nvlamb leaves biases and LayerNorm unscaled; clamped keeps
+    the scale within [0.01, 0.3] and has no bias correction (fastbert.optim.Lamb)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Adam's decay rates."""
+    """Decay rates of the moments."""
     eps: float = 1e-6
     """Adam's epsilon."""
     weight_decay: float = 0.01
@@ -82,6 +89,8 @@ class PretrainConfig:
     threads as before, the run comes to the same bits as one that was never interrupted."""
     samples: PretrainingConfig = field(default_factory=PretrainingConfig)
     """How samples are made."""
+    phases: tuple[Phase, ...] = ()
+    """Stretches with their own length, batch and rate (fastbert.train.phases); from a recipe or a YAML file."""
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "accumulate", "steps", "eval_every", "eval_tokens", "save_every", "log_every"):
@@ -102,18 +111,34 @@ class PretrainConfig:
             raise InputError(f"clip must be above 0, got {self.clip}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        self.phases = tuple(self.phases)
+        _phases.check(self.phases, self.steps, self.epochs, self.max_minutes)
         for name, known in (
-            ("schedule", ("linear", "poly", "constant")),
+            ("schedule", SCHEDULES),
+            ("optimizer", ("adamw", "lamb")),
+            ("lamb_variant", ("nvlamb", "apex", "clamped")),
             ("precision", ("fp32", "bf16")),
             ("last_layer", ("needed", "all")),
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
+    def batch_limits(self, max_seqlen: int) -> list[tuple[int, int]]:
+        """(longest sample, token budget) of every phase, in a run of samples of at most max_seqlen tokens."""
+        parts = self.phases or (None,)
+        return [
+            (getattr(part, "max_seqlen", None) or max_seqlen, getattr(part, "token_budget", None) or self.token_budget)
+            for part in parts
+        ]
+
     def to_yaml(self) -> str:
         import yaml
 
-        return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False)
+        values = _plain(dataclasses.asdict(self))
+        said = [dataclasses.asdict(phase).items() for phase in self.phases]
+        defaults = {f.name: f.default for f in dataclasses.fields(Phase)}
+        values["phases"] = [{name: _plain(v) for name, v in phase if v != defaults[name]} for phase in said]
+        return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike) -> PretrainConfig:
@@ -129,11 +154,15 @@ class PretrainConfig:
             raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
         if not isinstance(values, dict):
             raise InputError(f"{path}: expected a mapping of options, got {type(values).__name__}")
-        samples = values.pop("samples", None) or {}
+        samples, phases = values.pop("samples", None) or {}, values.pop("phases", None) or []
         if not isinstance(samples, dict):
             raise InputError(f"{path}: expected samples to be a mapping of options, got {type(samples).__name__}")
+        if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
+            raise InputError(f"{path}: expected phases to be a list of mappings of options, got {phases!r:.60}")
         return cls(
-            **_options(values, cls, path), samples=PretrainingConfig(**_options(samples, PretrainingConfig, path))
+            **_options(values, cls, path),
+            samples=PretrainingConfig(**_options(samples, PretrainingConfig, path)),
+            phases=tuple(Phase(**_options(phase, Phase, path)) for phase in phases),
         )
 
 

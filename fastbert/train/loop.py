@@ -6,28 +6,26 @@ import dataclasses
 import hashlib
 import json
 import math
-import resource
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from .. import optim
 from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..errors import CheckpointError
-from ..optim import schedules
 from ..packing import PackedBatch
-from . import checkpoint, flops
+from . import checkpoint, flops, phases
 from .config import PretrainConfig
 from .console import Console
 from .engine import LocalEngine
 from .evaluation import evaluate
 from .metrics import MetricsLog
+from .optimizers import make_optimizer
 from .signals import StopRequest
+from .window import Window, memory_mib
 
 
 class PretrainLoop:
@@ -47,30 +45,58 @@ class PretrainLoop:
         console: Console,
         callbacks: Sequence[Callable[[dict], None]] = (),
     ) -> None:
-        self.config, self.model, self.data, self.heldout = config, model, data, heldout
+        self.config, self.model = config, model
         self.run_dir, self.console, self.callbacks = run_dir, console, callbacks
-        groups = optim.param_groups(model, config.weight_decay)
-        self.optimizer = optim.AdamW(
-            groups, lr=config.lr, betas=tuple(config.betas), eps=config.eps, correct_bias=config.correct_bias
-        )
+        self.optimizer = make_optimizer(config, model)
         self.engine = LocalEngine(model, self.optimizer, precision=config.precision, clip=config.clip, seed=config.seed)
         self.step, self.tokens, self.place = 0, 0, (0, 0)
         self._seconds_before, self._started = 0.0, 0.0
         self.best: dict = {}
+        self._run_data, self._run_heldout = data, heldout
         self._total_steps = self._count_steps()
+        self.phases = phases.stretches(config, self._total_steps)
+        self._enter(self.phases[0])
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self._peak, self._peak_source = flops.measured_peak(self.engine.device, dtype)
-        self._window = _Window()
+        self._window = Window()
         self._saved_at: int | None = None
         self._evaluated_at: int | None = None
 
     def _count_steps(self) -> int | None:
-        if self.config.steps is not None or self.config.epochs is None:
-            return self.config.steps
+        if self.config.epochs is None:
+            return phases.total_steps(self.config)
         whole, part = int(self.config.epochs), self.config.epochs % 1
-        per_epoch = [len(self.data.batches(e, self.config.token_budget)) for e in range(whole + (part > 0))]
+        per_epoch = [len(self._run_data.batches(e, self.config.token_budget)) for e in range(whole + (part > 0))]
         batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
         return max(round(batches / self.config.accumulate), 1)
+
+    # --- phases ---
+
+    def _enter(self, phase: phases.Stretch) -> None:
+        """Makes samples and batches as this phase has them."""
+        self.phase = phase
+        self.data, self.heldout = _of_phase(self._run_data, phase), _of_phase(self._run_heldout, phase)
+        self.accumulate = phase.accumulate or phase.micro_batches(
+            phases.mean_micro_batch(self.data, phase.token_budget)
+        )
+        self._batches = None
+
+    def _next_batch(self) -> PackedBatch:
+        if self._batches is None:
+            self._batches = make_loader(
+                self.data, self.phase.token_budget, start=self.place, num_workers=self.config.num_workers
+            )
+        epoch, index, batch = next(self._batches)
+        self.place = (epoch, index + 1)
+        return batch
+
+    def _advance_phase(self) -> None:
+        """Enters the phase that the run has come to; its data begin with an epoch that no phase before has seen."""
+        phase = phases.at(self.phases, self.progress)
+        if phase is not self.phase:
+            self._enter(phase)
+            self.place = (self.place[0] + 1, 0)
+            self.console.say(f"step {self.step}: {phase.name}, {self.accumulate} x {phase.token_budget} tokens a step")
 
     # --- time and progress ---
 
@@ -99,11 +125,8 @@ class PretrainLoop:
         log = MetricsLog(self.run_dir, resume_step=self.step or None)
         with StopRequest() as stop, log, self.console:
             self._log = log
-            batches = make_loader(
-                self.data, self.config.token_budget, start=self.place, num_workers=self.config.num_workers
-            )
             while self.progress < 1.0 and not stop.asked:
-                self._train_step(batches)
+                self._train_step()
                 # The last evaluation comes before the last checkpoint, which remembers the best.
                 if self.heldout is not None and (self.step % self.config.eval_every == 0 or self.progress >= 1.0):
                     self._evaluate()
@@ -123,27 +146,24 @@ class PretrainLoop:
             stopped, paths,
         )  # fmt: skip
 
-    def _train_step(self, batches) -> None:
-        config, window = self.config, self._window
+    def _train_step(self) -> None:
+        self._advance_phase()
+        window = self._window
         began = time.perf_counter()
-        micro = []
-        for _ in range(config.accumulate):
-            epoch, index, batch = next(batches)
-            micro.append(batch.to(self.engine.device))
-            self.place = (epoch, index + 1)
+        micro = [self._next_batch().to(self.engine.device) for _ in range(self.accumulate)]
         window.data_seconds += time.perf_counter() - began
         labels = sum(batch.mlm_labels.numel() for batch in micro)
         pairs = sum(batch.num_sequences for batch in micro if batch.nsp_labels is not None)
         for batch in micro:
             self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs))
-        lr = config.lr * schedules.by_name(config.schedule)(self.progress, config.warmup)
+        lr = phases.learning_rate(self.config, self.phase, self.progress)
         window.grad_norm, window.lr = self.engine.step(lr), lr
         self.step += 1
         self.tokens += sum(batch.num_tokens for batch in micro)
         window.seconds += time.perf_counter() - began
         window.steps += 1
         self.console.advance(self.progress, f"step {self.step}")
-        if self.step % config.log_every == 0 or self.progress >= 1.0:
+        if self.step % self.config.log_every == 0 or self.progress >= self.phase.end:
             self._report()
 
     def _loss(self, batch: PackedBatch, labels: int, pairs: int) -> torch.Tensor:
@@ -160,18 +180,23 @@ class PretrainLoop:
     def _report(self) -> None:
         row = self._window.row(self._peak) | {"step": self.step, "epoch": self.place[0]}
         row |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
-        self._window = _Window()
+        if self.phase.name:
+            row["phase"] = self.phase.name
+        self._window = Window()
         self._record("train", row)
         self.console.step(row)
 
     def _evaluate(self) -> None:
         row = evaluate(self.model, self.heldout, max_tokens=self.config.eval_tokens, engine=self.engine)
         self.console.heldout(self.step, row)
-        self._record("heldout", row | {"step": self.step})
+        name = {"phase": self.phase.name} if self.phase.name else {}
+        self._record("heldout", row | {"step": self.step} | name)
         self._evaluated_at = self.step
         loss = row["mlm_loss"] + row.get("nsp_loss", 0.0)
-        if math.isfinite(loss) and (not self.best or loss < self.best["loss"]):
-            self.best = {**row, "loss": loss, "step": self.step}
+        # Samples of another length have other losses: a later phase's model is taken as the better one.
+        first = not self.best or self.best["phase_index"] != self.phase.index
+        if math.isfinite(loss) and (first or loss < self.best["loss"]):
+            self.best = {**row, "loss": loss, "step": self.step, "phase_index": self.phase.index}
             self._write_model()
             self._saved_at = None  # a checkpoint of this step does not know of this best
 
@@ -209,6 +234,7 @@ class PretrainLoop:
             "micro_step": self.engine.micro_step,
             "skipped": self.engine.skipped,
             "tokens": self.tokens,
+            "phase": self.phase.index,
             "place": list(self.place),
             "seconds": self.seconds,
             "best": self.best,
@@ -242,6 +268,11 @@ class PretrainLoop:
                 f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
                 f"{expected[:12]})"
             )
+        if not state["phase"] < len(self.phases):
+            raise CheckpointError(
+                f"{path}: is of phase {state['phase'] + 1} of its run, and this run has {len(self.phases)}"
+            )
+        self._enter(self.phases[state["phase"]])
         self._check_order(path, state["order"])
         weights = _unique(self.model)
         names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
@@ -277,7 +308,7 @@ class PretrainLoop:
         shards = {name: entry["sha256"] for name, entry in manifest.files.items() if name.startswith("train/")}
         digest = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
         samples = {f"samples.{name}": value for name, value in dataclasses.asdict(self.data.config).items()}
-        return json.loads(json.dumps({"data": digest, "token_budget": self.config.token_budget, **samples}))
+        return json.loads(json.dumps({"data": digest, "token_budget": self.phase.token_budget, **samples}))
 
     def _check_order(self, path: Path, saved: dict) -> None:
         for name, now in self._order().items():
@@ -302,14 +333,14 @@ class PretrainLoop:
         config, bert, shards = self.config, self.model.config, self.data.shards
         served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
         length = f"{self._total_steps} steps" if self._total_steps else f"{config.max_minutes:g} minutes"
+        plans = [phases.describe(config, phase) for phase in self.phases]
         return "\n".join(
             [
                 f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {bert.num_attention_heads} heads, "
                 f"vocabulary {bert.vocab_size}: {self.model.num_parameters():,} parameters",
-                f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens; samples of at most "
-                f"{self.data.config.max_seqlen} tokens",
-                f"training   {length} of {config.accumulate} x {config.token_budget} tokens, lr {config.lr:g}, "
-                f"{config.schedule}, {config.precision}, seed {config.seed}",
+                f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens",
+                f"training   {length}, {config.optimizer}, {config.precision}, seed {config.seed}",
+                *(f"           {plan}" for plan in plans),
                 f"device     {self.engine.device}, {torch.get_num_threads()} threads; peak "
                 f"{self._peak / 1e12:.2f} TFLOP/s ({self._peak_source})",
                 f"backends   {served}",
@@ -317,57 +348,13 @@ class PretrainLoop:
         )
 
 
+def _of_phase(data: PretrainingData | None, phase: phases.Stretch) -> PretrainingData | None:
+    """The samples as this phase has them."""
+    if data is None or phase.samples(data.config) == data.config:
+        return data
+    return PretrainingData(data.shards, phase.samples(data.config))
+
+
 def _unique(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters by name, tied ones once."""
     return {name: parameter.data for name, parameter in model.named_parameters()}
-
-
-def memory_mib(device: torch.device) -> float:
-    """The most memory used so far: the GPU's where the model is on one, else this process's."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    # Linux counts in KiB, macOS in bytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-class _Window:
-    """Sums since the last line."""
-
-    def __init__(self) -> None:
-        self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0
-        self.grad_norm, self.lr = 0.0, 0.0
-        self._loss = self._mlm = self._nsp = 0.0
-        self._mlm_right = self._nsp_right = 0
-        self._labels = self._pairs = self._tokens = 0
-        self._flops = 0.0
-
-    @torch.no_grad()
-    def add(self, batch: PackedBatch, out, loss: torch.Tensor, config) -> None:
-        labels, pairs = batch.mlm_labels.numel(), batch.num_sequences
-        self._loss += float(loss.detach())
-        self._mlm += float(out.mlm_loss.detach()) * labels if labels else 0.0
-        self._mlm_right += int((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
-        if batch.nsp_labels is not None:
-            self._nsp += float(out.nsp_loss.detach()) * pairs
-            self._nsp_right += int((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum())
-            self._pairs += pairs
-        self._labels += labels
-        self._tokens += batch.num_tokens
-        self._flops += flops.batch_flops(config, batch.cu_seqlens.diff().tolist(), labels)
-
-    def row(self, peak: float) -> dict:
-        labels, seconds = max(self._labels, 1), max(self.seconds, 1e-9)
-        row = {
-            "loss": self._loss / max(self.steps, 1),
-            "mlm_loss": self._mlm / labels,
-            "mlm_acc": self._mlm_right / labels,
-            "grad_norm": self.grad_norm,
-            "lr": self.lr,
-            "tokens_per_second": self._tokens / seconds,
-            "mfu": self._flops / seconds / peak,
-            "data_seconds": self.data_seconds,
-            "seconds": seconds,
-        }
-        if self._pairs:
-            row |= {"nsp_loss": self._nsp / self._pairs, "nsp_acc": self._nsp_right / self._pairs}
-        return row

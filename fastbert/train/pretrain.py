@@ -16,7 +16,7 @@ from ..config import BertConfig
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..errors import CheckpointError, DataError, InputError
-from . import checkpoint, initialisation
+from . import checkpoint, initialisation, phases
 from .config import PretrainConfig
 from .console import Console
 from .loop import PretrainLoop
@@ -77,7 +77,7 @@ def pretrain(
     """
     if not config.out:
         raise InputError("a run needs a directory, out, got none")
-    if config.steps is None and config.epochs is None and config.max_minutes is None:
+    if phases.total_steps(config) is None and config.epochs is None and config.max_minutes is None:
         config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
     run_dir = Path(config.out)
     resume_from = _resume_point(config, run_dir)
@@ -154,8 +154,8 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
     else:
         sizes = {"vocab_size": manifest.vocab_size, "pad_token_id": manifest.special_ids.pad}
         bert = BertConfig.from_name(config.model, **sizes, **rates)
-        if bert.max_position_embeddings < config.samples.max_seqlen:
-            bert.max_position_embeddings = config.samples.max_seqlen
+        longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
+        bert.max_position_embeddings = max(bert.max_position_embeddings, longest)
         if config.init == "small":
             bert.initializer_range = initialisation.initializer_range(bert.hidden_size)
         torch.manual_seed(config.seed)
@@ -169,21 +169,19 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
 
 def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingData) -> None:
     bert, manifest = model.config, data.shards.manifest
-    if data.config.max_seqlen > bert.max_position_embeddings:
-        raise InputError(
-            f"max_seqlen {data.config.max_seqlen} is over the model's max_position_embeddings "
-            f"{bert.max_position_embeddings}"
-        )
+    for max_seqlen, token_budget in config.batch_limits(data.config.max_seqlen):
+        if max_seqlen > bert.max_position_embeddings:
+            raise InputError(
+                f"max_seqlen {max_seqlen} is over the model's max_position_embeddings {bert.max_position_embeddings}"
+            )
+        if token_budget < max_seqlen:
+            raise InputError(f"token_budget must hold a sample of max_seqlen {max_seqlen} tokens, got {token_budget}")
     if manifest.vocab_size > bert.vocab_size:
         raise InputError(
             f"the data's vocabulary has {manifest.vocab_size} tokens, but the model's vocab_size is {bert.vocab_size}"
         )
     if not len(data.lengths(0)):
         raise InputError(f"{data.shards.directory}: its {data.shards.num_documents} documents make no sample")
-    if config.token_budget < data.config.max_seqlen:
-        raise InputError(
-            f"token_budget must hold a sample of max_seqlen {data.config.max_seqlen} tokens, got {config.token_budget}"
-        )
 
 
 def _check_heldout(heldout: PretrainingData | None) -> None:

@@ -1,0 +1,62 @@
+"""What a training line is made of: sums since the last one."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+
+from ..packing import PackedBatch
+from . import flops
+
+
+def memory_mib(device: torch.device) -> float:
+    """The most memory used so far: the GPU's where the model is on one, else this process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    # Linux counts in KiB, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+class Window:
+    """Sums since the last line."""
+
+    def __init__(self) -> None:
+        self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0
+        self.grad_norm, self.lr = 0.0, 0.0
+        self._loss = self._mlm = self._nsp = 0.0
+        self._mlm_right = self._nsp_right = 0
+        self._labels = self._pairs = self._tokens = 0
+        self._flops = 0.0
+
+    @torch.no_grad()
+    def add(self, batch: PackedBatch, out, loss: torch.Tensor, config) -> None:
+        labels, pairs = batch.mlm_labels.numel(), batch.num_sequences
+        self._loss += float(loss.detach())
+        self._mlm += float(out.mlm_loss.detach()) * labels if labels else 0.0
+        self._mlm_right += int((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
+        if batch.nsp_labels is not None:
+            self._nsp += float(out.nsp_loss.detach()) * pairs
+            self._nsp_right += int((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum())
+            self._pairs += pairs
+        self._labels += labels
+        self._tokens += batch.num_tokens
+        self._flops += flops.batch_flops(config, batch.cu_seqlens.diff().tolist(), labels)
+
+    def row(self, peak: float) -> dict:
+        labels, seconds = max(self._labels, 1), max(self.seconds, 1e-9)
+        row = {
+            "loss": self._loss / max(self.steps, 1),
+            "mlm_loss": self._mlm / labels,
+            "mlm_acc": self._mlm_right / labels,
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+            "tokens_per_second": self._tokens / seconds,
+            "mfu": self._flops / seconds / peak,
+            "data_seconds": self.data_seconds,
+            "seconds": seconds,
+        }
+        if self._pairs:
+            row |= {"nsp_loss": self._nsp / self._pairs, "nsp_acc": self._nsp_right / self._pairs}
+        return row
