@@ -30,6 +30,7 @@ _LAZY = {
     "PackedBatch": "packing",
     "quantize": "modules.quantized",
     "backend": "ops",
+    "batch_invariant": "ops",
     "environment": "_environment",
 }
 _SUBMODULES = ("ops", "optim", "packing", "data", "models", "tasks", "train")

@@ -90,12 +90,18 @@ def assert_near(ours: Tensor, theirs: Tensor, dtype: torch.dtype, what: str) -> 
     assert error <= limit, f"{what}: differs by {error:.3g}, {limit:g} allowed"
 
 
+def assert_near_gradient(got: Tensor, expected: Tensor, dtype: torch.dtype, name: str, scale: Tensor) -> None:
+    """One gradient, relative to the largest element of ``scale``: 1e-4 in float32, 1e-10 in float64."""
+    limit = 1e-4 if dtype == torch.float32 else 1e-10
+    error = float((got - expected).abs().max() / scale.abs().max())
+    assert error <= limit, f"gradient of {name} differs by {error:.3g} of its largest element, {limit:g} allowed"
+
+
 def assert_same_gradients(ours, theirs, dtype: torch.dtype, zero_biases: tuple[str, ...] = ()) -> None:
-    """Gradients of all parameters, relative to the largest element of each: 1e-4 in float32, 1e-10 in float64.
+    """Gradients of all parameters, each held to `assert_near_gradient`.
 
     ``zero_biases`` are ends of names of further biases, beside the keys', whose gradient is 0 by arithmetic.
     """
-    limit = 1e-4 if dtype == torch.float32 else 1e-10
     truth = dict(theirs.named_parameters())
     own = dict(ours.named_parameters())
     assert set(own) == set(truth)
@@ -112,8 +118,7 @@ def assert_same_gradients(ours, theirs, dtype: torch.dtype, zero_biases: tuple[s
         scale = expected
         if zero:
             scale = truth[name.removesuffix("bias") + "weight"].grad
-        error = float((got - expected).abs().max() / scale.abs().max())
-        assert error <= limit, f"gradient of {name} differs by {error:.3g} of its largest element, {limit:g} allowed"
+        assert_near_gradient(got, expected, dtype, name, scale)
         compared += 1
     # Embeddings (5), 16 a layer: a comparison of nothing must not pass.
     assert compared >= 5 + 16 * 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -22,11 +22,21 @@ class Encode:
     """
 
     file: Positional[Annotated[str, arg(metavar="FILE")]]
-    """A UTF-8 text file, one text a line; - for standard input."""
+    """A UTF-8 text file of any size, one text a line; - for standard input."""
     model: Annotated[Path, arg(metavar="DIR")]
     """A sentence-transformers or model directory, or a run directory."""
     out: Annotated[Path, arg(metavar="FILE")] = Path("vectors.npy")
     """The .npy file to write."""
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    """What the model computes in; the vectors are float32 in every case."""
+    pooling: Literal["mean", "cls", "max"] | None = None
+    """How tokens become one vector; as the directory says where it is not given, else mean."""
+    normalize: Literal["yes", "no"] | None = None
+    """Whether vectors are scaled to length 1; as the directory says where it is not given, else no."""
+    token_budget: int = 4096
+    """Tokens computed at a time."""
+    batch_invariant: bool = False
+    """The same bits for a line whatever the lines around it."""
 
 
 def run(args: Encode) -> None:
@@ -37,11 +47,15 @@ def run(args: Encode) -> None:
     from ..tasks.runs import model_directory
     from ._progress import progress
 
-    encoder = SentenceEncoder.from_pretrained(model_directory(args.model))
+    normalize = None if args.normalize is None else args.normalize == "yes"
+    encoder = SentenceEncoder.from_pretrained(
+        model_directory(args.model), precision=args.precision, pooling=args.pooling, normalize=normalize
+    )
     texts = (text for _, text in read_lines(args.file))
     with write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
         while window := list(islice(texts, WINDOW)):
-            vectors.append(encoder.encode(window))
+            options = {"token_budget": args.token_budget, "batch_invariant": args.batch_invariant}
+            vectors.append(encoder.encode(window, **options))
             advance(len(window))
         if vectors.rows == 0:
             raise DataError(f"{args.file}: expected lines of text, got an empty file")

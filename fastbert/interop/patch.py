@@ -1,4 +1,4 @@
-"""`patch` and `unpatch`: transformers models computed by fastbert, in place.
+"""`patch` and `unpatch`: encoders of transformers and of torch computed by fastbert, in place.
 
 Each encoder inside the model is given a subclass of its own class, of the same name, whose ``forward`` is ours. Nothing
 else is touched: parameters, modules and their names, configuration and heads stay the objects they were, so optimisers,
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, wraps
 from typing import Any, TypeVar
@@ -17,13 +18,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import rng
+from .. import ops, rng
 from ..errors import InputError
 from ..models import door
 from ..models.door import Tokens
 from ..modules.layout import PaddedLayout, additive_mask
+from . import patch_torch
 from .patch_families import Family, family_of
-from .patch_view import Unservable, View, forget, our_config, view_of
+from .patch_view import Unservable, View, forget, heard, our_config, view_of
 
 _log = logging.getLogger("fastbert")
 
@@ -41,37 +43,40 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def patch(model: Model, *, pads: str | None = None) -> Model:
-    """Makes every BERT-like encoder inside a transformers model compute packed, by our kernels; in place.
+    """Makes every BERT-like encoder inside a model compute packed, by our kernels; in place.
 
     Args:
         model: a BertModel, RobertaModel (and XLM-RoBERTa, CamemBERT), ElectraModel or DistilBertModel of transformers,
-            or any module that holds some: a head, a PEFT model, a SentenceTransformer.
+            a `torch.nn.TransformerEncoder` (see `patch_torch`), or any module that holds some: a head, a PEFT model,
+            a SentenceTransformer.
         pads: "zeros" leaves the outputs of masked tokens zero and does not compute them; "computed" computes them as
             transformers does, which costs what they cost there. None is "zeros", but "computed" under a head for
-            question answering, whose loss in transformers reads them.
+            question answering, whose loss in transformers reads them. torch's encoders know "zeros" only.
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
 
     Raises:
         InputError: there is no such encoder inside, or one of them is a decoder, has relative positions, another
-            activation or pruned heads; nothing has been changed then.
+            activation, pruned heads or parts of someone's own; nothing has been changed then.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
     if pads is not None and pads not in PADS:
         raise InputError(f"pads must be one of {', '.join(PADS)} or None, got {pads!r:.50}")
-    found: list[tuple[nn.Module, Family]] = []
+    found: list[tuple[nn.Module, Family | None]] = []
     for module in model.modules():
         family = family_of(module)
-        if family is not None and module not in [known for known, _ in found]:
+        if family is not None or patch_torch.is_encoder(module):
             _check(module, family)
             found.append((module, family))
     if not found:
         raise InputError(
-            f"patch needs a BertModel of transformers, or one of its RoBERTa, ELECTRA and DistilBERT kin, inside the "
-            f"model; {type(model).__name__} holds none"
+            f"patch needs a BertModel of transformers, or one of its RoBERTa, ELECTRA and DistilBERT kin, or a "
+            f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none"
         )
+    if pads == "computed" and any(family is None for _, family in found):
+        raise InputError("pads='computed' is for transformers' models, got a TransformerEncoder of torch")
     answering = {child for module in model.modules() for child in _read_at_pads(module)}
     for module, family in found:
         module.__dict__[_PADS] = pads or ("computed" if module in answering else "zeros")
@@ -100,10 +105,16 @@ def _read_at_pads(module: nn.Module) -> list[nn.Module]:
     return list(module.children()) if type(module).__name__.endswith("ForQuestionAnswering") else []
 
 
-def _check(module: nn.Module, family: Family) -> None:
+def _check(module: nn.Module, family: Family | None) -> None:
     """Raises InputError for an encoder that can never be served."""
     original = getattr(type(module), "_fastbert_original", type(module))
     where = f"{original.__name__} cannot be patched"
+    if family is None:
+        try:
+            patch_torch.check(module, original.forward)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        return
     if original.forward is not family.model_class().forward:
         raise InputError(f"{where}: expected the forward of transformers' {family.model}, got one of its own")
     try:
@@ -114,10 +125,13 @@ def _check(module: nn.Module, family: Family) -> None:
 
 
 @cache
-def patched_class(original: type, family: Family) -> type:
-    """The subclass that takes the place of an encoder's class: the same name, so that files and messages agree."""
+def patched_class(original: type, family: Family | None) -> type:
+    """The subclass that takes the place of an encoder's class: the same name, so that files and messages agree.
+
+    ``family`` is None for torch's TransformerEncoder.
+    """
     own_forward = original.forward
-    parameters = list(inspect.signature(own_forward).parameters)[1:]
+    run = _run_torch if family is None else _runner(family, own_forward)
 
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
@@ -125,11 +139,13 @@ def patched_class(original: type, family: Family) -> type:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return own_forward(self, *args, **kwargs)
         try:
-            call = _Call(self, family, {**dict(zip(parameters, args, strict=False)), **kwargs})
+            ready = run(self, args, kwargs)
         except Unservable as reason:
-            _say_original(original.__name__, str(reason))
+            whose = "torch's" if family is None else "transformers'"
+            ops.refuse_variant(f"this pass of {original.__name__} is computed by {whose} own code: {reason}")
+            _say_original(original.__name__, whose, str(reason))
             return own_forward(self, *args, **kwargs)
-        return call.run()
+        return ready()
 
     def __reduce_ex__(self, protocol):
         # Copies and pickles name the original class: ours is made anew on the other side.
@@ -146,14 +162,31 @@ def patched_class(original: type, family: Family) -> type:
     return type(original)(original.__name__, (original,), body)
 
 
-def _blank(original: type, family: Family) -> nn.Module:
+def _runner(family: Family, own_forward: Callable) -> Callable:
+    """What prepares a pass of one family: it raises Unservable, or returns the pass, to be called."""
+    parameters = list(inspect.signature(own_forward).parameters)[1:]
+
+    def run(model: nn.Module, args: tuple, kwargs: dict) -> Callable:
+        return _Call(model, family, {**dict(zip(parameters, args, strict=False)), **kwargs}).run
+
+    return run
+
+
+def _run_torch(encoder: nn.Module, args: tuple, kwargs: dict) -> Callable:
+    if any(getattr(x, "is_nested", False) for x in (*args, *kwargs.values())):
+        raise Unservable("a nested tensor")
+    heard(patch_torch.parts_of(encoder))
+    return lambda: patch_torch.encode(encoder, *args, **kwargs)
+
+
+def _blank(original: type, family: Family | None) -> nn.Module:
     cls = patched_class(original, family)
     return cls.__new__(cls)
 
 
 @cache
-def _say_original(name: str, reason: str) -> None:
-    _log.warning("%s: this pass is computed by transformers' own code: %s", name, reason)
+def _say_original(name: str, whose: str, reason: str) -> None:
+    _log.warning("%s: this pass is computed by %s own code: %s", name, whose, reason)
 
 
 class _Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..data.tokenizer import load_tokenizer
 from ..errors import InputError
 from ..models import BertModel
+from ..modules.quantized import quantize
 from ..packing import PackedBatch
 
 _POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
@@ -26,6 +29,7 @@ _POOLING_KEYS = {  # in the order in which sentence-transformers concatenates th
     "pooling_mode_lasttoken": "lasttoken",
 }
 _TOKENIZE_AT_ONCE = 4096
+PRECISIONS = ("fp32", "bf16", "int8")
 
 
 def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
@@ -101,24 +105,42 @@ class SentenceEncoder:
         self.tokenizer.enable_truncation(self.max_seqlen)
 
     @classmethod
-    def from_pretrained(cls, directory) -> SentenceEncoder:
+    def from_pretrained(
+        cls,
+        directory,
+        *,
+        precision: str = "fp32",
+        pooling: str | Sequence[str] | None = None,
+        normalize: bool | None = None,
+    ) -> SentenceEncoder:
         """Reads a sentence-transformers directory, or a plain BERT directory (mean pooling, not normalised).
+
+        Args:
+            precision: "fp32", "bf16", or "int8" (`fastbert.quantize`); vectors are float32 in every case.
+            pooling, normalize: in place of what the directory says.
 
         Raises:
             InputError: a file does not fit, or it asks for a module or a pooling that is not supported.
             CheckpointError: the weights are missing or damaged.
+            BackendError: int8 without the C++ extension.
         """
+        if precision not in PRECISIONS:
+            raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
         settings = _read_settings(Path(directory))
         model = BertModel.from_pretrained(settings.model_directory, add_pooling_layer=False)
-        return cls(
+        if precision == "bf16":
+            model = model.bfloat16()
+        pooling = settings.pooling if pooling is None else pooling
+        encoder = cls(
             model,
             load_tokenizer(settings.model_directory),
-            pooling=settings.pooling,
-            normalize=settings.normalize,
+            pooling=(pooling,) if isinstance(pooling, str) else pooling,
+            normalize=settings.normalize if normalize is None else normalize,
             max_seqlen=settings.max_seqlen,
             do_lower_case=settings.do_lower_case,
             prompt=settings.prompt,
         )
+        return quantize(encoder) if precision == "int8" else encoder
 
     @property
     def dim(self) -> int:
@@ -132,6 +154,7 @@ class SentenceEncoder:
         *,
         token_budget: int = 4096,
         normalize: bool | None = None,
+        batch_invariant: bool = False,
         show_progress: bool = False,
     ) -> np.ndarray:
         """The vectors of sentences, in their order.
@@ -140,6 +163,7 @@ class SentenceEncoder:
             sentences: N texts; an empty one is ``[CLS] [SEP]``.
             token_budget: tokens computed at a time (a longer sentence goes alone).
             normalize: whether to scale vectors to length 1; as the directory says where it is None.
+            batch_invariant: a sentence's vector has the same bits whatever it is encoded together with.
             show_progress: draw a progress bar on stderr.
 
         Returns:
@@ -155,14 +179,17 @@ class SentenceEncoder:
             raise InputError(f"token_budget must be at least 1, got {token_budget}")
         rows = self._tokenize(sentences)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
-        for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
-            batch = PackedBatch.from_sequences([rows[i] for i in members]).to(self.model.device)
-            hidden = self.model(batch).last_hidden_state
-            vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode) for mode in self.pooling], dim=-1)
-            if self.normalize if normalize is None else normalize:
-                vectors = torch.nn.functional.normalize(vectors, dim=-1)
-            out[members] = vectors.cpu().numpy()
+        normalize = self.normalize if normalize is None else normalize
+        with ops.batch_invariant() if batch_invariant else nullcontext():
+            for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
+                out[members] = self._vectors([rows[i] for i in members], normalize)
         return out
+
+    def _vectors(self, rows: list[np.ndarray], normalize: bool) -> np.ndarray:
+        batch = PackedBatch.from_sequences(rows).to(self.model.device)
+        hidden = self.model(batch).last_hidden_state
+        vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode) for mode in self.pooling], dim=-1)
+        return (torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors).cpu().numpy()
 
     def _tokenize(self, sentences: Sequence[str]) -> list[np.ndarray]:
         rows: list[np.ndarray] = []

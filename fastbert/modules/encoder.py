@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .. import rng
+from .. import ops, rng
 from ..config import BertConfig
 from ..errors import InputError
 from ..outputs import EncoderOutput
@@ -23,9 +23,18 @@ _log = logging.getLogger("fastbert")
 
 
 @cache
-def say_padded(reason: str) -> None:
-    """Says once, for each reason, that a batch is computed with its pads."""
+def _say_padded(reason: str) -> None:
     _log.warning("this batch takes the padded reference path, which computes pads too: %s", reason)
+
+
+def say_padded(reason: str) -> None:
+    """Says once, for each reason, that a batch is computed with its pads.
+
+    Raises:
+        BackendError: in batch-invariant mode, which this would break.
+    """
+    ops.refuse_variant(reason)
+    _say_padded(reason)
 
 
 def lay_out(

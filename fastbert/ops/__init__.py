@@ -21,6 +21,9 @@ from . import (  # noqa: F401
 )
 from ._cpu_int8 import pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused
+from ._invariant import active as is_batch_invariant
+from ._invariant import batch_invariant
+from ._invariant import refuse as refuse_variant
 from .attention import attention
 from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
@@ -38,16 +41,19 @@ __all__ = [
     "attention",
     "attention_padded",
     "backend",
+    "batch_invariant",
     "cross_entropy",
     "current_backend",
     "dropout",
     "embedding",
     "encoder",
     "gelu",
+    "is_batch_invariant",
     "is_fused",
     "layer_norm",
     "linear",
     "linear_int8",
     "pack_int8",
+    "refuse_variant",
     "unpack_int8",
 ]

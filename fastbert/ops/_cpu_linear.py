@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _native, reference
-from . import _cpu, _dispatch
+from . import _cpu, _dispatch, _invariant
 
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
@@ -130,6 +130,8 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return weight.dtype in _cpu._DTYPES and (bias is None or bias.dtype in _cpu._DTYPES)
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
+    if _invariant.active():
+        return True
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return False
     return x.numel() <= FLOAT32_ROWS * x.shape[-1] and _native.isa() not in ("scalar", "avx2")
@@ -147,5 +149,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         mixed = not x.is_floating_point() or x.dtype == torch.float64
         x = x if mixed else x.to(torch.bfloat16)
     if mixed or not _is_ours(x, weight, bias):
-        return reference.linear(x, weight, bias)
+        return (_invariant.linear if _invariant.active() else reference.linear)(x, weight, bias)
     return _linear(x, weight, bias)

@@ -7,9 +7,16 @@ from torch import Tensor
 from .. import reference
 from ..errors import InputError
 from ..rng import Dropout
-from . import _dispatch
+from . import _dispatch, _invariant
 
-_dispatch.register("attention", "reference")(reference.attention)
+
+@_dispatch.register("attention", "reference")
+def _reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
+    if not _invariant.active():
+        return reference.attention(q, k, v, cu_seqlens, max_seqlen, **options)
+    if options.get("dropout") is not None:
+        _invariant.refuse("attention was asked to drop probabilities; expected a model in eval()")
+    return _invariant.by_sequences(reference.attention, q, k, v, cu_seqlens, **options)
 
 
 def attention(

@@ -7,7 +7,7 @@ from torch import Tensor
 from .. import reference
 from ..errors import InputError
 from ..rng import Dropout
-from . import _dispatch
+from . import _dispatch, _invariant
 
 _dispatch.register("attention_padded", "reference")(reference.attention_padded)
 
@@ -36,4 +36,5 @@ def attention_padded(
     """
     if q.dim() != 4 or q.shape != k.shape or q.shape != v.shape:
         raise InputError(f"q, k and v must all be (B, nheads, S, head_dim), got {[tuple(x.shape) for x in (q, k, v)]}")
+    _invariant.refuse("a batch took the padded path (a mask of queries, attention probabilities, or computed pads)")
     return _dispatch.call("attention_padded", q, k, v, mask, softmax_scale=softmax_scale, dropout=dropout)

@@ -107,6 +107,26 @@ def test_encode_writes_a_vector_a_line(model, lines, tmp_path, capsys):
     assert not out.exists()
 
 
+def test_encode_in_every_form(model, lines, tmp_path):
+    def encode(*options):
+        out = tmp_path / "vectors.npy"
+        assert run("encode", "--model", model, "--out", out, *options, lines) == 0
+        return np.load(out)
+
+    plain = encode()
+    unit = encode("--normalize", "yes")
+    assert np.allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    assert np.allclose(unit, plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6)
+    for pooling in ("cls", "max"):
+        assert not np.allclose(encode("--pooling", pooling), plain, atol=1e-2)
+    assert np.array_equal(encode("--batch-invariant", "--token-budget", 1), encode("--batch-invariant"))
+    for precision in ("bf16", "int8"):
+        got = encode("--precision", precision, "--normalize", "yes")
+        assert got.dtype == np.float32
+        assert not np.array_equal(got, unit)
+        assert ((got * unit).sum(1) > 0.99).all()
+
+
 def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
     out = tmp_path / "run"
     options = ["--train", data, "--dev", data, "--epochs", 8, "--batch-size", 4, "--lr", 3e-3, "--max-seqlen", 16]

@@ -32,7 +32,7 @@ def desk(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_page_has_its_examples():
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 8
     assert len(COMMANDS) == 6
     assert all(command.startswith("fastbert convert ") for command in COMMANDS)
 
@@ -50,10 +50,15 @@ def test_example(number, desk):
     row = {"input_ids": torch.tensor([2, 7, 3]), "attention_mask": torch.ones(3).long(), "labels": torch.tensor(1)}
     names = {"rows": [row] * 8}
     exec(compile(code, f"docs/drop-in.md, example {number}", "exec"), names)
-    if "model" in names:
+    if "encoder" in names:
+        ids = torch.tensor([[2, 7, 3], [2, 3, 0]])
+        assert names["model"](ids, (ids > 0).long()).shape == (2, 1)
+    elif "model" in names:
         assert any(is_patched(module) for module in names["model"].modules())
     if "vectors" in names:
         assert names["vectors"].shape == (2, 32)
+    if "ignore" in names:
+        assert not names["out"][names["ignore"]].any()
     if "convert(" in code:
         assert (desk / "google" / "bert_model.ckpt.index").is_file()
         assert (desk / "sentences" / "modules.json").is_file()

@@ -1,0 +1,256 @@
+"""`torch.nn.TransformerEncoder` computed by fastbert: what `patch` puts in place of its ``forward``.
+
+    post-norm  a = LN1(x + attend(x));        y = LN2(a + W_2 act(W_1 a))          (Vaswani et al. 2017, section 3)
+    pre-norm   a = x + attend(LN1(x));        y = a + W_2 act(W_1 LN2(a))          (Xiong et al. 2020, figure 1)
+
+and the stack's own norm last. Tokens that ``src_key_padding_mask`` ignores are not computed and come back as zeros; the
+shape is the caller's in training and evaluation alike (torch cuts the columns that are all pads off in evaluation). A
+mask of queries and keys that is not the causal one takes the padded path, which computes pads too.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from .. import ops, rng
+from ..errors import InputError
+from ..modules.layout import Layout, PackedLayout, PaddedLayout
+from ..packing import Packing
+from ..rng import FIRST_LAYER_SITE, LAYER_SITES, DropoutKey
+
+_BLOCKS = ("forward", "_sa_block", "_ff_block")
+_packed: WeakKeyDictionary[nn.Module, ops.PackedEncoder] = WeakKeyDictionary()
+
+
+def is_encoder(module: nn.Module) -> bool:
+    return isinstance(module, nn.TransformerEncoder)
+
+
+def parts_of(encoder: nn.TransformerEncoder) -> list[nn.Module]:
+    """Every module whose work is done for it."""
+    return [m for m in (*encoder.layers.modules(), encoder.norm) if m is not None]
+
+
+def check(encoder: nn.TransformerEncoder, forward) -> None:
+    """Raises InputError for an encoder that computes something else than this module's equations.
+
+    Args:
+        forward: of the class that it had before it was patched.
+    """
+    if forward is not nn.TransformerEncoder.forward:
+        raise InputError("expected the forward of torch's TransformerEncoder, got one of its own")
+    if not len(encoder.layers):
+        raise InputError("expected a layer at least, got none")
+    if encoder.norm is not None and not _is_norm(encoder.norm):
+        raise InputError(f"expected a LayerNorm or None as norm, got {type(encoder.norm).__name__}")
+    for layer in encoder.layers:
+        wanted = nn.TransformerEncoderLayer
+        if not isinstance(layer, wanted) or any(getattr(type(layer), n) is not getattr(wanted, n) for n in _BLOCKS):
+            raise InputError(f"expected layers of torch's TransformerEncoderLayer, got {type(layer).__name__}")
+        attention = layer.self_attn
+        if type(attention) is not nn.MultiheadAttention:
+            raise InputError(f"expected attention by torch's MultiheadAttention, got {type(attention).__name__}")
+        if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
+            raise InputError("expected attention with one in_proj_weight, no bias_k and no add_zero_attn")
+        if type(attention.out_proj) not in (NonDynamicallyQuantizableLinear, nn.Linear):
+            raise InputError(f"expected a plain out_proj, got {type(attention.out_proj).__name__}")
+        for norm in (layer.norm1, layer.norm2):
+            if not _is_norm(norm):
+                raise InputError(f"expected LayerNorms with weights, got {norm}")
+        if _activation(layer.activation) is None:
+            name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
+            raise InputError(f"expected relu or gelu as activation, got {name}")
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return type(module) is nn.LayerNorm and module.weight is not None and len(module.normalized_shape) == 1
+
+
+def _activation(function) -> str | None:
+    """ "relu", "none" or "tanh" (the two forms of GELU), or None for another function."""
+    if isinstance(function, nn.GELU):
+        return function.approximate
+    if function is F.gelu:
+        return "none"
+    return "relu" if function in (F.relu, torch.relu) or isinstance(function, nn.ReLU) else None
+
+
+def encode(
+    encoder: nn.TransformerEncoder,
+    src: Tensor,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Tensor:
+    """`torch.nn.TransformerEncoder.forward`.
+
+    Args:
+        src: (B, S, E), (S, B, E) where the layers are not ``batch_first``, or (S, E).
+        mask: None; (S, S) or (B * nheads, S, S), bool (True = ignore) or additive.
+        src_key_padding_mask: None; (B, S), or (S,) for (S, E), bool (True = ignore) or additive.
+        is_causal: a hint, of which nothing depends: a causal mask is recognised.
+
+    Returns:
+        the shape of src; zeros where ``src_key_padding_mask`` ignores a token.
+
+    Raises:
+        InputError: shapes that do not fit, or ``is_causal`` without a mask.
+    """
+    batch_first, alone = encoder.layers[0].self_attn.batch_first, src.dim() == 2
+    width = encoder.layers[0].self_attn.embed_dim
+    if src.dim() not in (2, 3) or src.shape[-1] != width:
+        raise InputError(f"src must be (B, S, {width}), (S, B, {width}) or (S, {width}), got {tuple(src.shape)}")
+    x = src[None] if alone else src if batch_first else src.transpose(0, 1)
+    batch_size, seqlen = x.shape[:2]
+    if is_causal and mask is None:
+        raise InputError("is_causal is a hint about mask: expected the causal mask beside it, got None")
+    keep, bias = _key_mask(src_key_padding_mask, batch_size, seqlen, alone)
+    causal, scores = _query_mask(mask, batch_size, seqlen, encoder.layers[0].self_attn.num_heads, x)
+    if scores is None and bias is None:
+        packing = Packing.full(batch_size, seqlen, x.device) if keep is None else Packing.from_mask(keep)
+        layout: Layout = PackedLayout(packing.cu_seqlens, packing.max_seqlen)
+    else:
+        packing = Packing.full(batch_size, seqlen, x.device)
+        layout = PaddedLayout(_added(scores, bias, causal, keep, x), batch_size, seqlen)
+        causal = False
+    out = packing.unpack(_run(encoder, packing.pack(x), layout, causal))
+    if keep is not None and type(layout) is PaddedLayout:
+        out = out.masked_fill(~keep[..., None], 0.0)
+    return out[0] if alone else out if batch_first else out.transpose(0, 1)
+
+
+def _key_mask(mask: Tensor | None, batch_size: int, seqlen: int, alone: bool) -> tuple[Tensor | None, Tensor | None]:
+    """(B, S) bool of what to keep, or None; and the mask as what is added to scores where it says more than that."""
+    if mask is None:
+        return None, None
+    shape = (seqlen,) if alone else (batch_size, seqlen)
+    if mask.shape != shape or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise InputError(
+            f"src_key_padding_mask must be {shape}, bool or floating, got {mask.dtype} {tuple(mask.shape)}"
+        )
+    mask = mask.reshape(batch_size, seqlen)
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    keep = mask != float("-inf")
+    return keep, None if bool((mask[keep] == 0).all()) else mask
+
+
+def _query_mask(mask: Tensor | None, batch_size: int, seqlen: int, nheads: int, x: Tensor):
+    """Whether it is the causal mask; and, where it is another, what is added to scores (B or 1, nheads or 1, S, S)."""
+    if mask is None:
+        return False, None
+    shapes = ((seqlen, seqlen), (batch_size * nheads, seqlen, seqlen))
+    if mask.shape not in shapes or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise InputError(
+            f"mask must be {shapes[0]} or {shapes[1]}, bool or floating, got {mask.dtype} {tuple(mask.shape)}"
+        )
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(mask, float("-inf"))
+    mask = mask.to(x.dtype)
+    if torch.equal(mask, _causal(seqlen, x).expand(mask.shape)):
+        return True, None
+    return False, mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (batch_size, nheads))
+
+
+def _causal(seqlen: int, x: Tensor) -> Tensor:
+    return torch.full((seqlen, seqlen), float("-inf"), dtype=x.dtype, device=x.device).triu(1)
+
+
+def _added(scores: Tensor | None, bias: Tensor | None, causal: bool, keep: Tensor | None, x: Tensor) -> Tensor:
+    """All masks as one that is added to scores."""
+    total = _causal(x.shape[1], x)[None, None] if causal else x.new_zeros(1, 1, 1, 1)
+    total = total if scores is None else total + scores
+    if bias is not None:
+        return total + bias.to(x.dtype)[:, None, None]
+    return total if keep is None else total.masked_fill(~keep[:, None, None], float("-inf"))
+
+
+def _run(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout, causal: bool) -> Tensor:
+    whole = None if causal else _run_whole(encoder, x, layout)
+    if whole is not None:
+        x = whole
+    else:
+        key = rng.current() if _drops(encoder) else None
+        for index, layer in enumerate(encoder.layers):
+            x = _layer(layer, x, layout, causal, key, FIRST_LAYER_SITE + LAYER_SITES * index)
+    return x if encoder.norm is None else _norm(encoder.norm, x)
+
+
+def _drops(encoder: nn.TransformerEncoder) -> bool:
+    return any(
+        module.training and (module.p if isinstance(module, nn.Dropout) else module.dropout) > 0
+        for layer in encoder.layers
+        for module in (layer.self_attn, layer.dropout, layer.dropout1, layer.dropout2)
+    )
+
+
+def _norm(norm: nn.LayerNorm, x: Tensor, **more) -> Tensor:
+    bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+    return ops.layer_norm(x, norm.weight, bias, norm.eps, **more)
+
+
+def _layer(layer, x: Tensor, layout: Layout, causal: bool, key: DropoutKey | None, site: int) -> Tensor:
+    """One layer on (T, E) tokens."""
+    attention = layer.self_attn
+
+    def rate(place: int, module: nn.Module, p: float):
+        return key.site(p, site + place) if key is not None and module.training else None
+
+    def add(branch: Tensor, x: Tensor, norm: nn.LayerNorm, place: int, dropout: nn.Dropout) -> Tensor:
+        dropped, x = rate(place, dropout, dropout.p), x.to(branch.dtype)
+        if layer.norm_first:
+            return x + ops.dropout(branch, dropped)
+        return _norm(norm, branch, residual=x, dropout=dropped)
+
+    inner = _norm(layer.norm1, x) if layer.norm_first else x
+    qkv = ops.linear(inner, attention.in_proj_weight, attention.in_proj_bias)
+    q, k, v = qkv.unflatten(-1, (3, attention.num_heads, attention.head_dim)).unbind(-3)
+    on_probs = rate(0, attention, attention.dropout)
+    if causal:
+        bounds = (layout.cu_seqlens, layout.max_seqlen)
+        context = ops.attention(q, k, v, *bounds, dropout=on_probs, causal=True)
+    else:
+        context = layout.attend(q, k, v, on_probs)[0]
+    branch = ops.linear(context.flatten(-2), attention.out_proj.weight, attention.out_proj.bias)
+    x = add(branch, x, layer.norm1, 1, layer.dropout1)
+
+    inner = _norm(layer.norm2, x) if layer.norm_first else x
+    activation = _activation(layer.activation)
+    wide = ops.linear(inner, layer.linear1.weight, layer.linear1.bias)
+    wide = torch.relu(wide) if activation == "relu" else ops.gelu(wide, None, activation)
+    wide = ops.dropout(wide, rate(3, layer.dropout, layer.dropout.p))
+    branch = ops.linear(wide, layer.linear2.weight, layer.linear2.bias)
+    return add(branch, x, layer.norm2, 2, layer.dropout2)
+
+
+def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Tensor | None:
+    """All layers in one op, or None where they must be computed one by one."""
+    if type(layout) is not PackedLayout or torch.is_autocast_enabled(x.device.type) or _drops(encoder):
+        return None
+    layers = []
+    for layer in encoder.layers:
+        attention, rest = layer.self_attn, (layer.norm1, layer.linear1, layer.linear2, layer.norm2)
+        if layer.norm_first or any(m.bias is None for m in rest) or attention.in_proj_bias is None:
+            return None
+        thirds = (*attention.in_proj_weight.chunk(3), *attention.in_proj_bias.chunk(3))
+        tensors = [t for m in (attention.out_proj, *rest) for t in (m.weight, m.bias)]
+        layers.append(ops.LayerParameters(*thirds, *tensors))
+    first = encoder.layers[0]
+    activation, eps = _activation(first.activation), first.norm1.eps
+    alike = all(
+        (_activation(layer.activation), layer.self_attn.num_heads) == (activation, first.self_attn.num_heads)
+        and layer.norm1.eps == layer.norm2.eps == eps
+        for layer in encoder.layers
+    )
+    if activation == "relu" or not alike:
+        return None
+    arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
+    options = {"nheads": first.self_attn.num_heads, "eps": eps, "approximate": activation}
+    if not ops.is_fused("encoder", *arguments, **options):
+        return None
+    return ops.encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))[-1]

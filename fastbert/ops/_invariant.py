@@ -1,0 +1,151 @@
+"""Batch-invariant mode: what comes out for a sequence has the same bits whatever it is computed together with.
+
+Own products sum each element in an order that depends on k alone, attention is computed sequence by sequence, and all
+else is row by row: there nothing has to change. torch's own products choose their order by the number of rows, and its
+element-wise functions compute the last few elements of an array by other instructions than the rest. So the mode looks
+at every call of torch inside the block: dense layers go to our products, or row by row where there are none; functions
+whose bits may depend on an element's place run row by row; other products are refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..errors import BackendError
+
+_WHY = "torch sums in an order that depends on the size of the batch"
+
+
+class _State(threading.local):
+    depth = 0
+    trusted = False
+
+
+_state = _State()
+
+
+def active() -> bool:
+    """Whether this thread is inside of a `batch_invariant` block."""
+    return _state.depth > 0
+
+
+@contextmanager
+def batch_invariant() -> Iterator[None]:
+    """Outputs inside the block are bit-identical whatever the batch's composition, order and padding.
+
+    It holds for fastbert's models, for patched ones with their heads, and for dense layers around them; on the CPU, in
+    float32, bfloat16 and int8, and on the reference backend in every dtype. Bits may differ between threads' numbers on
+    the reference backend, between backends and instruction-set levels, and with gradients from without. Losses and
+    gradients of parameters are sums over the batch, to which this does not apply.
+
+    Raises:
+        BackendError: (from a call inside) what would depend on the batch: attention or a product of torch, a batch
+            that takes the padded path, a model that is compiled, a device other than the CPU.
+    """
+    _state.depth += 1
+    try:
+        if _state.depth > 1:
+            yield
+        else:
+            with _Mode():
+                yield
+    finally:
+        _state.depth -= 1
+
+
+@contextmanager
+def trusted() -> Iterator[None]:
+    """For products whose shapes are those of one sequence."""
+    before, _state.trusted = _state.trusted, True
+    try:
+        yield
+    finally:
+        _state.trusted = before
+
+
+def refuse(what: str) -> None:
+    """Raises BackendError where the mode is on: ``what`` is a clause that names what depends on the batch."""
+    if active():
+        raise BackendError(f"batch_invariant cannot hold: {what}")
+
+
+def check(x: Tensor) -> None:
+    """Raises BackendError where the mode is on and x is computed by someone who cannot keep it."""
+    if not active():
+        return
+    if x.device.type != "cpu":
+        refuse(f"it is kept on the CPU, got a tensor on {x.device}")
+    if torch.compiler.is_compiling():
+        refuse("a compiled model chooses its products by the size of the batch; expected one that is not compiled")
+
+
+def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of (..., C), each row computed alone at the start of memory of its own."""
+    rows = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x[None]
+    with trusted():
+        if not rows.numel():
+            return function(x)
+        out = torch.cat([function(row.clone()) for row in rows.split(1)])
+    return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def by_sequences(attention: Callable, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
+    """Attention of packed sequences, (T, nheads, head_dim) each, one sequence at a time."""
+    out = []
+    with trusted():
+        for start, end in pairwise(cu_seqlens.tolist()):
+            alone = (x[start:end].clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+            bounds = torch.tensor([0, end - start], dtype=torch.int32)
+            out.append(attention(*alone, bounds, end - start, **options))
+    return torch.cat(out) if out else torch.zeros_like(q)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear` row by row."""
+    return by_rows(lambda row: F.linear(row, weight, bias), x)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    from . import linear as dense  # the op of this package, which asks `active`
+
+    return dense(x, weight, bias)
+
+
+def _element_wise(function: Callable) -> Callable:
+    def run(x: Tensor, *args, **kwargs) -> Tensor:
+        if not isinstance(x, Tensor) or kwargs.get("out") is not None or not x.dim():
+            return function(x, *args, **kwargs)
+        return by_rows(lambda row: function(row, *args, **kwargs), x)
+
+    return run
+
+
+_ELEMENT_WISE = (F.gelu, torch.tanh, Tensor.tanh, torch.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp)
+_PRODUCTS = (
+    *(torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm),
+    *(torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm, torch.einsum, F.scaled_dot_product_attention),
+    *(F.bilinear, torch.mv, Tensor.mv),
+)
+_instead: dict[Callable, Callable] = {F.linear: _linear, **{f: _element_wise(f) for f in _ELEMENT_WISE}}
+
+
+class _Mode(TorchFunctionMode):
+    """Sees the calls of torch in this thread; those made by what it calls itself pass by it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if _state.trusted:
+            return function(*args, **kwargs)
+        if function in _PRODUCTS:
+            name = getattr(function, "__name__", str(function))
+            refuse(f"{name} was called, and {_WHY}; expected a model of fastbert's, or a patched one")
+        instead = _instead.get(function)
+        return function(*args, **kwargs) if instead is None else instead(*args, **kwargs)

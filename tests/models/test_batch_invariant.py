@@ -1,0 +1,209 @@
+"""`fastbert.batch_invariant`: a sequence's outputs have the same bits in every batch; else there is a refusal."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import hf_parity as hf
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_bert import save
+from torch import nn
+
+import fastbert
+from fastbert.errors import BackendError
+from fastbert.interop.sentence_encoder import SentenceEncoder
+
+LENGTHS = (1, 2, 3, 5, 16, 17, 31, 40, 64, 77)
+# Large enough that torch's products change their order between batches: see test_without_the_mode.
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+
+
+def model_of(name: str, dtype=torch.float32, **changes) -> nn.Module:
+    torch.manual_seed(0)
+    config = fastbert.BertConfig(vocab_size=3000, max_position_embeddings=128, **{**SIZES, **changes})
+    return getattr(fastbert, name)(config).to(dtype).eval()
+
+
+def sequences() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 3000, (n,), generator=generator) for n in LENGTHS]
+
+
+def batches(padding: str, count: int = 5):
+    """Random compositions: which sequences, in which order, among how many pads.
+
+    Yields the members, (B, S) ids and mask. Padding "left" and "holes" move a sequence's tokens to other columns, so
+    positions go with the tokens.
+    """
+    draw, rows = random.Random(7), sequences()
+    for number in range(count):
+        members = list(range(len(rows)))
+        draw.shuffle(members)
+        members = members[: draw.randint(1, len(rows))] if number else members
+        width = max(len(rows[i]) for i in members) + draw.randint(0, 9)
+        ids, mask, positions = (torch.zeros(len(members), width, dtype=torch.int64) for _ in range(3))
+        for row, i in enumerate(members):
+            n = len(rows[i])
+            columns = {
+                "right": list(range(n)),
+                "left": list(range(width - n, width)),
+                "holes": [0, *sorted(draw.sample(range(1, width), n - 1))],
+            }[padding]
+            ids[row, columns], mask[row, columns], positions[row, columns] = rows[i], 1, torch.arange(n)
+        yield members, {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+
+def differing(model, padding: str = "right", count: int = 5) -> int:
+    """How many outputs of a sequence have other bits than in the first batch that held it."""
+    first, wrong = {}, 0
+    for members, given in batches(padding, count):
+        out = model(**given)
+        for row, i in enumerate(members):
+            mask = given["attention_mask"]
+            tensors = [x for x in out.values() if isinstance(x, torch.Tensor)]
+            own = [x[row][mask[row].bool()] if x.shape[:2] == mask.shape else x[row] for x in tensors]
+            wrong += sum(not torch.equal(x, y) for x, y in zip(own, first.setdefault(i, own), strict=True))
+    return wrong
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def invariant():
+    with torch.no_grad(), fastbert.batch_invariant():
+        yield
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "holes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hidden_states_whatever_the_padding(padding, dtype, threads, invariant):
+    model = model_of("BertModel", dtype)
+    if padding == "left":
+        model.pooler = None  # with one, this padding is refused
+    assert differing(model, padding) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification", "BertForQuestionAnswering"]
+)
+def test_heads(name, threads, invariant):
+    assert differing(model_of(name)) == 0
+
+
+def test_without_the_mode_the_bits_differ():
+    # Or the tests above would pass of themselves. Which product of torch changes its order is the machine's affair.
+    with torch.no_grad():
+        found = differing(model_of("BertForMaskedLM"))
+        with fastbert.backend("reference"):
+            assert found + differing(model_of("BertModel")) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_the_reference_backend(dtype, threads, invariant):
+    small = {"hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 1}
+    with fastbert.backend("reference"):
+        assert differing(model_of("BertForMaskedLM", dtype, **small), count=3) == 0
+
+
+def test_int8_and_odd_sizes(threads, invariant):
+    assert differing(fastbert.quantize(model_of("BertForMaskedLM"))) == 0
+    assert differing(model_of("BertForMaskedLM", hidden_size=52, intermediate_size=101)) == 0
+
+
+def test_where_gradients_are_recorded():
+    with fastbert.batch_invariant():
+        assert differing(model_of("BertForMaskedLM")) == 0
+
+
+def test_packed_batches(invariant):
+    model, rows = model_of("BertModel"), sequences()
+    alone = [model(fastbert.PackedBatch.from_sequences([row])) for row in rows]
+    for order in (list(range(len(rows))), [7, 2, 9, 2]):
+        out = model(fastbert.PackedBatch.from_sequences([rows[i] for i in order]))
+        parts = out.last_hidden_state.split([len(rows[i]) for i in order])
+        for place, i in enumerate(order):
+            assert torch.equal(parts[place], alone[i].last_hidden_state)
+            assert torch.equal(out.pooler_output[place], alone[i].pooler_output[0])
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForSequenceClassification"])
+def test_a_patched_model_with_its_head(name, invariant):
+    theirs, _ = hf.pair(name, max_position_embeddings=128, vocab_size=3000, hidden_size=128, intermediate_size=512)
+    assert differing(fastbert.patch(copy.deepcopy(theirs).eval())) == 0
+    with pytest.raises(BackendError, match="expected a model of fastbert's, or a patched one"):
+        differing(theirs.eval())
+
+
+def test_results_and_gradients_are_those_without_it():
+    # The reference in float64 is the truth of both; the rule is that of tests/close.py's callers in hf_parity.
+    theirs, ours = hf.pair("BertForMaskedLM")
+    given = {**hf.inputs(), "attention_mask": hf.masks()["prefix"], "labels": hf.inputs(7)["input_ids"]}
+    given["labels"] = given["labels"].masked_fill(given["attention_mask"] == 0, -100)
+    expected = theirs(**given).loss
+    expected.backward()
+    with fastbert.batch_invariant():
+        got = ours(**given).loss
+        got.backward()
+    hf.assert_near(got, expected, torch.float32, "loss")
+    hf.assert_same_gradients(ours, theirs, torch.float32)
+
+
+def test_sentence_vectors(tmp_path, threads):
+    save(tmp_path, "BertModel")
+    encoder = SentenceEncoder.from_pretrained(tmp_path)
+    texts = ["a", "the quick brown fox", "a b c d e f g h", "fox", "", "the the the the"] * 3
+    with pytest.raises(TypeError):
+        encoder.encode(texts, False)
+    alone = np.concatenate([encoder.encode([text], batch_invariant=True) for text in texts])
+    for budget in (1, 7, 4096):
+        assert np.array_equal(encoder.encode(texts, batch_invariant=True, token_budget=budget), alone)
+    order = [5, 0, 3, 1]
+    assert np.array_equal(encoder.encode([texts[i] for i in order], batch_invariant=True), alone[order])
+
+
+def _refused(do, *words: str) -> None:
+    with fastbert.batch_invariant(), pytest.raises(BackendError) as refused:
+        do()
+    text = str(refused.value)
+    assert text.startswith("batch_invariant cannot hold: ")
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_what_cannot_hold_is_refused_in_one_sentence():
+    model = model_of("BertModel")
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    left = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
+    _refused(lambda: model(ids, attention_mask=left), "left padding")
+    _refused(lambda: model(ids, output_attentions=True), "attention probabilities")
+    causal = torch.ones(4, 4).tril().bool()[None, None].expand(2, 1, -1, -1)
+    _refused(lambda: model(ids, attention_mask=causal), "4-D attention mask")
+    x = torch.randn(1, 2, 3, 4)
+    _refused(lambda: F.scaled_dot_product_attention(x, x, x), "scaled_dot_product_attention was called")
+    _refused(lambda: x @ x.transpose(-1, -2), "matmul was called")
+    theirs, _ = hf.pair("BertModel")
+    given = {"input_ids": hf.inputs()["input_ids"], "attention_mask": hf.masks()["left"]}
+    _refused(lambda: fastbert.patch(theirs)(**given), "left padding")
+    _refused(lambda: fastbert.patch(theirs, pads="computed")(**given), "padded path")
+    theirs.encoder.layer[0].attention.self.register_forward_hook(lambda *_: None)
+    _refused(lambda: theirs(**hf.inputs()), "transformers' own code")
+    _refused(lambda: F.linear(torch.empty(2, 3, device="meta"), torch.empty(4, 3, device="meta")), "on meta")
+
+
+def test_the_mode_ends_with_the_block():
+    x = torch.randn(3, 3)
+    with pytest.raises(BackendError), fastbert.batch_invariant(), fastbert.batch_invariant():
+        x @ x
+    assert (x @ x).shape == (3, 3)
+    assert not fastbert.ops.is_batch_invariant()
