@@ -82,6 +82,10 @@ class PretrainConfig:
     """Checkpoints kept besides the best."""
     log_every: int = 10
     """Steps between two lines."""
+    stall_minutes: float | None = 30.0
+    """Where no step ends for so long, the stacks of all threads go to stall-RANK.txt in --out; none = never."""
+    wandb: str | None = None
+    """A project of Weights & Biases that gets the rows too; WANDB_MODE=offline keeps them on this machine."""
     num_workers: int = 0
     """Processes that make batches ahead; 0 makes them in the training process."""
     resume: str | None = None
@@ -97,7 +101,7 @@ class PretrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        for name in ("epochs", "max_minutes", "lr"):
+        for name in ("epochs", "max_minutes", "lr", "stall_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name} must be above 0, got {value}")

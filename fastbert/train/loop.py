@@ -25,6 +25,8 @@ from .evaluation import evaluate
 from .metrics import MetricsLog
 from .optimizers import make_optimizer
 from .signals import StopRequest
+from .stall import StallWatch
+from .wandb_log import WandbLog
 from .window import Window, memory_mib
 
 
@@ -122,11 +124,14 @@ class PretrainLoop:
         stopped = None
         self.model.train()
         self._started = time.monotonic()
-        log = MetricsLog(self.run_dir, resume_step=self.step or None)
-        with StopRequest() as stop, log, self.console:
+        wandb = WandbLog(self.config.wandb, self.run_dir, dataclasses.asdict(self.config))
+        log = MetricsLog(self.run_dir, resume_step=self.step or None, wandb=wandb)
+        watch = StallWatch(self.run_dir, self.config.stall_minutes)
+        with StopRequest() as stop, log, self.console, watch:
             self._log = log
             while self.progress < 1.0 and not stop.asked:
                 self._train_step()
+                watch.alive()
                 # The last evaluation comes before the last checkpoint, which remembers the best.
                 if self.heldout is not None and (self.step % self.config.eval_every == 0 or self.progress >= 1.0):
                     self._evaluate()

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from pathlib import Path
 
 from .checkpoint import write_text
+from .wandb_log import WandbLog
+
+# JSON has no numbers for these; every reader takes strings.
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def to_line(row: dict) -> str:
+    """A row as a line of strict JSON; numbers that are not finite become words."""
+    plain = {
+        name: value if not isinstance(value, float) or math.isfinite(value) else json.dumps(value)
+        for name, value in row.items()
+    }
+    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+def from_line(line: str) -> dict:
+    """The row that `to_line` wrote. Raises ValueError for anything else."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError
+    return {name: _WORDS.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
@@ -19,7 +41,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
+            rows.append(from_line(line))
         except ValueError:
             break
     return rows
@@ -32,17 +54,21 @@ class MetricsLog:
         run_dir: an existing directory.
         resume_step: the step that training goes on from; rows after it are dropped, since those steps will be done
             again. None begins an empty log.
+        wandb: gets the rows too.
     """
 
-    def __init__(self, run_dir: str | os.PathLike, resume_step: int | None = None) -> None:
+    def __init__(
+        self, run_dir: str | os.PathLike, resume_step: int | None = None, wandb: WandbLog | None = None
+    ) -> None:
         self._path = Path(run_dir) / "metrics.jsonl"
         self._events_dir = Path(run_dir) / "tensorboard"
         self._resume_step = resume_step
         kept = [] if resume_step is None else [row for row in read_metrics(self._path) if row["step"] <= resume_step]
-        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text(self._path, "".join(map(to_line, kept)))
         self._rows = kept
         self._file = None
         self._writer = None
+        self._wandb = wandb
 
     def __enter__(self) -> MetricsLog:
         # TensorFlow, where it is installed, would print a page of its own.
@@ -59,6 +85,8 @@ class MetricsLog:
     def __exit__(self, *_exception) -> None:
         self._file.close()
         self._writer.close()
+        if self._wandb is not None:
+            self._wandb.close()
 
     def _wait_for_a_later_second(self) -> None:
         # TensorBoard reads event files in the order of their names, which begin with a time in whole seconds. Two
@@ -73,11 +101,13 @@ class MetricsLog:
         """Adds a row {kind, step, values...} and flushes it."""
         row = {"kind": kind, "step": step, **values}
         self._rows.append(row)
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(to_line(row))
         self._file.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(f"{kind}/{name}", value, step)
+        if self._wandb is not None:
+            self._wandb.log(kind, step, values)
 
     def rows(self) -> list[dict]:
         """All rows so far, those before a resume too."""

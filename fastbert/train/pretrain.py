@@ -20,6 +20,7 @@ from . import checkpoint, initialisation, phases
 from .config import PretrainConfig
 from .console import Console
 from .loop import PretrainLoop
+from .wandb_log import check_installed
 
 _log = logging.getLogger("fastbert")
 
@@ -87,6 +88,7 @@ def pretrain(
         model = build_model(config, data)
     _check_fit(config, model, data)
     _check_heldout(heldout)
+    check_installed(config.wandb)
     model.last_layer = config.last_layer
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()

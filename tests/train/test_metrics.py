@@ -8,13 +8,16 @@ import math
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fastbert.errors import InputError
 from fastbert.train import checkpoint
 from fastbert.train.metrics import MetricsLog, read_metrics
+from fastbert.train.wandb_log import WandbLog
 
 
 def scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
@@ -52,6 +55,22 @@ def test_numbers_come_back_exactly(tmp_path):
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert {name: row[name] for name in values} == values
     assert math.isnan(row["e"])
+
+
+def test_every_line_is_strict_json(tmp_path):
+    """A NaN is no number in JSON, and a reader that knows only JSON would stop at it."""
+
+    def refuse(word: str):
+        raise ValueError(word)
+
+    with MetricsLog(tmp_path) as log:
+        log.log("train", 1, a=math.nan, b=math.inf, c=-math.inf, d=1.5, note="NaN is a word")
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(line, parse_constant=refuse)
+    assert (row["a"], row["b"], row["c"], row["d"]) == ("NaN", "Infinity", "-Infinity", 1.5)
+    (again,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(again["a"])
+    assert (again["b"], again["c"], again["note"]) == (math.inf, -math.inf, "NaN is a word")
 
 
 def test_a_row_is_on_the_disk_when_log_returns(tmp_path):
@@ -115,6 +134,47 @@ def test_a_full_disk_while_resuming_leaves_the_log(tmp_path, monkeypatch):
 
 def test_no_file_has_no_rows(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+class Wandb(types.ModuleType):
+    """As much of wandb as a run sees; its own needs an account or a directory of its files."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.inits: list[dict] = []
+        self.logged: list[tuple[int, dict]] = []
+        self.finished = 0
+
+    def init(self, **options):
+        self.inits.append(options)
+        return self
+
+    def log(self, values: dict, step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_rows_go_to_wandb(tmp_path, monkeypatch):
+    wandb = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for _ in range(2):
+        with MetricsLog(tmp_path, wandb=WandbLog("project", tmp_path, {"lr": 1.0})) as log:
+            log.log("train", 3, loss=0.5, phase="words stay here")
+    assert wandb.logged == [(3, {"train/loss": 0.5})] * 2
+    assert wandb.finished == 2
+    first, second = wandb.inits
+    assert (first["project"], first["name"], first["config"]) == ("project", tmp_path.name, {"lr": 1.0})
+    assert first["id"] == second["id"], "a resumed run goes on in its own curves"
+
+
+def test_wandb_that_is_not_installed_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match="needs the package wandb"):
+        WandbLog("project", tmp_path, {})
+    WandbLog(None, tmp_path, {}).log("train", 1, {"loss": 1.0})
+    assert not list(tmp_path.iterdir())
 
 
 def test_heavy_libraries_wait_until_they_are_used():

@@ -1,0 +1,94 @@
+"""The stall detector, on a run whose callback stands still."""
+
+from __future__ import annotations
+
+import faulthandler
+import subprocess
+import sys
+import time
+
+import pretraining_runs as runs
+import pytest
+
+from fastbert.errors import InputError
+from fastbert.train.config import PretrainConfig
+from fastbert.train.pretrain import pretrain
+from fastbert.train.stall import StallWatch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return runs.prepare_data(tmp_path_factory.mktemp("stall") / "data")
+
+
+def _stands_still_in_a_callback(row: dict) -> None:
+    if row["kind"] == "train" and row["step"] == 3:
+        time.sleep(1.5)
+
+
+def test_a_run_that_stands_still_leaves_its_stacks(data, tmp_path, caplog):
+    out = tmp_path / "run"
+    config = runs.config(data, out, model="1x32x2", steps=5, eval_every=100, stall_minutes=0.5 / 60)
+    result = pretrain(config, callbacks=[_stands_still_in_a_callback], quiet=True)
+    assert result.steps == 5
+    text = (out / "stall-0.txt").read_text()
+    assert "_stands_still_in_a_callback" in text
+    assert "in _train_step" in text
+    assert "the stacks of all threads are in" in caplog.text
+    assert str(out / "stall-0.txt") in caplog.text
+
+
+def test_a_run_that_does_not_stand_still_leaves_nothing(data, tmp_path):
+    out = tmp_path / "run"
+    config = runs.config(data, out, model="1x32x2", steps=3, eval_every=100, stall_minutes=5.0)
+    pretrain(config, quiet=True)
+    assert not list(out.glob("stall*"))
+
+
+def test_steps_that_end_push_the_alarm_back(tmp_path):
+    with StallWatch(tmp_path, 0.4 / 60, rank=3) as watch:
+        for _ in range(8):
+            time.sleep(0.1)
+            watch.alive()
+        assert watch.path.stat().st_size == 0
+    assert not watch.path.exists()
+
+
+def test_a_second_stall_is_written_behind_the_first(tmp_path):
+    for _ in range(2):
+        with StallWatch(tmp_path, 0.1 / 60) as watch:
+            time.sleep(0.15)
+    assert watch.path.read_text().count("Timeout (") == 2
+
+
+def test_a_process_that_holds_the_interpreter_is_seen(tmp_path):
+    """A regular expression that backtracks for ever lets no other Python thread run."""
+    code = (
+        "import re, sys\n"
+        "from fastbert.train.stall import StallWatch\n"
+        "def stuck(): re.match('(a+)+$', 'a' * 40 + 'b')\n"
+        "with StallWatch(sys.argv[1], 0.3 / 60): stuck()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=runs.environment())
+    try:
+        deadline = time.monotonic() + 30
+        path = tmp_path / "stall-0.txt"
+        while time.monotonic() < deadline and not (path.exists() and "stuck" in path.read_text()):
+            time.sleep(0.05)
+        assert "in stuck" in path.read_text()
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_without_minutes_nothing_is_watched(tmp_path):
+    with StallWatch(tmp_path, None) as watch:
+        watch.alive()
+    assert not list(tmp_path.iterdir())
+    faulthandler.cancel_dump_traceback_later()
+
+
+def test_minutes_that_make_no_sense():
+    with pytest.raises(InputError, match="stall_minutes must be above 0, got 0"):
+        PretrainConfig(stall_minutes=0.0)
