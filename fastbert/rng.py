@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from .errors import InputError
 
@@ -26,12 +27,17 @@ HEAD_SITE = 1 << 20
 
 @dataclass(frozen=True)
 class Dropout:
-    """What an op needs to drop elements: probability p and the place in the random stream."""
+    """What an op needs to drop elements: probability p and the place in the random stream.
+
+    With ``state``, (2,) int64 of seed and offset in device memory, kernels that can read them there do so whenever they
+    run, and ``seed`` and ``offset`` are what was there when this was made.
+    """
 
     p: float
     seed: int
     offset: int
     site: int
+    state: Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
     def threshold(self) -> int:
@@ -51,10 +57,12 @@ class DropoutKey:
     Args:
         seed: 64 bits, the run's seed.
         offset: 32 bits, the number of the forward pass (a trainer uses its micro-step).
+        state: the two in device memory, for a forward pass that is replayed (`Dropout`).
     """
 
     seed: int
     offset: int = 0
+    state: Tensor | None = field(default=None, compare=False, repr=False)
 
     def site(self, p: float, site: int) -> Dropout | None:
         """The dropout of one place in the model, or None where nothing is dropped.
@@ -64,7 +72,7 @@ class DropoutKey:
         """
         if not 0.0 <= p <= 1.0:
             raise InputError(f"a dropout probability must be between 0 and 1, got {p}")
-        return Dropout(p, self.seed, self.offset, site) if p > 0.0 else None
+        return Dropout(p, self.seed, self.offset, site, self.state) if p > 0.0 else None
 
 
 _current: ContextVar[DropoutKey | None] = ContextVar("fastbert_dropout_key", default=None)

@@ -54,21 +54,26 @@ def _clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def clipped_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+def clipped_step(optimizer: torch.optim.Optimizer, max_norm: float, *, grad_scale: float = 1.0) -> Tensor:
     """`clip_grad_norm` of all parameters, then the optimiser's step; a norm that is not finite changes nothing.
 
     `AdamW` and `Lamb` multiply while they read: their gradients stay as they are.
+
+    Args:
+        grad_scale: gradients count times this, for the norm too (the inverse of a loss scale).
 
     Returns:
         the norm before, as `clip_grad_norm`.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not isinstance(optimizer, MasterWeightOptimizer):
+        if grad_scale != 1.0 and parameters:
+            torch._foreach_mul_([p.grad for p in parameters], grad_scale)
         norm = clip_grad_norm(parameters, max_norm)
         if torch.isfinite(norm):
             optimizer.step()
         return norm
-    norm = global_norm([p.grad for p in parameters]) if parameters else torch.zeros(())
+    norm = global_norm([p.grad for p in parameters]) * grad_scale if parameters else torch.zeros(())
     if torch.isfinite(norm):
-        optimizer.step(grad_scale=float(_clip_factor(norm, max_norm)))
+        optimizer.step(grad_scale=grad_scale * float(_clip_factor(norm, max_norm)))
     return norm

@@ -1,0 +1,321 @@
+"""Plants bugs of one line in copies of the Triton kernels and demands that their tests catch every one.
+
+Use:  python tests/triton/planted_bugs.py [--short] [--only WORD]     (without a GPU; about a minute, --short 15 s)
+
+The package of kernels is copied to a temporary place, patched there and run in Triton's interpreter by
+tests/triton/test_triton_kernels.py until the first failure. Without a bug the same tests must pass. Exits with 1 where
+a bug was not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from fastbert import triton_kernels  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Bug:
+    what: str
+    source: str  # under fastbert/triton_kernels
+    old: str  # its first occurrence (after `after`) becomes `new`
+    new: str
+    words: str  # for pytest -k
+    after: str = ""
+    short: bool = False  # one of those that every test run plants
+
+
+ATTENTION = "test_attention and dtype0 and "
+BUGS = [
+    Bug(
+        "attention: keys past the end count (a dropped mask)",
+        "attention.py",
+        "(rows[:, None] < length) & (columns[None, :] < length)",
+        "rows[:, None] < length + 0 * columns[None, :]",
+        ATTENTION + "lengths1",
+        after="def score_mask",
+        short=True,
+    ),
+    Bug(
+        "attention: a causal model sees what comes after",
+        "attention.py",
+        "if CAUSAL:\n        inside &=",
+        "if False:\n        inside &=",
+        ATTENTION + "lengths2",
+    ),
+    Bug(
+        "attention: the last block of keys is left out (an off-by-one tile)",
+        "attention.py",
+        "range(0, last, BLOCK_N)",
+        "range(0, last - BLOCK_N + 1, BLOCK_N)",
+        ATTENTION + "lengths3",
+    ),
+    Bug(
+        "attention: causal sums end a block early",
+        "attention.py",
+        "first_row + BLOCK_M)",
+        "first_row + BLOCK_M - BLOCK_N)",
+        ATTENTION + "lengths2",
+        after="def _attention_fwd_kernel",
+    ),
+    Bug(
+        "attention: scores are scaled twice",
+        "attention.py",
+        "(softmax_scale * LOG2E)",
+        "(softmax_scale * softmax_scale * LOG2E)",
+        ATTENTION + "lengths1",
+        short=True,
+    ),
+    Bug(
+        "attention: what is kept is not scaled up (a wrong scale)",
+        "attention.py",
+        "acc *= keep_scale",
+        "acc *= 1.0",
+        ATTENTION + "lengths1",
+    ),
+    Bug(
+        "attention: the running sum is not rescaled",
+        "attention.py",
+        "total = total * old + ",
+        "total = total + ",
+        ATTENTION + "lengths4",
+    ),
+    Bug(
+        "attention: later blocks draw the bits of the first",
+        "attention.py",
+        "random_rows, first // 8,",
+        "random_rows, first // 8 * 0,",
+        ATTENTION + "lengths2",
+    ),
+    Bug(
+        "attention backward: the seed is that of another run (a stale seed)",
+        "attention_backward.py",
+        "seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)",
+        "seed, offset = tl.load(rng_ptr) + 1, tl.load(rng_ptr + 1)",
+        ATTENTION + "lengths1",
+        short=True,
+    ),
+    Bug(
+        "attention backward: the offset is not read",
+        "attention_backward.py",
+        "seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)",
+        "seed, offset = tl.load(rng_ptr), tl.load(rng_ptr)",
+        ATTENTION + "lengths1",
+        after="def _attention_bwd_dq_kernel",
+    ),
+    Bug(
+        "attention backward: the gradient of K is not scaled",
+        "attention_backward.py",
+        "dk * softmax_scale",
+        "dk * 1.0",
+        ATTENTION + "lengths3",
+    ),
+    Bug(
+        "attention backward: causal gradients begin a block late",
+        "attention_backward.py",
+        "first_column // BLOCK_M * BLOCK_M",
+        "(first_column // BLOCK_M + 1) * BLOCK_M",
+        ATTENTION + "lengths2",
+    ),
+    Bug(
+        "attention backward: delta is not taken away",
+        "attention_backward.py",
+        "(dprobs - delta[:, None])",
+        "dprobs",
+        ATTENTION + "lengths3",
+    ),
+    Bug(
+        "attention backward: rows past the end hold what was in memory (a missing other=)",
+        "attention_backward.py",
+        "delta = tl.load(delta_ptr + rows, mask=rows < length, other=0.0)",
+        "delta = tl.load(delta_ptr + rows, mask=rows < length)",
+        ATTENTION + "lengths1",
+    ),
+    Bug(
+        "layer_norm: columns past the end hold what was in memory (a missing other=)",
+        "layer_norm.py",
+        "z = tl.load(x_ptr + at, mask=inside, other=0.0)",
+        "z = tl.load(x_ptr + at, mask=inside)",
+        "test_layer_norm and dtype0 and shape0",
+        short=True,
+    ),
+    Bug(
+        "layer_norm: columns past the end count in the variance (a dropped mask)",
+        "layer_norm.py",
+        "centred = tl.where(inside, z - mean[:, None], 0.0)",
+        "centred = z - mean[:, None]",
+        "test_layer_norm and dtype0 and shape0",
+    ),
+    Bug(
+        "layer_norm backward: dropout draws the bits of the next row",
+        "layer_norm.py",
+        "rows = tl.zeros((1,), tl.int64) + row",
+        "rows = tl.zeros((1,), tl.int64) + row + 1",
+        "test_layer_norm and dtype0 and shape0",
+        after="def _layer_norm_bwd_kernel",
+    ),
+    Bug(
+        "layer_norm backward: a program leaves out its last row",
+        "layer_norm.py",
+        "tl.minimum(first + rows_each, M)",
+        "tl.minimum(first + rows_each, M - 1)",
+        "test_layer_norm and dtype0 and shape0",
+    ),
+    Bug(
+        "layer_norm backward: the residual gets the dropped gradient",
+        "layer_norm.py",
+        "tl.store(dresidual_ptr + at, dz.to",
+        "tl.store(dresidual_ptr + at, (dz * 0.5).to",
+        "test_layer_norm and dtype0 and shape0",
+    ),
+    Bug(
+        "sum_rows: the last block of rows is left out (an off-by-one tile)",
+        "layer_norm.py",
+        "range(0, M, BLOCK_M)",
+        "range(0, M - BLOCK_M + 1, BLOCK_M)",
+        "test_gelu and dtype0 and shape0",
+        short=True,
+    ),
+    Bug(
+        "gelu backward: the bias is forgotten",
+        "gelu.py",
+        ".to(tl.float32) + bias",
+        ".to(tl.float32)",
+        "test_gelu and dtype0",
+    ),
+    Bug(
+        "gelu: the tanh form's slope lacks a factor (a wrong scale)",
+        "gelu.py",
+        "x * s * (1 - s) * (2 * _TANH_SCALE)",
+        "x * s * (1 - s) * _TANH_SCALE",
+        "test_gelu and dtype0",
+    ),
+    Bug(
+        "dropout: columns past the first block get its bits",
+        "dropout.py",
+        "group = tl.program_id(1) * (BLOCK_N // 8)",
+        "group = tl.program_id(1) * 0",
+        "dropout_has",
+    ),
+    Bug("dropout: another site", "common.py", "site.to(tl.uint32)", "site.to(tl.uint32) + 1", "dropout_has"),
+    Bug("dropout: the threshold is kept too", "common.py", ">= threshold", "> threshold - 1000", "dropout_has"),
+    Bug(
+        "cross_entropy: logits past the end count as 0 (a wrong other=)",
+        "cross_entropy.py",
+        'other=float("-inf")',
+        "other=0.0",
+        "test_cross_entropy and dtype0",
+    ),
+    Bug(
+        "cross_entropy backward: no gradient of the label",
+        "cross_entropy.py",
+        "tl.where(columns == label, 1.0, 0.0)",
+        "0.0",
+        "test_cross_entropy and dtype0",
+    ),
+    Bug(
+        "cross_entropy: ignored rows count",
+        "cross_entropy.py",
+        "tl.where(counts, lse - x, 0.0)",
+        "lse - x",
+        "test_cross_entropy and dtype0",
+    ),
+    Bug(
+        "embedding: the padding token gets a gradient",
+        "embedding.py",
+        "if here == padding_idx:",
+        "if here == -5:",
+        "test_embedding and dtype0",
+    ),
+    Bug(
+        "embedding: a run's later chunks are left out (an off-by-one tile)",
+        "embedding.py",
+        "chunk = (place // CHUNK + 1) * CHUNK",
+        "chunk = (place // CHUNK + 2) * CHUNK",
+        "test_embedding and dtype0",
+    ),
+]
+
+
+def use_kernels(directory: Path) -> None:
+    """The next launch imports the kernels from there."""
+    for name in [name for name in sys.modules if name.startswith("fastbert.triton_kernels.")]:
+        del sys.modules[name]
+        delattr(triton_kernels, name.rpartition(".")[2])
+    triton_kernels.__path__ = [str(directory)]
+    importlib.invalidate_caches()
+
+
+def first_failure(words: str) -> str:
+    """The first test that fails among those of these words, or nothing."""
+    out = io.StringIO()
+    options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-k", words)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = pytest.main([*options, str(HERE / "test_triton_kernels.py")])
+    if code not in (0, 1):
+        sys.exit(f"{out.getvalue()}\nthe tests of {words!r} did not run")
+    failed = [line for line in out.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if code and not failed:
+        sys.exit(f"{out.getvalue()}\na test failed without a name")
+    return failed[0].split(" - ")[0].partition("::")[2] if code else ""
+
+
+def caught(bug: Bug, number: int, good: Path, place: Path) -> str:
+    """The test that caught it, or nothing."""
+    # A name of its own: Python would take bytecode of the same second and size for that of the new file.
+    directory = place / f"bug{number}"
+    shutil.copytree(good, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    path = directory / bug.source
+    text = path.read_text()
+    at = text.find(bug.old, text.index(bug.after))
+    if at < 0:
+        sys.exit(f"{bug.what}: {bug.source} has no {bug.old!r} any more: adapt the list")
+    path.write_text(text[:at] + bug.new + text[at + len(bug.old) :])
+    use_kernels(directory)
+    return first_failure(bug.words)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--short", action="store_true", help="one bug of each kind")
+    parser.add_argument("--only", default="", help="only the bugs whose description has this word")
+    options = parser.parse_args()
+    bugs = [bug for bug in BUGS if options.only in bug.what and (bug.short or not options.short)]
+    torch.set_num_threads(1)
+    good = Path(triton_kernels.__file__).parent
+    # In a test run the tests themselves have just passed.
+    for words in dict.fromkeys(bug.words for bug in bugs if not options.short):
+        failed = first_failure(words)
+        if failed:
+            sys.exit(f"without a bug {failed} must pass")
+    print(f"{len(bugs)} bugs, one at a time\n\n| bug | caught by | s |\n|---|---|---|", flush=True)
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="planted_bugs.") as place:
+        for number, bug in enumerate(bugs):
+            begin, test = time.monotonic(), caught(bug, number, good, Path(place))
+            missed += not test
+            print(f"| {bug.what} | {test or '**nothing**'} | {time.monotonic() - begin:.1f} |", flush=True)
+    print(f"\n{len(bugs) - missed} of {len(bugs)} caught")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
