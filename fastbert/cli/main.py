@@ -152,7 +152,9 @@ def _main(argv: list[str]) -> int:
 
         print(f"fastbert {__version__}")
         return 0
-    command = argv[0]
+    if argv[0].startswith("--local_rank="):  # deepspeed's launcher puts it before everything else
+        argv = argv[1:]
+    command = argv[0] if argv else ""
     if command not in COMMANDS:
         return _fail(f"no such command: {command}; known are {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
     debug = os.environ.get("FASTBERT_DEBUG", "") not in ("", "0")
@@ -170,7 +172,8 @@ def _main(argv: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        return _fail(*explain(error))
+        # One sentence for a run of many processes, from the one that found out.
+        return EXIT_BAD_INPUT if getattr(error, "told_by_another_rank", False) else _fail(*explain(error))
 
 
 if __name__ == "__main__":

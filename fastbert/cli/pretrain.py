@@ -92,6 +92,8 @@ def run(args: Pretrain) -> None:
     from ..train.pretrain import pretrain
 
     result = pretrain(config)
+    if not result.paths:  # of a rank that writes nothing
+        return
     if result.interrupted:
         print(f"stopped by {result.interrupted} after step {result.steps}; go on with --resume auto")
     minutes = result.seconds / 60

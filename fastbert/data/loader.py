@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torch.utils.data import DataLoader, Dataset
 
 from ..packing import PackedBatch
+from . import ranks
 from .encode import process_context
 from .pretraining import PretrainingData
 
@@ -23,14 +24,6 @@ class _Batches(Dataset):
         epoch, index = place
         sample_ids = self._data.batches(epoch, self._token_budget)[index]
         return epoch, index, self._data.collate(epoch, sample_ids)
-
-
-def _places(data: PretrainingData, token_budget: int, start: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    epoch, index = start
-    while True:
-        for place in range(index, len(data.batches(epoch, token_budget))):
-            yield epoch, place
-        epoch, index = epoch + 1, 0
 
 
 def _as_it_is(item):
@@ -57,7 +50,13 @@ def _end_with_the_parent() -> None:
 
 
 def make_loader(
-    data: PretrainingData, token_budget: int, *, start: tuple[int, int] = (0, 0), num_workers: int = 0
+    data: PretrainingData,
+    token_budget: int,
+    *,
+    start: tuple[int, int] = (0, 0),
+    num_workers: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Iterator[tuple[int, int, PackedBatch]]:
     """Batches from (epoch, batch index) on, without end.
 
@@ -66,6 +65,7 @@ def make_loader(
         start: the first batch to give; the rest follows from it, so this is all that a resume needs.
         num_workers: 0 = made in this process; more = made ahead in as many processes, the same batches in the same
             order.
+        rank, world_size: of the process; ``start`` is the same in all, and each gets its share (fastbert.data.ranks).
 
     Yields:
         (epoch, batch index, PackedBatch).
@@ -73,7 +73,7 @@ def make_loader(
     return iter(
         DataLoader(
             _Batches(data, token_budget),
-            sampler=_places(data, token_budget, start),
+            sampler=ranks.places(lambda epoch: len(data.batches(epoch, token_budget)), start, rank, world_size),
             batch_size=None,
             num_workers=num_workers,
             # Not the default of every Python: under "forkserver" a SIGTERM to all processes would end the server, and

@@ -79,14 +79,15 @@ class Lamb(MasterWeightOptimizer):
 def _lamb(batches: list[Batch], scale: torch.Tensor | float = 1.0) -> None:
     """The update in torch's own multi-tensor arithmetic."""
     for batch in batches:
-        updates = _directions(batch, scaled_gradients(batch, scale))
+        updates = directions(batch, scaled_gradients(batch, scale))
         trusts = _trusts(batch.group, batch.targets, updates)
         for target, update, trust in zip(batch.targets, updates, trusts, strict=True):
             target.add_(update * trust, alpha=-batch.group["lr"])
         write_back(batch)
 
 
-def _directions(batch: Batch, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+def directions(batch: Batch, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Updates the moments; u of each tensor."""
     group, first, second = batch.group, batch.first, batch.second
     beta1, beta2 = group["betas"]
     torch._foreach_lerp_(first, gradients, 1 - beta1)
@@ -105,12 +106,20 @@ def _directions(batch: Batch, gradients: list[torch.Tensor]) -> list[torch.Tenso
 
 
 def _trusts(group: dict, targets: list[torch.Tensor], updates: list[torch.Tensor]) -> list[torch.Tensor]:
-    if group["variant"] == "nvlamb" and not group["weight_decay"]:
+    if not scales(group):
         return [torch.ones((), device=u.device) for u in updates]
-    weights = torch.stack(torch._foreach_norm(targets))
-    norms = torch.stack(torch._foreach_norm(updates))
-    trust = weights / norms
+    norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in (targets, updates)]
+    return list(trust_ratios(group, *norms).unbind())
+
+
+def scales(group: dict) -> bool:
+    """Whether tensors of this group have a trust other than 1."""
+    return group["variant"] != "nvlamb" or bool(group["weight_decay"])
+
+
+def trust_ratios(group: dict, weights: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+    """|p| / |u| as the variant has it, (n,), from the norms of n tensors and of their updates, (n,) each."""
+    trust = weights / updates
     if group["variant"] == "clamped":
         trust = trust.clamp(*group["trust_range"])
-    trust = torch.where((weights > 0) & (norms > 0), trust, torch.ones_like(trust))
-    return list(trust.unbind())
+    return torch.where((weights > 0) & (updates > 0), trust, torch.ones_like(trust))

@@ -1,16 +1,24 @@
-"""One optimiser step, for pre-training and fine-tuning alike: the only place that runs a backward pass."""
+"""One optimiser step, for pre-training and fine-tuning alike: the only place that runs a backward pass.
+
+The loops know an engine by its verbs: ``forward``, `backward`, `step`, `reduce`, `state`, `write`, `restore`,
+`whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from .. import hardware, rng
-from ..errors import FastbertError
+from ..errors import CheckpointError, FastbertError
 from ..optim import clipped_step
+from . import checkpoint
+from .distributed import World
 
 
 class TrainingDiverged(FastbertError):
@@ -20,8 +28,14 @@ class TrainingDiverged(FastbertError):
 class LocalEngine:
     """Forward, backward and update in one process.
 
-    Dropout of micro-step n draws from (seed, n), so a resumed run needs no generator state. A step whose gradient is
-    not finite is skipped and counted.
+    Dropout of micro-step n of the run draws from (seed, n), so a resumed run needs no generator state. A step whose
+    gradient is not finite is skipped and counted.
+
+    Attributes:
+        world: this process among those that train together.
+        forward: what a forward pass calls in place of the model.
+        micro_step: forward passes of the run so far, those of all ranks.
+        skipped: steps that were skipped.
 
     Args:
         model: trained in place.
@@ -31,6 +45,8 @@ class LocalEngine:
         seed: of dropout.
         patience: that many skipped steps in a row end the training.
     """
+
+    world = World()
 
     def __init__(
         self,
@@ -43,6 +59,7 @@ class LocalEngine:
         patience: int = 5,
     ) -> None:
         self.model, self.optimizer = model, optimizer
+        self.forward: Callable = model
         self.precision, self.clip, self.seed, self.patience = precision, clip, seed, patience
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
@@ -56,13 +73,23 @@ class LocalEngine:
         """The precision policy, for a forward pass outside `backward` too."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
-    def backward(self, compute_loss: Callable[[], Tensor]) -> Tensor:
-        """Runs a forward pass and adds its gradients; returns the loss, detached."""
-        with rng.use(rng.DropoutKey(self.seed, self.micro_step)), self.autocast():
-            loss = compute_loss()
+    def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
+        """Runs a forward pass and adds its gradients; returns the loss, detached.
+
+        Args:
+            compute_loss: calls ``forward``; over the ranks and micro-batches of a step, losses add up.
+            last: whether `step` comes next, and not another micro-batch of the same step.
+        """
+        loss = self._forward(compute_loss)
         loss.backward()
-        self.micro_step += 1
         return loss.detach()
+
+    def _forward(self, compute_loss: Callable[[], Tensor]) -> Tensor:
+        key = rng.DropoutKey(self.seed, self.micro_step + self.world.rank)
+        with rng.use(key), self.autocast():
+            loss = compute_loss()
+        self.micro_step += self.world.size
+        return loss
 
     def step(self, lr: float) -> float:
         """Clips, updates, clears the gradients; returns the norm before clipping.
@@ -86,3 +113,64 @@ class LocalEngine:
                 "the parameters are those of the last good step"
             )
         return norm
+
+    def reduce(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks."""
+        return list(values)
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's values, by rank."""
+        rank, size, count = self.world.rank, self.world.size, len(values)
+        table = self.reduce([0.0] * (rank * count) + list(values) + [0.0] * ((size - 1 - rank) * count))
+        return [table[r * count : (r + 1) * count] for r in range(size)]
+
+    # --- checkpoints ---
+
+    def state(self) -> tuple[dict[str, Tensor], dict]:
+        """Weights and optimiser state for a checkpoint, tensors and what JSON can hold; the same on every rank.
+
+        Counters are those of the run, so another number of ranks can go on.
+        """
+        tensors = {f"model.{name}": value.data for name, value in self.model.named_parameters()}
+        more, numbers = checkpoint.optimizer_tensors(self.optimizer, list(self.model.named_parameters()))
+        return tensors | more, {"optimizer": numbers, **self._counters()}
+
+    def _counters(self) -> dict:
+        return {"micro_step": self.micro_step, "skipped": self.skipped}
+
+    def write(self, directory: Path) -> None:
+        """Adds files of the engine's own to a checkpoint; every rank calls it."""
+
+    def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
+        """Puts back what `state` and `write` gave.
+
+        Args:
+            path: of the checkpoint, which has verified.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
+        weights = {name: value.data for name, value in self.model.named_parameters()}
+        names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
+        if names != set(weights):
+            raise CheckpointError(
+                f"{path}: its tensors are not this model's: missing {sorted(set(weights) - names)[:3]}, unexpected "
+                f"{sorted(names - set(weights))[:3]}"
+            )
+        with torch.no_grad():
+            for name, value in weights.items():
+                saved = tensors[f"model.{name}"]
+                if saved.shape != value.shape:
+                    raise CheckpointError(
+                        f"{path}: {name} must be {tuple(value.shape)} for this model, got {tuple(saved.shape)}"
+                    )
+                value.copy_(saved)
+        checkpoint.restore_optimizer(self.optimizer, list(self.model.named_parameters()), tensors, state["optimizer"])
+        self._restore_counters(state)
+
+    def _restore_counters(self, state: dict) -> None:
+        self.micro_step, self.skipped = state["micro_step"], state["skipped"]
+
+    def whole_weights(self) -> AbstractContextManager:
+        """While the block runs, rank 0 has every parameter of the model whole; every rank enters it."""
+        return nullcontext()

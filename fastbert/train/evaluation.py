@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
 
 from ..data.pretraining import PretrainingData
+from ..packing import PackedBatch
+from .distributed import World
 from .engine import LocalEngine
 
 
@@ -26,7 +29,7 @@ def evaluate(
         model: with both pre-training heads (`BertForPreTraining`).
         max_tokens: how many tokens to read; None for all.
         epochs: how often to read the documents, each time with other pairs and masks.
-        engine: whose precision to compute in; float32 without.
+        engine: whose precision to compute in, float32 without; its ranks share the batches.
 
     Returns:
         mlm_loss in nats and mlm_acc; unigram_entropy in nats, the entropy of the distribution of the very targets that
@@ -37,32 +40,65 @@ def evaluate(
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    sums = {"mlm_loss": 0.0, "mlm_acc": 0.0, "nsp_loss": 0.0, "nsp_acc": 0.0}
-    labels, pairs, tokens = [], 0, 0
-    budget = max(token_budget, data.config.max_seqlen)
-    for epoch, sample_ids in [(number, ids) for number in range(epochs) for ids in data.batches(number, budget)]:
-        batch = data.collate(epoch, sample_ids).to(device)
+    sums = dict.fromkeys(_SUMS, 0.0)
+    counts = torch.zeros(data.shards.manifest.vocab_size, dtype=torch.float64)
+    for place, counted in _share(_places(data, max_tokens, epochs, token_budget), engine):
+        batch = data.collate(*place).to(device)
         with engine.autocast() if engine else nullcontext():
             out = model(batch)
-        count = batch.mlm_labels.numel()
-        if count:
-            sums["mlm_loss"] += float(out.mlm_loss) * count
-            sums["mlm_acc"] += float((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
-        if batch.nsp_labels is not None:
-            sums["nsp_loss"] += float(out.nsp_loss) * batch.num_sequences
-            sums["nsp_acc"] += float((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum())
-            pairs += batch.num_sequences
-        labels.append(batch.mlm_labels.cpu())
-        tokens += batch.num_tokens
-        if max_tokens is not None and tokens >= max_tokens:
-            break
+        if counted:
+            _add(sums, batch, out)
+            counts += torch.bincount(batch.mlm_labels.cpu(), minlength=len(counts))
     model.train(was_training)
-    targets = torch.cat(labels)
-    shares = torch.bincount(targets).double() / max(targets.numel(), 1)
+    if engine is not None and engine.world.size > 1:
+        totals = engine.reduce([*sums.values(), *counts.tolist()])
+        sums, counts = dict(zip(_SUMS, totals, strict=False)), torch.tensor(totals[len(_SUMS) :], dtype=torch.float64)
+    return _figures(sums, counts)
+
+
+_SUMS = ("mlm_loss", "mlm_acc", "nsp_loss", "nsp_acc", "targets", "pairs", "tokens")
+
+
+def _places(data: PretrainingData, max_tokens: int | None, epochs: int, token_budget: int) -> list[tuple]:
+    """(epoch, sample ids) of the batches that an evaluation reads."""
+    chosen, tokens = [], 0
+    for epoch in range(epochs):
+        for sample_ids in data.batches(epoch, max(token_budget, data.config.max_seqlen)):
+            chosen.append((epoch, sample_ids))
+            tokens += int(data.lengths(epoch)[sample_ids].sum())
+            if max_tokens is not None and tokens >= max_tokens:
+                return chosen
+    return chosen
+
+
+def _share(places: list[tuple], engine: LocalEngine | None) -> Iterator[tuple[tuple, bool]]:
+    """This rank's, and whether each counts: every rank gets equally many, since under ZeRO-3 all compute together."""
+    world = engine.world if engine else World()
+    for first in range(0, len(places), world.size):
+        number = first + world.rank
+        yield places[min(number, len(places) - 1)], number < len(places)
+
+
+def _add(sums: dict, batch: PackedBatch, out) -> None:
+    count = batch.mlm_labels.numel()
+    if count:
+        sums["mlm_loss"] += float(out.mlm_loss) * count
+        sums["mlm_acc"] += float((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
+        sums["targets"] += count
+    if batch.nsp_labels is not None:
+        sums["nsp_loss"] += float(out.nsp_loss) * batch.num_sequences
+        sums["nsp_acc"] += float((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum())
+        sums["pairs"] += batch.num_sequences
+    sums["tokens"] += batch.num_tokens
+
+
+def _figures(sums: dict, counts: torch.Tensor) -> dict[str, float]:
+    targets, pairs = int(sums["targets"]), int(sums["pairs"])
+    shares = counts / max(targets, 1)
     seen = shares[shares > 0]
-    result = {name: sums[name] / max(targets.numel(), 1) for name in ("mlm_loss", "mlm_acc")}
+    result = {name: sums[name] / max(targets, 1) for name in ("mlm_loss", "mlm_acc")}
     result["unigram_entropy"] = float(-(seen * seen.log()).sum())
-    result["most_frequent_acc"] = float(shares.max()) if targets.numel() else 0.0
+    result["most_frequent_acc"] = float(shares.max()) if targets else 0.0
     if pairs:
         result |= {name: sums[name] / pairs for name in ("nsp_loss", "nsp_acc")}
-    return {**result, "targets": targets.numel(), "pairs": pairs, "tokens": tokens}
+    return {**result, "targets": targets, "pairs": pairs, "tokens": int(sums["tokens"])}

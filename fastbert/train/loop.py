@@ -13,16 +13,17 @@ from pathlib import Path
 
 import torch
 
+from ..data import ranks
 from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..errors import CheckpointError
 from ..packing import PackedBatch
-from . import checkpoint, flops, phases
+from . import checkpoint, engines, flops, phases
 from .config import PretrainConfig
 from .console import Console
-from .engine import LocalEngine
+from .distributed import World
 from .evaluation import evaluate
-from .metrics import MetricsLog
+from .metrics import MetricsLog, NoLog
 from .optimizers import make_optimizer
 from .signals import StopRequest
 from .stall import StallWatch
@@ -46,13 +47,16 @@ class PretrainLoop:
         run_dir: Path,
         console: Console,
         callbacks: Sequence[Callable[[dict], None]] = (),
+        world: World | None = None,
     ) -> None:
         self.config, self.model = config, model
         self.run_dir, self.console, self.callbacks = run_dir, console, callbacks
         self.optimizer = make_optimizer(config, model)
-        self.engine = LocalEngine(model, self.optimizer, precision=config.precision, clip=config.clip, seed=config.seed)
+        options = {"precision": config.precision, "clip": config.clip, "seed": config.seed}
+        self.engine = engines.make(model, self.optimizer, world or World(), **options)
         self.step, self.tokens, self.place = 0, 0, (0, 0)
         self._seconds_before, self._started = 0.0, 0.0
+        self._agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
         self._run_data, self._run_heldout = data, heldout
         self._total_steps = self._count_steps()
@@ -70,7 +74,7 @@ class PretrainLoop:
         whole, part = int(self.config.epochs), self.config.epochs % 1
         per_epoch = [len(self._run_data.batches(e, self.config.token_budget)) for e in range(whole + (part > 0))]
         batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
-        return max(round(batches / self.config.accumulate), 1)
+        return max(round(batches / (self.config.accumulate * self.engine.world.size)), 1)
 
     # --- phases ---
 
@@ -79,18 +83,28 @@ class PretrainLoop:
         self.phase = phase
         self.data, self.heldout = _of_phase(self._run_data, phase), _of_phase(self._run_heldout, phase)
         self.accumulate = phase.accumulate or phase.micro_batches(
-            phases.mean_micro_batch(self.data, phase.token_budget)
+            phases.mean_micro_batch(self.data, phase.token_budget), self.engine.world.size
         )
         self._batches = None
 
-    def _next_batch(self) -> PackedBatch:
+    def _next_batches(self) -> list[PackedBatch]:
+        """This rank's micro-batches of the next step."""
+        world = self.engine.world
         if self._batches is None:
             self._batches = make_loader(
-                self.data, self.phase.token_budget, start=self.place, num_workers=self.config.num_workers
+                self.data,
+                self.phase.token_budget,
+                start=self.place,
+                num_workers=self.config.num_workers,
+                rank=world.rank,
+                world_size=world.size,
             )
-        epoch, index, batch = next(self._batches)
-        self.place = (epoch, index + 1)
-        return batch
+        micro = [next(self._batches)[2].to(self.engine.device) for _ in range(self.accumulate)]
+        self.place = ranks.after(self._batches_in, self.place, self.accumulate * world.size)
+        return micro
+
+    def _batches_in(self, epoch: int) -> int:
+        return len(self.data.batches(epoch, self.phase.token_budget))
 
     def _advance_phase(self) -> None:
         """Enters the phase that the run has come to; its data begin with an epoch that no phase before has seen."""
@@ -104,7 +118,11 @@ class PretrainLoop:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, across resumes."""
+        """Seconds of training, across resumes; of several ranks, at the start of the last step, as rank 0 saw it."""
+        return self._own_seconds if self.engine.world.size == 1 else self._agreed_seconds
+
+    @property
+    def _own_seconds(self) -> float:
         return self._seconds_before + (time.monotonic() - self._started if self._started else 0.0)
 
     @property
@@ -124,12 +142,11 @@ class PretrainLoop:
         stopped = None
         self.model.train()
         self._started = time.monotonic()
-        wandb = WandbLog(self.config.wandb, self.run_dir, dataclasses.asdict(self.config))
-        log = MetricsLog(self.run_dir, resume_step=self.step or None, wandb=wandb)
-        watch = StallWatch(self.run_dir, self.config.stall_minutes)
+        log = self._open_log()
+        watch = StallWatch(self.run_dir, self.config.stall_minutes, self.engine.world.rank)
         with StopRequest() as stop, log, self.console, watch:
-            self._log = log
-            while self.progress < 1.0 and not stop.asked:
+            self._log, self._stop = log, stop
+            while self.progress < 1.0 and not self._asked():
                 self._train_step()
                 watch.alive()
                 # The last evaluation comes before the last checkpoint, which remembers the best.
@@ -137,7 +154,7 @@ class PretrainLoop:
                     self._evaluate()
                 if self.step % self.config.save_every == 0:
                     self._save()
-            stopped = stop.asked
+            stopped = self._asked()
             if stopped is None and self.heldout is not None and self._evaluated_at != self.step:
                 self._evaluate()
             if self._saved_at != self.step:
@@ -151,29 +168,54 @@ class PretrainLoop:
             stopped, paths,
         )  # fmt: skip
 
+    def _open_log(self) -> MetricsLog | NoLog:
+        if not self.engine.world.first:
+            return NoLog()
+        wandb = WandbLog(self.config.wandb, self.run_dir, dataclasses.asdict(self.config))
+        return MetricsLog(self.run_dir, resume_step=self.step or None, wandb=wandb)
+
     def _train_step(self) -> None:
         self._advance_phase()
         window = self._window
         began = time.perf_counter()
-        micro = [self._next_batch().to(self.engine.device) for _ in range(self.accumulate)]
+        micro = self._next_batches()
         window.data_seconds += time.perf_counter() - began
-        labels = sum(batch.mlm_labels.numel() for batch in micro)
-        pairs = sum(batch.num_sequences for batch in micro if batch.nsp_labels is not None)
-        for batch in micro:
-            self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs))
+        labels, pairs, tokens = self._agree(micro)
+        for number, batch in enumerate(micro, 1):
+            self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs), last=number == len(micro))
         lr = phases.learning_rate(self.config, self.phase, self.progress)
         window.grad_norm, window.lr = self.engine.step(lr), lr
         self.step += 1
-        self.tokens += sum(batch.num_tokens for batch in micro)
+        self.tokens += tokens
         window.seconds += time.perf_counter() - began
         window.steps += 1
         self.console.advance(self.progress, f"step {self.step}")
         if self.step % self.config.log_every == 0 or self.progress >= self.phase.end:
             self._report()
 
+    def _agree(self, micro: list[PackedBatch]) -> tuple[int, int, int]:
+        """Labels, pairs and tokens of this step over all ranks, which agree besides on the time and on whether to
+        stop: one that went by its own clock would leave the others waiting."""
+        labels = sum(batch.mlm_labels.numel() for batch in micro)
+        pairs = sum(batch.num_sequences for batch in micro if batch.nsp_labels is not None)
+        tokens = sum(batch.num_tokens for batch in micro)
+        if self.engine.world.size == 1:
+            return labels, pairs, tokens
+        seconds = self._own_seconds if self.engine.world.first else 0.0
+        asked = self._stop.asked is not None
+        *counts, self._agreed_seconds, asked = self.engine.reduce([labels, pairs, tokens, seconds, asked])
+        if asked:
+            self._agreed_stop = self._stop.asked or "a signal to another rank"
+        labels, pairs, tokens = map(int, counts)
+        return labels, pairs, tokens
+
+    def _asked(self) -> str | None:
+        """The signal that ends the run, if one came; the same answer on all ranks."""
+        return self._stop.asked if self.engine.world.size == 1 else self._agreed_stop
+
     def _loss(self, batch: PackedBatch, labels: int, pairs: int) -> torch.Tensor:
         """This micro-batch's share of the step's loss."""
-        out = self.model(batch)
+        out = self.engine.forward(batch)
         # Without a target the mean is 0/0; a sum over nothing is 0, and so is its gradient.
         count = batch.mlm_labels.numel()
         loss = out.mlm_loss * (count / labels) if count else out.mlm_logits.sum()
@@ -183,13 +225,18 @@ class PretrainLoop:
         return loss
 
     def _report(self) -> None:
-        row = self._window.row(self._peak) | {"step": self.step, "epoch": self.place[0]}
+        world = self.engine.world
+        row = Window.over(self._windows()).row(self._peak * world.size) | {"step": self.step, "epoch": self.place[0]}
         row |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
         if self.phase.name:
             row["phase"] = self.phase.name
         self._window = Window()
         self._record("train", row)
         self.console.step(row)
+
+    def _windows(self) -> list[Window]:
+        """Every rank's, by rank."""
+        return [self._window.with_sums(sums) for sums in self.engine.gather(self._window.sums())]
 
     def _evaluate(self) -> None:
         row = evaluate(self.model, self.heldout, max_tokens=self.config.eval_tokens, engine=self.engine)
@@ -215,6 +262,11 @@ class PretrainLoop:
 
     def _write_model(self) -> None:
         """The model directory is replaced as a whole, so that it always holds one model."""
+        with self.engine.whole_weights():
+            if self.engine.world.first:
+                self._replace_model()
+
+    def _replace_model(self) -> None:
         target, fresh = self.run_dir / "model", self.run_dir / "model.new"
         shutil.rmtree(fresh, ignore_errors=True)
         try:
@@ -230,35 +282,32 @@ class PretrainLoop:
         shutil.rmtree(old, ignore_errors=True)
 
     def _save(self) -> None:
-        tensors = {f"model.{name}": value for name, value in _unique(self.model).items()}
-        optimizer_tensors, optimizer_state = checkpoint.optimizer_tensors(
-            self.optimizer, list(self.model.named_parameters())
-        )
+        tensors, engine_state = self.engine.state()
         state = {
             "step": self.step,
-            "micro_step": self.engine.micro_step,
-            "skipped": self.engine.skipped,
+            **engine_state,
             "tokens": self.tokens,
             "phase": self.phase.index,
             "place": list(self.place),
             "seconds": self.seconds,
             "best": self.best,
             "evaluated_at": self._evaluated_at,
-            "window": vars(self._window),
+            "windows": [vars(window) for window in self._windows()],
             "tokenizer_sha256": self.data.shards.manifest.tokenizer_sha256,
             "order": self._order(),
-            "optimizer": optimizer_state,
         }
+        self._saved_at = self.step
+        if not self.engine.world.first:
+            return
         protect = [self.best["step"]] if self.best else []
         checkpoint.save(
             self.run_dir / "checkpoints",
             self.step,
-            tensors | optimizer_tensors,
+            tensors,
             state,
             keep=self.config.keep,
             protect=protect,
         )
-        self._saved_at = self.step
 
     def restore(self, path: Path) -> None:
         """Goes on from a checkpoint.
@@ -279,28 +328,12 @@ class PretrainLoop:
             )
         self._enter(self.phases[state["phase"]])
         self._check_order(path, state["order"])
-        weights = _unique(self.model)
-        names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
-        if names != set(weights):
-            raise CheckpointError(
-                f"{path}: its tensors are not this model's: missing {sorted(set(weights) - names)[:3]}, unexpected "
-                f"{sorted(names - set(weights))[:3]}"
-            )
-        with torch.no_grad():
-            for name, value in weights.items():
-                saved = tensors[f"model.{name}"]
-                if saved.shape != value.shape:
-                    raise CheckpointError(
-                        f"{path}: {name} must be {tuple(value.shape)} for this model, got {tuple(saved.shape)}"
-                    )
-                value.copy_(saved)
-        checkpoint.restore_optimizer(self.optimizer, list(self.model.named_parameters()), tensors, state["optimizer"])
+        self.engine.restore(path, tensors, state)
         self.step, self.tokens, self.place = state["step"], state["tokens"], tuple(state["place"])
-        self.engine.micro_step, self.engine.skipped = state["micro_step"], state["skipped"]
-        self._seconds_before = state["seconds"]
+        self._seconds_before = self._agreed_seconds = state["seconds"]
         self._saved_at, self._evaluated_at = self.step, state["evaluated_at"]
         # A line may span the interruption: it is the line of the run that had none.
-        vars(self._window).update(state["window"])
+        self._window = Window.of_rank(state["windows"], self.engine.world.rank, self.engine.world.size)
         model, old = self.run_dir / "model", self.run_dir / "model.old"
         if old.exists() and not model.exists():  # a crash between the two renames of _write_model
             old.rename(model)
@@ -324,9 +357,11 @@ class PretrainLoop:
                 )
 
     def _finish(self, log: MetricsLog) -> list[Path]:
+        plot = self.run_dir / "loss.png"
+        if not self.engine.world.first:
+            return []
         from .plots import loss_plot
 
-        plot = self.run_dir / "loss.png"
         baseline = self.best.get("unigram_entropy") if self.best else None
         loss_plot(log.rows(), plot, baseline=baseline)
         names = ("model", "checkpoints", "metrics.jsonl", "tensorboard", "config.yaml")
@@ -358,8 +393,3 @@ def _of_phase(data: PretrainingData | None, phase: phases.Stretch) -> Pretrainin
     if data is None or phase.samples(data.config) == data.config:
         return data
     return PretrainingData(data.shards, phase.samples(data.config))
-
-
-def _unique(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters by name, tied ones once."""
-    return {name: parameter.data for name, parameter in model.named_parameters()}

@@ -16,9 +16,10 @@ from ..config import BertConfig
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..errors import CheckpointError, DataError, InputError
-from . import checkpoint, initialisation, phases
+from . import checkpoint, distributed, initialisation, phases
 from .config import PretrainConfig
 from .console import Console
+from .distributed import World
 from .loop import PretrainLoop
 from .wandb_log import check_installed
 
@@ -80,8 +81,26 @@ def pretrain(
         raise InputError("a run needs a directory, out, got none")
     if phases.total_steps(config) is None and config.epochs is None and config.max_minutes is None:
         config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
+    with distributed.joined() as world:
+        loop = _prepare(config, world, model, data, heldout, callbacks, Console(quiet or not world.first))
+        try:
+            result = loop.run()
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # torch has no type of its own for it, and its signal handler raises wherever the loop happens to be; or a
+            # batch was on its way through a socket.
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                raise
+            why = str(error).split(". ")[0].rstrip(". ")
+            raise DataError(f"a process that makes batches has died ({why}); go on with --resume auto") from error
+        # Rank 0 is still writing when others are done; a launcher may end it with them.
+        distributed.barrier(world)
+        return result
+
+
+def _prepare(config, world: World, model, data, heldout, callbacks, console: Console) -> PretrainLoop:
+    """The loop at its starting point; nothing is written before everything has been checked."""
     run_dir = Path(config.out)
-    resume_from = _resume_point(config, run_dir)
+    resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir))
     if data is None:
         data, heldout = _open_data(config)
     if model is None:
@@ -92,23 +111,16 @@ def pretrain(
     model.last_layer = config.last_layer
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()
-    console = Console(quiet)
-    loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks)
+    if world.size > 1:
+        model.to(distributed.device(world))
+    loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world)
     if resume_from is not None:
         loop.restore(resume_from)
         console.say(f"resumed from {resume_from} at step {loop.step}")
-    # Nothing is written before everything has been checked.
     run_dir.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
-    try:
-        return loop.run()
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        # torch has no type of its own for it, and its signal handler raises wherever the loop happens to be; or a batch
-        # was on its way through a socket.
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-            raise
-        why = str(error).split(". ")[0].rstrip(". ")
-        raise DataError(f"a process that makes batches has died ({why}); go on with --resume auto") from error
+    if world.first:
+        checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
+    return loop
 
 
 def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:

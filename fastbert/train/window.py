@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -17,6 +19,9 @@ def memory_mib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     # Linux counts in KiB, macOS in bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+_SUMS = ("_loss", "_mlm", "_nsp", "_mlm_right", "_nsp_right", "_labels", "_pairs", "_tokens", "_flops")
 
 
 class Window:
@@ -43,6 +48,33 @@ class Window:
         self._labels += labels
         self._tokens += batch.num_tokens
         self._flops += flops.batch_flops(config, batch.cu_seqlens.diff().tolist(), labels)
+
+    def sums(self) -> list[float]:
+        """What adds up over ranks."""
+        return [getattr(self, name) for name in _SUMS]
+
+    def with_sums(self, sums: Sequence[float]) -> Window:
+        """The same stretch of time with these sums."""
+        other = copy.copy(self)
+        for name, value in zip(_SUMS, sums, strict=True):
+            setattr(other, name, type(getattr(self, name))(value))
+        return other
+
+    @classmethod
+    def over(cls, windows: Sequence[Window]) -> Window:
+        """All ranks' as one."""
+        return windows[0].with_sums([sum(column) for column in zip(*(w.sums() for w in windows), strict=True)])
+
+    @classmethod
+    def of_rank(cls, saved: Sequence[dict], rank: int, world_size: int) -> Window:
+        """What a rank goes on from: its own sums or, where there were other ranks, rank 0 all."""
+        windows = [cls() for _ in saved]
+        for window, values in zip(windows, saved, strict=True):
+            vars(window).update(values)
+        if len(windows) == world_size:
+            return windows[rank]
+        whole = cls.over(windows)
+        return whole if rank == 0 else whole.with_sums([0] * len(_SUMS))
 
     def row(self, peak: float) -> dict:
         labels, seconds = max(self._labels, 1), max(self.seconds, 1e-9)

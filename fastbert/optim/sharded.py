@@ -1,0 +1,148 @@
+"""LAMB whose parameters are flat shards: of many tensors laid end to end, each process owns a stretch.
+
+That is how ZeRO (Rajbhandari et al. 2020) divides optimiser state, and where LAMB goes wrong by itself: the trust of a
+tensor is |p| / |u| over the whole tensor, but a shard holds the end of one tensor, some whole ones, and the beginning
+of another. What is needed besides the shards is little: each process sums p^2 and u^2 over its piece of each tensor,
+one all-reduce adds up these 2 x n_tensors numbers, and then each has every norm it needs. Everything else in LAMB, and
+all of AdamW, works element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import Batch, call, scaled_gradients, write_back
+from .lamb import Lamb, directions, scales, trust_ratios
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tensors lie where in a flat shard.
+
+    Args:
+        tensors: (n_tensors of the whole), the number of tensors that are divided among the processes.
+        parts: (length, tensor number or None) of each stretch of the shard, in order; None is padding.
+    """
+
+    tensors: int
+    parts: tuple[tuple[int, int | None], ...]
+
+    @classmethod
+    def of_range(cls, sizes: Sequence[int], begin: int, end: int) -> Layout:
+        """Elements begin to end of tensors laid end to end; what lies behind the last tensor is padding."""
+        parts, start = [], 0
+        for number, size in enumerate(sizes):
+            length = min(end, start + size) - max(begin, start)
+            if length > 0:
+                parts.append((length, number))
+            start += size
+        padding = end - max(begin, min(start, end))
+        return cls(len(sizes), (*parts, (padding, None)) if padding else tuple(parts))
+
+    @classmethod
+    def of_pieces(cls, owned: Sequence[int], room: Sequence[int]) -> Layout:
+        """A piece of every tensor, each padded to its room."""
+        parts = []
+        for number, (size, space) in enumerate(zip(owned, room, strict=True)):
+            parts += [(length, what) for length, what in ((size, number), (space - size, None)) if length]
+        return cls(len(owned), tuple(parts))
+
+    @property
+    def size(self) -> int:
+        return sum(length for length, _ in self.parts)
+
+    def pieces(self, flat: Tensor) -> list[Tensor]:
+        """The stretches that belong to tensors, as views."""
+        views = flat.split([length for length, _ in self.parts]) if self.parts else ()
+        return [view for view, (_, number) in zip(views, self.parts, strict=True) if number is not None]
+
+    def numbers(self) -> list[int]:
+        """The tensor of each piece."""
+        return [number for _, number in self.parts if number is not None]
+
+
+class ShardedLamb(Lamb):
+    """`Lamb`, where a parameter may be a flat shard: see `layouts`. Others are whole and are updated as by `Lamb`.
+
+    Attributes:
+        layouts: of each parameter that is a shard. All processes take the same steps over as many shards, if need be
+            empty ones, since they sum up together.
+        grad_norm: returns the norm of all gradients of all processes as they stand, for the variants that divide by it;
+            None sums it up here, which needs all of them at each step.
+
+    Args:
+        reduce: sums a (n,) float64 tensor over the processes in place.
+        params, settings: as in `Lamb`.
+    """
+
+    def __init__(self, params: Iterable, reduce: Callable[[Tensor], None], **settings) -> None:
+        self.reduce = reduce
+        self.layouts: dict[Tensor, Layout] = {}
+        self.grad_norm: Callable[[], float] | None = None
+        super().__init__(params, **settings)
+
+    def _divisor(self, grad_scale: float) -> Tensor | None:
+        first = self.param_groups[0]
+        if not self.layouts:
+            return super()._divisor(grad_scale)
+        if first["variant"] == "clamped":
+            return None
+        norm = self.grad_norm() if self.grad_norm is not None else float(self.summed_norm())
+        return torch.tensor(norm * grad_scale / first["max_grad_norm"], dtype=torch.float64).clamp(min=1.0)
+
+    def summed_norm(self) -> Tensor:
+        """The norm of all gradients over all processes, a () float64 tensor; padding must be 0."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        total = torch.stack([g.detach().to(torch.float64).square().sum() for g in gradients]).sum().view(1)
+        self.reduce(total)
+        return total.sqrt().squeeze(0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable | None = None, *, grad_scale: float = 1.0):
+        """One update of every parameter; the arguments are those of `AdamW.step`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for p in (p for group in self.param_groups for p in group["params"] if p in self.layouts):
+            if p.grad is None:  # nothing of it was in use here, but it may have been elsewhere
+                p.grad = torch.zeros_like(p)
+        divisor = self._divisor(grad_scale)
+        scale = grad_scale if divisor is None else grad_scale / float(divisor)
+        batches = self._collect()
+        whole = [batch for batch in batches if batch.params[0] not in self.layouts]
+        if whole:
+            call("lamb", whole, scale)
+        for batch in batches:
+            if batch.params[0] in self.layouts:
+                self._update_shards(batch, scale)
+        return loss
+
+    def _update_shards(self, batch: Batch, scale: float) -> None:
+        updates = directions(batch, scaled_gradients(batch, scale))
+        for p, target, update in zip(batch.params, batch.targets, updates, strict=True):
+            layout = self.layouts[p]
+            ours, theirs = layout.pieces(target), layout.pieces(update)
+            if scales(batch.group):
+                trust = self._trusts(batch.group, layout, ours, theirs)
+                for piece, number in zip(theirs, layout.numbers(), strict=True):
+                    piece.mul_(trust[number])
+            if ours:
+                torch._foreach_add_(ours, theirs, alpha=-batch.group["lr"])
+        write_back(batch)
+
+    def _trusts(self, group: dict, layout: Layout, targets: list[Tensor], updates: list[Tensor]) -> Tensor:
+        """(n_tensors,) in the updates' dtype, the same on every process."""
+        like = next(iter(updates), torch.zeros(0))
+        squares = torch.zeros(2, layout.tensors, dtype=torch.float64, device=like.device)
+        if updates:
+            norms = torch._foreach_norm([*targets, *updates], 2, dtype=torch.float64)
+            own = torch.stack(norms).square().view(2, -1)
+            squares.index_add_(1, torch.tensor(layout.numbers(), device=like.device), own)
+        self.reduce(squares.view(-1))
+        weights, changes = squares.sqrt()
+        return trust_ratios(group, weights, changes).to(like.dtype)

@@ -1,0 +1,21 @@
+"""What runs a training step, one file an engine; all have the verbs of `fastbert.train.engine.LocalEngine`."""
+
+from __future__ import annotations
+
+import torch
+
+from ..distributed import World
+from ..engine import LocalEngine
+
+
+def make(model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: World, **options) -> LocalEngine:
+    """The engine for this many processes.
+
+    Args:
+        options: those of `LocalEngine`.
+    """
+    if world.size == 1:
+        return LocalEngine(model, optimizer, **options)
+    from .ddp import DDPEngine
+
+    return DDPEngine(model, optimizer, world, **options)

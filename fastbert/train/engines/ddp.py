@@ -1,0 +1,40 @@
+"""Processes under torch's DistributedDataParallel: each has the whole model and computes its micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .. import distributed
+from ..distributed import World
+from ..engine import LocalEngine
+
+
+class DDPEngine(LocalEngine):
+    """`LocalEngine` with gradients summed over the ranks before each step.
+
+    Summed and not averaged: a loss comes weighted by its share of the labels of all ranks, so that the gradient is the
+    one that a single process would have of all micro-batches, however unevenly labels fall. After the sum gradients are
+    the same on all ranks, bit for bit; so is what follows: norm, clipping, the decision to skip, and the update.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, **options) -> None:
+        super().__init__(model, optimizer, **options)
+        self.world = world
+        self.forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self.forward.register_comm_hook(None, _sum)
+
+    def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
+        with nullcontext() if last else self.forward.no_sync():
+            return super().backward(compute_loss, last)
+
+    def reduce(self, values: Sequence[float]) -> list[float]:
+        return distributed.total(values)
+
+
+def _sum(_state, bucket):  # torch reads the annotations, and refuses those of a module that postpones them
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])

@@ -1,0 +1,89 @@
+"""LAMB over shards of flat buffers is LAMB over whole tensors: two and three processes against one and the papers."""
+
+from __future__ import annotations
+
+import numpy as np
+import plain_lamb
+import pytest
+import rank_runs
+import sharded_cases as cases
+import torch
+
+from fastbert.optim.sharded import Layout, ShardedLamb
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def results(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(f"shards{request.param}")
+    return rank_runs.launch(cases.main, request.param, directory)
+
+
+def by_the_papers(variant: str, scale: float) -> list[np.ndarray]:
+    params, gradients = cases.start_and_gradients(scale)
+    return plain_lamb.lamb(params, gradients, cases.DECAYS, cases.LR, variant)
+
+
+def largest_relative(got: list[torch.Tensor], expected: list) -> float:
+    """The largest difference of a tensor's, over the tensor's norm."""
+    wide = [(g.double(), torch.as_tensor(e).double()) for g, e in zip(got, expected, strict=True)]
+    return max(float((g - e).norm() / e.norm()) for g, e in wide)
+
+
+@pytest.mark.parametrize(("variant", "scale", "dtype"), cases.CASES)
+def test_50_steps_are_those_of_one_process_and_of_the_papers(results, variant, scale, dtype):
+    got = results[0][variant, scale, dtype]
+    bound = 1e-12 if dtype == "float64" else 1e-6
+    assert largest_relative(got, by_the_papers(variant, scale)) < bound
+    assert largest_relative(got, cases.whole(variant, scale, dtype)) < bound
+
+
+def test_every_process_comes_to_the_same_bits(results):
+    for other in results[1:]:
+        for name, tensors in results[0].items():
+            assert all(torch.equal(a, b) for a, b in zip(tensors, other[name], strict=True))
+
+
+@pytest.mark.parametrize("bug", ["flat norm", "no reduce"])
+def test_a_norm_of_the_shard_in_place_of_the_tensor_is_found_out(results, bug):
+    assert largest_relative(results[0][bug], by_the_papers("apex", 3.0)) > 1e-2
+
+
+def test_borders_do_cut_through_tensors():
+    for size in (2, 3):
+        for first, end, _ in cases.GROUPS:
+            sizes = [int(np.prod(shape)) for shape in cases.SHAPES[first:end]]
+            ends = set(np.cumsum(sizes).tolist())
+            assert all(cases.border(rank, size, sum(sizes)) not in ends for rank in range(1, size))
+
+
+def test_layouts_of_ranges():
+    sizes = [4, 3, 5]
+    assert Layout.of_range(sizes, 0, 6).parts == ((4, 0), (2, 1))
+    assert Layout.of_range(sizes, 6, 14).parts == ((1, 1), (5, 2), (2, None))
+    assert Layout.of_range(sizes, 12, 15).parts == ((3, None),)
+    assert Layout.of_range(sizes, 14, 16).parts == ((2, None),)
+    assert Layout.of_range([4, 0, 2], 1, 5).parts == ((3, 0), (1, 2))
+    for begin in range(14):
+        for end in range(begin, 16):
+            assert Layout.of_range(sizes, begin, end).size == end - begin
+    assert Layout.of_pieces([2, 0, 3], [3, 1, 3]).parts == ((2, 0), (1, None), (1, None), (3, 2))
+
+
+def test_pieces_are_views_of_the_shard():
+    flat = torch.arange(8.0)
+    pieces = Layout.of_range([4, 3, 5], 6, 14).pieces(flat)
+    assert [piece.tolist() for piece in pieces] == [[0.0], [1.0, 2.0, 3.0, 4.0, 5.0]]
+    pieces[1].zero_()
+    assert flat.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 6.0, 7.0]
+
+
+def test_without_layouts_it_is_lamb():
+    params, gradients = cases.start_and_gradients(3.0)
+    params = [torch.nn.Parameter(torch.tensor(p)) for p in params]
+    groups = [{"params": params[a:b], "weight_decay": decay} for a, b, decay in cases.GROUPS]
+    optimizer = ShardedLamb(groups, lambda squares: None, **cases.settings("nvlamb"))
+    for step in gradients:
+        for p, g in zip(params, step, strict=True):
+            p.grad = torch.tensor(g)
+        optimizer.step()
+    assert largest_relative([p.detach() for p in params], by_the_papers("nvlamb", 3.0)) < 1e-12

@@ -1,0 +1,116 @@
+"""Two and three processes under torch DDP compute what one does."""
+
+from __future__ import annotations
+
+import ddp_cases
+import pretraining_runs
+import pytest
+import rank_runs
+import torch
+
+from fastbert.data import ranks
+from fastbert.train.distributed import World, launched
+from fastbert.train.pretrain import pretrain
+
+
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
+def runs(request, tmp_path_factory):
+    """(results by rank, the directory); the processes also pre-train in DIRECTORY/run."""
+    directory = tmp_path_factory.mktemp(f"ranks{request.param}")
+    pretraining_runs.prepare_data(directory / "data")
+    return rank_runs.launch(ddp_cases.main, request.param, directory, directory), directory
+
+
+def alone(**options) -> dict:
+    return ddp_cases.train(World(), ddp_cases.micro_batches(6), **options)
+
+
+def test_gradients_are_those_of_the_whole_batch_in_one_process(runs):
+    expected = alone()
+    for got in (result["plain"] for result in runs[0]):
+        assert got["labels"] == expected["labels"]
+        torch.testing.assert_close(got["gradients"], expected["gradients"], rtol=1e-10, atol=1e-14)
+        assert got["norms"] == pytest.approx(expected["norms"], rel=1e-10)
+
+
+def test_the_mean_over_ranks_would_have_been_another_gradient():
+    batches = ddp_cases.micro_batches(6)
+    means = [ddp_cases.train(World(), batches[rank::2], steps=1)["gradients"] for rank in range(2)]
+    name = "cls.predictions.bias"
+    mean, whole = (means[0][name] + means[1][name]) / 2, alone(steps=1)["gradients"][name]
+    assert (mean - whole).norm() > 0.05 * whole.norm()
+
+
+def test_all_ranks_hold_the_same_bits(runs):
+    results = runs[0]
+    for case in ("plain", "nan"):
+        for other in results[1:]:
+            for key, value in results[0][case].items():
+                if key.startswith("weights"):
+                    assert all(torch.equal(v, other[case][key][name]) for name, v in value.items())
+
+
+def test_a_nan_in_one_gradient_skips_the_step_on_all_ranks(runs):
+    for got in (result["nan"] for result in runs[0]):
+        assert got["skipped"] == [0, 1, 1, 1]
+        assert all(torch.equal(v, got["weights1"][name]) for name, v in got["weights0"].items())
+        assert not all(torch.equal(v, got["weights2"][name]) for name, v in got["weights1"].items())
+
+
+def test_every_rank_learns_all_values(runs):
+    size = len(runs[0])
+    assert all(result["gathered"] == [[r, 10.0 * r] for r in range(size)] for result in runs[0])
+
+
+def test_pretraining_is_that_of_one_process_with_as_many_micro_batches(runs, tmp_path):
+    results, directory = runs
+    options = {"steps": 6, "accumulate": 6, "eval_every": 4, "save_every": 3}
+    expected = pretrain(pretraining_runs.config(directory / "data", tmp_path / "one", **options), quiet=True)
+    assert all((got["steps"], got["tokens"]) == (6, expected.tokens) for got in results)
+    got_rows, rows = pretraining_runs.rows(directory / "run"), pretraining_runs.rows(tmp_path / "one")
+    assert [row["step"] for row in got_rows] == [row["step"] for row in rows]
+    for got, row in zip(got_rows, rows, strict=True):
+        assert got.keys() == row.keys()
+        for name, value in row.items():
+            assert got[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
+
+
+def test_another_number_of_processes_goes_on_with_the_run(runs, tmp_path):
+    """From the checkpoint of several after three steps, one process does the other three."""
+    _, directory = runs
+    source = directory / "run" / "checkpoints" / "step_3"
+    options = {"steps": 6, "accumulate": 6, "eval_every": 4, "save_every": 3}
+    config = pretraining_runs.config(directory / "data", tmp_path / "on", resume=str(source), **options)
+    pretrain(config, quiet=True)
+    before, state = pretraining_runs.checkpoint_of(directory / "run", 3)
+    assert state["micro_step"] == 18
+    got, got_state = pretraining_runs.checkpoint_of(tmp_path / "on", 6)
+    expected, expected_state = pretraining_runs.checkpoint_of(directory / "run", 6)
+    for key in ("place", "micro_step", "tokens", "step"):
+        assert got_state[key] == expected_state[key]
+    assert before.keys() == got.keys() == expected.keys()
+    for name, value in expected.items():
+        if name.startswith("model.") and not name.endswith("key.bias"):  # whose gradient is rounding and nothing else
+            moved = (value - before[name]).norm()
+            assert (value - got[name]).norm() <= 1e-3 * moved + 1e-7, name
+
+
+def test_ranks_get_the_batches_of_the_global_order(runs):
+    _, directory = runs
+    _, state = pretraining_runs.checkpoint_of(directory / "run", 3)
+    from fastbert.data.config import PretrainingConfig
+    from fastbert.data.pretraining import PretrainingData
+    from fastbert.data.shards import ShardSet
+
+    data = PretrainingData(ShardSet.open(directory / "data"), PretrainingConfig(max_seqlen=32))
+    assert tuple(state["place"]) == ranks.after(lambda epoch: len(data.batches(epoch, 256)), (0, 0), 18)
+
+
+def test_the_launcher_s_words_must_be_numbers(monkeypatch):
+    from fastbert.errors import InputError
+
+    assert launched() == World()
+    monkeypatch.setenv("RANK", "one")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="must be numbers"):
+        launched()
