@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from .. import _native
 from ..ops import _cpu, _dispatch
 from .base import Batch
+from .rates import rates
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -56,9 +55,8 @@ def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
     return None
 
 
-def _run(name: str, batches: list[Batch], scale: Tensor | float, rates_of) -> None:
-    """``rates_of(group, step)``: the ten floats of `OptimizerTensor`."""
-    places, rates, kept = [], [], []
+def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:
+    places, numbers, kept = [], [], []
     for batch in batches:
         of_step: dict[int, tuple] = {}
         for i, p in enumerate(batch.params):
@@ -74,40 +72,18 @@ def _run(name: str, batches: list[Batch], scale: Tensor | float, rates_of) -> No
                 _cpu.code(gradient),
             )
             if step not in of_step:
-                of_step[step] = rates_of(batch.group, step)
-            rates += of_step[step]
-    getattr(_native.extension(), name)(places, rates, float(scale))
+                of_step[step] = rates(name, batch.group, step)
+            numbers += of_step[step]
+    getattr(_native.extension(), name)(places, numbers, float(scale))
     # Autograd, and whoever packed a weight, learn of a change by the version.
     torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
 
 
-def _corrections(group: dict, step: int, corrected: bool) -> tuple[float, float]:
-    if not corrected:
-        return 1.0, 1.0
-    beta1, beta2 = group["betas"]
-    return 1 / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
-
-
-def _common(group: dict, step: int, corrected: bool) -> tuple[float, ...]:
-    beta1, beta2 = group["betas"]
-    corrections = _corrections(group, step, corrected)
-    return (group["lr"], group["eps"], group["weight_decay"], 1 - beta1, 1 - beta2, *corrections)
-
-
 @_dispatch.register("adamw", "cpu", available=_native.why_missing, accepts=_accepts)
 def adamw(batches: list[Batch], scale: float = 1.0) -> None:
-    def rates(group: dict, step: int) -> tuple[float, ...]:
-        return (*_common(group, step, group["correct_bias"]), 0.0, 1.0, 1.0)
-
-    _run("adamw", batches, scale, rates)
+    _run("adamw", batches, scale)
 
 
 @_dispatch.register("lamb", "cpu", available=_native.why_missing, accepts=_accepts)
 def lamb(batches: list[Batch], scale: Tensor | float = 1.0) -> None:
-    def rates(group: dict, step: int) -> tuple[float, ...]:
-        variant = group["variant"]
-        has_trust = variant != "nvlamb" or bool(group["weight_decay"])
-        between = group["trust_range"] if variant == "clamped" else (0.0, math.inf)
-        return (*_common(group, step, variant != "clamped"), float(has_trust), *between)
-
-    _run("lamb", batches, scale, rates)
+    _run("lamb", batches, scale)

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import InputError
 from ..ops import _dispatch
-from .base import Batch, MasterWeightOptimizer, call, scaled_gradients, write_back
+from .base import Batch, MasterWeightOptimizer, scaled_gradients, write_back
 
 
 def check_rates(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
@@ -64,7 +64,7 @@ class AdamW(MasterWeightOptimizer):
                 loss = closure()
         batches = self._collect()
         if batches:
-            call("adamw", batches, grad_scale)
+            _dispatch.call("adamw", batches, grad_scale)
         return loss
 
 

@@ -52,13 +52,52 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
 
     add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
     zero_grad = _without_dynamo(torch.optim.Optimizer.zero_grad)
-    state_dict = _without_dynamo(torch.optim.Optimizer.state_dict)
+    _state_dict = _without_dynamo(torch.optim.Optimizer.state_dict)
     _load_state_dict = _without_dynamo(torch.optim.Optimizer.load_state_dict)
+
+    # Set by `device.prepare`: from then on the step counts live on the device.
+    rows = None
+
+    def settle(self) -> None:
+        """Brings step counts that live on the device back into the states; waits for the device."""
+        if self.rows is not None:
+            self.rows.settle()
+
+    def __getstate__(self) -> dict:
+        self.settle()
+        return super().__getstate__()
+
+    def state_dict(self) -> dict:
+        self.settle()
+        return self._state_dict()
+
+    def ensure_state(self, p: Tensor) -> dict:
+        """The parameter's entry of ``state``, made where it is missing."""
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            wide = torch.float64 if p.dtype == torch.float64 else torch.float32
+            state["exp_avg"] = torch.zeros_like(p, dtype=wide)
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
+            if p.dtype != wide:
+                state["master"] = p.detach().to(wide)
+        return state
+
+    def collect_uncounted(self) -> list[Batch]:
+        """What `_collect` gives, the step counts as they are; those of the states where the device keeps its own."""
+        batches = [self._collect_group(group) for group in self.param_groups]
+        return [batch for batch in batches if batch.params]
 
     def _collect(self) -> list[Batch]:
         """Makes missing states and counts the step; groups without any gradient are left out."""
-        batches = [self._collect_group(group) for group in self.param_groups]
-        return [batch for batch in batches if batch.params]
+        self.settle()
+        self.rows = None
+        batches = self.collect_uncounted()
+        for batch in batches:
+            for i, p in enumerate(batch.params):
+                self.state[p]["step"] += 1
+                batch.steps[i] = self.state[p]["step"]
+        return batches
 
     def _collect_group(self, group: dict) -> Batch:
         batch = Batch(group, [], [], [], [], [], [])
@@ -66,15 +105,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             gradient = p.grad
             if gradient is None:
                 continue
-            state = self.state[p]
-            if not state:
-                state["step"] = 0
-                wide = torch.float64 if p.dtype == torch.float64 else torch.float32
-                state["exp_avg"] = torch.zeros_like(p, dtype=wide)
-                state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
-                if p.dtype != wide:
-                    state["master"] = p.detach().to(wide)
-            state["step"] += 1
+            state = self.ensure_state(p)
             batch.params.append(p)
             batch.gradients.append(gradient)
             batch.targets.append(state.get("master", p))
@@ -109,14 +140,6 @@ def write_back(batch: Batch) -> None:
             p.copy_(target)
 
 
-def call(op: str, *arguments):
-    """Runs an optimiser's op on the backend chosen; torch's multi-tensor kernels serve "triton" and "cuda"."""
-    if _dispatch.current_backend() in ("triton", "cuda"):
-        with _dispatch.backend("reference"):
-            return _dispatch.call(op, *arguments)
-    return _dispatch.call(op, *arguments)
-
-
 @_dispatch.register("grad_norm", "reference")
 def _grad_norm(tensors: list[Tensor]) -> Tensor:
     wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
@@ -126,4 +149,4 @@ def _grad_norm(tensors: list[Tensor]) -> Tensor:
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of all elements of all tensors: a () float32 tensor, float64 where a tensor is float64."""
-    return call("grad_norm", tensors)
+    return _dispatch.call("grad_norm", tensors)

@@ -9,7 +9,7 @@ import torch
 from ..errors import InputError
 from ..ops import _dispatch
 from .adamw import check_rates
-from .base import Batch, MasterWeightOptimizer, call, global_norm, scaled_gradients, write_back
+from .base import Batch, MasterWeightOptimizer, global_norm, scaled_gradients, write_back
 
 VARIANTS = ("nvlamb", "apex", "clamped")
 
@@ -71,7 +71,7 @@ class Lamb(MasterWeightOptimizer):
         divisor = self._divisor(grad_scale)
         batches = self._collect()
         if batches:
-            call("lamb", batches, grad_scale if divisor is None else grad_scale / divisor)
+            _dispatch.call("lamb", batches, grad_scale if divisor is None else grad_scale / divisor)
         return loss
 
 

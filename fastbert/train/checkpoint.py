@@ -250,6 +250,7 @@ def optimizer_tensors(
     optimizer: torch.optim.Optimizer, named_parameters: Sequence[tuple[str, Tensor]]
 ) -> tuple[dict[str, Tensor], dict]:
     """An optimiser's state by parameter name: tensors as ``optimizer.<key>.<parameter>``, the rest for JSON."""
+    getattr(optimizer, "settle", lambda: None)()  # step counts may live on the device
     tensors, numbers = {}, {}
     for name, parameter in named_parameters:
         for key, value in optimizer.state.get(parameter, {}).items():

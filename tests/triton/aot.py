@@ -13,18 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fastbert.triton_kernels import attention, attention_backward, cross_entropy, dropout, gelu, layer_norm
+from fastbert.triton_kernels import attention, attention_backward, cross_entropy, dropout, gelu, layer_norm, optimizer
 from fastbert.triton_kernels import embedding as embedding_kernels
 
 ARCHITECTURES = (80, 90)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have (CUDA guide, table 27)
-_INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_index", "padding_idx", "stride_m"}
-_FLOATS = {"eps", "scale", "keep_scale", "softmax_scale"}
+_INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_index", "padding_idx", "stride_m"} | {
+    "first_chunk",
+    "num_chunks",
+}
+_FLOATS = {"eps", "scale", "keep_scale", "softmax_scale", "max_norm", "most_norm"}
 _FP32 = {"mean", "rstd", "partial", "lse", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
-_INT64 = {"rng", "labels", "ids", "order"}
+_FP32 |= {"rates", "control", "squares", "trusts", "lr", "grad_scale"}
+_INT64 = {"rng", "labels", "ids", "order", "places"}
+_OTHERS = {"cu_seqlens": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64"}
 
 
 @dataclass
@@ -77,6 +83,23 @@ def settings(dtype: str = "bf16"):
         flags = {**sizes, **tiles}
         yield f"attention_dkdv d={head_dim}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
         yield f"attention_dq d={head_dim}", attention_backward._attention_bwd_dq_kernel, dtype, flags, launch
+    yield from optimizer_settings()
+
+
+def optimizer_settings():
+    """As `settings`: narrow parameters with masters, and float32 ones; tensors that begin at multiples of 16 bytes."""
+    launch = {"num_warps": optimizer.WARPS}
+    flags = {"ALIGNED": True, "BLOCK": optimizer.BLOCK}
+    for name, kind in (("bf16", tl.bfloat16), ("fp32", tl.float32)):
+        gradient, param = {"GRAD_TYPE": kind}, {"PARAM_TYPE": kind, "HAS_MASTER": kind != tl.float32}
+        yield f"square_sums {name}", optimizer._square_sums_kernel, "fp32", {**flags, **gradient}, launch
+        both = {**flags, **gradient, **param}
+        yield f"adamw {name}", optimizer._adamw_kernel, "fp32", both, launch
+        yield f"lamb_measure {name}", optimizer._lamb_measure_kernel, "fp32", both, launch
+        yield f"lamb_move {name}", optimizer._lamb_move_kernel, "fp32", {**flags, **param}, launch
+    sums = {"SUMS": optimizer._SUMS}
+    yield "optimizer control", optimizer._control_kernel, "fp32", sums, {"num_warps": 4}
+    yield "lamb_trust", optimizer._lamb_trust_kernel, "fp32", sums, {"num_warps": 4}
 
 
 def _apart(setting: dict) -> tuple[dict, dict]:
@@ -91,7 +114,7 @@ def _signature(kernel, dtype: str, constexprs: dict) -> dict[str, str]:
             types[name] = "constexpr"
         elif name.endswith("_ptr"):
             what = name.removesuffix("_ptr")
-            kind = "i32" if what == "cu_seqlens" else "i64" if what in _INT64 else "fp32" if what in _FP32 else dtype
+            kind = _OTHERS.get(what) or ("i64" if what in _INT64 else "fp32" if what in _FP32 else dtype)
             types[name] = f"*{kind}"
         elif name in _FLOATS:
             types[name] = "fp32"

@@ -1,0 +1,200 @@
+"""AdamW, LAMB and the gradients' norm by the Triton kernels: all tensors in a constant number of launches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendError
+from ..ops import _dispatch, _triton
+from .base import Batch
+from .device import Outcome, Rows
+from .rates import is_corrected, rates
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _plain(tensor: Tensor) -> str | None:
+    # Before anything that reads the memory: a DTensor's, or a sparse tensor's, is not what its shape says.
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return f"the Triton kernels take plain dense tensors, got a {type(tensor).__name__} ({tensor.layout})"
+    return _triton.why_not(tensor)
+
+
+def _accepts_norm(tensors: list[Tensor]) -> str | None:
+    if len({t.device for t in tensors}) > 1:
+        return "the Triton kernels take tensors of one device, got several"
+    return next((reason for t in tensors if (reason := _plain(t))), "" if tensors else "there is no tensor") or None
+
+
+def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
+    reason = _accepts_norm([p for batch in batches for p in batch.params])
+    for batch in batches:
+        lists = zip(batch.params, batch.gradients, batch.targets, batch.first, batch.second, strict=True)
+        for p, gradient, *states in lists:
+            reason = reason or _plain(gradient)
+            for state in states:
+                if not reason and (state.dtype != torch.float32 or state.numel() != p.numel()):
+                    reason = f"the Triton kernels take float32 states of their parameter's size, got {state.dtype}"
+                if not reason and not (state.is_contiguous() and p.is_contiguous()):
+                    reason = "the Triton kernels take contiguous parameters and states, got one that is not"
+            if not reason and gradient.device != p.device:
+                reason = f"the Triton kernels take gradients beside their parameters, got one on {gradient.device}"
+            if reason:
+                return reason
+    return reason
+
+
+def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
+    host = torch.tensor(rows, dtype=dtype)
+    if device.type != "cuda":
+        return host
+    # Pinned, the copy does not wait for the device; the allocator keeps the memory until it is done.
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def _aligned(places: list[list[int]]) -> bool:
+    return all(address % 16 == 0 for row in places for address in row[:5])
+
+
+@_dispatch.register("grad_norm", "triton", available=_triton.why_missing, accepts=_accepts_norm)
+def grad_norm(tensors: list[Tensor]) -> Tensor:
+    from ..triton_kernels import optimizer as kernels
+
+    tensors = sorted((t.contiguous() for t in tensors), key=lambda t: str(t.dtype))
+    places = [[0, t.data_ptr(), 0, 0, 0, t.numel(), 0] for t in tensors]
+    kinds = tuple((t.dtype, t.dtype) for t in tensors)
+    device = tensors[0].device
+    sizes = tuple(t.numel() for t in tensors)
+    tables = kernels.Tables(kinds, sizes, _upload(places, torch.int64, device), None, _aligned(places))
+    return kernels.square_sums(tables).double().sum().sqrt().float()
+
+
+def _place(batch: Batch, i: int, gradient: Tensor, count: int = 0) -> list[int]:
+    p, states = batch.params[i], (batch.targets[i], batch.first[i], batch.second[i])
+    return [p.data_ptr(), gradient.data_ptr(), *(state.data_ptr() for state in states), p.numel(), count]
+
+
+def _entries(batches: list[Batch]) -> list[tuple[Batch, int]]:
+    """Tensors of one kind side by side."""
+    entries = [(batch, i) for batch in batches for i in range(len(batch.params))]
+    return sorted(entries, key=lambda entry: str((entry[0].params[entry[1]].dtype, entry[0].gradients[entry[1]].dtype)))
+
+
+def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:
+    from ..triton_kernels import optimizer as kernels
+
+    entries = _entries(batches)
+    device = entries[0][0].params[0].device
+    gradients = [batch.gradients[i].contiguous() for batch, i in entries]  # these copies must live until the launches
+    places = [_place(batch, i, gradient) for (batch, i), gradient in zip(entries, gradients, strict=True)]
+    kinds = tuple((batch.params[i].dtype, g.dtype) for (batch, i), g in zip(entries, gradients, strict=True))
+    numbers = [rates(name, batch.group, batch.steps[i]) for batch, i in entries]
+    tables = kernels.Tables(
+        kinds,
+        tuple(row[5] for row in places),
+        _upload(places, torch.int64, device),
+        _upload(numbers, torch.float32, device),
+        _aligned(places),
+    )
+    control = _upload([0.0, 1.0 if isinstance(scale, Tensor) else scale, 1.0], torch.float32, device)
+    if isinstance(scale, Tensor):
+        control[1] = scale
+    getattr(kernels, name)(tables, control)
+    torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
+
+
+@_dispatch.register("adamw", "triton", available=_triton.why_missing, accepts=_accepts)
+def adamw(batches: list[Batch], scale: float = 1.0) -> None:
+    _run("adamw", batches, scale)
+
+
+@_dispatch.register("lamb", "triton", available=_triton.why_missing, accepts=_accepts)
+def lamb(batches: list[Batch], scale: Tensor | float = 1.0) -> None:
+    _run("lamb", batches, scale)
+
+
+def _accepts_device(kind: str, batches: list[Batch], rows: Rows, *_rates) -> str | None:
+    return _accepts(batches)
+
+
+class _Prepared:
+    """What the kernels read and a captured step cannot make: tables in device memory, and pinned memory for one more.
+
+    A row for every parameter of the optimiser, whether it has a gradient or not.
+    """
+
+    def __init__(self, kind: str, rows: Rows) -> None:
+        self.row_of = {id(p): i for i, p in enumerate(rows.params)}
+        self.numbers = [rates(kind, group, 1) for group in rows.groups]
+        logs = [[math.log2(b) if b else -1e9 for b in group["betas"]] for group in rows.groups]
+        logs = [
+            pair if is_corrected(kind, group) else [0.0, 0.0] for pair, group in zip(logs, rows.groups, strict=True)
+        ]
+        self.rates = _upload(self.numbers, torch.float32, rows.device)
+        self.hyper = _upload(logs, torch.float64, rows.device)
+        self.layouts: set[tuple] = set()
+        self._places: list[list[int]] | None = None
+        self._table: Tensor | None = None
+        self._spare: tuple[Tensor, Tensor] | None = None
+        self._captured: list = []  # a graph's replays read these
+
+    def places(self, places: list[list[int]], device: torch.device) -> Tensor:
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if device.type == "cuda" and not capturing and self._spare is None:
+            shape = (len(places), len(places[0]))
+            pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+            self._spare = pinned, torch.empty(shape, dtype=torch.int64, device=device)
+        if places != self._places or self._table is None:
+            if not capturing:
+                self._table = _upload(places, torch.int64, device)
+            elif self._spare is None:
+                raise BackendError("a step on the device must run once before it is captured, got none since the last")
+            else:
+                pinned, self._table = self._spare
+                self._spare = None
+                pinned.copy_(torch.tensor(places, dtype=torch.int64))
+                self._table.copy_(pinned, non_blocking=True)
+                self._captured.append(pinned)
+            self._places = places
+        if capturing:
+            self._captured.append(self._table)
+        return self._table
+
+    def check(self, layout: tuple, device: torch.device) -> None:
+        """What a layout needs in device memory is there, or may be made now."""
+        if layout not in self.layouts and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise BackendError("a captured step on the device must have the gradients of the step that ran before it")
+        self.layouts.add(layout)
+
+
+@_dispatch.register("device_step", "triton", available=_triton.why_missing, accepts=_accepts_device)
+def device_step(
+    kind: str, batches: list[Batch], rows: Rows, lr: Tensor, grad_scale: Tensor, max_norm: float, most_norm: float
+) -> Outcome:
+    from ..triton_kernels import optimizer as kernels
+
+    numbers = [rates(kind, group, 1)[1:] for group in rows.groups]
+    prepared = rows.prepared.get("triton")
+    if prepared is None or [row[1:] for row in prepared.numbers] != numbers:
+        prepared = rows.prepared["triton"] = _Prepared(kind, rows)
+    # A parameter without a gradient has no elements here, and no step to count.
+    places = [[0] * 7 for _ in rows.params]
+    kinds = [(p.dtype, p.dtype) for p in rows.params]
+    gradients = []
+    for batch in batches:
+        for i, p in enumerate(batch.params):
+            gradients.append(batch.gradients[i].contiguous())
+            row = prepared.row_of[id(p)]
+            places[row] = _place(batch, i, gradients[-1], rows.counts.data_ptr() + 4 * row)
+            kinds[row] = (p.dtype, gradients[-1].dtype)
+    layout = (tuple(kinds), tuple(row[5] for row in places))
+    prepared.check(layout, rows.device)
+    tables = kernels.Tables(*layout, prepared.places(places, rows.device), prepared.rates, _aligned(places))
+    partial = kernels.square_sums(tables)
+    control = kernels.control(tables, partial, prepared.hyper, lr, grad_scale, max_norm, most_norm)
+    getattr(kernels, kind)(tables, control)
+    torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
+    return Outcome(norm=control[0], finite=control[2])

@@ -1,0 +1,166 @@
+"""Optimiser steps that the host neither follows nor decides: for training steps captured in a CUDA graph.
+
+The learning rate, the loss scale and the step counts live in device memory; whether the gradients are finite, how they
+are clipped and whether the step counts is decided there. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..ops import _dispatch
+from .base import Batch, MasterWeightOptimizer, write_back
+from .rates import has_trust, is_corrected
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step, on the device.
+
+    Args:
+        norm: () float32, of all gradients times their scale, before clipping.
+        finite: () float32, 1 where the step was made and counted; where 0, nothing changed.
+    """
+
+    norm: Tensor
+    finite: Tensor
+
+
+@dataclass
+class Rows:
+    """The parameters of an optimiser, each with its place in the step counts.
+
+    Args:
+        params: every parameter that may get a gradient, those of one dtype side by side.
+        groups: the group of each.
+        counts: (params,) int32 on the device.
+        states: each parameter's entry of ``optimizer.state``.
+        prepared: what a backend keeps between steps, by its name.
+    """
+
+    params: list[Tensor]
+    groups: list[dict]
+    counts: Tensor
+    states: list[dict]
+    prepared: dict = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return self.counts.device
+
+    def settle(self) -> None:
+        """Writes the counts into the states; waits for the device."""
+        for state, count in zip(self.states, self.counts.tolist(), strict=True):
+            state["step"] = count
+
+
+def prepare(optimizer: MasterWeightOptimizer) -> Rows:
+    """Makes all states and moves the step counts to the device; needed once before a step is captured.
+
+    What an earlier call prepared stays, unless states were replaced since (a checkpoint was loaded).
+
+    Raises:
+        InputError: the parameters lie on several devices.
+    """
+    pairs = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    pairs.sort(key=lambda pair: str(pair[0].dtype))
+    states = [optimizer.ensure_state(p) for p, _ in pairs]
+    rows = optimizer.rows
+    if rows is not None and len(rows.states) == len(states) and all(map(_same, rows.states, states)):
+        return rows
+    devices = {p.device for p, _ in pairs}
+    if len(devices) != 1:
+        raise InputError(f"a step on the device takes parameters of one device, got {sorted(map(str, devices))}")
+    counts = torch.tensor([state["step"] for state in states], dtype=torch.int32).to(devices.pop())
+    optimizer.rows = Rows([p for p, _ in pairs], [group for _, group in pairs], counts, states)
+    return optimizer.rows
+
+
+def _same(a: dict, b: dict) -> bool:
+    return a is b
+
+
+@torch.no_grad()
+def device_step(
+    optimizer: MasterWeightOptimizer, lr: Tensor, *, max_norm: float | None = None, grad_scale: Tensor | None = None
+) -> Outcome:
+    """Norm, clipping and update of every parameter that has a gradient; a norm that is not finite changes nothing.
+
+    Run it once (or `prepare`) before capturing it. Rates other than ``lr`` are read when it runs or is captured. The
+    counts come back to the host with ``state_dict``, ``settle`` or the next ``optimizer.step``, which ends the work on
+    the device: a graph captured before must then be captured anew.
+
+    Args:
+        lr: () or (1,) float32 on the device, of all groups; ``group["lr"]`` is not read.
+        max_norm: for clipping, or None.
+        grad_scale: () or (1,) float32 on the device, or None: gradients count times this (the inverse of a loss scale).
+
+    Raises:
+        InputError: ``lr`` or ``grad_scale`` is no such tensor.
+        BackendError: captured without having run before.
+    """
+    rows = prepare(optimizer)
+    if grad_scale is None:
+        grad_scale = rows.prepared.setdefault("one", torch.ones(1, device=rows.device))
+    for name, value in (("lr", lr), ("grad_scale", grad_scale)):
+        if not isinstance(value, Tensor) or value.numel() != 1 or value.dtype != torch.float32:
+            raise InputError(f"{name} must be one float32 number in a tensor, got {value!r}")
+        if value.device != rows.device:
+            raise InputError(f"{name} must be on the parameters' device {rows.device}, got {value.device}")
+    batches = optimizer.collect_uncounted()
+    if not batches:
+        return Outcome(torch.zeros((), device=rows.device), torch.ones((), device=rows.device))
+    first = optimizer.param_groups[0]
+    kind = "lamb" if "variant" in first else "adamw"
+    divides = kind == "lamb" and first["variant"] != "clamped"
+    most = float(first["max_grad_norm"]) if divides else math.inf
+    most_clip = math.inf if max_norm is None else float(max_norm)
+    return _dispatch.call("device_step", kind, batches, rows, lr.reshape(1), grad_scale.reshape(1), most_clip, most)
+
+
+@_dispatch.register("device_step", "reference")
+def _device_step(
+    kind: str, batches: list[Batch], rows: Rows, lr: Tensor, grad_scale: Tensor, max_norm: float, most_norm: float
+) -> Outcome:
+    """The same in torch's own arithmetic, tensor by tensor, on any device and without waiting for it."""
+    squares = [g.to(torch.float64).square().sum() for batch in batches for g in batch.gradients]
+    norm = torch.stack(squares).sum().sqrt() * grad_scale[0].abs().double()
+    finite = torch.isfinite(norm)
+    clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    scale = grad_scale[0] * clip / (norm * clip / most_norm).clamp(min=1.0)
+    row_of = {id(p): i for i, p in enumerate(rows.params)}
+    for batch in batches:
+        for i, p in enumerate(batch.params):
+            count = rows.counts[row_of[id(p)]]
+            count += finite.to(count.dtype)
+            _update(kind, batch, i, count, lr[0], scale, finite)
+        write_back(batch)
+    return Outcome(norm.float(), finite.float())
+
+
+def _update(kind: str, batch: Batch, i: int, count: Tensor, lr: Tensor, scale: Tensor, finite: Tensor) -> None:
+    group, target, first, second = batch.group, batch.targets[i], batch.first[i], batch.second[i]
+    beta1, beta2 = group["betas"]
+    g = batch.gradients[i].to(target.dtype) * scale.to(target.dtype)
+    m, v = torch.lerp(first, g, 1 - beta1), second * beta2 + (1 - beta2) * g * g
+    roots, direction = v.sqrt(), m
+    if is_corrected(kind, group):
+        # A step that is not made has count 0 at first: no division by zero, whose NaN would be thrown away anyhow.
+        step = count.clamp(min=1).double()
+        roots = roots / (1 - beta2**step).sqrt().to(target.dtype)
+        direction = m / (1 - beta1**step).to(target.dtype)
+    u = direction / (roots + group["eps"]) + group["weight_decay"] * target
+    rate = lr.to(target.dtype)
+    if kind == "lamb" and has_trust(group):
+        weights, updates = target.norm(), u.norm()
+        trust = weights / updates
+        if group["variant"] == "clamped":
+            trust = trust.clamp(*group["trust_range"])
+        rate = rate * torch.where((weights > 0) & (updates > 0), trust, torch.ones_like(trust))
+    for old, new in ((target, target - rate * u), (first, m), (second, v)):
+        old.copy_(torch.where(finite, new, old))

@@ -1,0 +1,37 @@
+"""The ten numbers that an update of one tensor needs, as csrc/include/optimizer.h and the Triton kernels order them."""
+
+from __future__ import annotations
+
+import math
+
+
+def _corrections(group: dict, step: int, corrected: bool) -> tuple[float, float]:
+    if not corrected:
+        return 1.0, 1.0
+    beta1, beta2 = group["betas"]
+    return 1 / (1 - beta1**step), 1 / math.sqrt(1 - beta2**step)
+
+
+def _common(group: dict, step: int, corrected: bool) -> tuple[float, ...]:
+    beta1, beta2 = group["betas"]
+    corrections = _corrections(group, step, corrected)
+    return (group["lr"], group["eps"], group["weight_decay"], 1 - beta1, 1 - beta2, *corrections)
+
+
+def is_corrected(kind: str, group: dict) -> bool:
+    """Whether moments are divided by 1 - beta^step; kind is "adamw" or "lamb"."""
+    return group["correct_bias"] if kind == "adamw" else group["variant"] != "clamped"
+
+
+def has_trust(group: dict) -> bool:
+    """Whether LAMB scales the tensors of this group by |p| / |u|."""
+    return group["variant"] != "nvlamb" or bool(group["weight_decay"])
+
+
+def rates(kind: str, group: dict, step: int) -> tuple[float, ...]:
+    """lr, eps, weight decay, 1 - beta1, 1 - beta2, the two corrections, has a trust ratio, its least, its most."""
+    common = _common(group, step, is_corrected(kind, group))
+    if kind == "adamw":
+        return (*common, 0.0, 1.0, 1.0)
+    between = group["trust_range"] if group["variant"] == "clamped" else (0.0, math.inf)
+    return (*common, float(has_trust(group)), *between)

@@ -1,0 +1,397 @@
+"""AdamW (Loshchilov & Hutter 2019) and LAMB (You et al. 2020, algorithm 2) over all tensors of a model at once.
+
+    g = scale grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  u = m c1 / (sqrt(v) c2 + eps) + decay p
+    AdamW: p -= lr u;   LAMB: p -= lr trust u,  trust = |p| / |u| for each tensor
+
+Tensors are cut into chunks of one size, a program each; tables in device memory say where tensors lie and what their
+rates are, so the number of launches does not grow with the number of tensors: one for AdamW, three for LAMB (|u| must
+be known before anything moves; the third makes u again from p, m and v: 16 bytes an element, where keeping u would
+move 20), two for norm, clipping and step counts; each over chunks once for every kind of element, of which a model has
+one or two. Sums are made chunk by chunk in a fixed order: no atomics, two runs give equal bits.
+
+``control`` (3,) fp32 holds (norm, scale, finite): where finite is 0 nothing changes, and the host need not know.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = tl.constexpr(16384)
+# Four elements a thread, a 128-bit load of each array; eight spill in bf16 on sm_90. Not measured on a GPU yet.
+BLOCK, WARPS = 1024, 8
+_SUMS = 1024  # sums that a program adds up at a time
+# Columns of the two tables; csrc/include/optimizer.h has the same order.
+PARAM, GRAD, MASTER, FIRST, SECOND, SIZE, STEP, PLACES = (tl.constexpr(i) for i in range(8))
+LR, EPS, DECAY, RATE1, RATE2, CORRECT1, CORRECT2, HAS_TRUST, LEAST, MOST, RATES = (tl.constexpr(i) for i in range(11))
+
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def _pointer(places_ptr, tensor, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    ptr = tl.load(places_ptr + tensor * PLACES + column).to(tl.pointer_type(DTYPE))
+    return tl.multiple_of(ptr, 16) if ALIGNED else ptr
+
+
+@triton.jit
+def _whole_blocks(begin, size, BLOCK: tl.constexpr):
+    """(end of the chunk's whole blocks, its end): blocks under no mask, because one that varies keeps loads narrow."""
+    end = tl.minimum(begin + CHUNK, size)
+    return begin + (end - begin) // BLOCK * BLOCK, end
+
+
+@triton.jit
+def _block(first, size, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """(places, which of them are inside)."""
+    at = first + tl.arange(0, BLOCK)
+    return at, (tl.full((BLOCK,), True, tl.int1) if WHOLE else at < size)
+
+
+@triton.jit
+def _update(m, v, p, rates):
+    """u, by correctly rounded roots and quotients: memory sets the speed."""
+    root = tl.sqrt_rn(v) * tl.load(rates + CORRECT2) + tl.load(rates + EPS)
+    return tl.div_rn(m * tl.load(rates + CORRECT1), root) + tl.load(rates + DECAY) * p
+
+
+@triton.jit
+def _advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates):
+    """Moves the moments; gives u, 0 outside."""
+    g = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32) * scale
+    m = tl.load(first_ptr + at, mask=inside, other=0.0)
+    v = tl.load(second_ptr + at, mask=inside, other=0.0)
+    # m - (1-b1) m in place of b1 m: 0.999 rounded to fp32 has an error of 1e-5 in what matters, its distance to 1.
+    m = m - tl.load(rates + RATE1) * m + tl.load(rates + RATE1) * g
+    v = v - tl.load(rates + RATE2) * v + tl.load(rates + RATE2) * (g * g)
+    tl.store(first_ptr + at, m, mask=inside)
+    tl.store(second_ptr + at, v, mask=inside)
+    return tl.where(inside, _update(m, v, p, rates), 0.0)
+
+
+@triton.jit
+def _write(param_ptr, master_ptr, at, inside, p, HAS_MASTER: tl.constexpr):
+    if HAS_MASTER:
+        tl.store(master_ptr + at, p, mask=inside)
+    tl.store(param_ptr + at, p.to(param_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _square_sums_kernel(
+    places_ptr,  # (tensors, PLACES) int64
+    chunks_ptr,  # (chunks, 2) int32: tensor, number of the chunk within it
+    partial_ptr,  # (all chunks) fp32
+    first_chunk,
+    GRAD_TYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    chunk = first_chunk + tl.program_id(0)
+    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
+    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
+    size = tl.load(places_ptr + tensor * PLACES + SIZE)
+    grad_ptr = _pointer(places_ptr, tensor, GRAD, GRAD_TYPE, ALIGNED)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    whole, end = _whole_blocks(begin, size, BLOCK)
+    for first in range(begin, whole, BLOCK):
+        g = tl.load(grad_ptr + first + tl.arange(0, BLOCK)).to(tl.float32)
+        acc += g * g
+    if whole < end:
+        at = whole + tl.arange(0, BLOCK)
+        g = tl.load(grad_ptr + at, mask=at < size, other=0.0).to(tl.float32)
+        acc += g * g
+    tl.store(partial_ptr + chunk, tl.sum(acc, 0))
+
+
+@triton.jit
+def _control_kernel(
+    partial_ptr,  # (chunks) fp32: squares of the gradients
+    hyper_ptr,  # (tensors, 2) fp64: log2 of the betas, 0 where nothing is corrected
+    places_ptr,  # (tensors, PLACES) int64: STEP points to an int32, counted here
+    rates_ptr,  # (tensors, RATES) fp32: LR and the corrections are written here
+    lr_ptr,  # (1) fp32
+    grad_scale_ptr,  # (1) fp32
+    control_ptr,  # (3) fp32
+    num_chunks,
+    max_norm,  # what the norm is clipped to; inf for no clipping
+    most_norm,  # LAMB: gradients above this norm are divided down to it; inf where not
+    SUMS: tl.constexpr,
+):
+    """One program a tensor; each sums all chunks, in one order, so that they agree without waiting for one another."""
+    tensor = tl.program_id(0).to(tl.int64)
+    acc = tl.zeros((SUMS,), tl.float64)
+    for first in range(0, num_chunks, SUMS):
+        at = first + tl.arange(0, SUMS)
+        acc += tl.load(partial_ptr + at, mask=at < num_chunks, other=0.0).to(tl.float64)
+    grad_scale = tl.load(grad_scale_ptr)
+    norm = tl.sqrt(tl.sum(acc, 0)) * tl.abs(grad_scale).to(tl.float64)
+    finite = norm < float("inf")  # neither inf nor NaN
+    clip = tl.minimum(tl.div_rn(max_norm, norm.to(tl.float32) + 1e-6), 1.0)
+    divisor = tl.maximum(tl.div_rn(norm.to(tl.float32) * clip, most_norm), 1.0)
+    if tensor == 0:
+        tl.store(control_ptr, norm.to(tl.float32))
+        tl.store(control_ptr + 1, tl.where(finite, tl.div_rn(grad_scale * clip, divisor), 0.0))
+        tl.store(control_ptr + 2, tl.where(finite, 1.0, 0.0))
+    address = tl.load(places_ptr + tensor * PLACES + STEP)
+    if finite & (address != 0):  # a tensor without a gradient has no count
+        step_ptr = address.to(tl.pointer_type(tl.int32))
+        step = tl.load(step_ptr) + 1
+        tl.store(step_ptr, step)
+        log1, log2 = tl.load(hyper_ptr + 2 * tensor), tl.load(hyper_ptr + 2 * tensor + 1)
+        # In fp64: 1 - 0.999^step has lost three digits of its fp32 powers in the first steps.
+        power1, power2 = tl.exp2(step.to(tl.float64) * log1), tl.exp2(step.to(tl.float64) * log2)
+        rates = rates_ptr + tensor * RATES
+        tl.store(rates + LR, tl.load(lr_ptr))
+        tl.store(rates + CORRECT1, tl.where(log1 < 0, 1.0 / (1.0 - power1), 1.0).to(tl.float32))
+        tl.store(rates + CORRECT2, tl.where(log2 < 0, 1.0 / tl.sqrt(1.0 - power2), 1.0).to(tl.float32))
+
+
+@triton.jit
+def _adamw_block(
+    pointers, first, size, scale, rates, HAS_MASTER: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+):
+    param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr = pointers
+    at, inside = _block(first, size, WHOLE, BLOCK)
+    p = tl.load(master_ptr + at, mask=inside, other=0.0)
+    u = _advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates)
+    _write(param_ptr, master_ptr, at, inside, p - tl.load(rates + LR) * u, HAS_MASTER)
+
+
+@triton.jit
+def _adamw_kernel(
+    places_ptr,  # (tensors, PLACES) int64
+    rates_ptr,  # (tensors, RATES) fp32
+    chunks_ptr,  # (chunks, 2) int32
+    control_ptr,  # (3) fp32
+    first_chunk,
+    PARAM_TYPE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
+    HAS_MASTER: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if tl.load(control_ptr + 2) == 0.0:
+        return
+    scale = tl.load(control_ptr + 1)
+    chunk = first_chunk + tl.program_id(0)
+    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
+    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
+    size = tl.load(places_ptr + tensor * PLACES + SIZE)
+    rates = rates_ptr + tensor * RATES
+    param_ptr = _pointer(places_ptr, tensor, PARAM, PARAM_TYPE, ALIGNED)
+    grad_ptr = _pointer(places_ptr, tensor, GRAD, GRAD_TYPE, ALIGNED)
+    master_ptr = _pointer(places_ptr, tensor, MASTER, tl.float32, ALIGNED)
+    first_ptr = _pointer(places_ptr, tensor, FIRST, tl.float32, ALIGNED)
+    second_ptr = _pointer(places_ptr, tensor, SECOND, tl.float32, ALIGNED)
+    whole, end = _whole_blocks(begin, size, BLOCK)
+    pointers = (param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr)
+    for first in range(begin, whole, BLOCK):
+        _adamw_block(pointers, first, size, scale, rates, HAS_MASTER, True, BLOCK)
+    if whole < end:
+        _adamw_block(pointers, whole, size, scale, rates, HAS_MASTER, False, BLOCK)
+
+
+@triton.jit
+def _lamb_measure_block(
+    pointers, first, size, scale, rates, has_trust, HAS_MASTER: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """(p^2, u^2)."""
+    param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr = pointers
+    at, inside = _block(first, size, WHOLE, BLOCK)
+    p = tl.load(master_ptr + at, mask=inside, other=0.0)
+    u = _advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates)
+    if not has_trust:
+        _write(param_ptr, master_ptr, at, inside, p - tl.load(rates + LR) * u, HAS_MASTER)
+    return p * p, u * u
+
+
+@triton.jit
+def _lamb_measure_kernel(
+    places_ptr,  # (tensors, PLACES) int64
+    rates_ptr,  # (tensors, RATES) fp32
+    chunks_ptr,  # (chunks, 2) int32
+    control_ptr,  # (3) fp32
+    squares_ptr,  # (all chunks, 2) fp32: of p and of u
+    first_chunk,
+    PARAM_TYPE: tl.constexpr,
+    GRAD_TYPE: tl.constexpr,
+    HAS_MASTER: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Moves the moments, and what needs no trust ratio altogether; sums p^2 and u^2 of the rest."""
+    if tl.load(control_ptr + 2) == 0.0:
+        return
+    scale = tl.load(control_ptr + 1)
+    chunk = first_chunk + tl.program_id(0)
+    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
+    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
+    size = tl.load(places_ptr + tensor * PLACES + SIZE)
+    rates = rates_ptr + tensor * RATES
+    has_trust = tl.load(rates + HAS_TRUST) != 0.0
+    param_ptr = _pointer(places_ptr, tensor, PARAM, PARAM_TYPE, ALIGNED)
+    grad_ptr = _pointer(places_ptr, tensor, GRAD, GRAD_TYPE, ALIGNED)
+    master_ptr = _pointer(places_ptr, tensor, MASTER, tl.float32, ALIGNED)
+    first_ptr = _pointer(places_ptr, tensor, FIRST, tl.float32, ALIGNED)
+    second_ptr = _pointer(places_ptr, tensor, SECOND, tl.float32, ALIGNED)
+    of_weights = tl.zeros((BLOCK,), tl.float32)
+    of_updates = tl.zeros((BLOCK,), tl.float32)
+    whole, end = _whole_blocks(begin, size, BLOCK)
+    pointers = (param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr)
+    for first in range(begin, whole, BLOCK):
+        p2, u2 = _lamb_measure_block(pointers, first, size, scale, rates, has_trust, HAS_MASTER, True, BLOCK)
+        of_weights += p2
+        of_updates += u2
+    if whole < end:
+        p2, u2 = _lamb_measure_block(pointers, whole, size, scale, rates, has_trust, HAS_MASTER, False, BLOCK)
+        of_weights += p2
+        of_updates += u2
+    tl.store(squares_ptr + 2 * chunk, tl.sum(of_weights, 0))
+    tl.store(squares_ptr + 2 * chunk + 1, tl.sum(of_updates, 0))
+
+
+@triton.jit
+def _lamb_trust_kernel(
+    rates_ptr,  # (tensors, RATES) fp32
+    bounds_ptr,  # (tensors + 1) int32: the chunks of each tensor
+    squares_ptr,  # (all chunks, 2) fp32
+    trusts_ptr,  # (tensors) fp32
+    SUMS: tl.constexpr,
+):
+    tensor = tl.program_id(0).to(tl.int64)
+    begin, end = tl.load(bounds_ptr + tensor), tl.load(bounds_ptr + tensor + 1)
+    of_weights = tl.zeros((SUMS,), tl.float64)
+    of_updates = tl.zeros((SUMS,), tl.float64)
+    for first in range(begin, end, SUMS):
+        at = first + tl.arange(0, SUMS)
+        of_weights += tl.load(squares_ptr + 2 * at, mask=at < end, other=0.0).to(tl.float64)
+        of_updates += tl.load(squares_ptr + 2 * at + 1, mask=at < end, other=0.0).to(tl.float64)
+    weights, updates = tl.sqrt(tl.sum(of_weights, 0)), tl.sqrt(tl.sum(of_updates, 0))
+    rates = rates_ptr + tensor * RATES
+    trust = tl.maximum((weights / updates).to(tl.float32), tl.load(rates + LEAST))
+    trust = tl.minimum(trust, tl.load(rates + MOST))
+    tl.store(trusts_ptr + tensor, tl.where((weights > 0) & (updates > 0), trust, 1.0))
+
+
+@triton.jit
+def _lamb_move_block(
+    pointers, first, size, rate, rates, HAS_MASTER: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
+):
+    param_ptr, master_ptr, first_ptr, second_ptr = pointers
+    at, inside = _block(first, size, WHOLE, BLOCK)
+    p = tl.load(master_ptr + at, mask=inside, other=0.0)
+    m = tl.load(first_ptr + at, mask=inside, other=0.0)
+    v = tl.load(second_ptr + at, mask=inside, other=0.0)
+    _write(param_ptr, master_ptr, at, inside, p - rate * _update(m, v, p, rates), HAS_MASTER)
+
+
+@triton.jit
+def _lamb_move_kernel(
+    places_ptr,  # (tensors, PLACES) int64
+    rates_ptr,  # (tensors, RATES) fp32
+    chunks_ptr,  # (chunks, 2) int32
+    control_ptr,  # (3) fp32
+    trusts_ptr,  # (tensors) fp32
+    first_chunk,
+    PARAM_TYPE: tl.constexpr,
+    HAS_MASTER: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    chunk = first_chunk + tl.program_id(0)
+    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
+    rates = rates_ptr + tensor * RATES
+    if (tl.load(control_ptr + 2) == 0.0) | (tl.load(rates + HAS_TRUST) == 0.0):
+        return
+    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
+    size = tl.load(places_ptr + tensor * PLACES + SIZE)
+    rate = tl.load(rates + LR) * tl.load(trusts_ptr + tensor)
+    param_ptr = _pointer(places_ptr, tensor, PARAM, PARAM_TYPE, ALIGNED)
+    master_ptr = _pointer(places_ptr, tensor, MASTER, tl.float32, ALIGNED)
+    first_ptr = _pointer(places_ptr, tensor, FIRST, tl.float32, ALIGNED)
+    second_ptr = _pointer(places_ptr, tensor, SECOND, tl.float32, ALIGNED)
+    whole, end = _whole_blocks(begin, size, BLOCK)
+    pointers = (param_ptr, master_ptr, first_ptr, second_ptr)
+    for first in range(begin, whole, BLOCK):
+        _lamb_move_block(pointers, first, size, rate, rates, HAS_MASTER, True, BLOCK)
+    if whole < end:
+        _lamb_move_block(pointers, whole, size, rate, rates, HAS_MASTER, False, BLOCK)
+
+
+class Tables:
+    """Where a set of tensors lies and what their rates are, on the device: what every launch below takes.
+
+    Args:
+        kinds: of each tensor (dtype of the parameter, dtype of the gradient); equal ones lie side by side.
+        sizes: of each tensor, in elements.
+        places: (tensors, PLACES) int64 on the device; MASTER is the parameter itself where there is none.
+        rates: (tensors, RATES) float32 on the device, or None for the norm alone.
+        aligned: every address is a multiple of 16.
+    """
+
+    def __init__(self, kinds: tuple, sizes: tuple, places: Tensor, rates: Tensor | None, aligned: bool) -> None:
+        self.places, self.rates, self.aligned = places, rates, aligned
+        self.num_tensors = len(sizes)
+        self.chunks, self.bounds, self.num_chunks, self._runs = _layout(kinds, sizes, places.device)
+
+    def launch(self, kernel, *arguments, gradients: bool = True, parameters: bool = True) -> None:
+        """The kernel over all chunks, once for each kind."""
+        for (param, grad), first, count in self._runs:
+            types = {"GRAD_TYPE": _TYPES[grad]} if gradients else {}
+            if parameters:
+                types |= {"PARAM_TYPE": _TYPES[param], "HAS_MASTER": param != torch.float32}
+            kernel[(count,)](*arguments, first, **types, ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=WARPS)
+
+
+@lru_cache(maxsize=32)
+def _layout(kinds: tuple, sizes: tuple[int, ...], device: torch.device):
+    """chunks (chunks, 2), bounds (tensors + 1), both on the device; number of chunks; [(kind, first chunk, chunks)]."""
+    counts = torch.tensor([triton.cdiv(size, CHUNK.value) for size in sizes], dtype=torch.int64)
+    bounds = torch.zeros(len(sizes) + 1, dtype=torch.int64)
+    torch.cumsum(counts, 0, out=bounds[1:])
+    owners = torch.repeat_interleave(torch.arange(len(sizes)), counts)
+    chunks = torch.stack([owners, torch.arange(len(owners)) - bounds[owners]], 1).to(torch.int32)
+    runs = []
+    for kind, first, last in zip(kinds, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if runs and runs[-1][0] == kind:
+            runs[-1] = (kind, runs[-1][1], last - runs[-1][1])
+        else:
+            runs.append((kind, first, last - first))
+    runs = [run for run in runs if run[2]]
+    return chunks.to(device), bounds.to(torch.int32).to(device), len(owners), runs
+
+
+def square_sums(tables: Tables) -> Tensor:
+    """(chunks,) fp32: the gradients' squares, summed chunk by chunk."""
+    partial = torch.empty(tables.num_chunks, dtype=torch.float32, device=tables.places.device)
+    tables.launch(_square_sums_kernel, tables.places, tables.chunks, partial, parameters=False)
+    return partial
+
+
+def control(
+    tables: Tables, partial: Tensor, hyper: Tensor, lr: Tensor, grad_scale: Tensor, max_norm: float, most_norm: float
+) -> Tensor:
+    """(3,) fp32: norm, scale, finite; counts the steps and writes the rates that follow from them, where finite."""
+    out = torch.empty(3, dtype=torch.float32, device=partial.device)
+    _control_kernel[(max(tables.num_tensors, 1),)](
+        *(partial, hyper, tables.places, tables.rates, lr, grad_scale, out, tables.num_chunks, max_norm, most_norm),
+        SUMS=_SUMS,
+        num_warps=4,
+    )
+    return out
+
+
+def adamw(tables: Tables, control: Tensor) -> None:
+    tables.launch(_adamw_kernel, tables.places, tables.rates, tables.chunks, control)
+
+
+def lamb(tables: Tables, control: Tensor) -> None:
+    squares = torch.empty(tables.num_chunks, 2, dtype=torch.float32, device=control.device)
+    trusts = torch.empty(tables.num_tensors, dtype=torch.float32, device=control.device)
+    tables.launch(_lamb_measure_kernel, tables.places, tables.rates, tables.chunks, control, squares)
+    _lamb_trust_kernel[(tables.num_tensors,)](tables.rates, tables.bounds, squares, trusts, SUMS=_SUMS, num_warps=4)
+    tables.launch(_lamb_move_kernel, tables.places, tables.rates, tables.chunks, control, trusts, gradients=False)

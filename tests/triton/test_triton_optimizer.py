@@ -1,0 +1,341 @@
+"""The optimisers' Triton kernels: AdamW and LAMB as published, and the steps that the host does not follow.
+
+In the interpreter or on a GPU, as test_triton_kernels.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+
+import pytest
+import torch
+from close import assert_close
+from optimizers_by_hand import BETA1, BETA2, EPS, VARIANTS, adamw_by_hand, groups_of, hold, lamb_by_hand, start
+
+from fastbert import ops
+from fastbert.errors import BackendError, InputError
+from fastbert.optim import AdamW, Lamb, clipped_step, device_step, prepare
+from fastbert.optim.base import global_norm
+
+pytest.importorskip("triton")
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETING and not torch.cuda.is_available():
+    pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
+
+from fastbert.triton_kernels import optimizer as kernels  # noqa: E402
+
+DEVICE = "cpu" if INTERPRETING else "cuda"
+# Nothing, at and off a power of two, at and off the 16,384 elements of a chunk.
+SIZES = [0, 1, 7, 16, 65, 1000, 16384, 16385, 20000]
+SHIPPED_BLOCK = kernels.BLOCK
+
+
+@pytest.fixture(autouse=True)
+def triton(monkeypatch):
+    if INTERPRETING:  # whose time goes by the number of operations, not by their size
+        monkeypatch.setattr(kernels, "BLOCK", kernels.CHUNK.value)
+    with ops.backend("triton"):
+        yield
+
+
+def some(sizes, scale=1.0):
+    """Parameters and the gradients of two steps."""
+    params, gradients = start(sizes, scale)
+    return params, gradients[:2]
+
+
+def adamw(groups):
+    return AdamW(groups, 0.01, (BETA1, BETA2), EPS, correct_bias=True)
+
+
+def lamb(variant):
+    return lambda groups: Lamb(groups, 0.02, (BETA1, BETA2), EPS, variant=variant)
+
+
+MAKES = [adamw, *(lamb(variant) for variant in VARIANTS)]
+
+
+def train(make, params, gradients, backend="triton", dtype=torch.float32, step=lambda optimizer: optimizer.step()):
+    """[parameters..., first moments..., second moments...] on the CPU after all steps, and the optimiser."""
+    params = [torch.nn.Parameter(p.to(DEVICE, dtype, copy=True)) for p in params]
+    optimizer = make(groups_of(params))
+    with ops.backend(backend):
+        for given in gradients:
+            for p, g in zip(params, given, strict=True):
+                p.grad = g.to(DEVICE, dtype)
+            step(optimizer)
+    results = [p.detach().cpu() for p in params]
+    for name in ("exp_avg", "exp_avg_sq"):
+        results += [optimizer.state[p][name].cpu() for p in params]
+    return results, optimizer
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_adamw_is_the_algorithm(corrected):
+    params, gradients = some(SIZES)
+
+    def make(groups):
+        return AdamW(groups, 0.01, (BETA1, BETA2), EPS, correct_bias=corrected)
+
+    same, _ = train(make, params, gradients, "reference")
+    got, _ = train(make, params, gradients)
+    hold(got, adamw_by_hand(params, gradients, 0.01, corrected), same, SIZES)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 10.0])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lamb_is_the_algorithm(variant, scale):
+    params, gradients = some(SIZES, scale)
+    same, _ = train(lamb(variant), params, gradients, "reference")
+    got, _ = train(lamb(variant), params, gradients)
+    hold(got, lamb_by_hand(params, gradients, 0.02, variant), same, SIZES)
+
+
+@pytest.mark.parametrize("make", [adamw, lamb("apex")])
+def test_the_block_that_ships(make, monkeypatch):
+    params, gradients = some([16384, 16385])
+    expected, _ = train(make, params, gradients[:1])
+    monkeypatch.setattr(kernels, "BLOCK", SHIPPED_BLOCK)
+    got, _ = train(make, params, gradients[:1])
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_lamb_of_zeros_has_trust_one():
+    p, still = (torch.nn.Parameter(f(20, device=DEVICE)) for f in (torch.zeros, torch.ones))
+    p.grad, still.grad = torch.ones(20, device=DEVICE), torch.zeros(20, device=DEVICE)
+    Lamb([p, still], lr=0.5, weight_decay=0.0, variant="apex", max_grad_norm=1e9).step()
+    # u = 1 / (1 + eps) in every element.
+    torch.testing.assert_close(p.detach().cpu(), torch.full((20,), -0.5), rtol=3e-6, atol=0.0)
+    assert torch.equal(still.detach().cpu(), torch.ones(20))
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_narrow_parameters_are_the_float32_run_rounded(make):
+    """float16: the interpreter cuts bfloat16 off where it should round."""
+    params, gradients = some([0, 5, 16, 1000, 16385])
+    params, gradients = [p.half() for p in params], [[g.half() for g in step] for step in gradients]
+    narrow, optimizer = train(make, params, gradients, dtype=torch.float16)
+    wide, _ = train(make, params, gradients)
+    for p, w in zip(narrow[: len(params)], wide, strict=False):
+        assert torch.equal(p, w.half())
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            assert torch.equal(p.detach(), optimizer.state[p]["master"].half())
+
+
+def test_kinds_and_addresses_of_all_sorts_in_one_step():
+    """Two dtypes of parameters, gradients that are views, and tensors that begin at any address."""
+    generator = torch.Generator().manual_seed(1)
+    store = torch.randn(5000, generator=generator).to(DEVICE)
+    params = [torch.nn.Parameter(store[1 + 700 * i :][:600].view(20, 30)) for i in range(3)]
+    params += [torch.nn.Parameter(p.detach().half()) for p in params]
+    for p in params:
+        p.grad = torch.randn(30, 20, generator=generator).to(DEVICE, p.dtype).t()
+    other = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    for p, q in zip(params, other, strict=True):
+        q.grad = p.grad
+    Lamb(params, 0.02, variant="apex").step()
+    with ops.backend("reference"):
+        Lamb(other, 0.02, variant="apex").step()
+    for p, q in zip(params, other, strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_launches_do_not_grow_with_the_tensors(monkeypatch):
+    launches = []
+
+    class Counted:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            launches.append(self.kernel)
+            return self.kernel[grid]
+
+    for name in [name for name in vars(kernels) if name.endswith("_kernel")]:
+        monkeypatch.setattr(kernels, name, Counted(getattr(kernels, name)))
+    counts = []
+    for many in (2, 12):
+        params = [torch.nn.Parameter(torch.ones(3 + i, device=DEVICE)) for i in range(many)]
+        for p in params:
+            p.grad = torch.ones_like(p)
+        for optimizer in (AdamW(params), Lamb(params)):
+            launches.clear()
+            optimizer.step()
+            counts.append(len(launches))
+            device_step(optimizer, torch.ones(1, device=DEVICE), max_norm=1.0)
+            counts.append(len(launches) - counts[-1])
+    # AdamW: one, and with norm and control three. LAMB: the norm and three, and with control five.
+    assert counts == [1, 3, 4, 5] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_norm_of_gradients(dtype):
+    _, (gradients, *_) = start(SIZES)
+    gradients = [g.to(DEVICE, dtype) for g in gradients]
+    got = global_norm(gradients)
+    truth = torch.cat([g.double() for g in gradients]).norm()
+    assert (got.shape, got.dtype) == ((), torch.float32)
+    torch.testing.assert_close(got.double(), truth, rtol=1e-6, atol=0.0)
+    gradients[-1][-1] = float("nan")
+    assert global_norm(gradients).isnan()
+
+
+def on_device(rate, **options):
+    lr = torch.tensor([rate], device=DEVICE)
+    return lambda optimizer: device_step(optimizer, lr, **options)
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_a_step_on_the_device_is_a_clipped_step(make):
+    params, gradients = some([0, 1, 16, 65, 1000, 16385])
+    rate = make([torch.nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+
+    def in_double(optimizer):  # the clip is no part of the published algorithm: torch's arithmetic in fp64
+        return clipped_step(optimizer, 5.0)
+
+    truth, _ = train(make, [p.double() for p in params], gradients, "reference", torch.float64, in_double)
+    same, host = train(make, params, gradients, "reference", step=lambda optimizer: clipped_step(optimizer, 5.0))
+    got, optimizer = train(make, params, gradients, step=on_device(rate, max_norm=5.0))
+    again, _ = train(make, params, gradients, step=on_device(rate, max_norm=5.0))
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    for k in range(3):
+        part = slice(k * len(params), (k + 1) * len(params))
+        together = [torch.cat(x[part]) for x in (got, truth, same)]
+        assert_close(*together, what=("parameters", "exp_avg", "exp_avg_sq")[k])
+    steps = [state["step"] for state in optimizer.state_dict()["state"].values()]
+    assert steps == [state["step"] for state in host.state_dict()["state"].values()] == [2] * len(params)
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+@pytest.mark.parametrize("make", [adamw, lamb("nvlamb")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_gradient_changes_nothing_and_is_not_counted(backend, make, bad):
+    params, gradients = some([3, 16385])
+    with ops.backend(backend):
+        _, optimizer = train(make, params, gradients, backend, step=on_device(0.01, max_norm=1.0))
+        before = copy.deepcopy(optimizer.state_dict()["state"])
+        kept = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+        last = optimizer.param_groups[-1]["params"][-1]
+        last.grad[-1] = bad
+        outcome = device_step(optimizer, torch.full((), 0.01, device=DEVICE))
+        assert (float(outcome.finite), math.isfinite(float(outcome.norm))) == (0.0, False)
+        for index, state in optimizer.state_dict()["state"].items():
+            assert state["step"] == before[index]["step"] == 2
+            assert torch.equal(state["exp_avg"], before[index]["exp_avg"])
+            assert torch.equal(state["exp_avg_sq"], before[index]["exp_avg_sq"])
+        now = [p for group in optimizer.param_groups for p in group["params"]]
+        assert all(torch.equal(a, b) for a, b in zip(now, kept, strict=True))
+        last.grad[-1] = 0.0
+        assert float(device_step(optimizer, torch.full((), 0.01, device=DEVICE)).finite) == 1.0
+        assert {state["step"] for state in optimizer.state_dict()["state"].values()} == {3}
+
+
+@pytest.mark.parametrize("make", [adamw, lamb("apex")])
+def test_a_loss_scale_on_the_device_is_divided_out_before_the_clip(make):
+    params, gradients = some([5, 300])
+    plain, _ = train(make, params, gradients, step=on_device(0.01, max_norm=2.0))
+    large = [[g * 1024 for g in step] for step in gradients]
+    inverse = torch.full((), 1 / 1024, device=DEVICE)
+    scaled, optimizer = train(make, params, large, step=on_device(0.01, max_norm=2.0, grad_scale=inverse))
+    # A power of two: not even a rounding lies between the two.
+    assert all(torch.equal(a, b) for a, b in zip(plain, scaled, strict=True))
+    norm = device_step(optimizer, torch.zeros(1, device=DEVICE), grad_scale=inverse).norm
+    truth = torch.cat([g.double() for g in gradients[-1]]).norm().float()
+    torch.testing.assert_close(norm.cpu(), truth, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_counts_travel_between_host_and_device(backend):
+    params, gradients = start([5, 300])
+    whole, _ = train(adamw, params, gradients, "reference")
+
+    def alternate(optimizer):
+        """Steps on the device, one by the host, and a checkpoint after each."""
+        number = optimizer.state_dict()["state"].get(0, {"step": 0})["step"]
+        if number == 1:
+            optimizer.step()
+        else:
+            device_step(optimizer, torch.full((1,), 0.01, device=DEVICE))
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    got, optimizer = train(adamw, params, gradients, backend, step=alternate)
+    assert {state["step"] for state in optimizer.state_dict()["state"].values()} == {4}
+    for a, b in zip(got, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_a_parameter_without_gradient_stays_and_does_not_count(backend):
+    with ops.backend(backend):
+        p, still = (torch.nn.Parameter(torch.ones(n, device=DEVICE)) for n in (7, 9))
+        optimizer = AdamW([p, still], 0.1)
+        p.grad = torch.ones_like(p)
+        device_step(optimizer, torch.full((1,), 0.1, device=DEVICE))
+        optimizer.settle()
+        assert (optimizer.state[p]["step"], optimizer.state[still]["step"]) == (1, 0)
+        assert torch.equal(still.detach(), torch.ones_like(still))
+        assert not torch.equal(p.detach(), torch.ones_like(p))
+
+
+def test_rates_must_be_numbers_on_the_device():
+    p = torch.nn.Parameter(torch.ones(7, device=DEVICE))
+    p.grad = torch.ones_like(p)
+    for bad in (0.1, torch.ones(2, device=DEVICE), torch.ones(1, dtype=torch.float64, device=DEVICE)):
+        with pytest.raises(InputError, match="lr must be one float32 number in a tensor"):
+            device_step(AdamW([p]), bad)
+    with pytest.raises(InputError, match="lr must be on the parameters' device"):
+        device_step(AdamW([p]), torch.ones(1, device="meta"))
+
+
+def test_what_the_kernels_do_not_take():
+    p = torch.nn.Parameter(torch.ones(7, dtype=torch.float64, device=DEVICE))
+    p.grad = torch.ones_like(p)
+    with pytest.raises(BackendError, match="float16, bfloat16 and float32, got float64"):
+        AdamW([p]).step()
+
+
+if not INTERPRETING:
+
+    @pytest.mark.parametrize("make", MAKES)
+    def test_a_captured_step_replays(make):
+        """Gradients are born inside the graph; the learning rate changes between replays."""
+        params, gradients = start([5, 300, 16385])
+        expected, _ = train(make, params, gradients, "reference", step=lambda o: clipped_step(o, 5.0))
+        params = [torch.nn.Parameter(p.to(DEVICE)) for p in params]
+        optimizer = make(groups_of(params))
+        static = [g.to(DEVICE, copy=True) for g in gradients[0]]
+        lr = torch.zeros(1, device=DEVICE)
+        rows = prepare(optimizer)
+
+        def step():
+            for p, g in zip(params, static, strict=True):
+                p.grad = g * 1.0
+            return device_step(optimizer, lr, max_norm=5.0)
+
+        kept = [p.detach().clone() for p in params]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outcome = step()
+        rows.counts.zero_()
+        for p, old in zip(params, kept, strict=True):
+            p.data.copy_(old)
+            for name in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[p][name].zero_()
+        lr.fill_(make([torch.nn.Parameter(torch.ones(1))]).param_groups[0]["lr"])
+        for given in gradients:
+            for buffer, g in zip(static, given, strict=True):
+                buffer.copy_(g)
+            graph.replay()
+        assert float(outcome.finite) == 1.0
+        for p, e in zip(params, expected, strict=False):
+            torch.testing.assert_close(p.detach().cpu(), e, rtol=1e-5, atol=1e-7)
+        assert {state["step"] for state in optimizer.state_dict()["state"].values()} == {4}
