@@ -72,6 +72,10 @@ class HtmlReport:
         media_type = _MEDIA_TYPES[path.suffix.lower()]
         self._parts.append(f'<p><img alt="{html.escape(alternative)}" src="data:{media_type};base64,{data}"></p>')
 
+    def drawing(self, svg: str) -> None:
+        """A chart of `fastbert.svg`, in the page itself."""
+        self._parts.append(f"<p>{svg}</p>")
+
     def save(self, path: str | os.PathLike) -> Path:
         """Writes the page beside its final name and renames it, so that no half page is ever seen."""
         path = Path(path)

@@ -24,6 +24,7 @@ COMMANDS = {
     "vocab": "train a WordPiece vocabulary on text files",
     "prepare": "turn text files into token shards for pre-training",
     "pretrain": "pre-train a model by masked language modelling and next sentence prediction",
+    "report": "pre-training runs side by side: figures, options that differ, curves",
     "finetune": "fine-tune a model on a task",
     "evaluate": "score a fine-tuned model, or a file of predictions, by the task's official metric",
     "predict": "write a task's predictions in its official submission format",

@@ -19,8 +19,8 @@ from ..train.phases import Phase
 class Pretrain(PretrainConfig):
     """Pre-trains a BERT on the shards that `fastbert prepare` made; Ctrl-C saves, --resume auto goes on.
 
-    OUT holds config.yaml, metrics.jsonl, tensorboard/, checkpoints/, loss.png and model/, a Hugging Face directory of
-    the model with the least held-out loss.
+    OUT holds config.yaml, metrics.jsonl, tensorboard/, checkpoints/, report.html, loss.png and model/, a Hugging Face
+    directory of the model with the least held-out loss.
 
     Example:
         fastbert pretrain --data DATA --model 4x256 --steps 10000 --lr 5e-4 --out RUN

@@ -23,7 +23,7 @@ class PretrainConfig:
     data: str = ""
     """Directory that `fastbert prepare` made."""
     out: str = ""
-    """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, loss.png."""
+    """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, report.html, loss.png."""
     model: str = "base"
     """A size (base, large, 4x256, ...) for new weights, or a model directory to go on from."""
     init: Literal["bert", "small"] = "bert"

@@ -18,7 +18,7 @@ from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..errors import CheckpointError
 from ..packing import PackedBatch
-from . import checkpoint, engines, flops, phases
+from . import checkpoint, engines, flops, phases, run_report
 from .config import PretrainConfig
 from .console import Console
 from .distributed import World
@@ -364,8 +364,10 @@ class PretrainLoop:
 
         baseline = self.best.get("unigram_entropy") if self.best else None
         loss_plot(log.rows(), plot, baseline=baseline)
+        run = run_report.Run(self.run_dir.name, self.run_dir, self.config, log.rows())
+        report = run_report.write_report([run], self.run_dir / "report.html")
         names = ("model", "checkpoints", "metrics.jsonl", "tensorboard", "config.yaml")
-        return [self.run_dir / name for name in names] + [plot]
+        return [self.run_dir / name for name in names] + [plot, report]
 
     def _header(self) -> str:
         from ..ops import _dispatch

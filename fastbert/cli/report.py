@@ -1,0 +1,41 @@
+"""``fastbert report``: pre-training runs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Report:
+    """Compares pre-training runs: figures, options in which they differ, and curves in one page.
+
+    A run that still goes on can be looked at, and one that was killed.
+
+    Example:
+        fastbert report RUN
+        fastbert report RUN1 RUN2 --out compare.html
+    """
+
+    runs: Positional[Annotated[list[Path], arg(metavar="RUN [RUN ...]")]]
+    """Run directories of `fastbert pretrain`."""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The page to write; RUN/report.html of one run, report.html of several."""
+
+
+def run(args: Report) -> None:
+    from ..train.run_report import differences, read_runs, table, write_report
+    from ._tables import print_table
+
+    runs = read_runs(args.runs)
+    header, lines = table(runs)
+    print_table([header, *lines])
+    header, lines = differences(runs)
+    if lines:
+        print("\noptions that differ")
+        print_table([header, *lines])
+    path = args.out or (args.runs[0] if len(runs) == 1 else Path()) / "report.html"
+    print(write_report(runs, path))

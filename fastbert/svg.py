@@ -1,0 +1,135 @@
+"""Line charts and stacked bars as SVG text, for a page of every run: matplotlib takes seconds for ten of them."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Okabe and Ito's palette, which readers with any colour vision can tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_WIDTH, _HEIGHT = 760, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 26, 34
+_INK, _GRID = "#57606a", "#eaeef2"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve.
+
+    Args:
+        points: (x, y), finite.
+        colour: as CSS says it.
+        label: in the legend; empty = not there.
+        dots: draw the points too, and the line thicker.
+    """
+
+    points: Sequence[tuple[float, float]]
+    colour: str
+    label: str = ""
+    dots: bool = False
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers within [low, high]: multiples of 1, 2 or 5 times a power of ten."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def line_chart(lines: Sequence[Line], ylabel: str, xlabel: str, logarithmic: bool = False) -> str:
+    """A chart of curves over common axes; with ``logarithmic`` every y must be above 0."""
+    points = [point for line in lines for point in line.points]
+    xs = [x for x, _ in points] or [0.0]
+    ys = [math.log10(y) if logarithmic else y for _, y in points] or [0.0]
+    x_range, y_range = _widened(min(xs), max(xs)), _widened(min(ys), max(ys))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_range[0]) / (x_range[1] - x_range[0])
+        up = (y - y_range[0]) / (y_range[1] - y_range[0])
+        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = []
+    for tick in _y_ticks(*y_range, logarithmic):
+        _, y = place(x_range[0], tick)
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
+        parts.append(_text(_LEFT - 6, y + 4, _number(10.0**tick if logarithmic else tick), "end"))
+    for tick in ticks(*x_range, most=8):
+        x, _ = place(tick, y_range[0])
+        parts.append(_text(x, _HEIGHT - _BOTTOM + 16, _number(tick), "middle"))
+    for line in lines:
+        drawn = [place(x, math.log10(y) if logarithmic else y) for x, y in line.points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
+        width = 2 if line.dots else 1.2
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{width}"/>')
+        if line.dots or len(drawn) == 1:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{line.colour}"/>' for x, y in drawn]
+    parts.append(_text(_LEFT, 14, ylabel, "start"))
+    parts.append(_text(_WIDTH - _RIGHT, _HEIGHT - 4, xlabel, "end"))
+    parts += _legend([(line.label, line.colour) for line in lines if line.label])
+    return _svg(_HEIGHT, ylabel, parts)
+
+
+def stacked_bars(rows: Sequence[tuple[str, Sequence[float]]], parts_of: Sequence[tuple[str, str]], title: str) -> str:
+    """A bar a row, from left to right its shares in per cent.
+
+    Args:
+        rows: label and shares.
+        parts_of: name and colour of each share.
+    """
+    left, height, parts = 150, 46 + 26 * len(rows), []
+    for number, (label, shares) in enumerate(rows):
+        y, x = 36 + 26 * number, float(left)
+        parts.append(_text(left - 8, y + 13, label, "end"))
+        for share, (name, colour) in zip(shares, parts_of, strict=True):
+            width = share / 100 * (_WIDTH - left - _RIGHT)
+            tip = f"<title>{html.escape(name)} {share:.1f} %</title>"
+            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="18" fill="{colour}">{tip}</rect>')
+            x += width
+    parts.append(_text(0, 14, title, "start"))
+    parts += _legend(list(parts_of))
+    return _svg(height, title, parts)
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """A range that is no point."""
+    return (low, high) if high > low else (low - max(abs(low), 1) / 20, high + max(abs(high), 1) / 20)
+
+
+def _y_ticks(low: float, high: float, logarithmic: bool) -> list[float]:
+    """Ticks of the axis; powers of ten on a logarithmic one that spans some."""
+    if logarithmic and math.floor(high) - math.ceil(low) >= 1:
+        stride = max((math.floor(high) - math.ceil(low)) // 5, 1)
+        return [float(n) for n in range(math.ceil(low), math.floor(high) + 1, stride)]
+    return ticks(low, high)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 and value == round(value) else f"{value:.4g}"
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> list[str]:
+    """Names in their colours along the upper edge, from the right."""
+    parts, x = [], float(_WIDTH - _RIGHT)
+    for label, colour in reversed(entries):
+        parts.append(f'<g fill="{colour}">{_text(x, 14, "■ " + label, "end")}</g>')
+        x -= 7.0 * (len(label) + 3)
+    return parts
+
+
+def _svg(height: int, title: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" width="100%" '
+        f'font-family="system-ui, sans-serif" font-size="12" fill="{_INK}"><title>{html.escape(title)}</title>'
+        + "".join(parts)
+        + "</svg>"
+    )

@@ -1,0 +1,210 @@
+"""report.html of a pre-training run, and of several side by side: figures, options that differ, curves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from .. import svg
+from ..errors import InputError
+from ..report import HtmlReport
+from .config import PretrainConfig
+from .metrics import read_metrics
+
+_MOST_POINTS = 1000
+# Figures of a row that are drawn against the step: name, what the axis says, scale, logarithmic.
+_CURVES = (
+    ("mlm_loss", "masked-LM cross-entropy (nats)", 1.0, False),
+    ("nsp_loss", "next-sentence cross-entropy (nats)", 1.0, False),
+    ("mlm_acc", "masked-LM accuracy (%)", 100.0, False),
+    ("nsp_acc", "next-sentence accuracy (%)", 100.0, False),
+    ("lr", "learning rate", 1.0, False),
+    ("grad_norm", "norm of the gradient", 1.0, True),
+    ("tokens_per_second", "tokens a second", 1.0, False),
+    ("mfu", "share of the peak, MFU (%)", 100.0, False),
+    ("memory_mib", "peak memory (MiB)", 1.0, False),
+    ("loss_scale", "loss scale", 1.0, True),
+)
+_PARTS = ("data", "forward", "backward", "optimizer", "communication")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory says.
+
+    Args:
+        name: its directory's, told apart from those of other runs.
+        directory: where it is.
+        config: the options.
+        rows: of metrics.jsonl.
+    """
+
+    name: str
+    directory: Path
+    config: PretrainConfig
+    rows: list[dict]
+
+    def kind(self, kind: str) -> list[dict]:
+        return [row for row in self.rows if row["kind"] == kind]
+
+
+def read_runs(directories: Sequence[str | os.PathLike]) -> list[Run]:
+    """Reads run directories.
+
+    Raises:
+        InputError: a directory holds no run, or a run without a row.
+    """
+    paths = [Path(directory) for directory in directories]
+    names = _names(paths)
+    runs = []
+    for path, name in zip(paths, names, strict=True):
+        if not (path / "config.yaml").is_file():
+            raise InputError(f"{path}: expected a run directory of `fastbert pretrain`, found no config.yaml in it")
+        rows = read_metrics(path / "metrics.jsonl")
+        if not rows:
+            raise InputError(f"{path}: expected rows in metrics.jsonl, found none")
+        runs.append(Run(name, path, PretrainConfig.from_yaml(path / "config.yaml"), rows))
+    return runs
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{path} ({number})" for number, path in enumerate(paths, 1)]
+
+
+def figures(run: Run) -> dict[str, float | int | str]:
+    """What the run came to, by name; what it did not measure is left out."""
+    train, heldout = run.kind("train"), run.kind("heldout")
+    last = train[-1] if train else {}
+    seconds = sum(row.get("seconds", 0.0) for row in train)
+    found = {
+        "model": run.config.model,
+        "optimiser": run.config.optimizer,
+        "steps": run.rows[-1]["step"] if run.rows else 0,
+        "training minutes": seconds / 60,
+        "last training loss (nats)": last.get("mlm_loss"),
+    }
+    finite = [row for row in heldout if math.isfinite(row["mlm_loss"])]
+    if finite:
+        # A later phase's samples are others: its best is the run's.
+        phase = [row for row in finite if row.get("phase") == finite[-1].get("phase")]
+        best = min(phase, key=lambda row: row["mlm_loss"] + row.get("nsp_loss", 0.0))
+        found |= {
+            "best held-out step": best["step"],
+            "held-out masked-LM loss (nats)": best["mlm_loss"],
+            "unigram entropy of the same (nats)": best.get("unigram_entropy"),
+            "held-out masked-LM accuracy (%)": 100 * best["mlm_acc"],
+            "held-out next-sentence accuracy (%)": 100 * best["nsp_acc"] if "nsp_acc" in best else None,
+        }
+    for name, label, scale in (
+        ("tokens_per_second", "tokens a second (median)", 1),
+        ("executed_tokens_per_second", "executed tokens a second (median)", 1),
+        ("mfu", "MFU (median, %)", 100),
+    ):
+        values = [row[name] for row in train if name in row]
+        found[label] = scale * median(values) if values else None
+    for part in _PARTS:
+        spent = sum(row.get(f"{part}_seconds", 0.0) for row in train)
+        if seconds and any(f"{part}_seconds" in row for row in train):
+            found[f"time in {part} (%)"] = 100 * spent / seconds
+    found |= {"peak memory (MiB)": last.get("memory_mib"), "skipped steps": last.get("skipped_steps")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def table(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
+    """Header and lines: a figure a line, a run a column."""
+    columns = [figures(run) for run in runs]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    return ["", *(run.name for run in runs)], [[name, *(c.get(name, "") for c in columns)] for name in names]
+
+
+def differences(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
+    """Header and lines of the options in which runs differ; where they write does not count."""
+    options = [_flat(run.config) for run in runs]
+    names = [name for name in options[0] if len({str(option[name]) for option in options}) > 1]
+    return ["option", *(run.name for run in runs)], [[n, *(str(o[n]) for o in options)] for n in names]
+
+
+def _flat(config: PretrainConfig) -> dict:
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    samples = dataclasses.asdict(values.pop("samples"))
+    phases = {f"phase {i + 1}": _said(phase) for i, phase in enumerate(values.pop("phases"))}
+    for name in ("out", "resume"):
+        values.pop(name)
+    return {**values, **{f"samples.{name}": value for name, value in samples.items()}, "phases": phases}
+
+
+def _said(phase) -> dict:
+    return {f.name: getattr(phase, f.name) for f in dataclasses.fields(phase) if getattr(phase, f.name) != f.default}
+
+
+def write_report(runs: Sequence[Run], path: str | os.PathLike) -> Path:
+    """Writes one page about one run or several; it needs nothing else. Returns its path."""
+    alone = len(runs) == 1
+    page = HtmlReport(f"Pre-training run {runs[0].name}" if alone else f"{len(runs)} pre-training runs")
+    page.heading("Figures")
+    page.table(*table(runs))
+    header, lines = differences(runs)
+    if not alone:
+        page.heading("Options that differ")
+        if lines:
+            page.table(header, lines)
+        else:
+            page.text("None: the runs have the same options.")
+    page.heading("Curves")
+    page.text("Thin lines are training, thick ones with dots held-out documents.", note=True)
+    for name, label, scale, logarithmic in _CURVES:
+        if any(name in row for run in runs for row in run.rows):
+            page.drawing(_curve(runs, name, label, scale, logarithmic))
+    if any(f"{part}_seconds" in row for run in runs for row in run.rows for part in _PARTS):
+        page.heading("Where the time goes")
+        page.drawing(_time(runs))
+    if alone:
+        page.heading("Options")
+        page.code(runs[0].config.to_yaml())
+    return page.save(path)
+
+
+def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Means of neighbours where there are too many, so that a page on a long run stays small."""
+    stride = -(-len(points) // _MOST_POINTS) or 1
+    groups = (points[first : first + stride] for first in range(0, len(points), stride))
+    return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+
+
+def _curve(runs: Sequence[Run], name: str, label: str, scale: float, logarithmic: bool) -> str:
+    lines = []
+    for number, run in enumerate(runs):
+        named = False
+        for kind in ("train", "heldout"):
+            points = [
+                (row["step"], scale * row[name])
+                for row in run.kind(kind)
+                if name in row and math.isfinite(row[name]) and (row[name] > 0 or not logarithmic)
+            ]
+            if points:
+                shown = run.name if len(runs) > 1 and not named else ""
+                lines.append(svg.Line(_thin(points), svg.COLOURS[number % len(svg.COLOURS)], shown, kind == "heldout"))
+                named = True
+    return svg.line_chart(lines, label, "optimiser steps", logarithmic)
+
+
+def _time(runs: Sequence[Run]) -> str:
+    """A bar a run: the share of the time of its steps in each part, and what is in none of them."""
+    rows = []
+    for run in runs:
+        known = figures(run)
+        shares = [known.get(f"time in {part} (%)", 0.0) for part in _PARTS]
+        rows.append((run.name, [*shares, max(100.0 - sum(shares), 0.0)]))
+    colours = [*zip(_PARTS, svg.COLOURS, strict=False), ("rest", "#d0d7de")]
+    return svg.stacked_bars(rows, colours, "share of the time of steps (%)")
