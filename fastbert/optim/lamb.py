@@ -10,6 +10,7 @@ from ..errors import InputError
 from ..ops import _dispatch
 from .adamw import check_rates
 from .base import Batch, MasterWeightOptimizer, global_norm, scaled_gradients, write_back
+from .rates import has_trust
 
 VARIANTS = ("nvlamb", "apex", "clamped")
 
@@ -106,15 +107,10 @@ def directions(batch: Batch, gradients: list[torch.Tensor]) -> list[torch.Tensor
 
 
 def _trusts(group: dict, targets: list[torch.Tensor], updates: list[torch.Tensor]) -> list[torch.Tensor]:
-    if not scales(group):
+    if not has_trust(group):
         return [torch.ones((), device=u.device) for u in updates]
     norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in (targets, updates)]
     return list(trust_ratios(group, *norms).unbind())
-
-
-def scales(group: dict) -> bool:
-    """Whether tensors of this group have a trust other than 1."""
-    return group["variant"] != "nvlamb" or bool(group["weight_decay"])
 
 
 def trust_ratios(group: dict, weights: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:

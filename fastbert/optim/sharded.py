@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Batch, call, scaled_gradients, write_back
-from .lamb import Lamb, directions, scales, trust_ratios
+from ..ops import _dispatch
+from .base import Batch, scaled_gradients, write_back
+from .lamb import Lamb, directions, trust_ratios
+from .rates import has_trust
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class ShardedLamb(Lamb):
         batches = self._collect()
         whole = [batch for batch in batches if batch.params[0] not in self.layouts]
         if whole:
-            call("lamb", whole, scale)
+            _dispatch.call("lamb", whole, scale)
         for batch in batches:
             if batch.params[0] in self.layouts:
                 self._update_shards(batch, scale)
@@ -127,7 +129,7 @@ class ShardedLamb(Lamb):
         for p, target, update in zip(batch.params, batch.targets, updates, strict=True):
             layout = self.layouts[p]
             ours, theirs = layout.pieces(target), layout.pieces(update)
-            if scales(batch.group):
+            if has_trust(batch.group):
                 trust = self._trusts(batch.group, layout, ours, theirs)
                 for piece, number in zip(theirs, layout.numbers(), strict=True):
                     piece.mul_(trust[number])
