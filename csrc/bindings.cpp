@@ -144,7 +144,7 @@ void bind_gemm_int8(py::module_& m) {
           [](int dtype, Pointer a, int64_t lda, Pointer packed, Pointer bias, int act, Pointer residual, Pointer c,
              int64_t ldc, int c_dtype, int64_t rows, int64_t n, int64_t k, Pointer sums) {
               gemm_int8({DType(dtype), at(a), lda, at(packed), at<float>(bias), Activation(act), at(residual), at(c), ldc,
-                         DType(c_dtype), rows, n, k, at<int32_t>(sums)});
+                         DType(c_dtype), rows, n, k, at<int32_t>(sums), false});
           },
           py::call_guard<py::gil_scoped_release>());
 }
@@ -289,14 +289,15 @@ void bind_encoder(py::module_& m) {
     m.def("sample_bytes", &sample_bytes, py::arg("addresses"), py::arg("sizes"));
     py::class_<Encoder>(m, "Encoder")
         .def(py::init([](int dtype, bool tanh, float eps, int64_t layers, int64_t hidden, int64_t intermediate,
-                         int64_t nheads) {
+                         int64_t nheads, bool int8) {
             const Activation gelu = tanh ? Activation::gelu_tanh : Activation::gelu;
-            return new Encoder({DType(dtype), gelu, eps, layers, hidden, intermediate, nheads});
+            return new Encoder({DType(dtype), gelu, eps, layers, hidden, intermediate, nheads, int8});
         }))
         .def("set_layer",
-             [](Encoder& self, int64_t index, const std::array<Pointer, 4>& weights, const std::array<Pointer, 8>& v) {
+             [](Encoder& self, int64_t index, const std::array<Pointer, 6>& weights, const std::array<Pointer, 8>& v) {
                  py::gil_scoped_release release;
                  self.set_layer(index, {at(weights[0]), at(weights[1]), at(weights[2]), at(weights[3]),
+                                        at(weights[4]), at(weights[5]),
                                         at<float>(v[0]), at<float>(v[1]), at<float>(v[2]), at<float>(v[3]),
                                         at<float>(v[4]), at<float>(v[5]), at<float>(v[6]), at<float>(v[7])});
              })

@@ -7,6 +7,8 @@
 // does not grow with them.
 #include "encoder.h"
 
+#include "gemm_int8.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -42,9 +44,41 @@ private:
     uintptr_t base_, at_;
 };
 
+// True where both weights leave the same inputs unquantised and cut the others into the same groups.
+bool quantise_alike(const void* one, const void* other) {
+    const Int8Weight a(one), b(other);
+    return a.header->k == b.header->k && a.header->num_outliers == b.header->num_outliers &&
+           std::equal(a.outliers, a.outliers + a.header->num_outliers, b.outliers);
+}
+
+struct Shape {
+    int64_t rows, n, k, ldc;
+};
+
+void product_int8(DType dtype, const void* a, const void* packed, const float* bias, const Shape& shape,
+                  Activation activation, const void* residual, void* c, bool same_rows = false) {
+    GemmInt8Args args{};
+    args.dtype = args.c_dtype = dtype;
+    args.a = a;
+    args.lda = shape.k;
+    args.packed = packed;
+    args.bias = bias;
+    args.act = activation;
+    args.residual = residual;
+    args.c = c;
+    args.ldc = shape.ldc;
+    args.m = shape.rows;
+    args.n = shape.n;
+    args.k = shape.k;
+    args.same_rows = same_rows;
+    gemm_int8(args);
+}
+
 // c = act(a w^T + bias) [+ residual], all contiguous.
-void product(DType dtype, const void* a, const void* packed, const float* bias, int64_t rows, int64_t n, int64_t k,
-             Activation activation, const void* residual, void* c) {
+void product(const EncoderSizes& sizes, const void* a, const void* packed, const float* bias, int64_t rows, int64_t n,
+             int64_t k, Activation activation, const void* residual, void* c) {
+    const DType dtype = sizes.dtype;
+    if (sizes.int8) return product_int8(dtype, a, packed, bias, {rows, n, k, n}, activation, residual, c);
     GemmArgs args{};
     args.dtype = args.c_dtype = dtype;
     args.a = a;
@@ -111,11 +145,11 @@ Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(size
     const int64_t h = sizes.hidden, wide = sizes.intermediate;
     auto lay_out = [&](Parts& parts) {
         auto linear = [&](int64_t n, int64_t k) {
-            char* weight = parts.take(packed_size(sizes.dtype, n, k));
+            const void* weight = sizes.int8 ? nullptr : parts.take(packed_size(sizes.dtype, n, k));
             return Linear{weight, parts.floats(n)};
         };
         for (Layer& layer : layers_)
-            layer = {linear(3 * h, h), linear(h, h),    linear(wide, h), linear(h, wide),
+            layer = {linear(3 * h, h), linear(h, h),    linear(wide, h), linear(h, wide), nullptr, nullptr, false,
                      parts.floats(h),  parts.floats(h), parts.floats(h), parts.floats(h)};
         return parts.size();
     };
@@ -133,10 +167,18 @@ Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(size
 void Encoder::set_layer(int64_t index, const LayerParameters& p) {
     Layer& layer = layers_.at(size_t(index));
     const int64_t h = sizes_.hidden, wide = sizes_.intermediate;
-    auto linear = [&](const Linear& to, const void* weight, const float* bias, int64_t n, int64_t k) {
-        pack_weight(sizes_.dtype, weight, k, n, k, false, to.weight);
+    auto linear = [&](Linear& to, const void* weight, const float* bias, int64_t n, int64_t k) {
+        if (sizes_.int8)
+            to.weight = weight;
+        else
+            pack_weight(sizes_.dtype, weight, k, n, k, false, const_cast<void*>(to.weight));
         std::memcpy(to.bias, bias, size_t(n) * 4);
     };
+    if (sizes_.int8) {
+        layer.key = p.key_weight;
+        layer.value = p.value_weight;
+        layer.same_rows = quantise_alike(p.qkv_weight, p.key_weight) && quantise_alike(p.qkv_weight, p.value_weight);
+    }
     linear(layer.qkv, p.qkv_weight, p.qkv_bias, 3 * h, h);
     linear(layer.attention_out, p.attention_out_weight, p.attention_out_bias, h, h);
     linear(layer.intermediate, p.intermediate_weight, p.intermediate_bias, wide, h);
@@ -182,20 +224,30 @@ void Encoder::attend(const EncoderBatch& batch, const Workspace& w) const {
     kernels().attention_forward(args);
 }
 
+// (tokens, 3 hidden): queries, keys, values.
+void Encoder::project(const Layer& p, const void* x, int64_t tokens, char* qkv) const {
+    const int64_t h = sizes_.hidden, part = h * element_size(sizes_.dtype);
+    if (!sizes_.int8)
+        return product(sizes_, x, p.qkv.weight, p.qkv.bias, tokens, 3 * h, h, Activation::none, nullptr, qkv);
+    const void* weights[] = {p.qkv.weight, p.key, p.value};
+    for (int i = 0; i < 3; ++i)
+        product_int8(sizes_.dtype, x, weights[i], p.qkv.bias + i * h, {tokens, h, h, 3 * h}, Activation::none, nullptr,
+                     qkv + i * part, i > 0 && p.same_rows);
+}
+
 void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspace& w, const void* x,
                         void* out) const {
     const int64_t h = sizes_.hidden, wide = sizes_.intermediate, row = h * element_size(sizes_.dtype);
-    const DType dtype = sizes_.dtype;
     const auto none = Activation::none;
-    product(dtype, x, p.qkv.weight, p.qkv.bias, batch.tokens, 3 * h, h, none, nullptr, w.qkv);
+    project(p, x, batch.tokens, w.qkv);
     attend(batch, w);
-    product(dtype, w.context, p.attention_out.weight, p.attention_out.bias, batch.tokens, h, h, none, x, w.sum);
+    product(sizes_, w.context, p.attention_out.weight, p.attention_out.bias, batch.tokens, h, h, none, x, w.sum);
     normalise(w.sum, p.attention_norm_weight, p.attention_norm_bias, w, batch.tokens, w.normed);
     for (int64_t first = 0; first < batch.tokens; first += FEED_FORWARD_ROWS) {
         const int64_t rows = std::min(FEED_FORWARD_ROWS, batch.tokens - first);
         const char* a = w.normed + first * row;
-        product(dtype, a, p.intermediate.weight, p.intermediate.bias, rows, wide, h, sizes_.gelu, nullptr, w.wide);
-        product(dtype, w.wide, p.out.weight, p.out.bias, rows, h, wide, none, a, w.sum + first * row);
+        product(sizes_, a, p.intermediate.weight, p.intermediate.bias, rows, wide, h, sizes_.gelu, nullptr, w.wide);
+        product(sizes_, w.wide, p.out.weight, p.out.bias, rows, h, wide, none, a, w.sum + first * row);
     }
     normalise(w.sum, p.norm_weight, p.norm_bias, w, batch.tokens, out);
 }

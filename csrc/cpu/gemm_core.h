@@ -12,19 +12,21 @@ namespace FASTBERT_ISA {
 namespace {
 
 #if defined(FASTBERT_LEVEL_AVX512)
-constexpr int ROWS = 12, VECTORS = 2;  // 24 accumulators, 2 of B and 1 of A of 32 registers
+constexpr int ROWS = 8, VECTORS = 3;  // 24 accumulators, 3 of B and 1 of A of 32 registers
 #elif defined(FASTBERT_LEVEL_AVX2)
 constexpr int ROWS = 6, VECTORS = 2;  // 12, 2 and 1 of 16
 #else
 constexpr int ROWS = 2, VECTORS = 2;
 #endif
 constexpr int STRIP = VECTORS * W;
-constexpr int64_t DEPTH = 64;
-// Steps of k that a strip of B takes a third of the first-level cache for.
+constexpr int64_t DEPTH = 128;
+// Steps of k that a strip of B takes half of the first-level cache for.
 constexpr int64_t CHUNK = 128;
 static_assert(CHUNK % DEPTH == 0, "sums are closed at multiples of DEPTH");
-// A block of A that stays in the second-level cache while all of B passes.
-constexpr int64_t BLOCK_BYTES = 3 << 19;
+// A block of A, of so many steps of k, that stays in the second-level cache while all of B passes. Where k is deeper, the
+// sums of all its columns wait in memory for the next block: less traffic than a block of few rows, for which B passes
+// more often.
+constexpr int64_t BLOCK_BYTES = 1 << 20, BLOCK_DEPTH = 768;
 
 // What one step of the loop over k takes: a row of a panel, or two rows that lie interleaved as bfloat16.
 template <class B> struct Step {};
@@ -62,7 +64,7 @@ template <int M, int V> inline void multiply_add(Vec (&acc)[M][V], const float* 
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
         const Vec x = set(a[m]);
-#pragma GCC unroll 2
+#pragma GCC unroll 3
         for (int v = 0; v < V; ++v) acc[m][v] = fma(x, b[v], acc[m][v]);
     }
 }
@@ -72,13 +74,13 @@ constexpr int64_t at_column(int v, int64_t panel, int k) { return v * W / PANEL 
 
 template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const float* b, int64_t panel) {
     Vec row[V];
-#pragma GCC unroll 2
+#pragma GCC unroll 3
     for (int v = 0; v < V; ++v) row[v] = load(b + at_column(v, panel, 1));
     multiply_add(acc, a, row);
 }
 template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const bf16* b, int64_t panel) {
     Vec even[V], odd[V];
-#pragma GCC unroll 2
+#pragma GCC unroll 3
     for (int v = 0; v < V; ++v) load_pair(b + at_column(v, panel, 2), even[v], odd[v]);
     multiply_add(acc, a, even);
     multiply_add(acc, a + M, odd);
@@ -90,7 +92,7 @@ void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, 
     Vec acc[M][V];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
+#pragma GCC unroll 3
         for (int v = 0; v < V; ++v) acc[m][v] = set(0.0f);
     for (int64_t i = 0; i < k; i += Step<B>::K) {
         __builtin_prefetch(ahead + i * PANEL, 0, 2);
@@ -98,7 +100,7 @@ void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, 
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
+#pragma GCC unroll 3
         for (int v = 0; v < V; ++v) {
             float* to = tile + m * STRIP + v * W;
             store(to, first ? acc[m][v] : load(to) + acc[m][v]);
@@ -107,10 +109,12 @@ void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, 
 
 template <class B> using Multiply = void (*)(const float*, const B*, int64_t, int64_t, bool, float*, const B*);
 
-template <class B, int M = ROWS> inline Multiply<B> kernel_for(int rows, bool narrow) {
-    if (rows == M) return narrow ? multiply<M, 1, B> : multiply<M, VECTORS, B>;
-    if constexpr (M > 1) return kernel_for<B, M - 1>(rows, narrow);
-    return nullptr;
+template <class B, int M = ROWS, int V = VECTORS> inline Multiply<B> kernel_for(int rows, int64_t columns) {
+    if constexpr (M > 1)
+        if (rows < M) return kernel_for<B, M - 1, V>(rows, columns);
+    if constexpr (V > 1)
+        if (columns <= (V - 1) * W) return kernel_for<B, M, V - 1>(rows, columns);
+    return multiply<M, V, B>;
 }
 
 struct Range {
@@ -149,51 +153,45 @@ template <class Body> inline void parallel_grid(int64_t m, int64_t strips, int64
     }
 }
 
-// A block of rows as one thread works on it: tiles of equal height, each [k][height], all of a chunk of k together.
+// A block of rows and steps of k as one thread works on it: tiles of equal height, each [k][height], all of a chunk of k
+// together.
 struct Block {
     int64_t rows, depth, tiles;
     const float* a;
-    float* sums;  // (rows, STRIP)
+    bool first;  // of the blocks of k: sums begin here
 
     Range tile(int64_t t) const { return share(rows, t, tiles); }
     int64_t chunk(int64_t k0) const { return depth - k0 < CHUNK ? depth - k0 : CHUNK; }
 };
 
-template <class Pack> inline Block pack_block(int64_t row, int64_t rows, int64_t depth, Pack& pack) {
-    float* a = static_cast<float*>(thread_buffer(Scratch::gemm_a, 4 * (rows * (depth + STRIP) + 2 * PANEL)));
-    float* sums = a + (rows * depth + 2 * PANEL - 1) / PANEL * PANEL;
-    const Block block{rows, depth, (rows + ROWS - 1) / ROWS, a, sums};
-    for (int64_t k0 = 0; k0 < depth; k0 += CHUNK)
+template <class Pack> inline Block pack_block(float* a, int64_t row, int64_t rows, Range steps, Pack& pack) {
+    const Block block{rows, steps.size(), (rows + ROWS - 1) / ROWS, a, steps.begin == 0};
+    for (int64_t k0 = 0; k0 < block.depth; k0 += CHUNK)
         for (int64_t t = 0; t < block.tiles; ++t) {
             const Range tall = block.tile(t);
             float* out = a + rows * k0 + tall.begin * block.chunk(k0);
-            pack(row + tall.begin, int(tall.size()), k0, block.chunk(k0), out);
+            pack(row + tall.begin, int(tall.size()), steps.begin + k0, block.chunk(k0), out);
         }
-    if (!depth) fill(sums, rows * STRIP, 0.0f);
     return block;
 }
 
-// One strip of one block: while a chunk of B lies in the first-level cache, A passes by. `next` is the following strip.
-template <class B, class Finish>
-inline void multiply_strip(const Block& block, const B* b, const B* next, int64_t panel, bool narrow, Finish& finish) {
+// One strip of one block: while a chunk of B lies in the first-level cache, A passes by. `next` is what follows this strip.
+template <class B>
+inline void multiply_strip(const Block& block, const B* b, const B* next, int64_t panel, int64_t columns, float* sums) {
     for (int64_t k0 = 0; k0 < block.depth; k0 += CHUNK) {
         const int64_t chunk = block.chunk(k0);
         const B* soon = k0 + chunk < block.depth ? b + (k0 + chunk) * PANEL : next;
         for (int64_t t = 0; t < block.tiles; ++t) {
             const Range tall = block.tile(t);
             const int height = int(tall.size());
-            const auto kernel = kernel_for<B>(height, narrow);
+            const auto kernel = kernel_for<B>(height, columns);
             const float* a = block.a + block.rows * k0 + tall.begin * chunk;
             // The first tiles fetch what comes next, a panel each.
             const B* ahead = t * PANEL < STRIP ? soon + t * panel : b + k0 * PANEL;
             for (int64_t i = 0; i < chunk; i += DEPTH)
-                kernel(a + i * height, b + (k0 + i) * PANEL, panel, chunk - i < DEPTH ? chunk - i : DEPTH, k0 + i == 0,
-                       block.sums + tall.begin * STRIP, ahead + i * PANEL);
+                kernel(a + i * height, b + (k0 + i) * PANEL, panel, chunk - i < DEPTH ? chunk - i : DEPTH,
+                       block.first && k0 + i == 0, sums + tall.begin * STRIP, ahead + i * PANEL);
         }
-    }
-    for (int64_t t = 0; t < block.tiles; ++t) {
-        const Range tall = block.tile(t);
-        finish(block.sums + tall.begin * STRIP, tall.begin, int(tall.size()));
     }
 }
 
@@ -201,19 +199,33 @@ inline void multiply_strip(const Block& block, const B* b, const B* next, int64_
 template <class B, class Pack, class Finish>
 inline void multiply_part(Range rows, Range strips, int64_t n, int64_t k, const B* packed, Pack& pack, Finish& finish) {
     const int64_t panel = Step<B>::padded(k) * PANEL, depth = (k + Step<B>::K - 1) / Step<B>::K * Step<B>::K;
-    const int64_t fit = BLOCK_BYTES / (4 * (depth + 1)), most = fit > ROWS ? fit / ROWS * ROWS : ROWS;
-    const int64_t blocks = (rows.size() + most - 1) / most, last = (n - 1) / STRIP;
+    const int64_t parts = (depth + BLOCK_DEPTH - 1) / BLOCK_DEPTH;
+    const int64_t deep = parts > 1 ? (depth / parts + CHUNK - 1) / CHUNK * CHUNK : depth;
+    const int64_t fit = BLOCK_BYTES / (4 * (deep + 1)), most = fit > ROWS ? fit / ROWS * ROWS : ROWS;
+    const int64_t blocks = (rows.size() + most - 1) / most;
     for (int64_t i = 0; i < blocks; ++i) {
         const Range part = share(rows.size(), i, blocks);
-        const Block block = pack_block(rows.begin + part.begin, part.size(), depth, pack);
-        for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
-            const B* b = packed + strip * STRIP / PANEL * panel;
-            const B* next = strip < last ? b + STRIP / PANEL * panel : b;
-            auto take = [&](const float* sums, int64_t row, int height) {
-                finish(sums, rows.begin + part.begin + row, height, strip * STRIP);
-            };
-            multiply_strip(block, b, next, panel, n - strip * STRIP <= W, take);
-        }
+        const int64_t kept = parts > 1 ? strips.size() : 1;
+        const int64_t size = (part.size() * deep + 2 * PANEL - 1) / PANEL * PANEL;
+        float* a = static_cast<float*>(thread_buffer(Scratch::gemm_a, 4 * (size + PANEL + part.size() * STRIP * kept)));
+        float* all = a + size;
+        if (!depth) fill(all, part.size() * STRIP, 0.0f);
+        Range steps{0, deep};
+        do {
+            const Block block = pack_block(a, rows.begin + part.begin, part.size(), steps, pack);
+            for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
+                const B* b = packed + strip * STRIP / PANEL * panel + steps.begin * PANEL;
+                const B* next = strip + 1 < strips.end ? b + STRIP / PANEL * panel : b;
+                float* sums = all + (kept > 1 ? strip - strips.begin : 0) * part.size() * STRIP;
+                multiply_strip(block, b, next, panel, n - strip * STRIP, sums);
+                if (steps.end < depth) continue;
+                for (int64_t t = 0; t < block.tiles; ++t) {
+                    const Range tall = block.tile(t);
+                    finish(sums + tall.begin * STRIP, rows.begin + part.begin + tall.begin, int(tall.size()), strip * STRIP);
+                }
+            }
+            steps = {steps.end, depth - steps.end < deep ? depth : steps.end + deep};
+        } while (steps.begin < depth);
     }
 }
 

@@ -265,8 +265,10 @@ void gemm_int8(const GemmInt8Args& args) {
     const Finish finish_tile = args.c_dtype == DType::bf16 ? finish_of<bf16>(args.act) : finish_of<float>(args.act);
     const auto work = [&](int64_t i, int64_t count, auto&& barrier) {
         const auto run = args.dtype == DType::bf16 ? quantise<bf16> : quantise<float>;
-        run(args, w, rows, args.m * i / count, args.m * (i + 1) / count, rows.one_row + i * rows.row_stride);
-        barrier();
+        if (!args.same_rows) {
+            run(args, w, rows, args.m * i / count, args.m * (i + 1) / count, rows.one_row + i * rows.row_stride);
+            barrier();
+        }
         [[maybe_unused]] const Tiles tiles;
         for (int64_t task = tasks * i / count; task < tasks * (i + 1) / count; ++task) {
             const int64_t r0 = task / panel_blocks * block_rows;

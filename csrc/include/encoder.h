@@ -14,11 +14,15 @@ struct EncoderSizes {
     Activation gelu;
     float eps;        // of the LayerNorms
     int64_t layers, hidden, intermediate, nheads;
+    bool int8;  // weights come packed by pack_int8
 };
 
-// A layer's parameters as the caller has them; the matrices contiguous and of the encoder's dtype, as nn.Linear's.
+// A layer's parameters as the caller has them. Matrices are contiguous and of the encoder's dtype, as nn.Linear's, query,
+// key and value one below the other. Or they are packed as int8, at multiples of 64: then query, key and value are three,
+// and all must outlive the encoder, which copies everything else.
 struct LayerParameters {
     const void *qkv_weight, *attention_out_weight, *intermediate_weight, *out_weight;
+    const void *key_weight, *value_weight;  // of int8, where qkv_weight is the query's; else null
     const float *qkv_bias, *attention_out_bias, *intermediate_bias, *out_bias;
     const float *attention_norm_weight, *attention_norm_bias, *norm_weight, *norm_bias;
 };
@@ -32,7 +36,6 @@ struct EncoderBatch {
     int64_t batch_size, max_seqlen;
 };
 
-// Owns packed copies of the weights.
 class Encoder {
 public:
     explicit Encoder(const EncoderSizes&);  // throws std::bad_alloc
@@ -42,17 +45,20 @@ public:
 
 private:
     struct Linear {
-        void* weight;
+        const void* weight;  // packed
         float* bias;
     };
     struct Layer {
-        Linear qkv, attention_out, intermediate, out;
+        Linear qkv, attention_out, intermediate, out;  // of int8, qkv's weight is the query's
+        const void *key, *value;                       // of int8
+        bool same_rows;                                // query, key and value quantise their input alike
         float *attention_norm_weight, *attention_norm_bias, *norm_weight, *norm_bias;
     };
     struct Free {
         void operator()(void*) const;
     };
 
+    void project(const Layer&, const void* x, int64_t tokens, char* qkv) const;
     void normalise(const void* x, const float* weight, const float* bias, const struct Workspace&, int64_t rows,
                    void* out) const;
     void attend(const EncoderBatch&, const struct Workspace&) const;

@@ -45,6 +45,7 @@ struct GemmInt8Args {
     DType c_dtype;
     int64_t m, n, k;
     int32_t* sums;  // (m, groups, n) sums of (q_a - zero) * q_w; null but in tests
+    bool same_rows;  // the calling thread's last product had these very rows and outliers: their quantised form is there
 };
 
 int64_t int8_packed_size(int64_t n, int64_t k, int64_t num_outliers);

@@ -1,4 +1,4 @@
-"""Int8 inference on the CPU: `fastbert.quantize` and the layer that it puts in place of `nn.Linear`.
+"""Int8 inference on the CPU: `fastbert.quantize`, which puts a `QuantizedLinear` in place of each `nn.Linear`.
 
 What costs int8 its accuracy in BERT are a few channels that are far larger than the others: with one scale for a token,
 everything else in it is left a handful of levels. So each group of at most 256 inputs has a scale of its own, on both
@@ -13,50 +13,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .. import _native, ops
+from .. import _native
 from ..errors import InputError
 from ..packing import PackedBatch
 from .encoder import BertEncoder
 from .linear import is_plain
+from .quantized_linear import QuantizedLinear
 
 # Input channels of a layer that stay float32.
 OUTLIERS = 16
 # The probe: enough tokens that the largest of each channel is seen, few enough to take a second for BERT-base.
 _PROBE_SEQUENCES, _PROBE_LENGTH = 32, 32
-
-
-class QuantizedLinear(nn.Module):
-    """act(x W^T + b) with W as int8; for inference only.
-
-    Args:
-        linear: the layer to take the place of; its weight is finite and on the CPU.
-        outliers: (O,) its input channels that stay float32, or None.
-
-    Raises:
-        InputError: the weight cannot be quantised.
-        BackendError: the C++ extension is not there.
-    """
-
-    fuses_gelu = True  # `apply_gelu` of modules/linear.py
-
-    def __init__(self, linear: nn.Linear, outliers: Tensor | None = None) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.register_buffer("packed", ops.pack_int8(linear.weight, outliers))
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
-        super().train(False)
-
-    def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
-        """x (..., K) -> (..., N); ``activation`` "none" or "tanh" adds that form of GELU."""
-        return ops.linear_int8(x, self.packed, self.out_features, self.bias, activation=activation)
-
-    def train(self, mode: bool = True) -> QuantizedLinear:
-        if mode:
-            raise InputError("a quantised model is for inference: expected eval(), got train()")
-        return super().train(False)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, int8"
 
 
 def is_quantized(model: nn.Module) -> bool:

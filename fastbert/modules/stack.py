@@ -12,6 +12,7 @@ from .. import ops
 from ..rng import DropoutKey
 from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
 from .layout import Layout, PackedLayout
+from .quantized_linear import QuantizedLinear
 
 # Not attributes of the modules: a model that was used is copied and pickled like one that was not.
 _packed: WeakKeyDictionary[nn.Module, ops.PackedEncoder] = WeakKeyDictionary()
@@ -89,27 +90,34 @@ def _plain_parameters(encoder: nn.Module, eps: float) -> list[ops.LayerParameter
         if found is None:
             return None
         layers.append(found)
-    return layers
+    return layers if len({ops.is_int8([layer]) for layer in layers}) == 1 else None
 
 
 def _layer_parameters(layer: nn.Module, eps: float) -> ops.LayerParameters | None:
     if not _untouched(layer, BertLayer):
         return None
-    weights, biases = [], []
+    weights, biases, dense = [], [], None
     for path, expected in _PATHS:
         module = layer
         for name in path:
             module = module._modules.get(name)  # an attribute's look-up through nn.Module is ten times dearer
             if module is None:
                 return None
+        if expected is nn.Linear:
+            # All dense layers of a layer are of one kind.
+            dense = expected = dense or (QuantizedLinear if type(module) is QuantizedLinear else nn.Linear)
         if not _untouched(module, expected):
             return None
-        if expected is nn.Linear or expected is nn.LayerNorm:
+        if expected is QuantizedLinear:
+            weight, bias = module._buffers["packed"], module._buffers["bias"]
+        elif expected is nn.Linear or expected is nn.LayerNorm:
             weight, bias = module._parameters["weight"], module._parameters["bias"]
-            if weight is None or bias is None or (expected is nn.LayerNorm and module.eps != eps):
-                return None
-            weights.append(weight)
-            biases.append(bias)
+        else:
+            continue
+        if weight is None or bias is None or (expected is nn.LayerNorm and module.eps != eps):
+            return None
+        weights.append(weight)
+        biases.append(bias)
     rest = [tensor for pair in zip(weights[3:], biases[3:], strict=True) for tensor in pair]
     return ops.LayerParameters(*weights[:3], *biases[:3], *rest)
 

@@ -29,7 +29,7 @@ from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .embedding import embedding
-from .encoder import LayerParameters, PackedEncoder, encoder
+from .encoder import LayerParameters, PackedEncoder, encoder, is_int8
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
@@ -50,6 +50,7 @@ __all__ = [
     "gelu",
     "is_batch_invariant",
     "is_fused",
+    "is_int8",
     "layer_norm",
     "linear",
     "linear_int8",

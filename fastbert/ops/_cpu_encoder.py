@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _dispatch
-from .encoder import LayerParameters, PackedEncoder
+from .encoder import LayerParameters, PackedEncoder, check_int8, is_int8
 
 _lock = threading.Lock()
 
@@ -19,7 +19,10 @@ _lock = threading.Lock()
 def _accepts(x, layers, cu_seqlens, max_seqlen, **_options) -> str | None:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *(t for layer in layers for t in layer))):
         return "the whole-encoder kernel has no gradient"
-    return _cpu.why_not(x, parameters=tuple(t for layer in layers for t in layer))
+    if any(t.dtype == torch.uint8 and t.data_ptr() % 64 for layer in layers for t in layer):
+        return "a packed weight does not begin at a multiple of 64 bytes"
+    floating = tuple(t for layer in layers for t in layer if t.dtype != torch.uint8)
+    return _cpu.why_not(x, parameters=floating)
 
 
 def _version(t: Tensor) -> int:
@@ -49,27 +52,36 @@ class _Packed:
 
 
 def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
-    wide = layers[0].intermediate_weight.shape[0]
+    int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
+    if int8:
+        check_int8(layers)
     native = _native.extension().Encoder(
-        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads
+        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8
     )
     for index, p in enumerate(layers):
-        weights = (
-            torch.cat([p.query_weight.detach(), p.key_weight.detach(), p.value_weight.detach()]),
-            p.attention_out_weight.detach(),
-            p.intermediate_weight.detach(),
-            p.out_weight.detach(),
-        )
+        weights = _int8_weights(p) if int8 else _weights(p, x.dtype)
         vectors = (
             torch.cat([p.query_bias.detach(), p.key_bias.detach(), p.value_bias.detach()]),
             *(t.detach() for t in (p.attention_out_bias, p.intermediate_bias, p.out_bias)),
             *(t.detach() for t in (p.attention_norm_weight, p.attention_norm_bias, p.norm_weight, p.norm_bias)),
         )
         # The lists keep the converted tensors alive until they are copied.
-        weights = [w.to(x.dtype).contiguous() for w in weights]
         vectors = [v.to(torch.float32).contiguous() for v in vectors]
-        native.set_layer(index, [t.data_ptr() for t in weights], [t.data_ptr() for t in vectors])
+        native.set_layer(index, [0 if t is None else t.data_ptr() for t in weights], [t.data_ptr() for t in vectors])
     return native
+
+
+def _weights(p: LayerParameters, dtype: torch.dtype) -> list[Tensor | None]:
+    """In the order of csrc/include/encoder.h, query, key and value as one."""
+    qkv = torch.cat([p.query_weight.detach(), p.key_weight.detach(), p.value_weight.detach()])
+    others = (p.attention_out_weight.detach(), p.intermediate_weight.detach(), p.out_weight.detach())
+    return [*(w.to(dtype).contiguous() for w in (qkv, *others)), None, None]
+
+
+def _int8_weights(p: LayerParameters) -> list[Tensor]:
+    """In that order; the kernels read them where they are, and the caller's layers keep them alive."""
+    others = (p.attention_out_weight, p.intermediate_weight, p.out_weight, p.key_weight, p.value_weight)
+    return [p.query_weight, *others]
 
 
 @_dispatch.register("encoder", "cpu", available=_native.why_missing, accepts=_accepts)

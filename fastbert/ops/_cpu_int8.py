@@ -44,6 +44,13 @@ def pack_int8(weight: Tensor, outliers: Tensor | None = None) -> Tensor:
     return packed
 
 
+def packed_shape(packed: Tensor) -> tuple[int, int]:
+    """[N, K] of what `pack_int8` made; InputError where it is something else."""
+    if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() < _HEADER:
+        raise InputError(f"expected a weight packed by pack_int8, got {_describe(packed)}")
+    return tuple(packed[:16].numpy().view(np.int64).tolist())
+
+
 def unpack_int8(packed: Tensor) -> Int8Weight:
     """What `pack_int8` made, in plain tensors."""
     raw = packed.numpy()

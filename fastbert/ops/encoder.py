@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .. import reference
 from ..errors import InputError
 from . import _dispatch
+from ._cpu_int8 import packed_shape, unpack_int8
 
 
 class LayerParameters(NamedTuple):
-    """One layer's parameters, weights (out, in) as in `nn.Linear`."""
+    """One layer's parameters, weights (out, in) as in `nn.Linear`; or all six of them as `pack_int8` made them."""
 
     query_weight: Tensor
     key_weight: Tensor
@@ -47,8 +49,38 @@ class PackedEncoder:
         return PackedEncoder, ()
 
 
+def is_int8(layers: Sequence[LayerParameters]) -> bool:
+    """Whether the weights are packed as int8; which kernels there are for them is a backend's matter."""
+    return layers[0].query_weight.dtype == torch.uint8
+
+
+def _shapes(hidden: int, wide: int) -> LayerParameters:
+    vector, square = (hidden,), (hidden, hidden)
+    return LayerParameters(
+        *(square,) * 3,
+        *(vector,) * 3,
+        *(square, vector, vector, vector),
+        *((wide, hidden), (wide,), (hidden, wide), vector, vector, vector),
+    )
+
+
+def check_int8(layers: Sequence[LayerParameters]) -> None:
+    """Raises InputError where packed weights are of other sizes; to be called where they are read anyway."""
+    expected = _shapes(layers[0].query_bias.shape[0], layers[0].intermediate_bias.shape[0])
+    for number, layer in enumerate(layers):
+        for name, tensor, shape in zip(LayerParameters._fields, layer, expected, strict=True):
+            if tensor.dtype == torch.uint8 and (got := packed_shape(tensor)) != shape:
+                raise InputError(f"encoder: expected {name} of layer {number} packed from {shape}, got {got}")
+
+
+def _unpacked(layers: Sequence[LayerParameters]) -> list[LayerParameters]:
+    check_int8(layers)
+    return [LayerParameters(*(unpack_int8(t) if t.dtype == torch.uint8 else t for t in layer)) for layer in layers]
+
+
 @_dispatch.register("encoder", "reference")
 def _reference(x, layers, cu_seqlens, max_seqlen, *, packed=None, keep_states=True, **options) -> list[Tensor]:
+    layers = _unpacked(layers) if is_int8(layers) else layers
     states = reference.encoder(x, layers, cu_seqlens, max_seqlen, **options)
     return states if keep_states else states[-1:]
 
@@ -69,7 +101,7 @@ def encoder(
 
     Args:
         x: (T, H) hidden states of sequences laid end to end.
-        layers: one or more, of one size.
+        layers: one or more, of one size; packed int8 weights in all of them or in none.
         cu_seqlens: (B+1,) int32, the sequences' bounds; max_seqlen: the longest.
         nheads: attention heads; eps: of the LayerNorms; approximate: "none" or "tanh", of GELU.
         keep_states: True returns what every layer gives, False the last alone.
@@ -86,17 +118,15 @@ def encoder(
     """
     if x.dim() != 2 or not layers:
         raise InputError(f"encoder: expected x (T, H) and a layer at least, got {tuple(x.shape)}, {len(layers)} layers")
-    hidden, wide = x.shape[1], layers[0].intermediate_weight.shape[0]
-    vector, square = (hidden,), (hidden, hidden)
-    expected = LayerParameters(
-        *(square,) * 3,
-        *(vector,) * 3,
-        *(square, vector, vector, vector),
-        *((wide, hidden), (wide,), (hidden, wide), vector, vector, vector),
-    )
+    hidden, int8 = x.shape[1], is_int8(layers)
+    expected = _shapes(hidden, layers[0].intermediate_bias.shape[0])
     for number, layer in enumerate(layers):
         for name, tensor, shape in zip(LayerParameters._fields, layer, expected, strict=True):
-            if tensor.shape != shape:
+            packed_weight = len(shape) == 2 and int8
+            if (tensor.dtype == torch.uint8) != packed_weight:
+                kind = "packed int8, as those before it" if packed_weight else "floating"
+                raise InputError(f"encoder: expected {name} of layer {number} {kind}, got {tensor.dtype}")
+            if not packed_weight and tensor.shape != shape:
                 raise InputError(f"encoder: expected {name} of layer {number} {shape}, got {tuple(tensor.shape)}")
     if hidden % nheads:
         raise InputError(f"encoder: expected heads that divide {hidden} hidden units, got {nheads}")

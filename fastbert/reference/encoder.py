@@ -11,6 +11,11 @@ from .attention import attention
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
+from .linear_int8 import Int8Weight, linear_int8
+
+
+def product(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor) -> Tensor:
+    return linear_int8(x, weight, bias, dtype=x.dtype) if isinstance(weight, Int8Weight) else linear(x, weight, bias)
 
 
 def encoder(x: Tensor, layers, cu_seqlens: Tensor, max_seqlen: int, *, nheads: int, eps: float, approximate: str):
@@ -18,7 +23,7 @@ def encoder(x: Tensor, layers, cu_seqlens: Tensor, max_seqlen: int, *, nheads: i
     states = []
     for p in layers:
         q, k, v = (
-            linear(x, weight, bias).unflatten(-1, (nheads, -1))
+            product(x, weight, bias).unflatten(-1, (nheads, -1))
             for weight, bias in (
                 (p.query_weight, p.query_bias),
                 (p.key_weight, p.key_bias),
@@ -26,10 +31,10 @@ def encoder(x: Tensor, layers, cu_seqlens: Tensor, max_seqlen: int, *, nheads: i
             )
         )
         context = attention(q, k, v, cu_seqlens, max_seqlen).flatten(-2)
-        branch = linear(context, p.attention_out_weight, p.attention_out_bias)
+        branch = product(context, p.attention_out_weight, p.attention_out_bias)
         a = layer_norm(branch, p.attention_norm_weight, p.attention_norm_bias, eps, residual=x)
-        wide = gelu(linear(a, p.intermediate_weight, p.intermediate_bias), approximate=approximate)
-        branch = linear(wide, p.out_weight, p.out_bias)
+        wide = gelu(product(a, p.intermediate_weight, p.intermediate_bias), approximate=approximate)
+        branch = product(wide, p.out_weight, p.out_bias)
         x = layer_norm(branch, p.norm_weight, p.norm_bias, eps, residual=a)
         states.append(x)
     return states

@@ -249,3 +249,57 @@ def test_shapes_that_do_not_fit_are_named():
     layers[1] = layers[1]._replace(out_bias=torch.zeros(7))
     with pytest.raises(InputError, match=r"expected out_bias of layer 1 \(96,\), got \(7,\)"):
         ops.encoder(*batch()[:1], layers, *batch()[1:], nheads=3, eps=1e-12)
+
+
+def int8_encoder(**changes) -> BertEncoder:
+    return fastbert.quantize(small_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **changes))
+
+
+@pytest.mark.parametrize("level", _native.extension().supported_isas() if not _native.why_missing() else ())
+@pytest.mark.parametrize("act", ["gelu", "gelu_new"])
+def test_int8_weights_give_the_bits_of_the_layers_one_by_one(level, act, restore_isa, calls, monkeypatch):
+    """Those are held to the reference in tests/ops/test_cpu_int8.py; a step of a quantised value may not depend on who
+    computed the float before it, so nothing but equality says that the call is right."""
+    _native.extension().set_isa(level)
+    encoder, given = int8_encoder(hidden_act=act), batch()
+    whole = run(encoder, *given)
+    assert calls == [1]
+    monkeypatch.setattr(stack, "_plain_parameters", lambda *_: None)
+    assert torch.equal(whole, run(encoder, *given))
+    assert calls == [1]
+
+
+def test_int8_weights_by_the_reference():
+    encoder, (x, cu_seqlens, max_seqlen) = int8_encoder(), batch()
+    options = {"nheads": 3, "eps": encoder.config.layer_norm_eps}
+    (ours,) = ops.encoder(x, parameters(encoder), cu_seqlens, max_seqlen, **options)
+    with fastbert.backend("reference"):
+        (true,) = ops.encoder(x, parameters(encoder), cu_seqlens, max_seqlen, **options)
+    # Where the two round a sum differently, an input of the next layer may be one of its 254 steps off.
+    assert float((ours - true).norm() / true.norm()) < 1 / 254
+
+
+def test_bfloat16_states_between_int8_weights(calls):
+    encoder, given = int8_encoder(), batch()
+    ours = run(encoder.bfloat16(), given[0].bfloat16(), *given[1:])
+    assert calls == [1]
+    assert ours.dtype == torch.bfloat16
+    whole = run(encoder.float(), *given)
+    assert float((ours.float() - whole).norm() / whole.norm()) < 0.02
+
+
+def test_int8_in_some_dense_layers_goes_layer_by_layer(calls):
+    encoder, plain = int8_encoder(), small_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    encoder.layer[1].output.dense = plain.layer[1].output.dense
+    run(encoder, *batch())
+    assert calls == []
+    mixed = [parameters(plain)[0], *parameters(int8_encoder())[1:]]
+    with pytest.raises(InputError, match="expected query_weight of layer 1 floating"), torch.no_grad():
+        ops.encoder(batch()[0], mixed, *batch()[1:], nheads=3, eps=1e-12)
+
+
+def test_int8_weights_of_another_size_are_refused():
+    layers = parameters(int8_encoder())
+    wrong = layers[0]._replace(key_weight=ops.pack_int8(torch.randn(96, 90)))
+    with pytest.raises(InputError, match=r"expected key_weight of layer 0 packed from \(96, 96\), got \(96, 90\)"):
+        ops.encoder(batch()[0], [wrong, *layers[1:]], *batch()[1:], nheads=3, eps=1e-12)

@@ -1,0 +1,42 @@
+"""The dense layer of int8 inference."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import ops
+from ..errors import InputError
+
+
+class QuantizedLinear(nn.Module):
+    """act(x W^T + b) with W as int8; for inference only.
+
+    Args:
+        linear: the layer to take the place of; its weight is finite and on the CPU.
+        outliers: (O,) its input channels that stay float32, or None.
+
+    Raises:
+        InputError: the weight cannot be quantised.
+        BackendError: the C++ extension is not there.
+    """
+
+    fuses_gelu = True  # `apply_gelu` of modules/linear.py
+
+    def __init__(self, linear: nn.Linear, outliers: Tensor | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("packed", ops.pack_int8(linear.weight, outliers))
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
+        super().train(False)
+
+    def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
+        """x (..., K) -> (..., N); ``activation`` "none" or "tanh" adds that form of GELU."""
+        return ops.linear_int8(x, self.packed, self.out_features, self.bias, activation=activation)
+
+    def train(self, mode: bool = True) -> QuantizedLinear:
+        if mode:
+            raise InputError("a quantised model is for inference: expected eval(), got train()")
+        return super().train(False)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, int8"
