@@ -143,8 +143,10 @@ class BertConfig:
                 return
         try:
             self.id2label = {int(index): str(name) for index, name in id2label.items()}
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"id2label must map class ids to names, got {id2label!r:.100}") from error
+        if label2id is not None and not isinstance(label2id, Mapping):
+            raise InputError(f"label2id must map names to class ids, got {label2id!r:.100}")
         if num_labels is not None and num_labels != len(self.id2label):
             raise InputError(f"num_labels is {num_labels}, but id2label names {len(self.id2label)} labels")
         self.label2id = dict(label2id) if label2id else {name: index for index, name in self.id2label.items()}

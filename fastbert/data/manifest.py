@@ -112,7 +112,7 @@ class Manifest:
             manifest = cls._from_table(table)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{path}: expected a whole manifest, got a damaged one ({error!r})") from error
-        names = {name for entries in manifest.splits.values() for e in entries for name in (e.bin, e.idx)}
+        names = [name for entries in manifest.splits.values() for e in entries for name in (e.bin, e.idx)]
         for name in [*names, *manifest.files]:
             if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
                 raise DataError(f"{path}: expected names of shard and tokenizer files, got {name!r}")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..config import BertConfig
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 
 
 class PreTrainedModel(nn.Module):
@@ -95,6 +95,7 @@ class PreTrainedModel(nn.Module):
         elif overrides:
             config = BertConfig.from_dict(BertConfig.from_hf(config).to_dict(), **overrides)
         state = checkpoint.canonical_keys(checkpoint.read_state_dict(directory))
+        _check_size(config, state, directory)
         model = cls(config, **init)
         if ignore_mismatched_sizes:
             shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -217,3 +218,14 @@ class PreTrainedModel(nn.Module):
 
     activation_checkpointing_enable = gradient_checkpointing_enable
     activation_checkpointing_disable = gradient_checkpointing_disable
+
+
+def _check_size(config: BertConfig, state: dict[str, torch.Tensor], source) -> None:
+    """Refuses weights that are far too few before memory is asked for what a config.json claims; `load_into` names what
+    is missing of others."""
+    held = sum(tensor.numel() for tensor in state.values())
+    if config.num_parameters() > 2 * held + 10**7:
+        raise CheckpointError(
+            f"{source}: expected about {config.num_parameters()} parameters, as its config.json has it, got weights "
+            f"of {held}"
+        )

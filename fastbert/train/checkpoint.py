@@ -1,7 +1,7 @@
 """Checkpoints that cannot be half-written, and that are read only when they are whole.
 
 A checkpoint is the directory ``step_N`` with ``tensors.safetensors``, ``state.json`` and ``manifest.json``, which is
-written last and holds size and SHA-256 of the others. All of it is first written to ``step_N.tmp-<id>``, forced to the
+written last and holds size and SHA-256 of all others. All of it is first written to ``step_N.tmp-<id>``, forced to the
 disk, and then renamed. A checkpoint that is written again stands aside as ``step_N.old-<id>`` until the new one is on
 the disk; one that is removed is first renamed to ``step_N.gone-<id>``. There is no pointer to the latest: a resume
 takes the newest directory that verifies. One process writes to a directory; any number may read.
@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -25,9 +25,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import CheckpointError
+from .tensor_file import write_bytes, write_tensors
 
 FORMAT = 1
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME = re.compile(r"step_(\d+)")
 _ASIDE = re.compile(r"step_(\d+)\.old-[0-9a-f]+")
 _LEFTOVER = re.compile(r"step_\d+\.(tmp|old|gone)-[0-9a-f]+")
@@ -42,21 +44,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, data: bytes) -> None:
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise CheckpointError(f"{path}: {len(data)} bytes could not be written: {error.strerror or error}") from error
-
-
 def write_text(path: Path, text: str) -> None:
     """Writes a small file beside its final name and renames it."""
     temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
-        _write(temporary, text.encode())
+        write_bytes(temporary, text.encode())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -83,6 +75,8 @@ def save(
     *,
     keep: int = 2,
     protect: Iterable[int] = (),
+    world_size: int = 1,
+    more: Callable[[Path], None] | None = None,
 ) -> Path:
     """Writes ``directory/step_N`` and removes older ones.
 
@@ -91,6 +85,8 @@ def save(
         state: what JSON can hold.
         keep: how many of the newest to keep.
         protect: steps that are kept besides.
+        world_size: how many processes trained, for the manifest.
+        more: writes further files into the directory that it is called with; they come under the manifest too.
 
     Raises:
         CheckpointError: the disk is full or fails; checkpoints that were there before are untouched.
@@ -100,32 +96,36 @@ def save(
     directory = Path(directory)
     final = directory / f"step_{step}"
     temporary = directory / f"step_{step}.tmp-{uuid.uuid4().hex}"
-    blob = safetensors.torch.save(_separate(tensors))
     text = json.dumps(state, indent=1).encode()
     try:
         try:
             if not directory.is_dir():
                 directory.mkdir(parents=True)
-                _sync(directory.parent)
+                for above in (directory.parent, directory.parent.parent):
+                    _sync(above)
             _bring_back(directory)
             temporary.mkdir()
-            files = {}
-            for name, data in ((_TENSORS, blob), (_STATE, text)):
-                _write(temporary / name, data)
-                files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            files = {
+                _TENSORS: write_tensors(temporary / _TENSORS, tensors),
+                _STATE: write_bytes(temporary / _STATE, text),
+            }
+            if more is not None:
+                more(temporary)
+                files |= _list(temporary, set(files))
             manifest = {
                 "format": FORMAT,
                 "step": step,
+                "world_size": world_size,
                 "files": files,
                 "fastbert": __version__,
                 "torch": str(torch.__version__),
             }
-            _write(temporary / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            write_bytes(temporary / _MANIFEST, json.dumps(manifest, indent=1).encode())
             _sync(temporary)
             _put_in_place(temporary, final)
             _sync(directory)
         except OSError as error:
-            size = len(blob) + len(text)
+            size = sum(value.numel() * value.element_size() for value in tensors.values()) + len(text)
             raise CheckpointError(f"{final}: {size} bytes could not be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -134,16 +134,16 @@ def save(
     return final
 
 
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, each with memory of its own: safetensors refuses tensors that share theirs."""
-    seen: set[int] = set()
-    separate = {}
-    for name, value in tensors.items():
-        value = value.detach().cpu().contiguous()
-        address = value.untyped_storage().data_ptr()
-        separate[name] = value.clone() if address in seen else value
-        seen.add(address)
-    return separate
+def _list(directory: Path, known: set[str]) -> dict[str, dict]:
+    """Entries of the files that somebody else wrote, which it forces to the disk with their folders."""
+    entries = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if name not in known:
+            _sync(path)
+            if path.is_file():
+                entries[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return entries
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:
@@ -201,22 +201,39 @@ def verify(path: str | os.PathLike) -> dict:
         raise CheckpointError(f"{path}: expected a checkpoint with a {_MANIFEST}, found none") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST}: cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT or set(files) != {_TENSORS, _STATE} or step < 0:
+    if manifest.get("format") != FORMAT or not {_TENSORS, _STATE} <= set(files) or step < 0:
         raise CheckpointError(f"{path / _MANIFEST}: expected format {FORMAT} with {_TENSORS} and {_STATE}")
     for name, size, digest in entries:
-        file = path / name
+        if not _FILE.fullmatch(name):
+            raise CheckpointError(f"{path / _MANIFEST}: expected names of files inside, got {name!r:.100}")
+        _check_file(path / name, size, digest)
+    _check_strangers(path, set(files) | {_MANIFEST})
+    return {**manifest, "step": step}
+
+
+def _check_file(file: Path, size: int, digest: str) -> None:
+    try:
         if file.is_symlink() or not file.is_file():
             raise CheckpointError(f"{file}: expected a file of {size} bytes, found none")
         got = file.stat().st_size
         if got != size:
             raise CheckpointError(f"{file}: expected {size} bytes, got {got}")
-        try:
-            found = _sha256(file)
-        except OSError as error:
-            raise CheckpointError(f"{file}: {size} bytes could not be read: {error.strerror or error}") from error
-        if found != digest:
-            raise CheckpointError(f"{file}: expected bytes with SHA-256 {digest[:12]}, got {found[:12]}")
-    return {**manifest, "step": step}
+        found = _sha256(file)
+    except OSError as error:  # or somebody removed it just now
+        raise CheckpointError(f"{file}: {size} bytes could not be read: {error.strerror or error}") from error
+    if found != digest:
+        raise CheckpointError(f"{file}: expected bytes with SHA-256 {digest[:12]}, got {found[:12]}")
+
+
+def _check_strangers(path: Path, listed: set[str]) -> None:
+    """No file that the manifest does not vouch for: an engine may read all that it finds."""
+    try:
+        found = [(place, place.is_symlink() or not place.is_dir()) for place in path.rglob("*")]
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    for place, is_file in found:
+        if is_file and place.relative_to(path).as_posix() not in listed:
+            raise CheckpointError(f"{place}: expected only the files that {_MANIFEST} lists, got one more")
 
 
 def latest_valid(directory: str | os.PathLike) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -241,8 +258,12 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
     try:
         tensors = safetensors.torch.load_file(path / _TENSORS)
         state = json.loads((path / _STATE).read_bytes())
-    except (SafetensorError, ValueError, OSError) as error:
+        # A writer may have put another checkpoint of this step in its place between two of these.
+        after = json.loads((path / _MANIFEST).read_bytes())
+    except (SafetensorError, RuntimeError, ValueError, OSError) as error:  # RecursionError too
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if after["files"] != manifest["files"]:
+        raise CheckpointError(f"{path}: expected one checkpoint, but it was written again while it was read")
     return tensors, state, manifest["step"]
 
 

@@ -80,6 +80,16 @@ class PretrainConfig:
     """Steps between checkpoints."""
     keep: int = 2
     """Checkpoints kept besides the best."""
+    async_save: bool = False
+    """Write checkpoints while training goes on, from a copy of what they hold; the process needs that much more
+    memory."""
+    save_errors: Literal["stop", "continue"] = "stop"
+    """What a checkpoint that cannot be written does, because the disk is full say: end the run, or be told and left
+    out. The last one of a run always has to be written."""
+    spike_sigma: float | None = None
+    """Leave out a step whose loss is so many standard deviations above the mean of the last spike_window ones."""
+    spike_window: int = 100
+    """Losses that a spike is measured against."""
     log_every: int = 10
     """Steps between two lines."""
     stall_minutes: float | None = 30.0
@@ -105,6 +115,8 @@ class PretrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name} must be above 0, got {value}")
+        if self.spike_window < 2 or (self.spike_sigma is not None and not self.spike_sigma > 0):
+            raise InputError("spike_sigma must be above 0 and spike_window at least 2")
         if self.steps is not None and self.epochs is not None:
             raise InputError("expected steps or epochs, got both")
         if not 0 <= self.warmup <= 1:
@@ -123,6 +135,7 @@ class PretrainConfig:
             ("lamb_variant", ("nvlamb", "apex", "clamped")),
             ("precision", ("fp32", "bf16")),
             ("last_layer", ("needed", "all")),
+            ("save_errors", ("stop", "continue")),
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")

@@ -1,7 +1,7 @@
 """One optimiser step, for pre-training and fine-tuning alike: the only place that runs a backward pass.
 
-The loops know an engine by its verbs: ``forward``, `backward`, `step`, `reduce`, `state`, `write`, `restore`,
-`whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
+The loops know an engine by its verbs: ``forward``, `backward`, `step`, `leave_out`, `reduce`, `state`, `write`,
+`restore`, `whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class LocalEngine:
             loss = compute_loss()
         self.micro_step += self.world.size
         return loss
+
+    def leave_out(self) -> None:
+        """Forgets the gradients of this step: no update."""
+        self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, lr: float) -> float:
         """Clips, updates, clears the gradients; returns the norm before clipping.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import shutil
 import time
@@ -16,16 +14,17 @@ import torch
 from ..data import ranks
 from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
-from ..errors import CheckpointError
 from ..packing import PackedBatch
-from . import checkpoint, engines, flops, phases, run_report
+from . import engines, flops, phases, run_report
 from .config import PretrainConfig
 from .console import Console
 from .distributed import World
 from .evaluation import evaluate
 from .metrics import MetricsLog, NoLog
 from .optimizers import make_optimizer
+from .saving import RunCheckpoints
 from .signals import StopRequest
+from .spikes import SpikeRule
 from .stall import StallWatch
 from .wandb_log import WandbLog
 from .window import Window, memory_mib
@@ -55,18 +54,19 @@ class PretrainLoop:
         options = {"precision": config.precision, "clip": config.clip, "seed": config.seed}
         self.engine = engines.make(model, self.optimizer, world or World(), **options)
         self.step, self.tokens, self.place = 0, 0, (0, 0)
-        self._seconds_before, self._started = 0.0, 0.0
-        self._agreed_seconds, self._agreed_stop = 0.0, None
+        self.seconds_before, self._started = 0.0, 0.0
+        self.agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
         self._run_data, self._run_heldout = data, heldout
         self._total_steps = self._count_steps()
         self.phases = phases.stretches(config, self._total_steps)
-        self._enter(self.phases[0])
+        self.enter(self.phases[0])
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self._peak, self._peak_source = flops.measured_peak(self.engine.device, dtype)
-        self._window = Window()
-        self._saved_at: int | None = None
-        self._evaluated_at: int | None = None
+        self.window = Window()
+        self.spikes = SpikeRule(config.spike_sigma, config.spike_window) if config.spike_sigma else None
+        self.checkpoints = RunCheckpoints(self)
+        self.evaluated_at: int | None = None
 
     def _count_steps(self) -> int | None:
         if self.config.epochs is None:
@@ -78,7 +78,7 @@ class PretrainLoop:
 
     # --- phases ---
 
-    def _enter(self, phase: phases.Stretch) -> None:
+    def enter(self, phase: phases.Stretch) -> None:
         """Makes samples and batches as this phase has them."""
         self.phase = phase
         self.data, self.heldout = _of_phase(self._run_data, phase), _of_phase(self._run_heldout, phase)
@@ -110,8 +110,10 @@ class PretrainLoop:
         """Enters the phase that the run has come to; its data begin with an epoch that no phase before has seen."""
         phase = phases.at(self.phases, self.progress)
         if phase is not self.phase:
-            self._enter(phase)
+            self.enter(phase)
             self.place = (self.place[0] + 1, 0)
+            if self.spikes is not None:
+                self.spikes.forget()  # samples of another length have other losses
             self.console.say(f"step {self.step}: {phase.name}, {self.accumulate} x {phase.token_budget} tokens a step")
 
     # --- time and progress ---
@@ -119,11 +121,11 @@ class PretrainLoop:
     @property
     def seconds(self) -> float:
         """Seconds of training, across resumes; of several ranks, at the start of the last step, as rank 0 saw it."""
-        return self._own_seconds if self.engine.world.size == 1 else self._agreed_seconds
+        return self._own_seconds if self.engine.world.size == 1 else self.agreed_seconds
 
     @property
     def _own_seconds(self) -> float:
-        return self._seconds_before + (time.monotonic() - self._started if self._started else 0.0)
+        return self.seconds_before + (time.monotonic() - self._started if self._started else 0.0)
 
     @property
     def progress(self) -> float:
@@ -144,7 +146,7 @@ class PretrainLoop:
         self._started = time.monotonic()
         log = self._open_log()
         watch = StallWatch(self.run_dir, self.config.stall_minutes, self.engine.world.rank)
-        with StopRequest() as stop, log, self.console, watch:
+        with StopRequest() as stop, log, self.console, watch, self.checkpoints:
             self._log, self._stop = log, stop
             while self.progress < 1.0 and not self._asked():
                 self._train_step()
@@ -153,12 +155,12 @@ class PretrainLoop:
                 if self.heldout is not None and (self.step % self.config.eval_every == 0 or self.progress >= 1.0):
                     self._evaluate()
                 if self.step % self.config.save_every == 0:
-                    self._save()
+                    self.checkpoints.save()
+                self.checkpoints.check()
             stopped = self._asked()
-            if stopped is None and self.heldout is not None and self._evaluated_at != self.step:
+            if stopped is None and self.heldout is not None and self.evaluated_at != self.step:
                 self._evaluate()
-            if self._saved_at != self.step:
-                self._save()
+            self.checkpoints.finish()
             if not self.best:
                 self._write_model()
             paths = self._finish(log)
@@ -176,15 +178,18 @@ class PretrainLoop:
 
     def _train_step(self) -> None:
         self._advance_phase()
-        window = self._window
+        window = self.window
         began = time.perf_counter()
         micro = self._next_batches()
         window.data_seconds += time.perf_counter() - began
         labels, pairs, tokens = self._agree(micro)
-        for number, batch in enumerate(micro, 1):
+        losses = [
             self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs), last=number == len(micro))
+            for number, batch in enumerate(micro, 1)
+        ]
         lr = phases.learning_rate(self.config, self.phase, self.progress)
-        window.grad_norm, window.lr = self.engine.step(lr), lr
+        if not self._is_spike(losses):
+            window.grad_norm, window.lr = self.engine.step(lr), lr
         self.step += 1
         self.tokens += tokens
         window.seconds += time.perf_counter() - began
@@ -203,7 +208,7 @@ class PretrainLoop:
             return labels, pairs, tokens
         seconds = self._own_seconds if self.engine.world.first else 0.0
         asked = self._stop.asked is not None
-        *counts, self._agreed_seconds, asked = self.engine.reduce([labels, pairs, tokens, seconds, asked])
+        *counts, self.agreed_seconds, asked = self.engine.reduce([labels, pairs, tokens, seconds, asked])
         if asked:
             self._agreed_stop = self._stop.asked or "a signal to another rank"
         labels, pairs, tokens = map(int, counts)
@@ -213,6 +218,20 @@ class PretrainLoop:
         """The signal that ends the run, if one came; the same answer on all ranks."""
         return self._stop.asked if self.engine.world.size == 1 else self._agreed_stop
 
+    def _is_spike(self, losses: list[torch.Tensor]) -> bool:
+        """Whether the step was left out because of its loss, on all ranks alike."""
+        if self.spikes is None:
+            return False
+        loss, limit = self.engine.reduce([float(sum(losses))])[0], self.spikes.limit
+        if not self.spikes.leaves_out(loss):
+            return False
+        self.engine.leave_out()
+        self.console.say(
+            f"step {self.step + 1} was left out: its loss {loss:.4g} is over {limit:.4g}, {self.spikes.sigma:g} "
+            f"standard deviations above the mean of {self.spikes.window} steps"
+        )
+        return True
+
     def _loss(self, batch: PackedBatch, labels: int, pairs: int) -> torch.Tensor:
         """This micro-batch's share of the step's loss."""
         out = self.engine.forward(batch)
@@ -221,36 +240,38 @@ class PretrainLoop:
         loss = out.mlm_loss * (count / labels) if count else out.mlm_logits.sum()
         if batch.nsp_labels is not None:
             loss = loss + out.nsp_loss * (batch.num_sequences / pairs)
-        self._window.add(batch, out, loss, self.model.config)
+        self.window.add(batch, out, loss, self.model.config)
         return loss
 
     def _report(self) -> None:
         world = self.engine.world
-        row = Window.over(self._windows()).row(self._peak * world.size) | {"step": self.step, "epoch": self.place[0]}
+        row = Window.over(self.windows()).row(self._peak * world.size) | {"step": self.step, "epoch": self.place[0]}
         row |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
         if self.phase.name:
             row["phase"] = self.phase.name
-        self._window = Window()
+        if self.spikes is not None:
+            row["left_out_steps"] = self.spikes.count
+        self.window = Window()
         self._record("train", row)
         self.console.step(row)
 
-    def _windows(self) -> list[Window]:
+    def windows(self) -> list[Window]:
         """Every rank's, by rank."""
-        return [self._window.with_sums(sums) for sums in self.engine.gather(self._window.sums())]
+        return [self.window.with_sums(sums) for sums in self.engine.gather(self.window.sums())]
 
     def _evaluate(self) -> None:
         row = evaluate(self.model, self.heldout, max_tokens=self.config.eval_tokens, engine=self.engine)
         self.console.heldout(self.step, row)
         name = {"phase": self.phase.name} if self.phase.name else {}
         self._record("heldout", row | {"step": self.step} | name)
-        self._evaluated_at = self.step
+        self.evaluated_at = self.step
         loss = row["mlm_loss"] + row.get("nsp_loss", 0.0)
         # Samples of another length have other losses: a later phase's model is taken as the better one.
         first = not self.best or self.best["phase_index"] != self.phase.index
-        if math.isfinite(loss) and (first or loss < self.best["loss"]):
+        better = math.isfinite(loss) and (first or loss < self.best["loss"])
+        if better and self.checkpoints.attempt(self._write_model):
             self.best = {**row, "loss": loss, "step": self.step, "phase_index": self.phase.index}
-            self._write_model()
-            self._saved_at = None  # a checkpoint of this step does not know of this best
+            self.checkpoints.saved_at = None  # a checkpoint of this step does not know of this best
 
     def _record(self, kind: str, row: dict) -> None:
         values = {name: value for name, value in row.items() if name != "step"}
@@ -280,81 +301,6 @@ class PretrainLoop:
             target.rename(old)
         fresh.rename(target)
         shutil.rmtree(old, ignore_errors=True)
-
-    def _save(self) -> None:
-        tensors, engine_state = self.engine.state()
-        state = {
-            "step": self.step,
-            **engine_state,
-            "tokens": self.tokens,
-            "phase": self.phase.index,
-            "place": list(self.place),
-            "seconds": self.seconds,
-            "best": self.best,
-            "evaluated_at": self._evaluated_at,
-            "windows": [vars(window) for window in self._windows()],
-            "tokenizer_sha256": self.data.shards.manifest.tokenizer_sha256,
-            "order": self._order(),
-        }
-        self._saved_at = self.step
-        if not self.engine.world.first:
-            return
-        protect = [self.best["step"]] if self.best else []
-        checkpoint.save(
-            self.run_dir / "checkpoints",
-            self.step,
-            tensors,
-            state,
-            keep=self.config.keep,
-            protect=protect,
-        )
-
-    def restore(self, path: Path) -> None:
-        """Goes on from a checkpoint.
-
-        Raises:
-            CheckpointError: it is damaged, or of another model or vocabulary, or the batches would be others.
-        """
-        tensors, state, _ = checkpoint.load(path)
-        expected = self.data.shards.manifest.tokenizer_sha256
-        if state["tokenizer_sha256"] != expected:
-            raise CheckpointError(
-                f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
-                f"{expected[:12]})"
-            )
-        if not state["phase"] < len(self.phases):
-            raise CheckpointError(
-                f"{path}: is of phase {state['phase'] + 1} of its run, and this run has {len(self.phases)}"
-            )
-        self._enter(self.phases[state["phase"]])
-        self._check_order(path, state["order"])
-        self.engine.restore(path, tensors, state)
-        self.step, self.tokens, self.place = state["step"], state["tokens"], tuple(state["place"])
-        self._seconds_before = self._agreed_seconds = state["seconds"]
-        self._saved_at, self._evaluated_at = self.step, state["evaluated_at"]
-        # A line may span the interruption: it is the line of the run that had none.
-        self._window = Window.of_rank(state["windows"], self.engine.world.rank, self.engine.world.size)
-        model, old = self.run_dir / "model", self.run_dir / "model.old"
-        if old.exists() and not model.exists():  # a crash between the two renames of _write_model
-            old.rename(model)
-        # In a new run directory the best model of the old one is not there to be kept.
-        self.best = state["best"] if model.exists() else {}
-
-    def _order(self) -> dict:
-        """What decides which tokens are in which batch: a place in the data means nothing under another order."""
-        manifest = self.data.shards.manifest
-        shards = {name: entry["sha256"] for name, entry in manifest.files.items() if name.startswith("train/")}
-        digest = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
-        samples = {f"samples.{name}": value for name, value in dataclasses.asdict(self.data.config).items()}
-        return json.loads(json.dumps({"data": digest, "token_budget": self.phase.token_budget, **samples}))
-
-    def _check_order(self, path: Path, saved: dict) -> None:
-        for name, now in self._order().items():
-            if saved.get(name) != now:
-                raise CheckpointError(
-                    f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.20}, since its place "
-                    f"in the data depends on it, got {now!r:.20}; to change it, start a new run from its model"
-                )
 
     def _finish(self, log: MetricsLog) -> list[Path]:
         plot = self.run_dir / "loss.png"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,9 @@ from .loop import PretrainLoop
 from .wandb_log import check_installed
 
 _log = logging.getLogger("fastbert")
+
+# New weights come from torch's one generator, which two runs in two threads would draw from in turn.
+_building = threading.Lock()
 
 # What the paper's million steps came to (Devlin et al. 2019, appendix A.2).
 DEFAULT_EPOCHS = 40.0
@@ -115,7 +119,7 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         model.to(distributed.device(world))
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world)
     if resume_from is not None:
-        loop.restore(resume_from)
+        loop.checkpoints.restore(resume_from)
         console.say(f"resumed from {resume_from} at step {loop.step}")
     run_dir.mkdir(parents=True, exist_ok=True)
     if world.first:
@@ -172,8 +176,9 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
         bert.max_position_embeddings = max(bert.max_position_embeddings, longest)
         if config.init == "small":
             bert.initializer_range = initialisation.initializer_range(bert.hidden_size)
-        torch.manual_seed(config.seed)
-        model = BertForPreTraining(bert)
+        with _building:
+            torch.manual_seed(config.seed)
+            model = BertForPreTraining(bert)
         if config.init == "small":
             counts = sum(np.bincount(tokens, minlength=bert.vocab_size) for tokens in data.shards.tokens)
             initialisation.start_small(model, torch.from_numpy(counts))

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fastbert.errors import CheckpointError
-from fastbert.train import checkpoint
+from fastbert.train import checkpoint, tensor_file
 
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 STATE = {"step": 3, "place": [1, 7], "best": {"mlm_loss": 0.1 + 0.2}, "name": "é", "none": None}
 
 
@@ -167,6 +168,10 @@ def test_manifests_that_lie_are_refused(tmp_path):
         {**good, "files": {"../../outside.safetensors": entry, "state.json": good["files"]["state.json"]}},
         {**good, "files": {str(outside): entry, "state.json": good["files"]["state.json"]}},
         {**good, "files": {**good["files"], "../x": entry}},
+        {**good, "files": {**good["files"], "more/../../x": entry}},
+        {**good, "files": {**good["files"], "./x": entry}},
+        {**good, "files": {**good["files"], "more//x": entry}},
+        {**good, "files": {**good["files"], "more\\x": entry}},
         {**good, "files": {"tensors.safetensors": entry}},
         {**good, "files": []},
         {**good, "format": 2},
@@ -195,6 +200,63 @@ def test_a_link_in_place_of_a_file_is_refused(tmp_path):
         checkpoint.load(path)
 
 
+def test_further_files_come_under_the_manifest(tmp_path):
+    """As an engine of several processes writes them."""
+
+    def more(directory: Path) -> None:
+        (directory / "ranks" / "deep").mkdir(parents=True)
+        for name in ("ranks/rank_0.pt", "ranks/deep/x"):
+            (directory / name).write_bytes(name.encode())
+
+    path = checkpoint.save(tmp_path, 1, some_tensors(), STATE, world_size=2, more=more)
+    manifest = checkpoint.verify(path)
+    assert set(manifest["files"]) == {"tensors.safetensors", "state.json", "ranks/rank_0.pt", "ranks/deep/x"}
+    assert manifest["world_size"] == 2
+    good = (path / "ranks/rank_0.pt").read_bytes()
+    for bad in (good[:-1], good[:-1] + b"!", b""):
+        (path / "ranks/rank_0.pt").write_bytes(bad)
+        with pytest.raises(CheckpointError, match=r"rank_0\.pt: expected"):
+            checkpoint.verify(path)
+    (path / "ranks/rank_0.pt").write_bytes(good)
+    for stranger in ("ranks/rank_1.pt", "x.pkl"):
+        (path / stranger).write_bytes(b"")
+        with pytest.raises(CheckpointError, match="expected only the files that manifest"):
+            checkpoint.load(path)
+        (path / stranger).unlink()
+    (path / "ranks" / "deep").rename(tmp_path / "deep")
+    (path / "ranks" / "deep").symlink_to(tmp_path / "deep")
+    with pytest.raises(CheckpointError, match="expected only"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_a_tensor_that_the_format_cannot_hold_is_named(tmp_path, dtype):
+    with pytest.raises(CheckpointError, match="odd must be of a dtype"):
+        checkpoint.save(tmp_path, 1, {"odd": torch.zeros(3, dtype=dtype)}, {})
+    assert names(tmp_path) == []
+
+
+def test_the_library_reads_every_dtype(tmp_path):
+    """What is written block by block holds, for safetensors itself, the same tensors."""
+    import safetensors.torch
+
+    tensors = some_tensors() | {f"t{i}": torch.arange(i).to(d) for i, d in enumerate(DTYPES)}
+    path = checkpoint.save(tmp_path, 1, tensors, {})
+    again = safetensors.torch.load((path / "tensors.safetensors").read_bytes())
+    assert_same(again, tensors)
+    assert_same(safetensors.torch.load(safetensors.torch.save(tensors)), again)
+
+
+def test_blocks_of_any_size_are_the_same_file(tmp_path, monkeypatch):
+    files = []
+    for block in (1 << 24, 7, 64):
+        monkeypatch.setattr(tensor_file, "_BLOCK", block)
+        path = checkpoint.save(tmp_path, block, some_tensors(), {}, keep=9)
+        files.append((path / "tensors.safetensors").read_bytes())
+        checkpoint.verify(path)
+    assert files[0] == files[1] == files[2]
+
+
 def test_bytes_that_verify_but_are_no_tensors_are_one_sentence(tmp_path):
     path = checkpoint.save(tmp_path, 2, some_tensors(), STATE)
     payload = b"\x80\x04cos\nsystem\n."  # a pickle
@@ -218,7 +280,7 @@ class Disk:
         self.failed = False
         for name in ("fsync", "rename", "mkdir", "replace"):
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        monkeypatch.setattr(checkpoint, "open", self._open, raising=False)
+        monkeypatch.setattr(tensor_file, "open", self._open, raising=False)
 
     def _tick(self, kind: str) -> None:
         if kind == self.kind:
@@ -259,8 +321,9 @@ class Disk:
         return Faulty()
 
 
-# How often a save does each: 3 files; fsync of these, of the temporary and of the parent directory; renames into place.
-OPERATIONS = [("mkdir", 1), ("open", 3), ("write", 3), ("fsync", 5), ("rename", 1)]
+# How often a save does each: 3 files, the first in 6 writes (its header, all tensors but the empty one); fsync
+# of these, of the temporary and of the parent directory; renames into place.
+OPERATIONS = [("mkdir", 1), ("open", 3), ("write", 8), ("fsync", 5), ("rename", 1)]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

@@ -1,0 +1,81 @@
+"""A checkpoint that is written while training goes on."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from . import checkpoint
+
+
+class BackgroundSave:
+    """Saves from a copy of the tensors, in a thread; at most one save is under way.
+
+    The copy is kept and written over by the next save, so that a save costs training one pass over memory, and the
+    process one more copy of what a checkpoint holds. Writing and hashing release Python's lock. The thread is no
+    daemon: a process that ends while it writes waits for it.
+
+    Args:
+        save: what writes, with the signature of `checkpoint.save`.
+    """
+
+    def __init__(self, save: Callable[..., Path] = checkpoint.save) -> None:
+        self._save = save
+        self._copies: dict[str, Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, directory: Path, step: int, tensors: dict[str, Tensor], state: dict, **options) -> None:
+        """Copies what is to be saved and returns; the arguments are those of `checkpoint.save`.
+
+        Raises:
+            CheckpointError: the save before this one, which is waited for, has failed.
+        """
+        self.wait()
+        held = {name: self._copy(name, value) for name, value in tensors.items()}
+        if any(value.is_cuda for value in tensors.values()):
+            torch.cuda.synchronize()
+        self._copies = held
+        arguments = (directory, step, held, copy.deepcopy(state))
+        self._thread = threading.Thread(target=self._work, args=arguments, kwargs=options, name="fastbert-save")
+        self._thread.start()
+
+    def _copy(self, name: str, value: Tensor) -> Tensor:
+        value = value.detach()
+        held = self._copies.get(name)
+        if held is None or held.shape != value.shape or held.dtype != value.dtype:
+            held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        return held.copy_(value, non_blocking=True)
+
+    def _work(self, directory: Path, step: int, tensors: dict[str, Tensor], state: dict, **options) -> None:
+        try:
+            self._save(directory, step, tensors, state, **options)
+        except BaseException as error:  # raised where it can be seen, by `check`
+            self._error = error
+
+    def check(self) -> None:
+        """Raises the error of a save that has failed, once; does not wait."""
+        if self.busy or self._error is None:
+            return
+        error, self._error = self._error, None
+        if isinstance(error, CheckpointError):
+            raise error
+        raise CheckpointError(f"a checkpoint could not be written in the background: {error!r}") from error
+
+    def wait(self) -> None:
+        """Until no save is under way; raises as `check`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()

@@ -1,0 +1,182 @@
+"""What a pre-training run keeps for going on: its checkpoints, whole or in the background, and their way back."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CheckpointError
+from . import checkpoint
+from .background_save import BackgroundSave
+from .window import Window
+
+if TYPE_CHECKING:
+    from .loop import PretrainLoop
+
+
+class RunCheckpoints:
+    """Saves and restores a `PretrainLoop`; of several ranks the first one writes.
+
+    With ``config.async_save`` training waits only for a copy of the tensors. With ``config.save_errors`` "continue" a
+    checkpoint that cannot be written is told and training goes on; the last one of a run has to be written all the
+    same, since nothing would be left of the run.
+
+    Attributes:
+        failed: how many checkpoints could not be written.
+        blocked: seconds for which training stood still to save.
+    """
+
+    def __init__(self, loop: PretrainLoop) -> None:
+        self._loop, self._background = loop, BackgroundSave()
+        self.saved_at: int | None = None
+        self.failed, self.blocked = 0, 0.0
+
+    def save(self, *, last: bool = False) -> None:
+        """Writes a checkpoint of the present step, or begins to.
+
+        Raises:
+            CheckpointError: it, or the one before it, cannot be written and errors end the run.
+        """
+        loop = self._loop
+        tensors, engine_state = loop.engine.state()
+        state = self._state() | engine_state
+        if not loop.engine.world.first:
+            self.saved_at = loop.step
+            return
+        options = {"keep": loop.config.keep, "protect": [loop.best["step"]] if loop.best else []}
+        options["world_size"] = loop.engine.world.size
+        directory, began = loop.run_dir / "checkpoints", time.perf_counter()
+        try:
+            self._settle()
+            if loop.config.async_save and not last:
+                self._background.submit(directory, loop.step, tensors, state, **options)
+            else:
+                checkpoint.save(directory, loop.step, tensors, state, **options)
+            self.saved_at = loop.step
+        except CheckpointError as error:
+            self._failure(error, last)
+        finally:
+            self.blocked += time.perf_counter() - began
+
+    def check(self) -> None:
+        """After every step: an error of the background comes to light. Raises as `save`."""
+        try:
+            self._background.check()
+        except CheckpointError as error:
+            self._failure(error, False)
+
+    def _settle(self) -> None:
+        """Waits for the background. Raises as `save`."""
+        try:
+            self._background.wait()
+        except CheckpointError as error:
+            self._failure(error, False)
+
+    def finish(self) -> None:
+        """Waits for what is under way and, if the newest step is not on the disk, writes it. Raises as `save`."""
+        self._settle()
+        if self._any(self.saved_at != self._loop.step):
+            self.save(last=True)
+
+    def _any(self, here: bool) -> bool:
+        """Whether it is so on any rank: what follows is done by all or by none."""
+        return self._loop.engine.reduce([float(here)])[0] > 0
+
+    def attempt(self, write: Callable[[], None]) -> bool:
+        """Writes something else of the run; False where it cannot be written and errors do not end the run."""
+        failed = False
+        try:
+            write()
+        except CheckpointError as error:
+            self._failure(error, False)
+            failed = True
+        return not self._any(failed)
+
+    def __enter__(self) -> RunCheckpoints:
+        return self
+
+    def __exit__(self, *_exception) -> None:
+        """Waits for what is under way, however the run ended; a failure is only told, for a better reason is known."""
+        try:
+            self._background.wait()
+        except CheckpointError as error:
+            self._loop.console.say(str(error))
+
+    def _failure(self, error: CheckpointError, last: bool) -> None:
+        self.failed += 1
+        self.saved_at = None
+        if last or self._loop.config.save_errors == "stop":
+            raise error
+        self._loop.console.say(f"training goes on without it: {error}")
+
+    def _state(self) -> dict:
+        loop = self._loop
+        return {
+            "step": loop.step,
+            "tokens": loop.tokens,
+            "phase": loop.phase.index,
+            "place": list(loop.place),
+            "seconds": loop.seconds,
+            "best": loop.best,
+            "evaluated_at": loop.evaluated_at,
+            "windows": [vars(window) for window in loop.windows()],
+            "spikes": loop.spikes.state() if loop.spikes else None,
+            "tokenizer_sha256": loop.data.shards.manifest.tokenizer_sha256,
+            "order": self._order(),
+        }
+
+    def restore(self, path: Path) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model or vocabulary, or the batches would be others.
+        """
+        loop = self._loop
+        tensors, state, _ = checkpoint.load(path)
+        expected = loop.data.shards.manifest.tokenizer_sha256
+        if state["tokenizer_sha256"] != expected:
+            raise CheckpointError(
+                f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
+                f"{expected[:12]})"
+            )
+        if not state["phase"] < len(loop.phases):
+            raise CheckpointError(
+                f"{path}: is of phase {state['phase'] + 1} of its run, and this run has {len(loop.phases)}"
+            )
+        loop.enter(loop.phases[state["phase"]])
+        self._check_order(path, state["order"])
+        loop.engine.restore(path, tensors, state)
+        loop.step, loop.tokens, loop.place = state["step"], state["tokens"], tuple(state["place"])
+        loop.seconds_before = loop.agreed_seconds = state["seconds"]
+        self.saved_at, loop.evaluated_at = loop.step, state["evaluated_at"]
+        # A line may span the interruption: it is the line of the run that had none.
+        loop.window = Window.of_rank(state["windows"], loop.engine.world.rank, loop.engine.world.size)
+        if loop.spikes and state.get("spikes"):
+            loop.spikes.restore(state["spikes"])
+        model, old = loop.run_dir / "model", loop.run_dir / "model.old"
+        if old.exists() and not model.exists():  # a crash between the two renames of _write_model
+            old.rename(model)
+        # In a new run directory the best model of the old one is not there to be kept.
+        loop.best = state["best"] if model.exists() else {}
+
+    def _order(self) -> dict:
+        """What decides which tokens are in which batch: a place in the data means nothing under another order."""
+        loop = self._loop
+        manifest = loop.data.shards.manifest
+        shards = {name: entry["sha256"] for name, entry in manifest.files.items() if name.startswith("train/")}
+        digest = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+        samples = {f"samples.{name}": value for name, value in dataclasses.asdict(loop.data.config).items()}
+        return json.loads(json.dumps({"data": digest, "token_budget": loop.phase.token_budget, **samples}))
+
+    def _check_order(self, path: Path, saved: dict) -> None:
+        for name, now in self._order().items():
+            if saved.get(name) != now:
+                raise CheckpointError(
+                    f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.20}, since its place "
+                    f"in the data depends on it, got {now!r:.20}; to change it, start a new run from its model"
+                )

@@ -1,0 +1,79 @@
+"""RELIABILITY 5 on a real file system that is too small; tests/train/test_checkpoint.py fails each call in turn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pretraining_runs as runs
+import pytest
+import torch
+
+from fastbert.errors import CheckpointError
+from fastbert.train import checkpoint
+from fastbert.train.pretrain import pretrain
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MiB; only root can mount one."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    free = os.statvfs(disk)
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"\0" * max(free.f_bavail * free.f_frsize - leave, 0))
+    return ballast
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(small_disk):
+    weight = torch.randn(100_000)
+    checkpoint.save(small_disk / "c", 1, {"w": weight}, {"n": 1})
+    ballast = fill(small_disk, 200_000)
+    with pytest.raises(CheckpointError, match=r"tensors\.safetensors: 400\d\d\d bytes could not be written: No space"):
+        checkpoint.save(small_disk / "c", 2, {"w": weight + 1}, {"n": 2})
+    path, skipped = checkpoint.latest_valid(small_disk / "c")
+    assert (path.name, skipped) == ("step_1", [])
+    assert torch.equal(checkpoint.load(path)[0]["w"], weight)
+    assert [p.name for p in (small_disk / "c").iterdir()] == ["step_1"]
+    ballast.unlink()
+    checkpoint.save(small_disk / "c", 2, {"w": weight + 1}, {"n": 2}, keep=1)
+    assert checkpoint.latest_valid(small_disk / "c")[0].name == "step_2"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("errors", ["stop", "continue"])
+def test_a_run_on_a_disk_that_fills_up(small_disk, tmp_path, errors, asynchronous, capsys):
+    """It ends in one sentence, the checkpoint before intact; or, told so, goes on and saves once there is room."""
+    data = runs.prepare_data(tmp_path / "data")
+    out, ballast = small_disk / "run", []
+
+    def meddle(row: dict) -> None:
+        if row["kind"] == "train" and row["step"] == 3:
+            ballast.append(fill(small_disk, 100_000))
+        if row["kind"] == "train" and row["step"] == 7:
+            ballast.pop().unlink()
+
+    config = runs.config(data, out, steps=9, save_every=2, eval_every=4, save_errors=errors, async_save=asynchronous)
+    if errors == "stop":
+        with pytest.raises(CheckpointError, match="No space left"):
+            pretrain(config, callbacks=[meddle])
+        assert checkpoint.latest_valid(out / "checkpoints")[0].name == "step_2"
+        return
+    result = pretrain(config, callbacks=[meddle])
+    assert result.steps == 9
+    assert capsys.readouterr().out.count("training goes on without it") >= 2  # the checkpoint and the best model
+    assert checkpoint.latest_valid(out / "checkpoints") == (out / "checkpoints" / "step_9", [])
+    assert not [path for path in out.rglob("*") if ".tmp" in path.name or path.name == "model.new"]
