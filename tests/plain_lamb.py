@@ -9,6 +9,7 @@ DeepSpeed's ("clamped": no division, no bias correction, trust ratio within [0.0
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-6
 
@@ -53,3 +54,9 @@ def adamw(params: list, gradients: list[list], decays: list[float], lr: float, c
                 m, v = m / (1 - BETA1**t), v / (1 - BETA2**t)
             params[i] = params[i] - lr * (m / (np.sqrt(v) + EPS) + decays[i] * params[i])
     return params
+
+
+def largest_relative(got: list[torch.Tensor], expected: list) -> float:
+    """The largest difference of a tensor's, over the tensor's norm."""
+    wide = [(g.double(), torch.as_tensor(e).double()) for g, e in zip(got, expected, strict=True)]
+    return max(float((g - e).norm() / e.norm()) for g, e in wide)

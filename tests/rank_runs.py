@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -29,6 +30,8 @@ def launch(function: Callable, world_size: int, directory: Path, *arguments, sec
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+
+    importlib.import_module("torch._dynamo")  # DDP and DeepSpeed import it, for seconds: here once, not in each process
     context = multiprocessing.get_context("fork")
     running = [
         context.Process(target=_run, args=(function, rank, world_size, port, directory, arguments))

@@ -45,17 +45,16 @@ def whole(variant: str, scale: float, dtype: str) -> list[torch.Tensor]:
 class FlatNorm(ShardedLamb):
     """The bug of LAMB under ZeRO: each shard is taken for one tensor."""
 
-    def _trusts(self, group, layout, targets, updates):
-        weights, changes = (torch.cat([t.flatten() for t in tensors]).norm() for tensors in (targets, updates))
-        return (weights / changes).expand(layout.tensors)
+    def _trusts(self, group, layout, target, update):
+        return (target.norm() / update.norm()).expand(layout.tensors)
 
 
 class NoReduce(ShardedLamb):
     """Another: each process has the norms of its own pieces."""
 
-    def _trusts(self, group, layout, targets, updates):
+    def _trusts(self, group, layout, target, update):
         keep, self.reduce = self.reduce, lambda squares: None
-        trust = super()._trusts(group, layout, targets, updates)
+        trust = super()._trusts(group, layout, target, update)
         self.reduce = keep
         return trust
 

@@ -34,16 +34,23 @@ class Layout:
     parts: tuple[tuple[int, int | None], ...]
 
     @classmethod
-    def of_range(cls, sizes: Sequence[int], begin: int, end: int) -> Layout:
-        """Elements begin to end of tensors laid end to end; what lies behind the last tensor is padding."""
-        parts, start = [], 0
-        for number, size in enumerate(sizes):
-            length = min(end, start + size) - max(begin, start)
-            if length > 0:
-                parts.append((length, number))
-            start += size
-        padding = end - max(begin, min(start, end))
-        return cls(len(sizes), (*parts, (padding, None)) if padding else tuple(parts))
+    def of_range(cls, sizes: Sequence[int], begin: int, end: int, offsets: Sequence[int] | None = None) -> Layout:
+        """Elements begin to end of a buffer of tensors.
+
+        Args:
+            sizes: of the tensors.
+            offsets: where each begins, rising; without, they are laid end to end. What is between and behind them is
+                padding.
+        """
+        offsets = [sum(sizes[:number]) for number in range(len(sizes))] if offsets is None else offsets
+        parts, done = [], begin
+        for number, (start, size) in enumerate(zip(offsets, sizes, strict=True)):
+            first, last = max(begin, start), min(end, start + size)
+            if first < last:
+                parts += [(first - done, None), (last - first, number)]
+                done = last
+        parts.append((end - done, None))
+        return cls(len(sizes), tuple(part for part in parts if part[0]))
 
     @classmethod
     def of_pieces(cls, owned: Sequence[int], room: Sequence[int]) -> Layout:
@@ -86,6 +93,11 @@ class ShardedLamb(Lamb):
         self.layouts: dict[Tensor, Layout] = {}
         self.grad_norm: Callable[[], float] | None = None
         super().__init__(params, **settings)
+
+    @classmethod
+    def of(cls, lamb: Lamb, reduce: Callable[[Tensor], None]) -> ShardedLamb:
+        """The same groups and settings, before the first step."""
+        return cls(lamb.param_groups, reduce, **lamb.defaults)
 
     def _divisor(self, grad_scale: float) -> Tensor | None:
         first = self.param_groups[0]
@@ -130,21 +142,20 @@ class ShardedLamb(Lamb):
             layout = self.layouts[p]
             ours, theirs = layout.pieces(target), layout.pieces(update)
             if has_trust(batch.group):
-                trust = self._trusts(batch.group, layout, ours, theirs)
+                trust = self._trusts(batch.group, layout, target, update)
                 for piece, number in zip(theirs, layout.numbers(), strict=True):
                     piece.mul_(trust[number])
             if ours:
                 torch._foreach_add_(ours, theirs, alpha=-batch.group["lr"])
         write_back(batch)
 
-    def _trusts(self, group: dict, layout: Layout, targets: list[Tensor], updates: list[Tensor]) -> Tensor:
-        """(n_tensors,) in the updates' dtype, the same on every process."""
-        like = next(iter(updates), torch.zeros(0))
-        squares = torch.zeros(2, layout.tensors, dtype=torch.float64, device=like.device)
-        if updates:
-            norms = torch._foreach_norm([*targets, *updates], 2, dtype=torch.float64)
-            own = torch.stack(norms).square().view(2, -1)
-            squares.index_add_(1, torch.tensor(layout.numbers(), device=like.device), own)
+    def _trusts(self, group: dict, layout: Layout, target: Tensor, update: Tensor) -> Tensor:
+        """(n_tensors,) in the update's dtype, the same on every process."""
+        squares = torch.zeros(2, layout.tensors, dtype=torch.float64, device=update.device)
+        pieces = [*layout.pieces(target), *layout.pieces(update)]
+        if pieces:
+            own = torch.stack(torch._foreach_norm(pieces, 2, dtype=torch.float64)).square().view(2, -1)
+            squares.index_add_(1, torch.tensor(layout.numbers(), device=update.device), own)
         self.reduce(squares.view(-1))
         weights, changes = squares.sqrt()
-        return trust_ratios(group, weights, changes).to(like.dtype)
+        return trust_ratios(group, weights, changes).to(update.dtype)

@@ -105,18 +105,22 @@ class LocalEngine:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         norm = float(clipped_step(self.optimizer, self.clip))
+        self.optimizer.zero_grad(set_to_none=True)
+        self._count(norm)
+        return norm
+
+    def _count(self, norm: float) -> None:
+        """Takes note of whether a step of this norm was skipped."""
         if math.isfinite(norm):
             self._skipped_in_a_row = 0
         else:
             self.skipped += 1
             self._skipped_in_a_row += 1
-        self.optimizer.zero_grad(set_to_none=True)
         if self._skipped_in_a_row >= self.patience:
             raise TrainingDiverged(
                 f"training stopped: the gradient was not finite in {self.patience} steps in a row (norm {norm}); "
                 "the parameters are those of the last good step"
             )
-        return norm
 
     def reduce(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks."""

@@ -8,6 +8,7 @@ import pytest
 import rank_runs
 import sharded_cases as cases
 import torch
+from plain_lamb import largest_relative
 
 from fastbert.optim.sharded import Layout, ShardedLamb
 
@@ -21,12 +22,6 @@ def results(request, tmp_path_factory):
 def by_the_papers(variant: str, scale: float) -> list[np.ndarray]:
     params, gradients = cases.start_and_gradients(scale)
     return plain_lamb.lamb(params, gradients, cases.DECAYS, cases.LR, variant)
-
-
-def largest_relative(got: list[torch.Tensor], expected: list) -> float:
-    """The largest difference of a tensor's, over the tensor's norm."""
-    wide = [(g.double(), torch.as_tensor(e).double()) for g, e in zip(got, expected, strict=True)]
-    return max(float((g - e).norm() / e.norm()) for g, e in wide)
 
 
 @pytest.mark.parametrize(("variant", "scale", "dtype"), cases.CASES)
@@ -63,6 +58,8 @@ def test_layouts_of_ranges():
     assert Layout.of_range(sizes, 12, 15).parts == ((3, None),)
     assert Layout.of_range(sizes, 14, 16).parts == ((2, None),)
     assert Layout.of_range([4, 0, 2], 1, 5).parts == ((3, 0), (1, 2))
+    spans = Layout.of_range([4, 3, 5], 2, 14, offsets=[0, 5, 8])
+    assert spans.parts == ((2, 0), (1, None), (3, 1), (5, 2), (1, None))
     for begin in range(14):
         for end in range(begin, 16):
             assert Layout.of_range(sizes, begin, end).size == end - begin

@@ -1,0 +1,107 @@
+"""DeepSpeed's configuration: from --zero, or from a file of the user's, filled in from the run's options."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import InputError
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class DeepSpeedOptions:
+    """Which DeepSpeed is asked for.
+
+    Args:
+        file: a configuration of the user's.
+        zero: without a file, the stage, 0 to 3.
+        offload: without a file, keeps optimiser state in the memory of the CPU, and updates there.
+    """
+
+    file: str | None = None
+    zero: int | None = None
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        if self.file is not None and (self.zero is not None or self.offload):
+            raise InputError("expected either deepspeed, a configuration, or zero and offload, got both")
+        if self.zero is not None and self.zero not in range(4):
+            raise InputError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
+        if self.offload and self.zero in (None, 0):
+            raise InputError(f"offload needs zero 1, 2 or 3, got {self.zero}")
+
+    @property
+    def asked(self) -> bool:
+        return self.file is not None or self.zero is not None
+
+
+def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dict:
+    """The configuration that DeepSpeed gets.
+
+    A micro-batch has a token budget here and no number of sequences, and the loop says itself where a step ends; so
+    DeepSpeed's batch sizes are 1. What else a file leaves out or calls "auto" is filled in; what it says must be what
+    the run's options say.
+
+    Raises:
+        InputError: the file is no configuration, contradicts an option, or names an optimiser or a scheduler, which
+            are the run's.
+    """
+    given = {"zero_optimization": _stage(options)} if options.file is None else _read(options.file)
+    where = options.file or "zero"
+    for section in ("optimizer", "scheduler"):
+        if given.get(section, AUTO) != AUTO:
+            raise InputError(f"{where}: the {section} is the run's (optimizer, lr, schedule), got one in the file")
+    result = {name: value for name, value in given.items() if name not in ("optimizer", "scheduler")}
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        if result.pop(name, AUTO) not in (AUTO, 1):
+            raise InputError(f"{where}: {name} is the run's (token_budget, accumulate): leave it out or say auto")
+    result |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    result["gradient_clipping"] = _agreed(where, "gradient_clipping", given.get("gradient_clipping", AUTO), clip)
+    for kind in ("bf16", "fp16"):
+        section = dict(given.get(kind, {}))
+        enabled = _agreed(where, f"{kind}.enabled", section.get("enabled", AUTO), precision == kind)
+        result[kind] = {**section, "enabled": enabled}
+    if precision == "bf16":
+        # A sum of many micro-batches in bfloat16 would lose the small ones.
+        result.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    result.setdefault("zero_allow_untested_optimizer", True)
+    result.setdefault("zero_force_ds_cpu_optimizer", False)
+    result.setdefault("steps_per_print", None)
+    return result
+
+
+def stage(configuration: dict) -> int:
+    return int(configuration.get("zero_optimization", {}).get("stage", 0))
+
+
+def _stage(options: DeepSpeedOptions) -> dict:
+    section: dict = {"stage": options.zero}
+    if options.zero:
+        section |= {"overlap_comm": False, "contiguous_gradients": True}
+    if options.offload:
+        section["offload_optimizer"] = {"device": "cpu"}
+        if options.zero == 3:
+            section["offload_param"] = {"device": "cpu"}
+    return section
+
+
+def _agreed(where: str, name: str, said, run):
+    if said not in (AUTO, run):
+        raise InputError(f"{where}: {name} must be what the run's options say, {run}, or auto, got {said}")
+    return run
+
+
+def _read(path: str | os.PathLike) -> dict:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected a DeepSpeed configuration, found none") from None
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: expected a DeepSpeed configuration in JSON, got {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(found.get(k, {}), dict) for k in ("bf16", "fp16")):
+        raise InputError(f"{path}: expected a DeepSpeed configuration, a JSON object, got {type(found).__name__}")
+    return found

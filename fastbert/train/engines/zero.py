@@ -1,0 +1,223 @@
+"""Several processes by DeepSpeed: ZeRO's stages 0 to 3, offload to the CPU, low precision with float32 masters.
+
+What DeepSpeed lacks and this adds: LAMB and AdamW that know where tensors lie in its flat shards (`layouts`), gradients
+summed by their share of the labels, checkpoints that verify before anything of theirs is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...errors import CheckpointError, InputError
+from ...optim import Lamb
+from ...optim.base import global_norm
+from ...optim.sharded import Layout, ShardedLamb
+from .. import distributed
+from ..distributed import World
+from ..engine import LocalEngine
+from . import deepspeed_config, universal
+
+FOLDER, TAG = "deepspeed", "state"
+
+
+def load_deepspeed():
+    """The module. Raises InputError where it is not installed."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError:
+        raise InputError(
+            "this needs DeepSpeed (DS_BUILD_OPS=0 pip install 'fastbert[deepspeed]'), which is not installed"
+        ) from None
+    # Without a list DeepSpeed runs compilers to make one, and then takes a minute to build an all-reduce of its own.
+    deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})
+    return deepspeed
+
+
+class DeepSpeedEngine(LocalEngine):
+    """`LocalEngine`, where DeepSpeed divides state among the ranks and takes the step.
+
+    Args:
+        configuration: see `deepspeed_config.configuration`.
+        model, optimizer, world, options: as in `LocalEngine`; the optimiser is over the whole parameters.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, configuration: dict, **options
+    ) -> None:
+        deepspeed = load_deepspeed()
+        if isinstance(optimizer, Lamb):
+            optimizer = ShardedLamb.of(optimizer, dist.all_reduce)
+        super().__init__(model, optimizer, **options)
+        self.world, self.configuration = world, configuration
+        self.stage = deepspeed_config.stage(configuration)
+        if self.stage == 3:
+            # Modules whose children's weights are read without calling them: all of it is gathered together.
+            deepspeed.utils.set_z3_leaf_modules(model, _leaves(), raise_if_not_found=False)
+        self.deepspeed, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration)
+        self.forward = self.deepspeed
+        # The losses are weighted already, by the labels of all ranks; DeepSpeed averages over the ranks.
+        self._scale = float(world.size)
+        if isinstance(optimizer, ShardedLamb):
+            optimizer.layouts = layouts(self.deepspeed.optimizer, world)
+            # DeepSpeed hands the optimiser one group after another, and has clipped all by then.
+            optimizer.grad_norm = lambda: min(float(self.deepspeed.optimizer._global_grad_norm), self.clip)
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Nothing: under DeepSpeed the weights themselves are in the low precision."""
+        yield
+
+    def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
+        self.deepspeed.set_gradient_accumulation_boundary(last)
+        loss = self._forward(compute_loss)
+        self.deepspeed.backward(loss * self._scale, scale_wrt_gas=False)
+        return loss.detach()
+
+    def step(self, lr: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        norm = self._take_step()
+        # DeepSpeed writes through `.data`, which leaves versions alone; whoever packed a weight goes by them.
+        torch.autograd.graph.increment_version(list(self.model.parameters()))
+        self._count(norm)
+        return norm
+
+    def _take_step(self) -> float:
+        inner = self.deepspeed.optimizer
+        if inner is self.optimizer:  # stage 0 in float32: DeepSpeed sums up gradients and nothing else
+            norm = float(global_norm([p.grad for p in self.parameters if p.grad is not None]))
+            if math.isfinite(norm):
+                self.deepspeed.step()
+            else:
+                self.deepspeed.zero_grad()
+            return norm
+        self.deepspeed.step()
+        norm = float(self.deepspeed.get_global_grad_norm())
+        return norm if self.deepspeed.was_step_applied() else math.inf
+
+    def reduce(self, values: Sequence[float]) -> list[float]:
+        return distributed.total(values)
+
+    # --- checkpoints ---
+
+    def state(self) -> tuple[dict[str, Tensor], dict]:
+        """No tensors: each rank writes its shards itself, by `write`."""
+        form = {"world_size": self.world.size, "stage": self.stage, "precision": self.precision}
+        return {}, {"deepspeed": form, **self._counters()}
+
+    def write(self, directory: Path) -> None:
+        self.deepspeed.save_checkpoint(str(directory / FOLDER), tag=TAG, save_latest=False)
+
+    def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
+        if "deepspeed" not in state:
+            raise CheckpointError(
+                f"{path}: was written without DeepSpeed, expected one written under it; start a new run from its model"
+            )
+        if state["deepspeed"] == self.state()[1]["deepspeed"]:
+            self._load(path / FOLDER, TAG, universal_form=False)
+        else:
+            self._load_universal(path)
+        self._restore_counters(state)
+
+    def _load_universal(self, path: Path) -> None:
+        """From another number of ranks, stage or precision, by way of a folder that is removed afterwards."""
+        name = distributed.on_first(self.world, lambda: f"{path.name}.tmp-{uuid.uuid4().hex}")
+        folder = path.with_name(name)
+        try:
+            distributed.on_first(self.world, lambda: universal.convert(path / FOLDER / TAG, folder / TAG))
+            self._load(folder, TAG, universal_form=True)
+        finally:
+            distributed.barrier(self.world)
+            if self.world.first:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _load(self, folder: Path, tag: str, universal_form: bool) -> None:
+        options = self.deepspeed._config
+        options.load_universal_checkpoint = universal_form
+        try:
+            loaded, _ = self.deepspeed.load_checkpoint(str(folder), tag=tag)
+        finally:
+            options.load_universal_checkpoint = False
+        if loaded is None:
+            raise CheckpointError(f"{folder}: expected a DeepSpeed checkpoint, found none")
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """The float32 masters in place of weights of a low precision, and of shards."""
+        if self.stage < 3 and self.precision == "fp32":
+            yield
+            return
+        kept = {}
+        for parameter in self.model.parameters():
+            whole = self._master(parameter)
+            if self.world.first and whole is not None:
+                kept[parameter] = parameter.data
+                parameter.data = whole.to(parameter.device)
+        try:
+            yield
+        finally:
+            for parameter, data in kept.items():
+                parameter.data = data
+            distributed.barrier(self.world)
+
+    def _master(self, parameter: nn.Parameter) -> Tensor | None:
+        inner = self.deepspeed.optimizer
+        if hasattr(inner, "fp32_groups"):  # stage 0: whole copies
+            for narrow, wide in zip(inner.fp16_groups, inner.fp32_groups, strict=True):
+                for p, master in zip(narrow, wide, strict=True):
+                    if p is parameter:
+                        return master.detach()
+            return None
+        return load_deepspeed().utils.safe_get_full_fp32_param(parameter)
+
+
+def _leaves() -> list[type]:
+    from ...modules.embeddings import BertEmbeddings
+    from ...modules.heads import BertLMPredictionHead, BertPooler
+    from ...modules.layer import BertLayer
+
+    return [BertEmbeddings, BertLayer, BertPooler, BertLMPredictionHead]
+
+
+def layouts(inner, world: World) -> dict[Tensor, Layout]:
+    """Where tensors lie in the flat shards of a DeepSpeed optimiser; nothing where it keeps them whole.
+
+    Raises:
+        InputError: an optimiser of DeepSpeed's that keeps them in a way that is not known here.
+    """
+    if hasattr(inner, "fp32_partitioned_groups_flat"):  # stage 3: every rank has a piece of every tensor
+        found = {}
+        for flat, group in zip(inner.fp32_partitioned_groups_flat, inner.fp16_groups, strict=True):
+            room = [p.partition_numel() for p in group]
+            begins = [world.rank * size for size in room]
+            owned = [min(max(p.ds_numel - b, 0), size) for p, b, size in zip(group, begins, room, strict=True)]
+            found[flat] = Layout.of_pieces(owned, room)
+        return found
+    if hasattr(inner, "single_partition_of_fp32_groups"):  # stages 1 and 2: a stretch of all tensors end to end
+        flats = inner.single_partition_of_fp32_groups
+        sizes = [[meta.numel() for meta in group] for group in inner.round_robin_bit16_meta]
+        offsets = inner.round_robin_bit16_offsets
+    elif hasattr(inner, "fp32_groups_flat_partition"):  # stage 1 in bfloat16 with float32 gradients
+        flats = inner.fp32_groups_flat_partition
+        sizes = [[p.numel() for p in group] for group in inner.bf16_groups]
+        offsets = [None] * len(flats)
+    elif hasattr(inner, "fp32_groups") or isinstance(inner, ShardedLamb):
+        return {}
+    else:
+        raise InputError(
+            f"LAMB needs to know where {type(inner).__name__} of DeepSpeed keeps its tensors, and does not"
+        )
+    places = zip(flats, sizes, offsets, strict=True)
+    return {f: Layout.of_range(s, world.rank * f.numel(), (world.rank + 1) * f.numel(), o) for f, s, o in places}

@@ -1,0 +1,82 @@
+"""Our optimisers inside DeepSpeed's ZeRO are the papers': stages 0 to 3 on two and three gloo processes.
+
+The gradients are given, so that nothing but the optimiser is on trial; each is the sum of unequal shares of the ranks
+and micro-batches. No shard ends where a tensor does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import rank_runs
+import torch
+import zero_cases
+from plain_lamb import largest_relative
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (pip install 'fastbert[deepspeed]')")
+
+BOUND = 1e-6
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    zero_cases.load()
+    return rank_runs.launch(zero_cases.quick, 3, tmp_path_factory.mktemp("quick"))
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def every(request, tmp_path_factory):
+    zero_cases.load()
+    return rank_runs.launch(zero_cases.every, request.param, tmp_path_factory.mktemp("every"), seconds=1500)
+
+
+def check(results: list[dict], case, kind: str, scale: float) -> None:
+    got = results[0][case]
+    assert largest_relative(got["weights"], zero_cases.expected(kind, scale)) < BOUND, case
+    # A NaN in one rank's gradient: no rank takes the step, and training goes on as if it had not been.
+    for result in results:
+        assert not math.isfinite(result[case]["norm of NaN"])
+        assert result[case]["kept"]
+        assert result[case]["skipped"] == [0] * 7 + [1] * (len(result[case]["skipped"]) - 7)
+        assert result[case]["norms"] == got["norms"]
+
+
+@pytest.mark.parametrize(("kind", "stage"), zero_cases.QUICK)
+def test_50_steps_are_those_of_whole_tensors(quick, kind, stage):
+    check(quick, (kind, stage), kind, 3.0)
+
+
+def test_shards_taken_for_tensors_are_found_out(quick):
+    assert largest_relative(quick[0]["bug"]["weights"], zero_cases.expected("apex", 3.0, steps=10)) > 1e-2
+
+
+def test_five_in_a_row_end_the_training_on_all_ranks(quick):
+    for said, kept in (result["diverged"] for result in quick):
+        assert "5 steps in a row" in said
+        assert kept
+
+
+@pytest.mark.slow
+def test_all_variants_stages_offload_and_accumulation(every):
+    for case in zero_cases.ALL:
+        kind, scale, *_ = case
+        check(every, case, kind, scale)
+    for stage in (0, 1, 3):
+        assert all("5 steps in a row" in result["diverged", stage][0] for result in every)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_updates_float32_masters(every, precision, stage):
+    got = every[0][precision, stage]
+    wide = every[0]["apex", 3.0, stage, False, 3]["weights"]
+    # Gradients have 8 or 11 bits; weights kept in so few would stand still at steps this small, or come out coarse.
+    bound = 2e-2 if precision == "bf16" else 4e-3
+    assert largest_relative(got["weights"], wide) < bound
+    rounded = [w.to(getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}[precision])).float() for w in got["weights"]]
+    assert not all(torch.equal(w, r) for w, r in zip(got["weights"], rounded, strict=True))
+    assert got["kept"]
+    if precision == "fp16":
+        assert got["loss scale"] >= 1
