@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +43,17 @@ def _load() -> tuple[ModuleType | None, str | None]:
             raise InputError(f"FASTBERT_CPU_ISA must be one of {here} on this processor, got {wanted!r}") from None
     return module, None
 
+
+def _compute_alone() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has none of its parent's threads, and OpenMP's first loop there, ours or torch's, would wait for
+    # them for ever.
+    os.register_at_fork(after_in_child=_compute_alone)
 
 # At import, not at first use: torch.compile traces the functions below and cannot trace an import.
 _module, _missing = _load()

@@ -1,0 +1,51 @@
+"""A forked child of a process that has computed with several threads: it computes alone, and it does not hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import os, signal, sys
+import torch
+from fastbert import BertConfig, BertModel
+
+torch.set_num_threads(2)
+config = BertConfig(vocab_size=50, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024)
+model = BertModel(config).eval()
+ids = torch.randint(5, 50, (8, 128))
+
+def work():
+    with torch.no_grad():
+        out = model(ids).last_hidden_state
+    model.train()
+    model.zero_grad()
+    torch.manual_seed(1)
+    model(ids).last_hidden_state.square().sum().backward()
+    gradient = model.encoder.layer[0].output.dense.weight.grad.clone()
+    model.eval()
+    return out, gradient
+
+expected = work()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    close = [torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(work(), expected)]
+    os._exit(0 if all(close) and torch.get_num_threads() == 1 else 3)
+status = os.waitpid(child, 0)[1]
+assert torch.get_num_threads() == 2
+sys.exit(0 if status == 0 else f"the child ended with status {status}")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_child_computes_what_its_parent_did(tmp_path):
+    package = os.path.dirname(os.path.dirname(__import__("fastbert").__file__))
+    environment = {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
