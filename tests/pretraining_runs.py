@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 
+import pytest
 import torch
 
 import fastbert
@@ -15,7 +16,7 @@ from fastbert.train.config import PretrainConfig
 from fastbert.train.metrics import read_metrics
 
 # What a clock or the machine decides; all else in a row is a function of the options.
-_MEASURED = {"tokens_per_second", "mfu", "seconds", "data_seconds", "memory_mib"}
+_MEASURED = {"tokens_per_second", "executed_tokens_per_second", "mfu", "seconds", "memory_mib"}
 
 
 def prepare_data(directory: Path, vocab_size: int = 100) -> Path:
@@ -68,9 +69,10 @@ def pretrain_in_child(config: PretrainConfig) -> None:
     pretrain(config, quiet=True)
 
 
-def rows(run_dir: Path) -> list[dict]:
-    """The rows of metrics.jsonl without what was measured by a clock."""
-    return [{k: v for k, v in row.items() if k not in _MEASURED} for row in read_metrics(run_dir / "metrics.jsonl")]
+def rows(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:
+    """The rows of metrics.jsonl, or steps.jsonl, without what was measured by a clock."""
+    found = read_metrics(run_dir / name)
+    return [{k: v for k, v in row.items() if k not in _MEASURED and not k.endswith("_seconds")} for row in found]
 
 
 def checkpoint_of(run_dir: Path, step: int) -> tuple[dict[str, torch.Tensor], dict]:
@@ -87,6 +89,15 @@ def assert_same_run(got: Path, expected: Path, step: int) -> None:
     assert not different, f"{len(different)} of {len(tensors)} tensors differ, the first: {different[0]}"
     assert state == wanted_state
     assert rows(got) == rows(expected)
+    steps, wanted_steps = rows(got, "steps.jsonl"), rows(expected, "steps.jsonl")
+    assert [row["step"] for row in steps] == [row["step"] for row in wanted_steps]
+    for row, other in zip(steps, wanted_steps, strict=True):  # differences of sums, which begin anew at a line
+        assert row.keys() == other.keys()
+        for name, value in row.items():
+            wanted_value = other[name]
+            if not isinstance(wanted_value, str):
+                wanted_value = pytest.approx(wanted_value, rel=1e-9, abs=1e-9, nan_ok=True)
+            assert value == wanted_value, name
     files = sorted(path.name for path in (expected / "model").iterdir())
     assert sorted(path.name for path in (got / "model").iterdir()) == files
     for name in files:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .loop import PretrainLoop
 
 _COLUMNS = (("step", 7), ("loss", 8), ("mlm_acc", 8), ("nsp_acc", 8), ("grad_norm", 10))
 _MORE = (("lr", 9), ("tok/s", 9), ("MFU", 6), ("mem", 9))
@@ -69,3 +73,29 @@ class Console:
             f"held out at step {step}: mlm loss {row['mlm_loss']:.4f} (unigram entropy {row['unigram_entropy']:.4f}), "
             f"mlm accuracy {100 * row['mlm_acc']:.1f} %{nsp}"
         )
+
+
+def header(loop: PretrainLoop) -> str:
+    """What a run is, in lines: model, data, length and phases, device, backends."""
+    import torch
+
+    from ..ops import _dispatch
+    from . import phases
+
+    config, bert, shards = loop.config, loop.model.config, loop.data.shards
+    served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
+    length = f"{loop.total_steps} steps" if loop.total_steps else f"{config.max_minutes:g} minutes"
+    plans = [phases.describe(config, phase) for phase in loop.phases]
+    peak, source = loop.peak
+    return "\n".join(
+        [
+            f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {bert.num_attention_heads} heads, "
+            f"vocabulary {bert.vocab_size}: {loop.model.num_parameters():,} parameters",
+            f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens",
+            f"training   {length}, {config.optimizer}, {config.precision}, seed {config.seed}",
+            *(f"           {plan}" for plan in plans),
+            f"device     {loop.engine.device}, {torch.get_num_threads()} threads; peak "
+            f"{peak / 1e12:.2f} TFLOP/s ({source})",
+            f"backends   {served}",
+        ]
+    )

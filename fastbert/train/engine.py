@@ -19,6 +19,7 @@ from ..errors import CheckpointError, FastbertError
 from ..optim import clipped_step
 from . import checkpoint
 from .distributed import World
+from .timing import StepTimer
 
 
 class TrainingDiverged(FastbertError):
@@ -34,6 +35,8 @@ class LocalEngine:
     Attributes:
         world: this process among those that train together.
         forward: what a forward pass calls in place of the model.
+        timer: where the time of steps goes.
+        loss_scale: what losses are multiplied by before they go backward.
         micro_step: forward passes of the run so far, those of all ranks.
         skipped: steps that were skipped.
 
@@ -47,6 +50,7 @@ class LocalEngine:
     """
 
     world = World()
+    loss_scale = 1.0
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class LocalEngine:
         if self.device.type == "cpu":
             hardware.keep_freed_memory()
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.timer = StepTimer(self.device)
         self.micro_step = 0
         self.skipped = 0
         self._skipped_in_a_row = 0
@@ -80,8 +85,10 @@ class LocalEngine:
             compute_loss: calls ``forward``; over the ranks and micro-batches of a step, losses add up.
             last: whether `step` comes next, and not another micro-batch of the same step.
         """
-        loss = self._forward(compute_loss)
-        loss.backward()
+        with self.timer.part("forward"):
+            loss = self._forward(compute_loss)
+        with self.timer.part("backward"):
+            loss.backward()
         return loss.detach()
 
     def _forward(self, compute_loss: Callable[[], Tensor]) -> Tensor:
@@ -104,7 +111,8 @@ class LocalEngine:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        norm = float(clipped_step(self.optimizer, self.clip))
+        with self.timer.part("optimizer"):
+            norm = float(clipped_step(self.optimizer, self.clip))
         self.optimizer.zero_grad(set_to_none=True)
         self._count(norm)
         return norm

@@ -15,17 +15,19 @@ from ..data import ranks
 from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..packing import PackedBatch
-from . import engines, flops, phases, run_report
+from . import engines, flops, phases
 from .config import PretrainConfig
-from .console import Console
+from .console import Console, header
 from .distributed import World
 from .evaluation import evaluate
 from .metrics import MetricsLog, NoLog
 from .optimizers import make_optimizer
+from .run_report import write_pages
 from .saving import RunCheckpoints
 from .signals import StopRequest
 from .spikes import SpikeRule
 from .stall import StallWatch
+from .step_rows import StepRows
 from .wandb_log import WandbLog
 from .window import Window, memory_mib
 
@@ -58,12 +60,13 @@ class PretrainLoop:
         self.agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
         self._run_data, self._run_heldout = data, heldout
-        self._total_steps = self._count_steps()
-        self.phases = phases.stretches(config, self._total_steps)
+        self.total_steps = self._count_steps()
+        self.phases = phases.stretches(config, self.total_steps)
         self.enter(self.phases[0])
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        self._peak, self._peak_source = flops.measured_peak(self.engine.device, dtype)
+        self.peak = flops.measured_peak(self.engine.device, dtype)
         self.window = Window()
+        self._rows = StepRows(None, 0)
         self.spikes = SpikeRule(config.spike_sigma, config.spike_window) if config.spike_sigma else None
         self.checkpoints = RunCheckpoints(self)
         self.evaluated_at: int | None = None
@@ -130,7 +133,7 @@ class PretrainLoop:
     @property
     def progress(self) -> float:
         """How much of the training is done, 0 to 1; what the schedule follows."""
-        by_steps = self.step / self._total_steps if self._total_steps else 0.0
+        by_steps = self.step / self.total_steps if self.total_steps else 0.0
         minutes = self.config.max_minutes
         return min(max(by_steps, self.seconds / (60 * minutes) if minutes else 0.0), 1.0)
 
@@ -140,7 +143,7 @@ class PretrainLoop:
         """Trains to the end, or to a signal; returns a `PretrainResult`."""
         from .pretrain import PretrainResult
 
-        self.console.say(self._header())
+        self.console.say(header(self))
         stopped = None
         self.model.train()
         self._started = time.monotonic()
@@ -148,6 +151,8 @@ class PretrainLoop:
         watch = StallWatch(self.run_dir, self.config.stall_minutes, self.engine.world.rank)
         with StopRequest() as stop, log, self.console, watch, self.checkpoints:
             self._log, self._stop = log, stop
+            self._rows = StepRows(self.run_dir / "steps.jsonl" if self.engine.world.first else None, self.step)
+            self._rows.begin(self.window)
             while self.progress < 1.0 and not self._asked():
                 self._train_step()
                 watch.alive()
@@ -163,7 +168,7 @@ class PretrainLoop:
             self.checkpoints.finish()
             if not self.best:
                 self._write_model()
-            paths = self._finish(log)
+            paths = write_pages(self.run_dir, self.config, log.rows(), self.best) if self.engine.world.first else []
             history = log.rows()
         return PretrainResult(
             self.run_dir, self.run_dir / "model", self.step, self.seconds, self.tokens, history, dict(self.best),
@@ -194,6 +199,8 @@ class PretrainLoop:
         self.tokens += tokens
         window.seconds += time.perf_counter() - began
         window.steps += 1
+        self.engine.timer.end_step()
+        self._rows.add(self.step, window, **self._state_of_step())
         self.console.advance(self.progress, f"step {self.step}")
         if self.step % self.config.log_every == 0 or self.progress >= self.phase.end:
             self._report()
@@ -243,15 +250,24 @@ class PretrainLoop:
         self.window.add(batch, out, loss, self.model.config)
         return loss
 
-    def _report(self) -> None:
-        world = self.engine.world
-        row = Window.over(self.windows()).row(self._peak * world.size) | {"step": self.step, "epoch": self.place[0]}
-        row |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
-        if self.phase.name:
-            row["phase"] = self.phase.name
+    def _state_of_step(self) -> dict:
+        """What rows say besides the figures of a window."""
+        values = {"epoch": self.place[0], "loss_scale": self.engine.loss_scale}
+        values |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
         if self.spikes is not None:
-            row["left_out_steps"] = self.spikes.count
+            values["left_out_steps"] = self.spikes.count
+        return values | ({"phase": self.phase.name} if self.phase.name else {})
+
+    def flush_rows(self) -> None:
+        """Writes the rows of the steps so far; before a checkpoint, so that a resumed run has all before it."""
+        self._rows.flush(self.engine, self.peak[0] * self.engine.world.size, self.window)
+
+    def _report(self) -> None:
+        self.flush_rows()
+        row = Window.over(self.windows()).row(self.peak[0] * self.engine.world.size)
+        row |= {"step": self.step, **self._state_of_step()}
         self.window = Window()
+        self._rows.begin(self.window)
         self._record("train", row)
         self.console.step(row)
 
@@ -301,39 +317,6 @@ class PretrainLoop:
             target.rename(old)
         fresh.rename(target)
         shutil.rmtree(old, ignore_errors=True)
-
-    def _finish(self, log: MetricsLog) -> list[Path]:
-        plot = self.run_dir / "loss.png"
-        if not self.engine.world.first:
-            return []
-        from .plots import loss_plot
-
-        baseline = self.best.get("unigram_entropy") if self.best else None
-        loss_plot(log.rows(), plot, baseline=baseline)
-        run = run_report.Run(self.run_dir.name, self.run_dir, self.config, log.rows())
-        report = run_report.write_report([run], self.run_dir / "report.html")
-        names = ("model", "checkpoints", "metrics.jsonl", "tensorboard", "config.yaml")
-        return [self.run_dir / name for name in names] + [plot, report]
-
-    def _header(self) -> str:
-        from ..ops import _dispatch
-
-        config, bert, shards = self.config, self.model.config, self.data.shards
-        served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
-        length = f"{self._total_steps} steps" if self._total_steps else f"{config.max_minutes:g} minutes"
-        plans = [phases.describe(config, phase) for phase in self.phases]
-        return "\n".join(
-            [
-                f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {bert.num_attention_heads} heads, "
-                f"vocabulary {bert.vocab_size}: {self.model.num_parameters():,} parameters",
-                f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens",
-                f"training   {length}, {config.optimizer}, {config.precision}, seed {config.seed}",
-                *(f"           {plan}" for plan in plans),
-                f"device     {self.engine.device}, {torch.get_num_threads()} threads; peak "
-                f"{self._peak / 1e12:.2f} TFLOP/s ({self._peak_source})",
-                f"backends   {served}",
-            ]
-        )
 
 
 def _of_phase(data: PretrainingData | None, phase: phases.Stretch) -> PretrainingData | None:

@@ -175,6 +175,16 @@ def write_report(runs: Sequence[Run], path: str | os.PathLike) -> Path:
     return page.save(path)
 
 
+def write_pages(run_dir: Path, config: PretrainConfig, rows: list[dict], best: dict) -> list[Path]:
+    """loss.png and report.html of a run that ends; returns all that is in its directory."""
+    from .plots import loss_plot
+
+    plot = loss_plot(rows, run_dir / "loss.png", baseline=best.get("unigram_entropy"))
+    report = write_report([Run(run_dir.name, run_dir, config, rows)], run_dir / "report.html")
+    names = ("model", "checkpoints", "metrics.jsonl", "steps.jsonl", "tensorboard", "config.yaml")
+    return [run_dir / name for name in names] + [plot, report]
+
+
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Means of neighbours where there are too many, so that a page on a long run stays small."""
     stride = -(-len(points) // _MOST_POINTS) or 1

@@ -43,6 +43,7 @@ class RunCheckpoints:
             CheckpointError: it, or the one before it, cannot be written and errors end the run.
         """
         loop = self._loop
+        loop.flush_rows()
         tensors, engine_state = loop.engine.state()
         state = self._state() | engine_state
         if not loop.engine.world.first:

@@ -21,7 +21,10 @@ def memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-_SUMS = ("_loss", "_mlm", "_nsp", "_mlm_right", "_nsp_right", "_labels", "_pairs", "_tokens", "_flops")
+_SUMS = (
+    "_loss", "_mlm", "_nsp", "_mlm_right", "_nsp_right", "_labels", "_pairs", "_tokens", "_executed", "_flops",
+)  # fmt: skip
+_CLOCKS = ("steps", "seconds", "data_seconds")
 
 
 class Window:
@@ -32,8 +35,9 @@ class Window:
         self.grad_norm, self.lr = 0.0, 0.0
         self._loss = self._mlm = self._nsp = 0.0
         self._mlm_right = self._nsp_right = 0
-        self._labels = self._pairs = self._tokens = 0
+        self._labels = self._pairs = self._tokens = self._executed = 0
         self._flops = 0.0
+        self.parts: dict[str, float] = {}
 
     @torch.no_grad()
     def add(self, batch: PackedBatch, out, loss: torch.Tensor, config) -> None:
@@ -46,8 +50,25 @@ class Window:
             self._nsp_right += int((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum())
             self._pairs += pairs
         self._labels += labels
-        self._tokens += batch.num_tokens
+        self._tokens += batch.num_real_tokens
+        self._executed += batch.num_tokens
         self._flops += flops.batch_flops(config, batch.cu_seqlens.diff().tolist(), labels)
+
+    def add_parts(self, seconds: dict[str, float]) -> None:
+        """Time of a step's parts (`fastbert.train.timing`)."""
+        for name, value in seconds.items():
+            self.parts[name] = self.parts.get(name, 0.0) + value
+
+    def copy(self) -> Window:
+        return copy.copy(self)
+
+    def since(self, before: Window) -> Window:
+        """What has come since a `copy`, without the parts of its time."""
+        later = self.with_sums([now - then for now, then in zip(self.sums(), before.sums(), strict=True)])
+        for name in _CLOCKS:
+            setattr(later, name, getattr(self, name) - getattr(before, name))
+        later.parts = {}
+        return later
 
     def sums(self) -> list[float]:
         """What adds up over ranks."""
@@ -85,9 +106,11 @@ class Window:
             "grad_norm": self.grad_norm,
             "lr": self.lr,
             "tokens_per_second": self._tokens / seconds,
+            "executed_tokens_per_second": self._executed / seconds,
             "mfu": self._flops / seconds / peak,
             "data_seconds": self.data_seconds,
             "seconds": seconds,
+            **{f"{name}_seconds": value for name, value in self.parts.items()},
         }
         if self._pairs:
             row |= {"nsp_loss": self._nsp / self._pairs, "nsp_acc": self._nsp_right / self._pairs}

@@ -67,12 +67,21 @@ def test_pretraining_is_that_of_one_process_with_as_many_micro_batches(runs, tmp
     options = {"steps": 6, "accumulate": 6, "eval_every": 4, "save_every": 3}
     expected = pretrain(pretraining_runs.config(directory / "data", tmp_path / "one", **options), quiet=True)
     assert all((got["steps"], got["tokens"]) == (6, expected.tokens) for got in results)
-    got_rows, rows = pretraining_runs.rows(directory / "run"), pretraining_runs.rows(tmp_path / "one")
-    assert [row["step"] for row in got_rows] == [row["step"] for row in rows]
-    for got, row in zip(got_rows, rows, strict=True):
-        assert got.keys() == row.keys()
-        for name, value in row.items():
-            assert got[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
+    for file in ("metrics.jsonl", "steps.jsonl"):
+        got_rows, rows = (pretraining_runs.rows(path, file) for path in (directory / "run", tmp_path / "one"))
+        assert [row["step"] for row in got_rows] == [row["step"] for row in rows]
+        for got, row in zip(got_rows, rows, strict=True):
+            assert got.keys() == row.keys()
+            for name, value in row.items():
+                assert got[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
+
+
+def test_time_of_communication_is_counted(runs):
+    """Gradients travel during backward; what ranks agree on before is the rest."""
+    from fastbert.train.metrics import read_metrics
+
+    for row in read_metrics(runs[1] / "run" / "steps.jsonl"):
+        assert 0 < row["communication_seconds"] <= row["seconds"]
 
 
 def test_another_number_of_processes_goes_on_with_the_run(runs, tmp_path):

@@ -28,7 +28,7 @@ def test_run_directory_and_lines(recipe, capsys):
     result = pretrain(recipe(eval_every=2, save_every=2), callbacks=[heard.append])
     run = result.run_dir
     assert {p.name for p in run.iterdir()} == {
-        "config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "loss.png", "report.html",
+        "config.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "loss.png", "report.html", "steps.jsonl",
     }  # fmt: skip
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_2", "step_4"}
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

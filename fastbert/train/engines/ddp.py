@@ -26,15 +26,22 @@ class DDPEngine(LocalEngine):
         super().__init__(model, optimizer, **options)
         self.world = world
         self.forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        self.forward.register_comm_hook(None, _sum)
+        self.forward.register_comm_hook(self.timer, _sum)
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
         with nullcontext() if last else self.forward.no_sync():
             return super().backward(compute_loss, last)
 
     def reduce(self, values: Sequence[float]) -> list[float]:
-        return distributed.total(values)
+        with self.timer.part("communication"):
+            return distributed.total(values)
 
 
-def _sum(_state, bucket):  # torch reads the annotations, and refuses those of a module that postpones them
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+def _sum(timer, bucket):  # torch reads the annotations, and refuses those of a module that postpones them
+    began = timer.mark()
+
+    def arrived(done):
+        timer.add("communication", began)
+        return done.value()[0]
+
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(arrived)
