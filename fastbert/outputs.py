@@ -52,8 +52,9 @@ class EncoderOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
-    # transformers' BertModel reads it from whatever encoder stands in it; an encoder has no cache.
+    # transformers' BertModel reads these from whatever encoder stands in it; ours has neither.
     past_key_values: None = None
+    cross_attentions: None = None
 
 
 @dataclass

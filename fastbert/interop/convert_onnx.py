@@ -41,9 +41,19 @@ class PaddedBert(nn.Module):
             return ("prediction_logits", "seq_relationship_logits")
         return ("start_logits", "end_logits") if name == "BertForQuestionAnswering" else ("logits",)
 
+    @property
+    def dims(self) -> int:
+        """How many sizes an input has."""
+        return 3 if type(self.model).__name__ == "BertForMultipleChoice" else 2
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
-        """(B, S) int64 each -> the tensors of `outputs`; rows of masked tokens are 0."""
+        """(B, S) int64 each, (B, choices, S) for multiple choice -> the tensors of `outputs`; 0 at masked tokens."""
         bert = getattr(self.model, "bert", self.model)
+        choices = input_ids.shape[:2]
+        if self.dims == 3:
+            input_ids, attention_mask, token_type_ids = (
+                x.flatten(0, 1) for x in (input_ids, attention_mask, token_type_ids)
+            )
         keep = (attention_mask != 0).unsqueeze(-1)
         hidden = self._encode(bert, input_ids, attention_mask, token_type_ids)
         pooled = None if bert.pooler is None else torch.tanh(bert.pooler.dense(hidden[:, 0]))
@@ -52,7 +62,8 @@ class PaddedBert(nn.Module):
             hidden = hidden * keep
             return (hidden,) if pooled is None else (hidden, pooled)
         if name in ("BertForSequenceClassification", "BertForMultipleChoice"):
-            return (self.model.classifier(pooled),)
+            logits = self.model.classifier(pooled)
+            return (logits.reshape(choices) if self.dims == 3 else logits,)
         if name == "BertForTokenClassification":
             return (self.model.classifier(hidden) * keep,)
         if name == "BertForQuestionAnswering":
@@ -94,7 +105,8 @@ class PaddedBert(nn.Module):
 
 
 def write_onnx(found, target: Path) -> None:
-    """Writes the graph as one file; inputs `input_ids`, `attention_mask`, `token_type_ids`, each (batch, sequence).
+    """Writes the graph as one file; inputs `input_ids`, `attention_mask`, `token_type_ids`, each (batch, sequence),
+    or (batch, choices, sequence) for multiple choice.
 
     Raises:
         InputError: the packages onnx and onnxscript are not installed, or the target is a directory.
@@ -107,7 +119,8 @@ def write_onnx(found, target: Path) -> None:
     if total >= 1 << 31:
         raise CheckpointError(f"{target}: an ONNX file holds at most 2 GiB, and the model's weights are {total} bytes")
     # Three tensors: the exporter takes one that is given twice for one input.
-    example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in _INPUTS)
+    shape = (2, 3, 8) if module.dims == 3 else (2, 8)
+    example = tuple(torch.ones(shape, dtype=torch.int64) for _ in _INPUTS)
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
         program = _export(module, example)
@@ -127,6 +140,8 @@ def _export(module: PaddedBert, example: tuple[Tensor, ...]) -> Any:
     batch = torch.export.Dim("batch")
     sequence = torch.export.Dim("sequence", max=module.model.config.max_position_embeddings)
     sizes = {0: batch, 1: sequence}
+    if module.dims == 3:
+        sizes = {0: batch, 1: torch.export.Dim("choices"), 2: sequence}
     # The exporter tells its story on standard output and by warnings.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():

@@ -19,6 +19,7 @@ ONNX = (
     "BertForPreTraining",
     *(pytest.param(name, marks=slow) for name in ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")),
     *(pytest.param(name, marks=slow) for name in ("BertForTokenClassification", "BertForQuestionAnswering")),
+    *(pytest.param(name, marks=slow) for name in ("BertForNextSentencePrediction", "BertForMultipleChoice")),
 )
 TEXTS = ["the film was great .", "paris", "", "a bad , dull and poor book of france is not good , not fine !"]
 
@@ -32,10 +33,14 @@ def test_onnx_runtime_gives_our_outputs(name, tmp_path):
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     assert [x.name for x in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
     names = [x.name for x in session.get_outputs()]
+    choice = name == "BertForMultipleChoice"
     for shape in ((4, 11), (1, 1), (3, 32)):  # none of them the shape that it was traced with
         mask = torch.ones(shape, dtype=torch.int64)
         if shape == (4, 11):
             mask = hf.masks()["holes"]
+        if choice:
+            shape = (shape[0], 2, shape[1])
+            mask = mask[:, None].repeat(1, 2, 1)
         given = {
             "input_ids": torch.randint(5, 20, shape),
             "attention_mask": mask,

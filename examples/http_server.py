@@ -1,0 +1,223 @@
+"""Sentence vectors over HTTP, requests of many clients computed together.
+
+    pip install 'fastbert[serve]'
+    python examples/http_server.py --model all-MiniLM-L6-v2 --port 8000
+    curl -d '{"texts": ["A sentence.", "Another one."]}' http://127.0.0.1:8000/embed
+
+POST /embed takes ``{"texts": [...]}`` and answers ``{"dim": H, "vectors": [[...], ...]}``; GET /health says how much is
+waiting. While one batch is computed the requests that arrive wait, and go together in the next: fastbert lays sequences
+end to end, so texts of any lengths share a batch without padding. What waits is bounded: beyond that a request gets a
+503 at once. On SIGTERM or Ctrl-C the server takes no more requests, answers those that it has, and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fastbert import SentenceEncoder
+from fastbert.errors import FastbertError, InputError
+
+
+class OverloadedError(Exception):
+    """More waits already than the queue may hold."""
+
+
+class Batcher:
+    """Texts of concurrent callers, encoded together.
+
+    Args:
+        encode: texts to (N, H) vectors; called in a thread of its own, one call at a time.
+        max_batch: texts that go together at most (a single request with more goes alone).
+        max_wait: seconds that a batch which is not full waits for company.
+        max_queue: texts that may wait.
+    """
+
+    def __init__(
+        self, encode: Callable[[list[str]], np.ndarray], *, max_batch: int, max_wait: float, max_queue: int
+    ) -> None:
+        self.encode, self.max_batch, self.max_wait, self.max_queue = encode, max_batch, max_wait, max_queue
+        self.waiting = 0
+        self.batches = 0
+        self._jobs: deque[tuple[list[str], asyncio.Future]] = deque()
+        self._arrived = asyncio.Event()
+        self._closing = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._task: asyncio.Task | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Computes what waits, then ends."""
+        self._closing = True
+        self._arrived.set()
+        await self._task
+        self._thread.shutdown()
+
+    async def submit(self, texts: list[str]) -> np.ndarray:
+        """(N, H), once its batch is computed.
+
+        Raises:
+            OverloadedError: the queue is full, or the batcher is being stopped.
+        """
+        if self._closing or self.waiting + len(texts) > self.max_queue:
+            raise OverloadedError(f"{self.waiting} texts are waiting, at most {self.max_queue} may")
+        future = asyncio.get_running_loop().create_future()
+        self._jobs.append((texts, future))
+        self.waiting += len(texts)
+        self._arrived.set()
+        return await future
+
+    async def _run(self) -> None:
+        while self._jobs or not self._closing:
+            if not self._jobs:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            if self.waiting < self.max_batch and not self._closing:
+                await asyncio.sleep(self.max_wait)
+            await self._compute(self._take())
+
+    def _take(self) -> list[tuple[list[str], asyncio.Future]]:
+        taken, size = [], 0
+        while self._jobs and (not taken or size + len(self._jobs[0][0]) <= self.max_batch):
+            texts, future = self._jobs.popleft()
+            self.waiting -= len(texts)
+            if not future.done():  # a client that hung up has cancelled its own
+                taken.append((texts, future))
+                size += len(texts)
+        return taken
+
+    async def _compute(self, jobs: list[tuple[list[str], asyncio.Future]]) -> None:
+        if not jobs:
+            return
+        texts = [text for job, _ in jobs for text in job]
+        self.batches += 1
+        try:
+            vectors = await asyncio.get_running_loop().run_in_executor(self._thread, self.encode, texts)
+        except Exception as error:  # each caller is told; the server goes on
+            for _, future in jobs:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        start = 0
+        for job, future in jobs:
+            if not future.done():
+                future.set_result(vectors[start : start + len(job)])
+            start += len(job)
+
+
+def parse_texts(body: bytes, max_texts: int) -> list[str]:
+    """The texts of a request.
+
+    Raises:
+        InputError: one sentence for the client.
+    """
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"expected JSON, got something that cannot be read: {error}") from error
+    texts = given.get("texts") if isinstance(given, dict) else None
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise InputError('expected {"texts": [...]} with one string at least, got something else')
+    if len(texts) > max_texts:
+        raise InputError(f"expected at most {max_texts} texts a request, got {len(texts)}")
+    for number, text in enumerate(texts):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(f"text {number}: expected Unicode text, got half of a surrogate pair") from error
+    return texts
+
+
+def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
+    """The application, for any ASGI server."""
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    def encode(texts: list[str]) -> np.ndarray:
+        return encoder.encode(texts, batch_invariant=args.batch_invariant)
+
+    batcher = Batcher(encode, max_batch=args.max_batch, max_wait=args.max_wait_ms / 1000, max_queue=args.max_queue)
+
+    def refused(status: int, message: str, **headers: str) -> JSONResponse:
+        return JSONResponse({"error": message}, status, headers=headers)
+
+    async def embed(request: Request) -> JSONResponse:
+        body = b""
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > args.max_bytes:
+                    return refused(413, f"expected a body of at most {args.max_bytes} bytes, got more")
+        except ClientDisconnect:
+            return refused(400, "the client hung up")
+        try:
+            vectors = await batcher.submit(parse_texts(body, args.max_queue))
+        except InputError as error:
+            return refused(400, str(error))
+        except OverloadedError as error:
+            return refused(503, str(error), **{"Retry-After": "1"})
+        return JSONResponse({"dim": encoder.dim, "vectors": vectors.tolist()})
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse(
+            {"status": "ok", "dim": encoder.dim, "waiting": batcher.waiting, "batches": batcher.batches}
+        )
+
+    @asynccontextmanager
+    async def lifespan(app):
+        batcher.start()
+        yield
+        await batcher.stop()
+
+    routes = [Route("/embed", embed, methods=["POST"]), Route("/health", health)]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="a sentence-transformers or BERT directory")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--precision", choices=("fp32", "bf16", "int8"), default="fp32")
+    parser.add_argument("--batch-invariant", action="store_true", help="a text's bits do not depend on other clients'")
+    parser.add_argument("--max-batch", type=int, default=128, help="texts computed together")
+    parser.add_argument("--max-wait-ms", type=float, default=2.0, help="how long a batch waits for company")
+    parser.add_argument("--max-queue", type=int, default=2048, help="texts that may wait; beyond it 503")
+    parser.add_argument("--max-bytes", type=int, default=1 << 20, help="of a request; beyond it 413")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    try:
+        import uvicorn
+
+        encoder = SentenceEncoder.from_pretrained(args.model, precision=args.precision)
+        encoder.encode(["warm up"])  # weights are packed now, not under the first client
+        app = make_app(encoder, args)
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is not installed: pip install 'fastbert[serve]'", file=sys.stderr)
+        return 2
+    except FastbertError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    uvicorn.run(app, host=args.host, port=args.port, timeout_graceful_shutdown=30)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Search in a text file by meaning, one text a line.
+
+    python examples/semantic_search.py --model all-MiniLM-L6-v2 notes.txt "how do I renew my passport"
+    python examples/semantic_search.py --model all-MiniLM-L6-v2 notes.txt < questions.txt
+
+Prints, for every question, the lines that are nearest to it: cosine, line number, text. With ``--index FILE.npy`` the
+vectors are kept there and used again as long as neither the text nor the way of computing them has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from fastbert import SentenceEncoder
+from fastbert.errors import FastbertError, InputError
+
+WINDOW = 4096  # lines encoded at a time, so that memory holds their vectors and not their hidden states
+
+
+def read_texts(path: Path) -> list[tuple[int, str]]:
+    """(line number, text) of every line that is not blank."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: expected a text file in UTF-8, got {error}") from error
+    texts = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not texts:
+        raise InputError(f"{path}: expected lines of text, got none")
+    return texts
+
+
+def encode_all(encoder: SentenceEncoder, texts: Iterable[str]) -> np.ndarray:
+    """(N, H) float32 vectors of length 1."""
+    texts, parts = iter(texts), []
+    while window := list(islice(texts, WINDOW)):
+        parts.append(encoder.encode(window, normalize=True))
+    return np.concatenate(parts)
+
+
+def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], made_by: str, path: Path | None) -> np.ndarray:
+    """The texts' vectors: from the index where it is of these texts and made likewise, else computed and kept there."""
+    mark = hashlib.sha256(json.dumps([made_by, texts]).encode()).hexdigest()
+    beside = None if path is None else path.with_suffix(".json")
+    if path is not None and path.is_file() and beside.is_file() and json.loads(beside.read_text()) == {"of": mark}:
+        return np.load(path, mmap_mode="r")
+    vectors = encode_all(encoder, (text for _, text in texts))
+    if path is not None:
+        # The mark last and each file whole: an index that was cut short is not taken for one.
+        beside.unlink(missing_ok=True)
+        for target, write in (
+            (path, lambda file: np.save(file, vectors)),
+            (beside, lambda file: file.write(json.dumps({"of": mark}).encode())),
+        ):
+            unfinished = target.with_name(target.name + ".part")
+            with open(unfinished, "wb") as file:
+                write(file)
+            os.replace(unfinished, target)
+    return vectors
+
+
+def search(encoder: SentenceEncoder, vectors: np.ndarray, questions: list[str], top: int) -> list[list[tuple]]:
+    """For each question its nearest rows, the best first, as (cosine, row)."""
+    scores = encoder.encode(questions, normalize=True) @ vectors.T
+    top = min(top, scores.shape[1])
+    found = []
+    for row in scores:
+        best = np.argpartition(-row, top - 1)[:top]
+        best = best[np.lexsort((best, -row[best]))]
+        found.append([(float(row[i]), int(i)) for i in best])
+    return found
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="the texts, one a line")
+    parser.add_argument("questions", nargs="*", help="what to look for; lines of standard input where none is given")
+    parser.add_argument("--model", type=Path, required=True, help="a sentence-transformers or BERT directory")
+    parser.add_argument("--top", type=int, default=5)
+    parser.add_argument("--precision", choices=("fp32", "bf16", "int8"), default="fp32")
+    parser.add_argument("--index", type=Path, metavar="FILE.npy", help="keeps the vectors between runs")
+    args = parser.parse_args(arguments)
+    if args.top < 1:
+        parser.error(f"--top must be at least 1, got {args.top}")
+    if args.index is not None and args.index.suffix != ".npy":
+        parser.error(f"--index must be a .npy file, got {args.index}")
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    try:
+        texts = read_texts(args.file)
+        encoder = SentenceEncoder.from_pretrained(args.model, precision=args.precision)
+        vectors = index(encoder, texts, f"{args.model.resolve()} {args.precision}", args.index)
+        for question in args.questions or (line.strip() for line in sys.stdin):
+            if not question:
+                continue
+            print(f"? {question}")
+            for score, row in search(encoder, vectors, [question], args.top)[0]:
+                number, text = texts[row]
+                print(f"{score:7.4f}  line {number}: {text}", flush=True)
+    except FastbertError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""examples/http_server.py: the batcher by itself, and the server as a user runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_bert import save
+
+from fastbert import SentenceEncoder
+from fastbert.errors import InputError
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "http_server.py"
+
+
+def _module():
+    spec = importlib.util.spec_from_file_location("http_server_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+server = _module()
+
+
+# --- the batcher ---
+
+
+class _Lengths:
+    """Encodes a text as its length, notes its batches, and waits where it is told to."""
+
+    def __init__(self):
+        self.batches: list[list[str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, texts):
+        self.batches.append(list(texts))
+        assert self.gate.wait(10)
+        if "bad" in texts:
+            raise ValueError("a bad text")
+        return np.array([[len(text)] for text in texts], dtype=np.float32)
+
+
+def with_batcher(scenario, **options):
+    encode = _Lengths()
+
+    async def run():
+        options.setdefault("max_wait", 0.01)
+        batcher = server.Batcher(encode, **{"max_batch": 8, "max_queue": 20, **options})
+        batcher.start()
+        try:
+            return await scenario(batcher, encode)
+        finally:
+            encode.gate.set()
+            await batcher.stop()
+
+    return asyncio.run(run())
+
+
+def test_callers_that_come_together_are_computed_together():
+    async def scenario(batcher, encode):
+        jobs = [["a"], ["bb", "ccc"], ["dddd"]]
+        answers = await asyncio.gather(*(batcher.submit(job) for job in jobs))
+        assert [answer.ravel().tolist() for answer in answers] == [[1], [2, 3], [4]]
+        assert encode.batches == [["a", "bb", "ccc", "dddd"]]
+
+    with_batcher(scenario)
+
+
+def test_a_batch_is_not_exceeded_and_a_large_request_goes_alone():
+    async def scenario(batcher, encode):
+        jobs = [["x"] * n for n in (3, 4, 2, 12, 1)]
+        answers = await asyncio.gather(*(batcher.submit(job) for job in jobs))
+        assert [len(answer) for answer in answers] == [3, 4, 2, 12, 1]
+        assert [len(batch) for batch in encode.batches] == [7, 2, 12, 1]
+
+    with_batcher(scenario, max_queue=30)
+
+
+def test_what_waits_is_bounded():
+    async def scenario(batcher, encode):
+        encode.gate.clear()
+        first = asyncio.create_task(batcher.submit(["x"] * 8))
+        while not encode.batches:
+            await asyncio.sleep(0.001)
+        waiting = [asyncio.create_task(batcher.submit(["x"] * 10)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert batcher.waiting == 20
+        with pytest.raises(server.OverloadedError, match="20 texts are waiting, at most 20 may"):
+            await batcher.submit(["x"])
+        encode.gate.set()
+        assert [len(await job) for job in (first, *waiting)] == [8, 10, 10]
+        assert len(await batcher.submit(["x"])) == 1
+
+    with_batcher(scenario)
+
+
+def test_one_failure_is_told_to_its_callers_and_ends_nothing():
+    async def scenario(batcher, encode):
+        jobs = await asyncio.gather(batcher.submit(["bad"]), batcher.submit(["x"]), return_exceptions=True)
+        assert [type(job) for job in jobs] == [ValueError, ValueError]
+        assert (await batcher.submit(["xyz"])).tolist() == [[3]]
+
+    with_batcher(scenario)
+
+
+def test_who_hung_up_is_not_computed():
+    async def scenario(batcher, encode):
+        encode.gate.clear()
+        first = asyncio.create_task(batcher.submit(["first"]))
+        while not encode.batches:
+            await asyncio.sleep(0.001)
+        gone, kept = (asyncio.create_task(batcher.submit([text])) for text in ("gone", "kept"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        encode.gate.set()
+        assert (await kept).tolist() == [[4]]
+        assert (await first).tolist() == [[5]]
+        assert encode.batches == [["first"], ["kept"]]
+        assert batcher.waiting == 0
+
+    with_batcher(scenario)
+
+
+def test_stopping_answers_what_waits_and_takes_no_more():
+    async def scenario(batcher, encode):
+        jobs = [asyncio.create_task(batcher.submit(["x"] * 5)) for _ in range(3)]
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(batcher.stop())
+        await asyncio.sleep(0)
+        with pytest.raises(server.OverloadedError):
+            await batcher.submit(["y"])
+        assert [len(job) for job in await asyncio.gather(*jobs)] == [5, 5, 5]
+        await stopping
+
+    with_batcher(scenario, max_wait=0.2)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "expected JSON"),
+        (b"[" * 100_000, "expected JSON"),
+        (b"[]", "got something else"),
+        (b'{"texts": []}', "one string at least"),
+        (b'{"texts": ["a", 1]}', "got something else"),
+        (b'{"texts": ["a", "b", "c", "d"]}', "at most 3 texts a request, got 4"),
+        (b'{"texts": ["a", "\\ud800"]}', "text 1: expected Unicode text"),
+    ],
+)
+def test_a_request_that_is_none_is_refused_in_one_sentence(body, said):
+    with pytest.raises(InputError, match=said):
+        server.parse_texts(body, 3)
+
+
+# --- the server ---
+
+
+def post(port: int, body: bytes, path: str = "/embed") -> tuple[int, dict]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def health(port: int) -> dict:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save(tmp_path_factory.mktemp("model"), "BertModel")
+
+
+@pytest.fixture
+def start(model):
+    """Starts servers with options and ends them; returns their ports."""
+    for library in ("starlette", "uvicorn"):
+        pytest.importorskip(library)
+    running = []
+
+    def run(*options) -> tuple[int, subprocess.Popen]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, SCRIPT, "--model", model, "--port", port, *options]
+        process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+        running.append(process)
+        for _ in range(600):
+            try:
+                assert health(port)["status"] == "ok"
+                return port, process
+            except urllib.error.URLError:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.1)
+        raise AssertionError("the server did not begin to answer")
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_many_clients_at_once_and_an_orderly_end(start, model):
+    port, process = start("--batch-invariant", "--max-wait-ms", 200, "--max-queue", 64, "--max-bytes", 4096)
+    texts = [" ".join(["the film is good"] * (1 + n % 5)) for n in range(24)]
+    encoder = SentenceEncoder.from_pretrained(model)
+    wanted = encoder.encode(texts, batch_invariant=True)
+    assert health(port) == {"status": "ok", "dim": 32, "waiting": 0, "batches": 0}
+    with ThreadPoolExecutor(24) as clients:
+        answers = list(clients.map(lambda text: post(port, json.dumps({"texts": [text]}).encode()), texts))
+        assert [status for status, _ in answers] == [200] * 24
+        got = np.array([answer["vectors"][0] for _, answer in answers], dtype=np.float32)
+        assert np.array_equal(got, wanted)
+        assert 1 <= health(port)["batches"] <= 12
+        assert post(port, b"no JSON")[0] == 400
+        assert post(port, b" " * 5000)[0] == 413
+        assert post(port, json.dumps({"texts": ["a"] * 65}).encode())[0] == 400
+        # The end: a signal while requests wait for their batch.
+        last = [clients.submit(post, port, json.dumps({"texts": [text] * 2}).encode()) for text in texts[:8]]
+        for _ in range(1000):
+            if health(port)["waiting"] == 16 or all(job.done() for job in last):
+                break
+        process.send_signal(signal.SIGTERM)
+        assert [job.result()[0] for job in last] == [200] * 8
+    assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("library", ["starlette", "uvicorn"])
+def test_without_the_library_there_is_a_sentence(library, model, monkeypatch, capsys):
+    for name in ("starlette.applications", "uvicorn"):
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace())
+    monkeypatch.setitem(sys.modules, library if library == "uvicorn" else "starlette.applications", None)
+    assert server.main(["--model", str(model)]) == 2
+    assert capsys.readouterr().err.endswith("is not installed: pip install 'fastbert[serve]'\n")
+
+
+def test_a_model_that_is_none_is_a_sentence(tmp_path, capsys):
+    pytest.importorskip("uvicorn")
+    assert server.main(["--model", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

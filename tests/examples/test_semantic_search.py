@@ -1,0 +1,101 @@
+"""examples/semantic_search.py as a user runs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tiny_bert import save
+
+from fastbert import SentenceEncoder
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "semantic_search.py"
+TEXTS = ["the film is good", "", "a book of the capital of france", "the film is bad and dull", "paris , in france !"]
+
+
+spec = importlib.util.spec_from_file_location("semantic_search_example", SCRIPT)
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "model", "BertModel")
+    (tmp_path / "texts.txt").write_text("\ufeff" + "\r\n".join(TEXTS) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def search(monkeypatch, capsys):
+    """Runs the program with words of a command line; a model of the desk's unless they name another."""
+
+    def run(*words, stdin: str = "") -> SimpleNamespace:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        try:
+            code = example.main(["--model", "model", *map(str, words)])
+        except SystemExit as done:
+            code = done.code
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    return run
+
+
+def nearest(desk: Path, question: str) -> list[tuple[int, str]]:
+    """The lines by cosine, from the vectors themselves."""
+    encoder = SentenceEncoder.from_pretrained(desk / "model")
+    lines = [(number, text) for number, text in enumerate(TEXTS, 1) if text]
+    vectors = encoder.encode([question, *(text for _, text in lines)]).astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return [lines[i] for i in np.argsort(-(vectors[1:] @ vectors[0]))]
+
+
+def test_the_nearest_lines_come_first(desk, search):
+    done = search("texts.txt", "the film is good", "france", "--top", 3)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "? the film is good"
+    assert lines[1] == " 1.0000  line 1: the film is good"
+    for start, question in ((0, "the film is good"), (4, "france")):
+        found = [line.split("line ")[1] for line in lines[start + 1 : start + 4]]
+        assert found == [f"{number}: {text}" for number, text in nearest(desk, question)[:3]]
+    # More than there are, and questions on standard input: one search each.
+    again = search("texts.txt", "--top", 9, stdin="france\n\nparis\n")
+    assert again.stdout.count("line ") == 8
+    assert again.stdout.count("? ") == 2
+
+
+def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search):
+    first = search("texts.txt", "paris", "--index", "texts.npy")
+    assert first.returncode == 0, first.stderr
+    assert np.load(desk / "texts.npy").shape == (4, 32)
+    assert sorted(path.name for path in desk.iterdir()) == ["model", "texts.json", "texts.npy", "texts.txt"]
+    # Rows of the kept index turned round: the answers show that it was read.
+    np.save(desk / "texts.npy", np.load(desk / "texts.npy")[::-1])
+    assert search("texts.txt", "paris", "--index", "texts.npy").stdout != first.stdout
+    with open(desk / "texts.txt", "a", encoding="utf-8") as file:
+        file.write("paris\n")
+    changed = search("texts.txt", "paris", "--index", "texts.npy", "--top", 1)
+    assert changed.stdout.splitlines()[1] == " 1.0000  line 6: paris"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing.txt", "x"], "missing.txt: expected a text file in UTF-8"),
+        (["empty.txt", "x"], "expected lines of text, got none"),
+        (["texts.txt", "x", "--model", "nowhere"], "nowhere"),
+        (["texts.txt", "x", "--top", 0], "--top must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(desk, search, words, said):
+    (desk / "empty.txt").write_text("\n\n")
+    done = search(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
