@@ -198,7 +198,7 @@ def run(cases: int, first: int = 0, report: Callable[[str], None] = lambda _: No
     Returns:
         refused, accepted: cases that ended in one of our errors, or were read.
         growth_mib: by how much the copy's largest memory grew.
-        failure: the number and the traceback of the first case that ended otherwise, or "".
+        failure: number and traceback of the cases that ended otherwise, the first of each kind; absent without any.
     """
     note = mmap.mmap(-1, 1 << 16)
     child = os.fork()
@@ -229,6 +229,7 @@ def _work(cases: int, first: int, note: mmap.mmap, report: Callable[[str], None]
         known = targets(home)
         for target in known:
             target.read()  # whole, each can be read; else nothing would be proven
+        failures: dict[str, str] = {}  # the first of each kind
         before, began = _memory(), time.monotonic()
         for number in range(first, first + cases):
             note[:8] = number.to_bytes(8, "little")
@@ -240,15 +241,17 @@ def _work(cases: int, first: int, note: mmap.mmap, report: Callable[[str], None]
             except FastbertError as error:
                 counts["refused"] += 1
                 if "\n" in str(error):
-                    counts["failure"] = f"case {number}, {target.name}: not one line: {error}"
-                    break
-            except BaseException:
-                counts["failure"] = f"case {number}, {target.name}: {traceback.format_exc()}"
-                break
+                    failures.setdefault("not one line", f"case {number}, {target.name}: not one line: {error}")
+            except BaseException as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                text = f"case {number}, {target.name}: {traceback.format_exc()}"
+                failures.setdefault(f"{type(error).__name__} {place.filename}:{place.lineno}", text)
             finally:
                 target.file.write_bytes(target.good)
             if number % 50_000 == 49_999:
                 report(f"{number + 1 - first} cases in {time.monotonic() - began:.0f} s, {counts}")
+        if failures:
+            counts["failure"] = "\n".join(text[-3000:] for text in list(failures.values())[:8])
         counts["growth_mib"] = (_memory() - before) / 1024
     finally:
         shutil.rmtree(home, ignore_errors=True)

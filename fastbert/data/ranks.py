@@ -7,8 +7,10 @@ all that a resume needs, and another number of processes goes on in the same ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+
+import numpy as np
 
 Place = tuple[int, int]
 """(epoch, batch index): the batch that comes next. The index may be one past the epoch's last."""
@@ -38,3 +40,15 @@ def after(batches_in: Callable[[int], int], start: Place, count: int) -> Place:
     """Where a run stands ``count`` >= 1 batches, over all ranks, after ``start``."""
     epoch, index = next(islice(_all(batches_in, start), count - 1, None))
     return epoch, index + 1
+
+
+def balance(tokens: Sequence[int], world_size: int) -> tuple[float, float]:
+    """Tokens of the rank that has most, over the mean of all, when batches of so many tokens are dealt out.
+
+    Returns:
+        of the whole, and the mean over single steps, in each of which all wait for the largest.
+    """
+    steps = len(tokens) // world_size
+    dealt = np.asarray(tokens[: steps * world_size], dtype=np.float64).reshape(steps, world_size)
+    whole = dealt.sum(0)
+    return float(whole.max() / whole.mean()), float((dealt.max(1) / dealt.mean(1)).mean())

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import DataError, InputError
 from .manifest import Manifest, ShardEntry, check_file, check_hash
+from .remote import RemoteFiles, RemoteTokens, is_remote
 
 _MAGIC, _INDEX_VERSION, _HEADER = 0x5842_4654, 1, 5
 
@@ -33,62 +34,79 @@ class ShardSet:
     files again.
 
     Attributes:
-        directory: the data directory.
+        directory: the data directory; of data elsewhere, what is here of it.
         manifest: what the data holds.
-        tokens: a memory map of ids per shard.
+        tokens: a memory map of ids per shard; of data elsewhere, fetched when it is asked for.
         num_documents, num_sentences, num_tokens: counts of this split.
     """
 
-    def __init__(self, directory: Path, split: str, manifest: Manifest) -> None:
-        self.directory, self.split, self.manifest = directory, split, manifest
+    def __init__(self, directory: Path, split: str, manifest: Manifest, remote: RemoteFiles | None = None) -> None:
+        self.directory, self.split, self.manifest, self._remote = directory, split, manifest, remote
         entries = manifest.splits[split]
         self.num_documents = sum(entry.documents for entry in entries)
         self.num_sentences = sum(entry.sentences for entry in entries)
         self.num_tokens = sum(entry.tokens for entry in entries)
-        self.tokens: list[np.memmap] = []
+        self.tokens: list[np.memmap] | RemoteTokens = []
         self._sentence_starts: list[np.ndarray] = []
         self._document_starts: list[np.ndarray] = []
         self._first_sentences: list[int] = []
         # Plain views: slicing a memmap costs three times as much.
-        self._flat: list[np.ndarray] = []
+        self._flat: list[np.ndarray] | RemoteTokens = []
         first = 0
         for entry in entries:
-            self.tokens.append(_map_tokens(directory / entry.bin, entry, manifest))
-            self._flat.append(self.tokens[-1].view(np.ndarray))
+            if remote is None:
+                self.tokens.append(_map_tokens(directory / entry.bin, entry, manifest))
+                self._flat.append(self.tokens[-1].view(np.ndarray))
             sentence_starts, document_starts = _read_index(directory / entry.idx, entry)
             self._sentence_starts.append(sentence_starts)
             self._document_starts.append(document_starts)
             self._first_sentences.append(first)
             first += entry.sentences
+        if remote is not None:
+            self.tokens = self._flat = RemoteTokens(remote, split)
 
     @classmethod
-    def open(cls, path: str | Path, split: str = "train", *, verify: bool = False) -> ShardSet:
+    def open(
+        cls,
+        path: str | Path,
+        split: str = "train",
+        *,
+        verify: bool = False,
+        cache: Path | None = None,
+        cache_limit: int = 1 << 40,
+    ) -> ShardSet:
         """Maps a split of a data directory.
 
         Args:
+            path: a directory, or the address of one that fsspec knows (``s3://...``).
             split: "train" or "heldout".
             verify: also check every file against its SHA-256, and every id against the vocabulary.
+            cache, cache_limit: where shards from elsewhere are kept, and the most bytes of them (fastbert.data.remote).
 
         Raises:
             DataError: a file is missing, shorter or longer than the manifest says, altered, or of another format.
+            InputError: an address that cannot be used.
         """
-        directory = Path(path)
-        manifest = Manifest.load(directory)
+        remote = RemoteFiles(path, cache, cache_limit) if is_remote(path) else None
+        directory = Path(path) if remote is None else remote.directory
+        manifest = Manifest.load(directory) if remote is None else remote.manifest
         if split not in manifest.splits:
             raise DataError(
                 f"{directory}: expected a split {split!r}, got {', '.join(manifest.splits) or 'no split at all'}"
             )
-        for name in manifest.files:
+        for name in manifest.files if remote is None else ():  # what is fetched is checked then
             check_file(directory, name, manifest.files[name])
             if verify:
                 check_hash(directory, name, manifest.files[name])
-        shards = cls(directory, split, manifest)
+        shards = cls(directory, split, manifest, remote)
         if verify:
             for tokens, entry in zip(shards.tokens, manifest.splits[split], strict=True):
                 _check_ids(tokens, manifest.vocab_size, directory / entry.bin)
         return shards
 
     def __reduce__(self):
+        if self._remote is not None:
+            return _open_remote, (self._remote.url, self.split, self._remote.cache, self._remote.limit)
         return ShardSet.open, (self.directory, self.split)
 
     def __len__(self) -> int:
@@ -138,6 +156,10 @@ class ShardSet:
         from .tokenizer import load_tokenizer
 
         return load_tokenizer(self.directory)
+
+
+def _open_remote(url: str, split: str, cache: Path, limit: int) -> ShardSet:
+    return ShardSet.open(url, split, cache=cache, cache_limit=limit)
 
 
 def _map_tokens(path: Path, entry: ShardEntry, manifest: Manifest) -> np.memmap:

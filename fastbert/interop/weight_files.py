@@ -122,9 +122,9 @@ def _read_pickle(path: Path, unwrap: bool = False) -> dict[str, Tensor]:
 
 def _check_zip(path: Path, size: int) -> None:
     """torch.save stores without compression: records that unpack to more than the file are a bomb."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(record.file_size for record in archive.infolist())
     except Exception as error:  # zipfile lets nearly any type out of a damaged archive

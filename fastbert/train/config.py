@@ -21,7 +21,11 @@ class PretrainConfig:
     """BERT's recipe (Devlin et al. 2019, appendix A.2) with the sizes left to the user."""
 
     data: str = ""
-    """Directory that `fastbert prepare` made."""
+    """Directory that `fastbert prepare` made, or its address on a file system that fsspec knows (s3://...)."""
+    cache: str = ""
+    """Directory for shards that are fetched from elsewhere; without, $FASTBERT_CACHE or ~/.cache/fastbert."""
+    cache_gb: float = 1000.0
+    """The most gigabytes of fetched shards to keep; over that, the one used longest ago makes room."""
     out: str = ""
     """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, report.html, loss.png."""
     model: str = "base"
@@ -111,7 +115,7 @@ class PretrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        for name in ("epochs", "max_minutes", "lr", "stall_minutes"):
+        for name in ("epochs", "max_minutes", "lr", "stall_minutes", "cache_gb"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name} must be above 0, got {value}")

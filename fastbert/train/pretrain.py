@@ -152,10 +152,11 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
 def _open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
     if not config.data:
         raise InputError("pre-training needs a data directory, made by `fastbert prepare`, got none")
-    data = PretrainingData(ShardSet.open(config.data, "train"), config.samples)
-    if not (Path(config.data) / "heldout").is_dir():
+    cache = {"cache": Path(config.cache) if config.cache else None, "cache_limit": int(config.cache_gb * 1e9)}
+    data = PretrainingData(ShardSet.open(config.data, "train", **cache), config.samples)
+    if not data.shards.manifest.splits.get("heldout"):
         return data, None
-    shards = ShardSet.open(config.data, "heldout")
+    shards = ShardSet.open(config.data, "heldout", **cache)
     return data, PretrainingData(shards, config.samples) if shards.num_documents else None
 
 

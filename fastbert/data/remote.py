@@ -1,0 +1,206 @@
+"""Prepared data on any file system that fsspec knows: ``s3://``, ``gs://``, ``hf://``, ``memory://``, ...
+
+The manifest, the tokenizer and the indices are fetched when the data is opened; a shard of tokens when it is first
+needed, whole, checked against its SHA-256. Fetched files lie in a cache directory, whose shards together stay within a
+limit: the one that was used longest ago makes room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError, InputError
+from .manifest import FILE_NAME, Manifest, check_file
+
+_MAX_MANIFEST_BYTES = 256 << 20
+_BLOCK = 4 << 20
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Whether this is the address of a file system and not a path."""
+    return isinstance(path, str) and "://" in path
+
+
+def default_cache() -> Path:
+    """$FASTBERT_CACHE, or ~/.cache/fastbert."""
+    return Path(os.environ.get("FASTBERT_CACHE", Path.home() / ".cache" / "fastbert"))
+
+
+class RemoteFiles:
+    """The files of one prepared data directory elsewhere, as far as they are here.
+
+    Args:
+        url: of the directory.
+        cache: where fetched files are kept; one directory for each manifest below it.
+        limit: the most bytes of token shards in it.
+
+    Raises:
+        InputError: no such file system, or none that can be used here.
+        DataError: no manifest there, or one that is none.
+    """
+
+    def __init__(self, url: str, cache: Path | None = None, limit: int = 1 << 40) -> None:
+        self.url, self.limit = url.rstrip("/"), limit
+        self.cache = default_cache() if cache is None else Path(cache)
+        self._system, self._root = _file_system(self.url)
+        content = self._read_manifest()
+        self.directory = self.cache / hashlib.sha256(content).hexdigest()[:16]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / FILE_NAME
+        if not path.is_file() or path.read_bytes() != content:
+            _put(path, content)
+        self.manifest = Manifest.load(self.directory)
+        # All indices together are less than a tenth of the tokens.
+        for name in self.manifest.files:
+            if not name.endswith(".bin"):
+                self.fetch(name)
+
+    def _read_manifest(self) -> bytes:
+        try:
+            with self._system.open(f"{self._root}/{FILE_NAME}", "rb") as file:
+                content = file.read(_MAX_MANIFEST_BYTES + 1)
+        except Exception as error:  # every file system has errors of its own
+            raise DataError(
+                f"{self.url}/{FILE_NAME}: expected the manifest of prepared data, got: {_said(error)}"
+            ) from error
+        if len(content) > _MAX_MANIFEST_BYTES:
+            raise DataError(f"{self.url}/{FILE_NAME}: expected at most {_MAX_MANIFEST_BYTES} bytes, got more")
+        return content
+
+    def fetch(self, name: str) -> Path:
+        """The path of a file, which is brought here if it is not; a second attempt is made where bytes are wrong.
+
+        Raises:
+            DataError: it is not there, cannot be written here, is not what the manifest says, or is over the limit.
+        """
+        path, entry = self.directory / name, self.manifest.files[name]
+        with contextlib.suppress(DataError):
+            check_file(self.directory, name, entry)
+            with contextlib.suppress(OSError):
+                os.utime(path)  # the order in which shards make room
+            return path
+        if name.endswith(".bin"):
+            self._make_room(entry["bytes"], name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in (1, 2):
+            problem = self._bring(name, path, entry)
+            if problem is None:
+                return path
+            if attempt == 2:
+                raise DataError(f"{self.url}/{name}: {problem}")
+        raise AssertionError
+
+    def _bring(self, name: str, path: Path, entry: dict) -> str | None:
+        """Copies and checks; returns what was wrong."""
+        temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+        digest, size = hashlib.sha256(), 0
+        try:
+            try:
+                with self._system.open(f"{self._root}/{name}", "rb") as source, open(temporary, "wb") as target:
+                    while block := source.read(_BLOCK):
+                        size += len(block)
+                        if size > entry["bytes"]:
+                            break
+                        digest.update(block)
+                        target.write(block)
+            except Exception as error:
+                return f"expected a file of {entry['bytes']} bytes, got: {_said(error)}"
+            if size != entry["bytes"]:
+                return f"expected {entry['bytes']} bytes, got {'more' if size > entry['bytes'] else size}"
+            if digest.hexdigest() != entry["sha256"]:
+                return f"expected SHA-256 {entry['sha256'][:12]}, got {digest.hexdigest()[:12]}"
+            os.replace(temporary, path)
+            return None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _make_room(self, size: int, name: str) -> None:
+        if size > self.limit:
+            raise DataError(f"{self.url}/{name}: expected shards within the cache's {self.limit} bytes, got {size}")
+        held = []
+        for path in self.cache.glob("*/*/shard-*.bin"):
+            with contextlib.suppress(OSError):  # another process made room
+                status = path.stat()
+                held.append((status.st_mtime, status.st_size, path))
+        held.sort()
+        total = sum(entry[1] for entry in held)
+        for _, freed, path in held:
+            if total + size <= self.limit:
+                break
+            path.unlink(missing_ok=True)
+            total -= freed
+
+
+class RemoteTokens:
+    """The token maps of a split by number of shard, each fetched when it is asked for; views of one stay valid.
+
+    At most so many maps are kept open as the limit has room for, so that the disk gets back what the cache removed.
+    """
+
+    def __init__(self, files: RemoteFiles, split: str) -> None:
+        self._files, self._entries = files, files.manifest.splits[split]
+        self._open: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        name = self._entries[number].bin
+        while self._open and sum(map(_bytes, self._open.values())) + self._files.manifest.files[name]["bytes"] > (
+            self._files.limit
+        ):
+            self._open.popitem(last=False)
+        dtype = self._files.manifest.dtype
+        for _ in range(3):
+            path = self._files.fetch(name)
+            try:
+                tokens = np.memmap(path, dtype=dtype, mode="r")
+            except (FileNotFoundError, ValueError):
+                continue  # another process made room between the two
+            self._open[number] = tokens.view(np.ndarray)
+            return self._open[number]
+        raise DataError(f"{path}: expected the shard to stay in the cache, but it was removed again and again")
+
+
+def _bytes(tokens: np.ndarray) -> int:
+    return tokens.nbytes
+
+
+def _file_system(url: str):
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError, OSError) as error:
+        raise InputError(
+            f"{url}: expected an address of a file system that can be used here, got: {_said(error)}"
+        ) from error
+
+
+def _put(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"{path}: expected to write {len(content)} bytes, got: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split())[:200]
