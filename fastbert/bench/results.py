@@ -191,10 +191,15 @@ def _ratio(mine: dict | None, others: list[dict]) -> dict | None:
 
 def write_json(document: dict, path: Path) -> Path:
     """Writes the document whole, or leaves what was there."""
+    return write_text(json.dumps(document, indent=1, allow_nan=False, default=_plain) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> Path:
+    """Likewise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"tmp-{path.name}")
     try:
-        temporary.write_text(json.dumps(document, indent=1, allow_nan=False, default=_plain) + "\n")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

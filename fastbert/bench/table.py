@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.table import Table
 
@@ -14,7 +16,7 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
-def show_header(header: dict, console: Console) -> None:
+def header_lines(header: dict) -> list[str]:
     """The machine and how peers ran on it."""
     machine = header["machine"]
     amx = "has AMX" if machine["amx"] else "has no AMX"
@@ -30,8 +32,7 @@ def show_header(header: dict, console: Console) -> None:
         lines.append(f"oneDNN of every row without preload is capped at {machine['onednn_max_cpu_isa']}")
     if header["preload"]:
         lines.append(f"rows with '+ preload' ran under LD_PRELOAD={header['preload']} and without that cap")
-    for line in lines:
-        console.print(line, markup=False, highlight=False)
+    return lines
 
 
 def _error(row: dict) -> str:
@@ -115,20 +116,41 @@ def ratios_table(ratios: list[dict]) -> Table:
     return table
 
 
-def show(document: dict, console: Console) -> None:
-    """Everything of a document."""
-    show_header(document, console)
+def tables(document: dict) -> Iterator[Table]:
+    """Everything of a document, in its order."""
     for session in document.get("sessions", []):
         for workload in session["workloads"]:
-            console.print(workload_table(session, workload))
+            yield workload_table(session, workload)
         rates = rates_table(session)
         if rates is not None:
-            console.print(rates)
+            yield rates
     for name in ("kernels", "data", "data_memory"):
         if document.get(name):
-            console.print(rows_table(name, document[name]))
+            yield rows_table(name, document[name])
     if document.get("ratios"):
-        console.print(ratios_table(document["ratios"]))
+        yield ratios_table(document["ratios"])
+
+
+def show(document: dict, console: Console) -> None:
+    """A document on a console."""
+    for line in header_lines(document):
+        console.print(line, markup=False, highlight=False)
+    for one in tables(document):
+        console.print(one)
+
+
+def markdown(document: dict) -> str:
+    """A document as Markdown."""
+    parts = ["  \n".join(header_lines(document))]
+    for one in tables(document):
+        cells = zip(*(["".join(str(cell).replace("\n", ", ")) for cell in c.cells] for c in one.columns), strict=True)
+        lines = [
+            [str(column.header) for column in one.columns],
+            ["---:" if column.justify == "right" else "---" for column in one.columns],
+            *cells,
+        ]
+        parts.append(f"**{one.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+    return "\n\n".join(parts) + "\n"
 
 
 def rows_table(title: str, rows: list[dict]) -> Table:

@@ -17,7 +17,7 @@ class Bench:
     All variants run in turn (A-B-A-B), each in a process of its own, on the same weights; each is compared with float64
     first, and one that is wrong gets no figure. Speeds count real tokens, no pads. Libraries that are not installed are
     named in the table with the reason: pip install 'fastbert[bench]' brings them.
-    OUT/bench.json holds every figure, OUT/bench.png a picture.
+    OUT/bench.json holds every figure, OUT/bench.md the tables, OUT/bench.png a picture.
 
     Example:
         fastbert bench --quick
@@ -95,6 +95,7 @@ def run(args: Bench) -> None:
     screen = Console()
     table.show(document, screen if screen.is_terminal else Console(width=150))
     print(results.write_json(document, args.out / "bench.json"))
+    print(results.write_text(table.markdown(document), args.out / "bench.md"))
     if document["sessions"]:
         print(plot.plot(document, args.out / "bench.png"))
 

@@ -63,6 +63,11 @@ def test_data_end_to_end(tmp_path, capsys):
     assert cli.main(["bench", "data", "--quick", *options, "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert str(out / "bench.json") in shown
+    assert str(out / "bench.md") in shown
+    blocks = [block.splitlines() for block in (out / "bench.md").read_text().split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 2
+    assert all({line.count("|") for line in block} == {block[0].count("|")} for block in blocks)
+    assert any("fastbert prepare" in line for line in blocks[0])
     document = json.loads((out / "bench.json").read_text())
     assert document["sessions"] == []
     rates = {row["what"]: row for row in document["data"]}
