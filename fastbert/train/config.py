@@ -66,8 +66,11 @@ class PretrainConfig:
     """Adam's bias correction, which BERT's optimiser leaves out."""
     clip: float = 1.0
     """Largest norm of the gradient."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 multiplies in bfloat16 and keeps fp32 weights."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 scales the loss as it needs."""
+    cuda_graph: Literal["auto", "on", "off"] = "auto"
+    """Batches of one shape, filled up to token_budget, and each step one captured CUDA graph; auto = where that can be
+    had. On a CPU, on has the batches and not the graph."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, a third more arithmetic."""
     last_layer: Literal["needed", "all"] = "needed"
@@ -137,7 +140,8 @@ class PretrainConfig:
             ("schedule", SCHEDULES),
             ("optimizer", ("adamw", "lamb")),
             ("lamb_variant", ("nvlamb", "apex", "clamped")),
-            ("precision", ("fp32", "bf16")),
+            ("precision", ("fp32", "bf16", "fp16")),
+            ("cuda_graph", ("auto", "on", "off")),
             ("last_layer", ("needed", "all")),
             ("save_errors", ("stop", "continue")),
         ):

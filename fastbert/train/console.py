@@ -96,6 +96,15 @@ def header(loop: PretrainLoop) -> str:
             *(f"           {plan}" for plan in plans),
             f"device     {loop.engine.device}, {torch.get_num_threads()} threads; peak "
             f"{peak / 1e12:.2f} TFLOP/s ({source})",
+            f"steps      {_steps(loop)}",
             f"backends   {served}",
         ]
     )
+
+
+def _steps(loop: PretrainLoop) -> str:
+    if not loop.fixed_shape:
+        return "of the shape of their batches"
+    captured = "a CUDA graph" if loop.engine.device.type == "cuda" else "as a CUDA graph would have them"
+    pads = 100 * (1 - loop.data.efficiency(loop.place[0]))
+    return f"of one shape, {captured}; {loop.data.shape.tokens} tokens, {pads:.2f} % of them pads"

@@ -1,7 +1,7 @@
 """One optimiser step, for pre-training and fine-tuning alike: the only place that runs a backward pass.
 
-The loops know an engine by its verbs: ``forward``, `backward`, `step`, `leave_out`, `reduce`, `state`, `write`,
-`restore`, `whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
+The loops know an engine by its verbs: ``forward``, `backward`, `step`, `leave_out`, `settle`, `reduce`, `state`,
+`write`, `restore`, `whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from torch import Tensor, nn
 
 from .. import hardware, rng
 from ..errors import CheckpointError, FastbertError
-from ..optim import clipped_step
+from ..optim import clipped_step, device_step
+from ..optim.base import MasterWeightOptimizer
 from . import checkpoint
 from .distributed import World
+from .loss_scale import LossScale
 from .timing import StepTimer
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingDiverged(FastbertError):
@@ -32,21 +36,26 @@ class LocalEngine:
     Dropout of micro-step n of the run draws from (seed, n), so a resumed run needs no generator state. A step whose
     gradient is not finite is skipped and counted.
 
+    On a CUDA device the rate, the loss scale, the verdict on a step and the counts live in device memory, and `step`
+    returns before the device is done; `settle` brings the counts back.
+
     Attributes:
         world: this process among those that train together.
         forward: what a forward pass calls in place of the model.
         timer: where the time of steps goes.
-        loss_scale: what losses are multiplied by before they go backward.
+        loss_scale: what losses are multiplied by before they go backward; as of the last `settle`, as ``skipped`` is.
         micro_step: forward passes of the run so far, those of all ranks.
-        skipped: steps that were skipped.
+        skipped: steps that were skipped, as of the last `settle` where the device decides.
 
     Args:
         model: trained in place.
         optimizer: over the model's parameters.
-        precision: "fp32", or "bf16" for autocast on fp32 weights.
+        precision: "fp32"; or "bf16" or "fp16" for autocast on fp32 weights, fp16 with dynamic loss scaling.
         clip: largest norm of the gradient.
         seed: of dropout.
-        patience: that many skipped steps in a row end the training.
+        patience: that many skipped steps in a row end the training; in fp16 those alone count that a smaller loss scale
+            could not have saved.
+        on_device: keep all decisions on the device; None for a CUDA device and an optimiser of `fastbert.optim`.
     """
 
     world = World()
@@ -61,6 +70,7 @@ class LocalEngine:
         clip: float = 1.0,
         seed: int = 0,
         patience: int = 5,
+        on_device: bool | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.forward: Callable = model
@@ -72,11 +82,26 @@ class LocalEngine:
         self.timer = StepTimer(self.device)
         self.micro_step = 0
         self.skipped = 0
+        self.scale = LossScale(self.device, precision == "fp16")
+        self.loss_scale = float(self.scale.scale)
+        is_ours = isinstance(optimizer, MasterWeightOptimizer)
+        self.on_device = False
         self._skipped_in_a_row = 0
+        if self.device.type == "cuda" and is_ours if on_device is None else on_device:
+            self.decide_on_device()
+
+    def decide_on_device(self) -> None:
+        """Keeps rate, norm, verdicts and counts in device memory from now on."""
+        self.on_device = True
+        self._lr = torch.zeros(1, device=self.device)
+        self.norm = torch.zeros((), device=self.device)
+        # How many steps were skipped, how many in a row without hope, and the most of those since the last look.
+        self._counts = torch.zeros(3, dtype=torch.int64, device=self.device)
 
     def autocast(self) -> torch.autocast:
         """The precision policy, for a forward pass outside `backward` too."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        dtype = _AUTOCAST.get(self.precision)
+        return torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
         """Runs a forward pass and adds its gradients; returns the loss, detached.
@@ -88,7 +113,7 @@ class LocalEngine:
         with self.timer.part("forward"):
             loss = self._forward(compute_loss)
         with self.timer.part("backward"):
-            loss.backward()
+            self.scale.scaled(loss).backward()
         return loss.detach()
 
     def _forward(self, compute_loss: Callable[[], Tensor]) -> Tensor:
@@ -102,32 +127,67 @@ class LocalEngine:
         """Forgets the gradients of this step: no update."""
         self.optimizer.zero_grad(set_to_none=True)
 
-    def step(self, lr: float) -> float:
-        """Clips, updates, clears the gradients; returns the norm before clipping.
+    def step(self, lr: float) -> float | Tensor:
+        """Clips, updates, clears the gradients; returns the norm before clipping, a tensor where it is on the device.
 
         Raises:
             TrainingDiverged: the gradient was not finite for ``patience`` steps in a row; parameters are those of the
-                last good step.
+                last good step. Where the counts are on the device, `settle` raises it.
         """
+        if self.on_device:
+            self.set_rate(lr)
+            with self.timer.part("optimizer"):
+                self.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            return self.norm.clone()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         with self.timer.part("optimizer"):
-            norm = float(clipped_step(self.optimizer, self.clip))
+            norm = float(clipped_step(self.optimizer, self.clip, grad_scale=float(self.scale.inverse)))
         self.optimizer.zero_grad(set_to_none=True)
-        self._count(norm)
+        hopeless = bool(self.scale.update(torch.tensor(math.isfinite(norm))))
+        self.loss_scale = float(self.scale.scale)
+        self._count(norm, hopeless)
         return norm
 
-    def _count(self, norm: float) -> None:
-        """Takes note of whether a step of this norm was skipped."""
-        if math.isfinite(norm):
-            self._skipped_in_a_row = 0
-        else:
-            self.skipped += 1
-            self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self.patience:
+    def _count(self, norm: float, hopeless: bool = True) -> None:
+        """Takes note of whether a step of this norm was skipped, and whether another loss scale could help."""
+        skipped = not math.isfinite(norm)
+        self.skipped += skipped
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped and hopeless else 0
+        self._check(self._skipped_in_a_row)
+
+    def set_rate(self, lr: float) -> None:
+        """Puts the rate of the next `update` into device memory."""
+        self._lr.fill_(lr)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Clips and updates by what device memory says, and keeps norm and counts there; can be captured."""
+        outcome = device_step(self.optimizer, self._lr, max_norm=self.clip, grad_scale=self.scale.inverse)
+        self.norm.copy_(outcome.norm)
+        hopeless = self.scale.update(outcome.finite)
+        skipped, in_a_row, most = self._counts.unbind()
+        skipped += (outcome.finite == 0).long()
+        in_a_row.copy_((in_a_row + 1) * hopeless)
+        most.copy_(torch.maximum(most, in_a_row))
+
+    def settle(self) -> None:
+        """Waits for the device and brings counts back from it. Raises TrainingDiverged as `step` does."""
+        if not self.on_device:
+            return
+        self.optimizer.settle()
+        skipped, _, most = self._counts.tolist()
+        self._counts[::2].zero_()
+        self.skipped += skipped
+        self.loss_scale = float(self.scale.scale)
+        self._check(most)
+
+    def _check(self, skipped_in_a_row: int) -> None:
+        if skipped_in_a_row >= self.patience:
             raise TrainingDiverged(
-                f"training stopped: the gradient was not finite in {self.patience} steps in a row (norm {norm}); "
-                "the parameters are those of the last good step"
+                f"training stopped: the gradient was not finite in {self.patience} steps in a row; the parameters are "
+                "those of the last good step"
             )
 
     def reduce(self, values: Sequence[float]) -> list[float]:
@@ -147,12 +207,14 @@ class LocalEngine:
 
         Counters are those of the run, so another number of ranks can go on.
         """
+        self.settle()
         tensors = {f"model.{name}": value.data for name, value in self.model.named_parameters()}
         more, numbers = checkpoint.optimizer_tensors(self.optimizer, list(self.model.named_parameters()))
         return tensors | more, {"optimizer": numbers, **self._counters()}
 
     def _counters(self) -> dict:
-        return {"micro_step": self.micro_step, "skipped": self.skipped}
+        scale = {"loss_scale": self.scale.state()} if self.scale.enabled else {}
+        return {"micro_step": self.micro_step, "skipped": self.skipped, **scale}
 
     def write(self, directory: Path) -> None:
         """Adds files of the engine's own to a checkpoint; every rank calls it."""
@@ -186,6 +248,9 @@ class LocalEngine:
 
     def _restore_counters(self, state: dict) -> None:
         self.micro_step, self.skipped = state["micro_step"], state["skipped"]
+        if "loss_scale" in state:  # not where the run went on from another precision
+            self.scale.restore(state["loss_scale"])
+            self.loss_scale = float(self.scale.scale)
 
     def whole_weights(self) -> AbstractContextManager:
         """While the block runs, rank 0 has every parameter of the model whole; every rank enters it."""

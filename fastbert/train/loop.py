@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 
 from ..data import ranks
+from ..data.budget import BudgetData
 from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..packing import PackedBatch
-from . import engines, flops, phases
+from . import engines, flops, graph, phases
 from .config import PretrainConfig
 from .console import Console, header
 from .distributed import World
@@ -60,10 +61,11 @@ class PretrainLoop:
         self.agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
         self._run_data, self._run_heldout = data, heldout
+        self.fixed_shape = graph.wanted_in(config, self.engine)
         self.total_steps = self._count_steps()
         self.phases = phases.stretches(config, self.total_steps)
         self.enter(self.phases[0])
-        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
         self.peak = flops.measured_peak(self.engine.device, dtype)
         self.window = Window()
         self._rows = StepRows(None, 0)
@@ -75,7 +77,9 @@ class PretrainLoop:
         if self.config.epochs is None:
             return phases.total_steps(self.config)
         whole, part = int(self.config.epochs), self.config.epochs % 1
-        per_epoch = [len(self._run_data.batches(e, self.config.token_budget)) for e in range(whole + (part > 0))]
+        budget = self.config.token_budget
+        data = BudgetData(self._run_data, budget) if self.fixed_shape else self._run_data
+        per_epoch = [len(data.batches(e, budget)) for e in range(whole + (part > 0))]
         batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
         return max(round(batches / (self.config.accumulate * self.engine.world.size)), 1)
 
@@ -85,6 +89,9 @@ class PretrainLoop:
         """Makes samples and batches as this phase has them."""
         self.phase = phase
         self.data, self.heldout = _of_phase(self._run_data, phase), _of_phase(self._run_heldout, phase)
+        if self.fixed_shape:
+            self.data = BudgetData(self.data, phase.token_budget)
+        self._fixed: graph.StaticStep | None = None
         self.accumulate = phase.accumulate or phase.micro_batches(
             phases.mean_micro_batch(self.data, phase.token_budget), self.engine.world.size
         )
@@ -102,9 +109,12 @@ class PretrainLoop:
                 rank=world.rank,
                 world_size=world.size,
             )
-        micro = [next(self._batches)[2].to(self.engine.device) for _ in range(self.accumulate)]
+        micro = [next(self._batches)[2] for _ in range(self.accumulate)]
         self.place = ranks.after(self._batches_in, self.place, self.accumulate * world.size)
-        return micro
+        for batch in micro:
+            self.window.count(batch, self.model.config)
+        # A step of fixed shape has a place of its own for them.
+        return micro if self.fixed_shape else [batch.to(self.engine.device) for batch in micro]
 
     def _batches_in(self, epoch: int) -> int:
         return len(self.data.batches(epoch, self.phase.token_budget))
@@ -188,13 +198,16 @@ class PretrainLoop:
         micro = self._next_batches()
         window.data_seconds += time.perf_counter() - began
         labels, pairs, tokens = self._agree(micro)
-        losses = [
-            self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs), last=number == len(micro))
-            for number, batch in enumerate(micro, 1)
-        ]
         lr = phases.learning_rate(self.config, self.phase, self.progress)
-        if not self._is_spike(losses):
-            window.grad_norm, window.lr = self.engine.step(lr), lr
+        if self.fixed_shape:
+            window.grad_norm, window.lr = self._fixed_step(micro, lr), lr
+        else:
+            losses = [
+                self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs), last=number == len(micro))
+                for number, batch in enumerate(micro, 1)
+            ]
+            if not self._is_spike(losses):
+                window.grad_norm, window.lr = self.engine.step(lr), lr
         self.step += 1
         self.tokens += tokens
         window.seconds += time.perf_counter() - began
@@ -205,12 +218,27 @@ class PretrainLoop:
         if self.step % self.config.log_every == 0 or self.progress >= self.phase.end:
             self._report()
 
+    def _fixed_step(self, micro: list[PackedBatch], lr: float) -> torch.Tensor:
+        """A step as a replay of a captured one; the norm of its gradient, on the device."""
+        if self._fixed is None:
+            pairs = micro[0].nsp_labels is not None
+            self._fixed = graph.make(self.engine, self.data.shape, pairs=pairs, accumulate=self.accumulate)
+        norm = self._fixed.run(micro, lr)
+        self.window.wait_for(self._fixed.take_sums())
+        return norm
+
+    def _settle(self) -> None:
+        """Waits for a device that steps are ahead of; the wait is part of their time."""
+        began = time.perf_counter()
+        self.engine.settle()
+        if self.engine.device.type != "cpu":
+            self.window.seconds += time.perf_counter() - began
+
     def _agree(self, micro: list[PackedBatch]) -> tuple[int, int, int]:
         """Labels, pairs and tokens of this step over all ranks, which agree besides on the time and on whether to
         stop: one that went by its own clock would leave the others waiting."""
-        labels = sum(batch.mlm_labels.numel() for batch in micro)
-        pairs = sum(batch.num_sequences for batch in micro if batch.nsp_labels is not None)
-        tokens = sum(batch.num_tokens for batch in micro)
+        labels, pairs = sum(batch.num_labels for batch in micro), sum(batch.num_pairs for batch in micro)
+        tokens = sum(batch.num_real_tokens for batch in micro)
         if self.engine.world.size == 1:
             return labels, pairs, tokens
         seconds = self._own_seconds if self.engine.world.first else 0.0
@@ -247,7 +275,7 @@ class PretrainLoop:
         loss = out.mlm_loss * (count / labels) if count else out.mlm_logits.sum()
         if batch.nsp_labels is not None:
             loss = loss + out.nsp_loss * (batch.num_sequences / pairs)
-        self.window.add(batch, out, loss, self.model.config)
+        self.window.add(batch, out, loss)
         return loss
 
     def _state_of_step(self) -> dict:
@@ -273,9 +301,11 @@ class PretrainLoop:
 
     def windows(self) -> list[Window]:
         """Every rank's, by rank."""
+        self._settle()
         return [self.window.with_sums(sums) for sums in self.engine.gather(self.window.sums())]
 
     def _evaluate(self) -> None:
+        self._settle()
         row = evaluate(self.model, self.heldout, max_tokens=self.config.eval_tokens, engine=self.engine)
         self.console.heldout(self.step, row)
         name = {"phase": self.phase.name} if self.phase.name else {}

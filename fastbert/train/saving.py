@@ -125,7 +125,7 @@ class RunCheckpoints:
             "seconds": loop.seconds,
             "best": loop.best,
             "evaluated_at": loop.evaluated_at,
-            "windows": [vars(window) for window in loop.windows()],
+            "windows": [window.state() for window in loop.windows()],
             "spikes": loop.spikes.state() if loop.spikes else None,
             "tokenizer_sha256": loop.data.shards.manifest.tokenizer_sha256,
             "order": self._order(),
@@ -172,10 +172,13 @@ class RunCheckpoints:
         shards = {name: entry["sha256"] for name, entry in manifest.files.items() if name.startswith("train/")}
         digest = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
         samples = {f"samples.{name}": value for name, value in dataclasses.asdict(loop.data.config).items()}
-        return json.loads(json.dumps({"data": digest, "token_budget": loop.phase.token_budget, **samples}))
+        shape = {"cuda_graph": True} if loop.fixed_shape else {}  # their batches hold other samples
+        return json.loads(json.dumps({"data": digest, "token_budget": loop.phase.token_budget, **shape, **samples}))
 
     def _check_order(self, path: Path, saved: dict) -> None:
-        for name, now in self._order().items():
+        now_all = self._order()
+        for name in now_all | saved:
+            now = now_all.get(name)
             if saved.get(name) != now:
                 raise CheckpointError(
                     f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.20}, since its place "

@@ -21,9 +21,9 @@ def memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-_SUMS = (
-    "_loss", "_mlm", "_nsp", "_mlm_right", "_nsp_right", "_labels", "_pairs", "_tokens", "_executed", "_flops",
-)  # fmt: skip
+_LOSSES = ("_loss", "_mlm", "_nsp", "_mlm_right", "_nsp_right")
+_COUNTS = ("_labels", "_pairs", "_tokens", "_executed", "_flops")
+_SUMS = (*_LOSSES, *_COUNTS)
 _CLOCKS = ("steps", "seconds", "data_seconds")
 
 
@@ -38,21 +38,39 @@ class Window:
         self._labels = self._pairs = self._tokens = self._executed = 0
         self._flops = 0.0
         self.parts: dict[str, float] = {}
+        # Losses of micro-batches or steps that are still on a device, and how many of them the sums have.
+        self._waiting: list[torch.Tensor] = []
+        self._fetched = 0
 
     @torch.no_grad()
-    def add(self, batch: PackedBatch, out, loss: torch.Tensor, config) -> None:
-        labels, pairs = batch.mlm_labels.numel(), batch.num_sequences
-        self._loss += float(loss.detach())
-        self._mlm += float(out.mlm_loss.detach()) * labels if labels else 0.0
-        self._mlm_right += int((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
-        if batch.nsp_labels is not None:
-            self._nsp += float(out.nsp_loss.detach()) * pairs
-            self._nsp_right += int((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum())
-            self._pairs += pairs
-        self._labels += labels
+    def add(self, batch: PackedBatch, out, loss: torch.Tensor) -> None:
+        """Adds the losses of a micro-batch; nothing waits for the device before `sums`."""
+        labels, pairs = batch.num_labels, batch.num_pairs
+        none = loss.new_zeros(())
+        values = [loss, out.mlm_loss.double() * labels if labels else none]
+        values.append(out.nsp_loss.double() * pairs if pairs else none)
+        values.append((out.mlm_logits.argmax(-1) == batch.mlm_labels).sum())
+        values.append((out.nsp_logits.argmax(-1) == batch.nsp_labels).sum() if pairs else none)
+        self.wait_for(torch.stack([value.detach().double() for value in values]))
+
+    def wait_for(self, losses: torch.Tensor) -> None:
+        """Adds (5,) sums of loss, masked-LM and next-sentence losses, and of right answers of both kinds."""
+        self._waiting.append(losses)
+
+    def count(self, batch: PackedBatch, config) -> None:
+        """Adds what the host knows of a micro-batch, before it goes to a device."""
+        self._labels += batch.num_labels
+        self._pairs += batch.num_pairs
         self._tokens += batch.num_real_tokens
         self._executed += batch.num_tokens
-        self._flops += flops.batch_flops(config, batch.cu_seqlens.diff().tolist(), labels)
+        lengths = batch.cu_seqlens[: batch.num_real_sequences + 1].diff().tolist()
+        self._flops += flops.batch_flops(config, lengths, batch.num_labels)
+
+    def _fetch(self) -> None:
+        for losses in self._waiting[self._fetched :]:
+            for name, value in zip(_LOSSES, losses.tolist(), strict=True):
+                setattr(self, name, type(getattr(self, name))(getattr(self, name) + value))
+        self._fetched = len(self._waiting)
 
     def add_parts(self, seconds: dict[str, float]) -> None:
         """Time of a step's parts (`fastbert.train.timing`)."""
@@ -60,26 +78,36 @@ class Window:
             self.parts[name] = self.parts.get(name, 0.0) + value
 
     def copy(self) -> Window:
-        return copy.copy(self)
+        other = copy.copy(self)
+        other._waiting = list(self._waiting)
+        return other
 
     def since(self, before: Window) -> Window:
-        """What has come since a `copy`, without the parts of its time."""
-        later = self.with_sums([now - then for now, then in zip(self.sums(), before.sums(), strict=True)])
-        for name in _CLOCKS:
+        """What has come since a `copy`, without the parts of its time; waits for nothing."""
+        later = Window()
+        for name in (*_CLOCKS, *_COUNTS):
             setattr(later, name, getattr(self, name) - getattr(before, name))
-        later.parts = {}
+        later.grad_norm, later.lr = self.grad_norm, self.lr
+        later._waiting = self._waiting[len(before._waiting) :]
         return later
 
     def sums(self) -> list[float]:
-        """What adds up over ranks."""
+        """What adds up over ranks; waits for the device."""
+        self._fetch()
         return [getattr(self, name) for name in _SUMS]
 
     def with_sums(self, sums: Sequence[float]) -> Window:
         """The same stretch of time with these sums."""
         other = copy.copy(self)
+        other._waiting, other._fetched, other.grad_norm = [], 0, float(self.grad_norm)
         for name, value in zip(_SUMS, sums, strict=True):
             setattr(other, name, type(getattr(self, name))(value))
         return other
+
+    def state(self) -> dict:
+        """For a checkpoint; waits for the device."""
+        whole = vars(self.with_sums(self.sums()))
+        return {name: value for name, value in whole.items() if name not in ("_waiting", "_fetched")}
 
     @classmethod
     def over(cls, windows: Sequence[Window]) -> Window:
@@ -103,7 +131,7 @@ class Window:
             "loss": self._loss / max(self.steps, 1),
             "mlm_loss": self._mlm / labels,
             "mlm_acc": self._mlm_right / labels,
-            "grad_norm": self.grad_norm,
+            "grad_norm": float(self.grad_norm),
             "lr": self.lr,
             "tokens_per_second": self._tokens / seconds,
             "executed_tokens_per_second": self._executed / seconds,

@@ -53,7 +53,7 @@ def test_yaml_a_person_writes(tmp_path):
         ("samples: 3", "samples to be a mapping"),
         ("- a\n- b", "mapping of options, got list"),
         ("a: [", "expected YAML"),
-        ("precision: fp16", "precision must be"),
+        ("precision: int4", "precision must be"),
         ("lr: !!python/object/apply:os.system ['true']", "expected YAML"),
     ],
 )

@@ -59,7 +59,7 @@ class DeepSpeedEngine(LocalEngine):
         deepspeed = load_deepspeed()
         if isinstance(optimizer, Lamb):
             optimizer = ShardedLamb.of(optimizer, dist.all_reduce)
-        super().__init__(model, optimizer, **options)
+        super().__init__(model, optimizer, on_device=False, **options)
         self.world, self.configuration = world, configuration
         self.stage = deepspeed_config.stage(configuration)
         if self.stage == 3:

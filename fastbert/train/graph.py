@@ -1,0 +1,240 @@
+"""A training step of fixed shape that the host only starts: on a CUDA device, one graph launch.
+
+Launching the thousand kernels of a step one by one takes the host longer than small batches take the device. Batches
+of one shape (`data.budget`) make the step a constant sequence of kernels on constant addresses, which is captured once
+and replayed. So everything that changes from step to step lies in device memory: the batch, its share of the step's
+labels, the place in the stream of dropout, the learning rate, the loss scale, the step counts, the verdict on the
+gradients (`engine.update`) and the sums behind the lines of the log. Nothing waits for the device before a line is
+written.
+
+Without a CUDA device the same functions are called where they would be replayed, which is how they are tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from .. import optim, rng
+from ..data.budget import BatchShape, StaticBatch
+from ..errors import BackendError, InputError
+from ..ops import _dispatch
+from .config import PretrainConfig
+from .engine import LocalEngine
+
+# Steps that run as they are before the capture: libraries make their workspaces and kernels are compiled in them.
+_WARM_UP = 3
+
+
+def why_not(device: torch.device) -> str | None:
+    """None where a step can be captured on this device, else why not, in words."""
+    if device.type != "cuda":
+        return f"CUDA graphs need a CUDA device, got {device}"
+    x = torch.empty(1, 8, device=device)
+    try:
+        serving = _dispatch.choose("dropout", x, rng.Dropout(0.5, 0, 0, 0)).backend
+    except BackendError as error:
+        return str(error)
+    # Only these kernels read their place in the random stream from device memory.
+    return None if serving == "triton" else f"dropout is served by backend {serving}, whose bits a replay would repeat"
+
+
+def wanted_in(config: PretrainConfig, engine: LocalEngine) -> bool:
+    """Whether a run has steps of fixed shape.
+
+    Raises:
+        InputError, BackendError: ``cuda_graph: on`` beside something that a captured step cannot have.
+    """
+    if config.cuda_graph == "off":
+        return False
+    reason = _option_in_the_way(config, engine)
+    if reason is None and engine.device.type == "cuda":
+        reason = why_not(engine.device)
+    if config.cuda_graph == "auto":
+        return reason is None and engine.device.type == "cuda"
+    if reason is not None:
+        raise InputError(f"cuda_graph: on cannot be had: {reason}")
+    return True
+
+
+def _option_in_the_way(config: PretrainConfig, engine: LocalEngine) -> str | None:
+    if type(engine) is not LocalEngine:
+        return "steps of several processes are not captured"
+    if config.spike_sigma:
+        return "spike_sigma needs the loss of a step before its update"
+    if config.activation_checkpointing:
+        return "activation_checkpointing reads the generator of the host in the backward pass"
+    return None
+
+
+class _Replay:
+    """A function without arguments, captured at its first call on a CUDA device and replayed from then on."""
+
+    def __init__(self, function: Callable[[], None], captures: bool, pool) -> None:
+        self._function, self._captures, self._pool = function, captures, pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if not self._captures:
+            self._function()
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=self._pool):
+                self._function()
+        self._graph.replay()
+
+
+class StaticStep:
+    """Optimiser steps on batches of one shape; takes the place of `LocalEngine.backward` and ``step``.
+
+    Args:
+        engine: with its decisions on the device (`LocalEngine.decide_on_device`).
+        shape: of every batch.
+        pairs: whether batches have next-sentence labels.
+        accumulate: micro-batches in a step; a single one makes the whole step one graph.
+    """
+
+    def __init__(self, engine: LocalEngine, shape: BatchShape, *, pairs: bool = True, accumulate: int = 1) -> None:
+        self.engine, self.accumulate = engine, accumulate
+        device = engine.device
+        self._batch = _empty_batch(shape, pairs, device)
+        # Of the micro-batch: its share of the step's labels and pairs, and how many they are.
+        self._shares = torch.zeros(4, dtype=torch.float64, device=device)
+        self._random = torch.zeros(2, dtype=torch.int64, device=device)
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)
+        self._captures = device.type == "cuda"
+        self._done = 0
+        pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._whole = _Replay(self._whole_step, self._captures, pool)
+        self._first = _Replay(self._micro_step, self._captures, pool)
+        self._next = _Replay(self._micro_step, self._captures, pool)
+        self._update = _Replay(engine.update, self._captures, pool)
+        self._seeded_for: int | None = None
+
+    def run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
+        """One step; returns the norm of the gradient before clipping, () float32 on the device.
+
+        Args:
+            batches: ``accumulate`` of them, on the host. Losses are weighted as if they were one batch.
+            lr: the learning rate.
+        """
+        engine, labels = self.engine, max(sum(b.num_labels for b in batches), 1)
+        pairs = max(sum(b.num_pairs for b in batches), 1)
+        engine.set_rate(lr)
+        if self._seeded_for != engine.micro_step:  # at the start, and after a checkpoint was loaded
+            self._random.copy_(torch.tensor([_signed(engine.seed), engine.micro_step]))
+        warm = self._captures and self._done < _WARM_UP
+        if self._captures and self._done == _WARM_UP:
+            # What the warm-up left must not be what the graph adds to: the first backward pass writes.
+            engine.optimizer.zero_grad(set_to_none=True)
+        with _on_a_stream_of_its_own() if warm else torch.autograd.set_grad_enabled(True):
+            for number, batch in enumerate(batches):
+                self._load(batch, labels, pairs)
+                if self.accumulate == 1:
+                    self._whole_step() if warm else self._whole()
+                elif warm:
+                    self._micro_step()
+                else:
+                    (self._next if number else self._first)()
+                engine.micro_step += 1
+            if self.accumulate > 1:
+                engine.update() if warm else self._update()
+        if warm or not self._captures:
+            engine.optimizer.zero_grad(set_to_none=True)
+        self._done += 1
+        self._seeded_for = engine.micro_step
+        return engine.norm.clone()
+
+    def take_sums(self) -> Tensor:
+        """(5,) float64 sums of loss, masked-LM and next-sentence losses, and of right answers of both kinds, since the
+        last call; on the device."""
+        sums = self._sums.clone()
+        self._sums.zero_()
+        return sums
+
+    def _load(self, batch: StaticBatch, labels: int, pairs: int) -> None:
+        """Copies a batch to where the step reads it; from pinned memory nothing waits."""
+        shares = [batch.num_labels / labels, batch.num_pairs / pairs, batch.num_labels, batch.num_pairs]
+        for target, source in (
+            *((getattr(self._batch, name), getattr(batch, name)) for name in _tensors(self._batch)),
+            (self._shares, torch.tensor(shares, dtype=torch.float64)),
+        ):
+            target.copy_(source.pin_memory() if self._captures else source, non_blocking=True)
+
+    def _key(self) -> rng.DropoutKey:
+        # In a graph the host's number is that of the capture; its kernels read the one in device memory.
+        return rng.DropoutKey(self.engine.seed, self.engine.micro_step, self._random)
+
+    def _micro_step(self) -> None:
+        """Forward and backward of the batch in place."""
+        engine, batch = self.engine, self._batch
+        with rng.use(self._key()), engine.autocast():
+            out = engine.model(batch)
+        mlm_share, nsp_share, labels, pairs = self._shares.unbind()
+        loss = out.mlm_loss * mlm_share.to(out.mlm_loss.dtype)
+        if batch.nsp_labels is not None:
+            loss = loss + out.nsp_loss * nsp_share.to(out.nsp_loss.dtype)
+        engine.scale.scaled(loss).backward()
+        with torch.no_grad():
+            self._random[1] += 1
+            values = [loss.double(), out.mlm_loss.double() * labels]
+            values.append(out.nsp_loss.double() * pairs if batch.nsp_labels is not None else torch.zeros_like(labels))
+            for logits, targets in ((out.mlm_logits, batch.mlm_labels), (out.nsp_logits, batch.nsp_labels)):
+                right = labels.new_zeros(()) if targets is None else (logits.argmax(-1) == targets).sum().double()
+                values.append(right)
+            self._sums += torch.stack(values)
+
+    def _whole_step(self) -> None:
+        self._micro_step()
+        self.engine.update()
+
+
+def make(engine: LocalEngine, shape: BatchShape, *, pairs: bool, accumulate: int) -> StaticStep:
+    """A `StaticStep`, with all that must be there before a capture."""
+    if not engine.on_device:
+        engine.decide_on_device()
+    optim.prepare(engine.optimizer)
+    return StaticStep(engine, shape, pairs=pairs, accumulate=accumulate)
+
+
+def _tensors(batch: StaticBatch) -> list[str]:
+    return [f.name for f in fields(batch) if isinstance(getattr(batch, f.name), Tensor)]
+
+
+def _empty_batch(shape: BatchShape, pairs: bool, device: torch.device) -> StaticBatch:
+    sizes = {
+        "input_ids": shape.tokens,
+        "token_type_ids": shape.tokens,
+        "position_ids": shape.tokens,
+        "mlm_positions": shape.predictions,
+        "mlm_labels": shape.predictions,
+        "nsp_labels": shape.sequences,
+    }
+    tensors = {name: torch.zeros(size, dtype=torch.int64, device=device) for name, size in sizes.items()}
+    bounds = torch.zeros(shape.sequences + 1, dtype=torch.int32, device=device)
+    batch = StaticBatch(**tensors, cu_seqlens=bounds, max_seqlen=shape.max_seqlen)
+    return batch if pairs else replace(batch, nsp_labels=None)
+
+
+def _signed(seed: int) -> int:
+    """64 bits as torch's int64 holds them."""
+    seed &= (1 << 64) - 1
+    return seed - (1 << 64) if seed >> 63 else seed
+
+
+class _on_a_stream_of_its_own:
+    """Runs a block on a side stream, as torch asks of what comes before a capture."""
+
+    def __enter__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._context = torch.cuda.stream(self._stream)
+        self._context.__enter__()
+
+    def __exit__(self, *exception) -> None:
+        self._context.__exit__(*exception)
+        torch.cuda.current_stream().wait_stream(self._stream)

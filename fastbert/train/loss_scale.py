@@ -1,0 +1,65 @@
+"""Dynamic loss scaling for float16 (Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2).
+
+Gradients below 6e-8 are zero in float16, so the loss is multiplied before the backward pass and the gradients are
+divided after it. A scale that makes them overflow is halved and the step left out; after many good steps it is doubled.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_FIRST, _LEAST, _MOST = 2.0**16, 1.0, 2.0**24
+
+
+class LossScale:
+    """The scale and its history, on the device: whether a step counts is decided where the gradients are.
+
+    Where several processes train one model, each must be given the verdict on the gradients of all of them; then all
+    scales stay equal.
+
+    Args:
+        device: of the losses.
+        enabled: False keeps the scale at 1.
+        interval: good steps in a row after which the scale is doubled.
+    """
+
+    def __init__(self, device: torch.device, enabled: bool, interval: int = 2000) -> None:
+        self.enabled, self.interval = enabled, interval
+        self.scale = torch.full((1,), _FIRST if enabled else 1.0, device=device)
+        self.inverse = 1.0 / self.scale
+        self._good = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss to run backward from."""
+        return loss * self.scale[0].to(loss.dtype) if self.enabled else loss
+
+    @torch.no_grad()
+    def update(self, finite: Tensor) -> Tensor:
+        """Learns whether the gradients of a step were finite, () of any dtype; waits for nothing.
+
+        Returns:
+            () bool: the step failed and no smaller scale is left to try.
+        """
+        finite = finite.bool()
+        if not self.enabled:
+            return ~finite
+        hopeless = ~finite & (self.scale[0] <= _LEAST)
+        good = torch.where(finite, self._good + 1, torch.zeros_like(self._good))
+        grows = good >= self.interval
+        factor = torch.where(finite, torch.where(grows, 2.0, 1.0), torch.full_like(self.scale, 0.5))
+        self.scale.copy_((self.scale * factor).clamp(_LEAST, _MOST))
+        self.inverse.copy_(1.0 / self.scale)
+        self._good.copy_(torch.where(grows, torch.zeros_like(good), good))
+        return hopeless
+
+    def state(self) -> dict:
+        """For a checkpoint; waits for the device."""
+        return {"scale": float(self.scale), "good": int(self._good)}
+
+    def restore(self, state: dict) -> None:
+        """Goes on from `state`; memory that a captured step uses is kept."""
+        if self.enabled:
+            self.scale.fill_(state["scale"])
+            self.inverse.copy_(1.0 / self.scale)
+            self._good.fill_(state["good"])

@@ -1,0 +1,240 @@
+"""Steps of fixed shape are ordinary steps: the same losses, the same weights, the same decisions."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pretraining_runs import assert_same_run, checkpoint_of
+
+from fastbert import BertForPreTraining, optim
+from fastbert.data.budget import BudgetData, real
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.pretraining import PretrainingData
+from fastbert.data.shards import ShardSet
+from fastbert.errors import CheckpointError, InputError
+from fastbert.train import graph
+from fastbert.train.engine import LocalEngine, TrainingDiverged
+from fastbert.train.pretrain import pretrain
+
+LR = 2e-3
+
+
+@pytest.fixture(scope="module")
+def data(prepared) -> BudgetData:
+    return BudgetData(PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32)), 160)
+
+
+def build(directory, on_device: bool, precision: str = "fp32", dropout: float = 0.1, **options) -> LocalEngine:
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = BertForPreTraining.from_pretrained(directory, **rates).train()
+    optimizer = optim.AdamW(optim.param_groups(model, 0.01), lr=LR)
+    return LocalEngine(model, optimizer, precision=precision, seed=5, on_device=on_device, **options)
+
+
+def micro_batches(data: BudgetData, accumulate: int, steps: int):
+    places = [(epoch, ids) for epoch in range(3) for ids in data.batches(epoch)]
+    for step in range(steps):
+        yield [data.collate(*place) for place in places[step * accumulate : (step + 1) * accumulate]]
+
+
+def ordinary_step(engine: LocalEngine, batches, lr: float) -> float:
+    """What the loop does: each micro-batch's means weighted by its share of the labels."""
+    labels, pairs = sum(b.num_labels for b in batches), sum(b.num_pairs for b in batches)
+    losses = []
+    for batch in batches:
+
+        def loss(batch=batch):
+            out = engine.model(batch)
+            return out.mlm_loss * (batch.num_labels / labels) + out.nsp_loss * (batch.num_pairs / pairs)
+
+        losses.append(engine.backward(loss))
+    engine.step(lr)
+    return float(sum(losses))
+
+
+def static_steps(engine: LocalEngine, data: BudgetData, accumulate: int, steps: int) -> list[float]:
+    step = graph.make(engine, data.shape, pairs=True, accumulate=accumulate)
+    losses = []
+    for batches in micro_batches(data, accumulate, steps):
+        step.run(batches, LR)
+        losses.append(float(step.take_sums()[0]))
+    engine.settle()
+    return losses
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("filled", [True, False])
+def test_the_losses_and_weights_are_those_of_ordinary_steps(data, tiny_model, accumulate, filled):
+    """With the batches as they are, and with the same data without pads."""
+    static, plain = build(tiny_model, True), build(tiny_model, False)
+    got = static_steps(static, data, accumulate, 5)
+    wanted = [
+        ordinary_step(plain, batches if filled else [real(b) for b in batches], LR)
+        for batches in micro_batches(data, accumulate, 5)
+    ]
+    assert got == pytest.approx(wanted, rel=2e-6)
+    assert wanted[0] != pytest.approx(wanted[-1], rel=1e-2)
+    for a, b in zip(static.parameters, plain.parameters, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+    assert static.micro_step == plain.micro_step == 5 * accumulate
+
+
+def test_the_sums_are_those_of_the_batches(data, tiny_model):
+    engine = build(tiny_model, True, dropout=0.0)
+    (batches,) = micro_batches(data, 2, 1)
+    before = copy.deepcopy(engine.model)
+    step = graph.make(engine, data.shape, pairs=True, accumulate=2)
+    step.run(batches, LR)
+    sums = dict(zip(("loss", "mlm", "nsp", "mlm_right", "nsp_right"), step.take_sums().tolist(), strict=True))
+    with torch.no_grad():
+        outs = [before(real(b)) for b in batches]
+    counts = [(b.num_labels, b.num_pairs) for b in batches]
+    assert sums["mlm"] == pytest.approx(sum(float(o.mlm_loss) * n for o, (n, _) in zip(outs, counts, strict=True)))
+    assert sums["nsp"] == pytest.approx(sum(float(o.nsp_loss) * n for o, (_, n) in zip(outs, counts, strict=True)))
+    right = sum(int((o.mlm_logits.argmax(-1) == real(b).mlm_labels).sum()) for o, b in zip(outs, batches, strict=True))
+    assert sums["mlm_right"] == right
+    right = sum(int((o.nsp_logits.argmax(-1) == real(b).nsp_labels).sum()) for o, b in zip(outs, batches, strict=True))
+    assert sums["nsp_right"] == right
+    assert not step.take_sums().any()
+
+
+def test_dropout_differs_from_step_to_step_and_comes_again(data, tiny_model):
+    (batches,) = micro_batches(data, 1, 1)
+
+    def losses(first: int, count: int) -> list[float]:
+        engine = build(tiny_model, True, dropout=0.3)
+        engine.micro_step = first
+        step = graph.make(engine, data.shape, pairs=True, accumulate=1)
+        found = []
+        for _ in range(count):
+            step.run(batches, 0.0)  # nothing but the dropout changes
+            found.append(float(step.take_sums()[0]))
+        return found
+
+    three = losses(7, 3)
+    assert len(set(three)) == 3
+    assert losses(7, 3) == three
+    assert losses(8, 2) == three[1:]
+
+
+def test_a_broken_gradient_is_skipped_on_the_device(data, tiny_model):
+    engine = build(tiny_model, True, patience=2)
+    step = graph.make(engine, data.shape, pairs=True, accumulate=1)
+    (good,) = micro_batches(data, 1, 1)
+    broken = {"now": False}
+    hook = engine.model.cls.predictions.bias.register_hook(lambda g: g * (math.nan if broken["now"] else 1.0))
+
+    def run(is_broken: bool) -> list[torch.Tensor]:
+        broken["now"] = is_broken
+        norm = step.run(good, LR)
+        assert math.isfinite(norm) != is_broken
+        return [p.detach().clone() for p in engine.parameters]
+
+    before = run(False)
+    assert all(torch.equal(a, b) for a, b in zip(before, run(True), strict=True))
+    after = run(False)
+    assert not torch.equal(before[0], after[0])
+    engine.settle()
+    assert engine.skipped == 1
+    run(True)
+    last = run(True)
+    with pytest.raises(TrainingDiverged, match="2 steps in a row"):
+        engine.settle()
+    assert all(torch.equal(a, b) for a, b in zip(after, last, strict=True))
+    assert {engine.optimizer.state[p]["step"] for p in engine.parameters} == {2}
+    hook.remove()
+
+
+def test_where_a_graph_can_be_had(recipe, tiny_model, monkeypatch):
+    engine = build(tiny_model, False)
+    assert not graph.wanted_in(recipe(), engine)
+    assert not graph.wanted_in(recipe(cuda_graph="off"), engine)
+    assert graph.wanted_in(recipe(cuda_graph="on"), engine), "steps of fixed shape, not captured"
+    for options in ({"spike_sigma": 6.0}, {"activation_checkpointing": True}):
+        with pytest.raises(InputError, match=f"cuda_graph: on cannot be had: {next(iter(options))}"):
+            graph.wanted_in(recipe(cuda_graph="on", **options), engine)
+    assert "need a CUDA device" in graph.why_not(engine.device)
+    engine.device = torch.device("cuda")
+    monkeypatch.setattr(graph, "why_not", lambda device: None)
+    assert graph.wanted_in(recipe(), engine)
+    assert not graph.wanted_in(recipe(activation_checkpointing=True), engine)
+    monkeypatch.setattr(graph, "why_not", lambda device: "the kernels are not there")
+    assert not graph.wanted_in(recipe(), engine)
+    with pytest.raises(InputError, match="the kernels are not there"):
+        graph.wanted_in(recipe(cuda_graph="on"), engine)
+
+
+def test_a_run_says_what_pads_cost_and_resumes_to_the_bit(recipe, tmp_path):
+    options = {"cuda_graph": "on", "dropout": 0.1, "accumulate": 2, "log_every": 2}
+    whole = pretrain(recipe(**options, steps=6, out=str(tmp_path / "whole")), quiet=True)
+    rows = [row for row in whole.history if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    assert all(row["executed_tokens_per_second"] >= row["tokens_per_second"] for row in rows)
+    assert any(row["executed_tokens_per_second"] > row["tokens_per_second"] for row in rows)
+    assert all(0 < row["loss"] < 10 and 0 <= row["nsp_acc"] <= 1 for row in rows)
+
+    class Enough(Exception):
+        pass
+
+    def stop(row: dict) -> None:
+        if row["step"] == 4:
+            raise Enough
+
+    parts = recipe(**options, steps=6, save_every=3, out=str(tmp_path / "parts"))
+    with pytest.raises(Enough):
+        pretrain(parts, callbacks=[stop], quiet=True)
+    pretrain(replace(parts, resume="auto"), quiet=True)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole", 6)
+    with pytest.raises(CheckpointError, match="expected the cuda_graph that it was trained with"):
+        pretrain(replace(parts, resume="auto", cuda_graph="off"), quiet=True)
+
+
+def test_fp16_halves_its_scale_until_nothing_overflows_and_keeps_it_over_a_resume(recipe, tmp_path):
+    options = {"precision": "fp16", "dropout": 0.1, "save_every": 3}
+    whole = pretrain(recipe(**options, steps=6, out=str(tmp_path / "whole")), quiet=True)
+    rows = [row for row in whole.history if row["kind"] == "train"]
+    scales = [row["loss_scale"] for row in rows]
+    assert scales[-1] == 65536 / 2 ** rows[-1]["skipped_steps"]
+    static = pretrain(recipe(**options, steps=3, cuda_graph="on", out=str(tmp_path / "static")), quiet=True)
+    last = [row for row in static.history if row["kind"] == "train"][-1]
+    assert last["loss_scale"] == 65536 / 2 ** last["skipped_steps"]
+    _, state = checkpoint_of(tmp_path / "whole", 6)
+    assert state["loss_scale"] == {"scale": scales[-1], "good": 6 - rows[-1]["skipped_steps"]}
+    plain = pretrain(recipe(steps=6, dropout=0.1, out=str(tmp_path / "plain")), quiet=True)
+    if not rows[-1]["skipped_steps"]:
+        wanted = [row["loss"] for row in plain.history if row["kind"] == "train"]
+        assert [row["loss"] for row in rows] == pytest.approx(wanted, rel=2e-2)
+
+
+def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
+    """The order of warm-up, capture and replay, with a graph that records calls in place of CUDA's."""
+    calls = []
+
+    class Graph:
+        def replay(self) -> None:
+            calls.append("replay")
+
+    class Capture:
+        def __init__(self, made, pool) -> None:
+            calls.append("capture")
+
+        def __enter__(self) -> None:
+            assert all(p.grad is None for p in engine.parameters), "a captured backward pass must write, not add"
+
+        def __exit__(self, *_exception) -> None:
+            pass
+
+    engine = build(tiny_model, True)
+    step = graph.make(engine, data.shape, pairs=True, accumulate=1)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(graph, "_on_a_stream_of_its_own", lambda: torch.autograd.set_grad_enabled(True))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
+    step._captures = step._whole._captures = True
+    for batches in micro_batches(data, 1, 6):
+        step.run(batches, LR)
+    assert calls == ["capture", "replay", "replay", "replay"]

@@ -1,0 +1,104 @@
+"""A whole training step of fixed shape on the Triton kernels: right, repeatable, and never waiting for the device.
+
+Like tests/triton/test_triton_kernels.py in Triton's interpreter, or on a GPU, where the step is captured in a graph.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import accumulate
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastbert import BertConfig, BertForPreTraining, PackedBatch, ops, optim
+from fastbert.data.budget import BatchShape, fill_up
+from fastbert.models import door, pretraining_heads
+from fastbert.train import graph
+from fastbert.train.engine import LocalEngine
+
+pytest.importorskip("triton")
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETING and not torch.cuda.is_available():
+    pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
+DEVICE = "cpu" if INTERPRETING else "cuda"
+SHAPE = BatchShape(tokens=24, sequences=4, predictions=5, max_seqlen=16)
+LENGTHS = ((9, 12), (1, 16, 4))
+
+
+class NoHostSync(TorchDispatchMode):
+    """Fails where the host would read a number from the device, or make a shape of one."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "repeat_interleave.Tensor")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function).removeprefix("aten.")
+        assert not any(name == word or name.startswith(word + ".") for word in self.FORBIDDEN), f"{function} waits"
+        return function(*args, **(kwargs or {}))
+
+
+def batches(steps: int):
+    generator = torch.Generator().manual_seed(3)
+    for number in range(steps):
+        lengths = LENGTHS[number % len(LENGTHS)]
+        batch = PackedBatch.from_sequences([torch.randint(5, 20, (n,), generator=generator) for n in lengths])
+        starts = [0, *accumulate(lengths)][:-1]
+        labels = torch.randint(5, 20, (len(lengths),), generator=generator)
+        nsp = torch.randint(0, 2, (len(lengths),), generator=generator)
+        kept = {name: getattr(batch, name) for name in ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")}
+        positions = torch.tensor(starts)
+        plain = PackedBatch(**kept, max_seqlen=16, mlm_positions=positions, mlm_labels=labels, nsp_labels=nsp)
+        yield fill_up(plain, SHAPE, 0)
+
+
+def run(backend: str, steps: int = 3, precision: str = "fp32", forbid: bool = False) -> tuple[list[float], list]:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    model = BertForPreTraining(config).to(DEVICE).train()
+    model.last_layer = "needed"
+    optimizer = optim.AdamW(optim.param_groups(model, 0.01), lr=1e-3)
+    engine = LocalEngine(model, optimizer, precision=precision, seed=(0x9123 << 48) + 5, on_device=True)
+    losses = []
+    with ops.backend(backend):
+        step = graph.make(engine, SHAPE, pairs=True, accumulate=1)
+        for number, batch in enumerate(batches(steps)):
+            if forbid and number:  # the first step makes what the others find
+                with NoHostSync():
+                    step.run([batch], 1e-3)
+            else:
+                step.run([batch], 1e-3)
+            losses.append(float(step.take_sums()[0]))
+    engine.settle()
+    return losses, [p.detach() for p in engine.parameters]
+
+
+def test_a_step_is_right_and_never_waits_for_the_device(monkeypatch):
+    """The kernels read seed and offset from memory, the reference is told them: the dropout is the same."""
+    expected, same = run("reference", 2) if INTERPRETING else (None, None)
+    if INTERPRETING:
+        # On a CPU these look at the ids; on a GPU they return at once.
+        monkeypatch.setattr(door, "check_ids", lambda *_: None)
+        monkeypatch.setattr(pretraining_heads, "check_labels", lambda *_: None)
+    losses, weights = run("triton", 2, forbid=True)
+    if INTERPRETING:  # a graph cannot be told numbers
+        assert losses == pytest.approx(expected, rel=1e-5)
+        for a, b in zip(weights, same, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+
+
+if not INTERPRETING:
+
+    def test_replays_of_a_graph_are_steps_that_were_not_captured(monkeypatch):
+        """Eight steps, five of them replayed; twice to the same bits."""
+        captured = run("triton", 8)
+        again = run("triton", 8)
+        assert captured[0] == again[0]
+        assert all(torch.equal(a, b) for a, b in zip(captured[1], again[1], strict=True))
+        monkeypatch.setattr(graph, "_WARM_UP", 100)
+        plain = run("triton", 8)
+        assert captured[0] == plain[0]
+        assert all(torch.equal(a, b) for a, b in zip(captured[1], plain[1], strict=True))
