@@ -76,7 +76,7 @@ def test_a_missing_yaml(tmp_path):
     [
         ("token_budget", 0), ("accumulate", 0), ("steps", 0), ("epochs", 0.0), ("lr", 0.0), ("lr", float("nan")),
         ("warmup", 1.5), ("num_workers", -1), ("keep", 0), ("clip", 0.0), ("dropout", 1.0), ("schedule", "cosine"),
-        ("precision", "fp16"), ("max_minutes", -1.0),
+        ("precision", "int4"), ("max_minutes", -1.0),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense(option, value):
