@@ -1,6 +1,7 @@
 """Builds the extension fastbert._C with CMake; without a compiler the package is installed without it, and says so.
 
-FASTBERT_NO_EXTENSION=1 leaves it out on purpose. Everything else about the package is in pyproject.toml.
+FASTBERT_NO_EXTENSION=1 leaves it out on purpose, FASTBERT_NO_CUDA=1 its GPU kernels, which are built where nvcc is
+there. Everything else about the package is in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def build(target: Path, work: Path) -> None:
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={work / 'lib'}",
             f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DFASTBERT_CUDA={'ON' if os.environ.get('FASTBERT_NO_CUDA', '0') in ('', '0') else 'OFF'}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
         ],
         "configuring the C++ extension with cmake",

@@ -1,5 +1,5 @@
 // fastbert._C: the kernels for Python. Pointers come as integers; shapes, dtypes and contiguity are checked by the
-// callers in fastbert/ops. The only file that knows pybind11.
+// callers in fastbert/ops. With bindings_cuda.cpp the only file that knows pybind11.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <string>
 
+#include "bindings_cuda.h"
 #include "encoder.h"
 #include "gemm_int8.h"
 #include "isa.h"
@@ -347,4 +348,5 @@ PYBIND11_MODULE(_C, m) {
     bind_optimizers(m);
     bind_encoder(m);
     bind_probe(m);
+    bind_cuda(m);
 }

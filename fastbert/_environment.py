@@ -42,6 +42,16 @@ def _gpu() -> str:
     return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
 
 
+def _cuda_kernels() -> str:
+    from . import _native
+    from .ops import _cuda
+
+    if _native.why_missing() or not hasattr(_native.extension(), "cuda_pack"):
+        return f"none: {_cuda.why_missing()}"
+    reason = _cuda.why_missing()
+    return f"for sm_{_native.extension().cuda_architectures}" + (f", not used: {reason}" if reason else "")
+
+
 def _hardware(notes: list[str]) -> dict:
     import torch
 
@@ -67,6 +77,7 @@ def _hardware(notes: list[str]) -> dict:
         "features": list(hardware.features()),
         "amx_fault": hardware.amx_is_hollow(),
         "gpu": _gpu(),
+        "kernels_cuda": _cuda_kernels(),
     }
 
 

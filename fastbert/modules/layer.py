@@ -13,7 +13,7 @@ from .. import ops
 from ..config import BertConfig
 from ..rng import FIRST_LAYER_SITE, LAYER_SITES, Dropout, DropoutKey
 from .layout import Layout
-from .linear import apply_gelu, apply_linear, split_bias
+from .linear import apply_gelu, apply_linear, is_plain, is_watched, split_bias
 
 
 class BertSelfAttention(nn.Module):
@@ -43,7 +43,10 @@ class ResidualOutput(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor, dropout: Dropout | None) -> Tensor:
-        x, bias = split_bias(self.dense, x)
+        return self.normalise(*split_bias(self.dense, x), residual, dropout)
+
+    def normalise(self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout | None) -> Tensor:
+        """What follows the dense layer, whose bias may still be missing from x."""
         norm = self.LayerNorm
         # Under autocast the first residual may be wider than the branch.
         residual = residual.to(x.dtype)
@@ -99,4 +102,16 @@ class BertLayer(nn.Module):
         if rows is not None:
             context, x = context.index_select(0, rows), x.index_select(0, rows)
         x = self.attention.output(context, x, on_attention)
+        given = self._feed_forward(x)
+        if given is not None and ops.is_fused("mlp", *given):
+            return self.output.normalise(ops.mlp(*given), self.output.dense.bias, x, on_output), probs
         return self.output(self.intermediate(x), x, on_output), probs
+
+    def _feed_forward(self, x: Tensor) -> tuple | None:
+        """What `ops.mlp` takes, or None where the block is not what it was built as."""
+        parts = (self.intermediate, self.output)
+        built = type(self.intermediate) is BertIntermediate and type(self.output) is ResidualOutput
+        if not built or any(is_watched(part) or not is_plain(part.dense) for part in parts):
+            return None
+        up, down = (part.dense for part in parts)
+        return x, up.weight, up.bias, down.weight, self.intermediate.approximate

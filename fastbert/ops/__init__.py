@@ -11,6 +11,8 @@ from . import (  # noqa: F401
     _cpu_int8,
     _cpu_layer_norm,
     _cpu_linear,
+    _cuda_linear,
+    _cuda_packing,
     _triton_attention,
     _triton_cross_entropy,
     _triton_dropout,
@@ -34,10 +36,13 @@ from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
 from .linear_int8 import linear_int8
+from .mlp import mlp
+from .packing import RoomPacking
 
 __all__ = [
     "LayerParameters",
     "PackedEncoder",
+    "RoomPacking",
     "attention",
     "attention_padded",
     "backend",
@@ -54,6 +59,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "linear_int8",
+    "mlp",
     "pack_int8",
     "refuse_variant",
     "unpack_int8",

@@ -3,6 +3,7 @@
 # A kernel enters the dispatcher's table by being imported.
 from . import (
     _cpu,  # noqa: F401
+    _cuda,  # noqa: F401
     _triton,  # noqa: F401
     schedules,
 )

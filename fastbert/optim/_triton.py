@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,14 +24,14 @@ def _plain(tensor: Tensor) -> str | None:
     return _triton.why_not(tensor)
 
 
-def _accepts_norm(tensors: list[Tensor]) -> str | None:
+def accepts_norm(tensors: list[Tensor]) -> str | None:
     if len({t.device for t in tensors}) > 1:
         return "the Triton kernels take tensors of one device, got several"
     return next((reason for t in tensors if (reason := _plain(t))), "" if tensors else "there is no tensor") or None
 
 
-def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
-    reason = _accepts_norm([p for batch in batches for p in batch.params])
+def accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
+    reason = accepts_norm([p for batch in batches for p in batch.params])
     for batch in batches:
         lists = zip(batch.params, batch.gradients, batch.targets, batch.first, batch.second, strict=True)
         for p, gradient, *states in lists:
@@ -59,7 +60,7 @@ def _aligned(places: list[list[int]]) -> bool:
     return all(address % 16 == 0 for row in places for address in row[:5])
 
 
-@_dispatch.register("grad_norm", "triton", available=_triton.why_missing, accepts=_accepts_norm)
+@_dispatch.register("grad_norm", "triton", available=_triton.why_missing, accepts=accepts_norm)
 def grad_norm(tensors: list[Tensor]) -> Tensor:
     from ..triton_kernels import optimizer as kernels
 
@@ -83,7 +84,8 @@ def _entries(batches: list[Batch]) -> list[tuple[Batch, int]]:
     return sorted(entries, key=lambda entry: str((entry[0].params[entry[1]].dtype, entry[0].gradients[entry[1]].dtype)))
 
 
-def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:
+def run(name: str, batches: list[Batch], scale: Tensor | float, update: Callable | None = None) -> None:
+    """``update(tables, control)`` in place of the Triton kernels' own of this name."""
     from ..triton_kernels import optimizer as kernels
 
     entries = _entries(batches)
@@ -102,22 +104,22 @@ def _run(name: str, batches: list[Batch], scale: Tensor | float) -> None:
     control = _upload([0.0, 1.0 if isinstance(scale, Tensor) else scale, 1.0], torch.float32, device)
     if isinstance(scale, Tensor):
         control[1] = scale
-    getattr(kernels, name)(tables, control)
+    (update or getattr(kernels, name))(tables, control)
     torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
 
 
-@_dispatch.register("adamw", "triton", available=_triton.why_missing, accepts=_accepts)
+@_dispatch.register("adamw", "triton", available=_triton.why_missing, accepts=accepts)
 def adamw(batches: list[Batch], scale: float = 1.0) -> None:
-    _run("adamw", batches, scale)
+    run("adamw", batches, scale)
 
 
-@_dispatch.register("lamb", "triton", available=_triton.why_missing, accepts=_accepts)
+@_dispatch.register("lamb", "triton", available=_triton.why_missing, accepts=accepts)
 def lamb(batches: list[Batch], scale: Tensor | float = 1.0) -> None:
-    _run("lamb", batches, scale)
+    run("lamb", batches, scale)
 
 
 def _accepts_device(kind: str, batches: list[Batch], rows: Rows, *_rates) -> str | None:
-    return _accepts(batches)
+    return accepts(batches)
 
 
 class _Prepared:
@@ -171,8 +173,15 @@ class _Prepared:
 
 
 @_dispatch.register("device_step", "triton", available=_triton.why_missing, accepts=_accepts_device)
-def device_step(
-    kind: str, batches: list[Batch], rows: Rows, lr: Tensor, grad_scale: Tensor, max_norm: float, most_norm: float
+def step_on_device(
+    kind: str,
+    batches: list[Batch],
+    rows: Rows,
+    lr: Tensor,
+    grad_scale: Tensor,
+    max_norm: float,
+    most_norm: float,
+    update: Callable | None = None,
 ) -> Outcome:
     from ..triton_kernels import optimizer as kernels
 
@@ -195,6 +204,6 @@ def device_step(
     tables = kernels.Tables(*layout, prepared.places(places, rows.device), prepared.rates, _aligned(places))
     partial = kernels.square_sums(tables)
     control = kernels.control(tables, partial, prepared.hyper, lr, grad_scale, max_norm, most_norm)
-    getattr(kernels, kind)(tables, control)
+    (update or getattr(kernels, kind))(tables, control)
     torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
     return Outcome(norm=control[0], finite=control[2])

@@ -336,11 +336,11 @@ class Tables:
     def __init__(self, kinds: tuple, sizes: tuple, places: Tensor, rates: Tensor | None, aligned: bool) -> None:
         self.places, self.rates, self.aligned = places, rates, aligned
         self.num_tensors = len(sizes)
-        self.chunks, self.bounds, self.num_chunks, self._runs = _layout(kinds, sizes, places.device)
+        self.chunks, self.bounds, self.num_chunks, self.runs = _layout(kinds, sizes, places.device)
 
     def launch(self, kernel, *arguments, gradients: bool = True, parameters: bool = True) -> None:
         """The kernel over all chunks, once for each kind."""
-        for (param, grad), first, count in self._runs:
+        for (param, grad), first, count in self.runs:
             types = {"GRAD_TYPE": _TYPES[grad]} if gradients else {}
             if parameters:
                 types |= {"PARAM_TYPE": _TYPES[param], "HAS_MASTER": param != torch.float32}

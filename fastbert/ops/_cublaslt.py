@@ -1,0 +1,140 @@
+"""cuBLASLt, the one that torch has loaded, by csrc/cublaslt.cpp: products with what surrounds them in the epilogue.
+
+It is found among the files that the process has mapped; FASTBERT_CUBLASLT names another. Nothing is loaded at import.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..errors import BackendError
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# What torch gives cuBLASLt on Hopper; on older GPUs no algorithm asks for as much.
+_WORKSPACE = 32 << 20
+
+
+class Epilogue(enum.IntEnum):
+    """As csrc/include/cublaslt.h counts them."""
+
+    NONE = 0
+    BIAS = 1
+    BIAS_GELU = 2
+    DGELU_BIAS_SUM = 3
+    BIAS_SUM = 4
+
+
+def _mapped() -> str | None:
+    try:
+        with open("/proc/self/maps") as file:
+            paths = {line.split(None, 5)[-1].strip() for line in file if "libcublasLt.so" in line}
+    except OSError:
+        return None
+    return min(paths, default=None)
+
+
+@cache
+def _load(path: str) -> str | None:
+    return _native.extension().cublaslt_load(path) or None
+
+
+def why_missing() -> str | None:
+    """None where cuBLASLt can be called, else why not."""
+    missing = _native.why_missing()
+    if missing:
+        return missing
+    if not hasattr(_native.extension(), "cublaslt_load"):
+        return "the extension was built without cuBLASLt's loader"
+    path = os.environ.get("FASTBERT_CUBLASLT") or _mapped()
+    if path is None:
+        return "torch has loaded no libcublasLt (it does with its first product on a GPU)"
+    reason = _load(path)
+    return f"{path}: {reason}" if reason else None
+
+
+@cache
+def _workspace(device: torch.device, stream: int) -> Tensor:
+    """Of each stream, kept: two products at once must not share it, and a captured graph refers to it."""
+    return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def _place(device: torch.device) -> tuple[int, int]:
+    """(device number, stream)."""
+    if device.type != "cuda":
+        return 0, 0  # a stand-in for the library, in tests
+    return device.index or 0, torch.cuda.current_stream(device).cuda_stream
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    transposed: tuple[bool, bool] = (False, False),
+    accumulate: bool = False,
+    epilogue: Epilogue = Epilogue.NONE,
+    bias: Tensor | None = None,
+    aux: Tensor | None = None,
+) -> Tensor:
+    """out = a b (+ out), contiguous matrices on one device; ``transposed`` reads a or b so.
+
+    Args:
+        a, b: of one dtype; out of it, or float32.
+        epilogue: what is done to the sums before they are stored (csrc/include/cublaslt.h).
+        bias: (columns of out,), or (rows of out,) for BIAS_SUM, in the dtype of a; read or written.
+        aux: the shape of out and the dtype of a, read or written.
+
+    Raises:
+        BackendError: it has no such product.
+    """
+    rows, inner = a.shape[::-1] if transposed[0] else a.shape
+    columns = b.shape[0] if transposed[1] else b.shape[1]
+    # What the library would read or write beside a tensor is a bug here, not a user's.
+    assert out.shape == (rows, columns)
+    assert (b.shape[1] if transposed[1] else b.shape[0]) == inner
+    assert all(t.is_contiguous() and t.device == a.device for t in (a, b, out, bias, aux) if t is not None)
+    assert bias is None or bias.shape == (rows if epilogue == Epilogue.BIAS_SUM else columns,)
+    assert aux is None or aux.shape == out.shape
+    assert all(t.dtype == a.dtype for t in (b, bias, aux) if t is not None)
+    assert out.dtype in (a.dtype, torch.float32)
+    number, stream = _place(a.device)
+    workspace = _workspace(a.device, stream)
+    reason = _native.extension().cublaslt_multiply(
+        *(_TYPES[a.dtype], _TYPES[out.dtype]),
+        [t.data_ptr() for t in (a, b, out)],
+        [rows, columns, inner],
+        list(transposed),
+        accumulate,
+        int(epilogue),
+        *(0 if t is None else t.data_ptr() for t in (bias, aux)),
+        *(workspace.data_ptr(), workspace.numel(), number, stream),
+    )
+    if reason:
+        shapes = f"{tuple(a.shape)} by {tuple(b.shape)} in {str(a.dtype)[6:]}"
+        raise BackendError(f"cuBLASLt cannot multiply {shapes} with epilogue {epilogue.name}: {reason}")
+    return out
+
+
+def accumulate_weight_gradient(dout: Tensor, x: Tensor, gradient: Tensor, bias_gradient: Tensor | None = None) -> None:
+    """gradient += dout^T x in one pass over it; ``bias_gradient`` gets the sums of dout over its rows.
+
+    Args:
+        dout: (T, N). x: (T, K), its dtype.
+        gradient: (N, K), that dtype or float32.
+        bias_gradient: (N,), dtype of dout, or None; it is written, not added to.
+    """
+    multiply(
+        dout,
+        x,
+        gradient,
+        transposed=(True, False),
+        accumulate=True,
+        epilogue=Epilogue.NONE if bias_gradient is None else Epilogue.BIAS_SUM,
+        bias=bias_gradient,
+    )

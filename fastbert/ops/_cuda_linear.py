@@ -1,0 +1,168 @@
+"""Dense layers and feed-forward blocks by cuBLASLt's epilogues; its GELU is the tanh one.
+
+A block keeps for backward what torch's would: x, the GELU's input (written by the first product) and its output. Its
+backward has the GELU's derivative and the first bias's gradient in the product that makes them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from . import _cpu, _cublaslt, _cuda, _dispatch
+from ._cublaslt import Epilogue, multiply
+
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def _common(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """In the dtype that autocast gives to products, else in that of x."""
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return tuple(t.to(dtype) for t in (x, *others))
+
+
+def _why_not(what: str, x: Tensor, *others: Tensor) -> str | None:
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    if dtype not in _DTYPES:
+        return f"cuBLASLt's epilogues are for float16 and bfloat16, got {str(dtype)[6:]}"
+    devices = {t.device for t in (x, *others)}
+    if len(devices) > 1 or x.device.type != "cuda":
+        return f"cuBLASLt takes tensors of one CUDA device, got {sorted(map(str, devices))}"
+    sizes = [size for t in (x, *others) for size in t.shape[-1:]]
+    if any(size % 8 for size in sizes) or not x.numel():
+        return f"cuBLASLt's epilogues take whole rows of 8 numbers, got {sizes}"
+    return _cuda.why_not_measured(what, x.device) or _cublaslt.why_missing()
+
+
+def _available() -> str | None:
+    # Not whether cuBLASLt is loaded: torch does that with its first product.
+    missing = _native.why_missing()
+    if missing or torch.version.cuda is None:
+        return missing or "this torch was built without CUDA"
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+def _forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows, w1, b1, w2 = x.reshape(-1, x.shape[-1]).contiguous(), w1.contiguous(), b1.contiguous(), w2.contiguous()
+    pre, hidden = (x.new_empty(rows.shape[0], w1.shape[0]) for _ in range(2))
+    multiply(rows, w1, hidden, transposed=(False, True), epilogue=Epilogue.BIAS_GELU, bias=b1, aux=pre)
+    out = multiply(hidden, w2, x.new_empty(rows.shape[0], w2.shape[0]), transposed=(False, True))
+    return out.view(*x.shape[:-1], w2.shape[0]), pre, hidden
+
+
+def _forward_fake(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.shape[:-1].numel()
+    return x.new_empty(*x.shape[:-1], w2.shape[0]), *(x.new_empty(rows, w1.shape[0]) for _ in range(2))
+
+
+def _backward(dout: Tensor, x: Tensor, w1: Tensor, w2: Tensor, pre: Tensor, hidden: Tensor) -> list[Tensor]:
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    dout, w1, w2 = dout.reshape(-1, dout.shape[-1]).contiguous(), w1.contiguous(), w2.contiguous()
+    dpre, db1 = torch.empty_like(pre), pre.new_empty(pre.shape[1])
+    multiply(dout, w2, dpre, epilogue=Epilogue.DGELU_BIAS_SUM, bias=db1, aux=pre)
+    dw2 = multiply(dout, hidden, torch.empty_like(w2), transposed=(True, False))
+    dw1 = multiply(dpre, rows, torch.empty_like(w1), transposed=(True, False))
+    dx = multiply(dpre, w1, torch.empty_like(rows))
+    return [dx.view(x.shape), dw1, db1, dw2]
+
+
+def _backward_fake(dout: Tensor, x: Tensor, w1: Tensor, w2: Tensor, pre: Tensor, hidden: Tensor) -> list[Tensor]:
+    new = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, w1, w2)]
+    return [new[0], new[1], pre.new_empty(pre.shape[1]), new[2]]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, w1, _, w2 = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, w1, w2, *output[1:])
+
+
+def _gradient(ctx, dout: Tensor, *_):
+    return tuple(_mlp_backward(dout, *ctx.saved_tensors))
+
+
+_mlp_backward = _cpu.define(
+    "cublaslt_mlp_backward(Tensor dout, Tensor x, Tensor w1, Tensor w2, Tensor pre, Tensor hidden) -> Tensor[]",
+    _backward,
+    _backward_fake,
+    key="CompositeExplicitAutograd",
+)
+_mlp = _cpu.define(
+    "cublaslt_mlp(Tensor x, Tensor w1, Tensor b1, Tensor w2) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    backward=_gradient,
+    setup_context=_setup_context,
+    key="CompositeExplicitAutograd",
+)
+
+
+def _accepts_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> str | None:
+    if approximate != "tanh":
+        return f"cuBLASLt's GELU is the tanh one, got approximate={approximate!r}"
+    return _why_not("mlp", x, weight1, bias1, weight2)
+
+
+@_dispatch.register("mlp", "cuda", available=_available, accepts=_accepts_mlp)
+def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> Tensor:
+    return _mlp(*_common(x, weight1, bias1, weight2))[0]
+
+
+def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = x.new_empty(rows.shape[0], weight.shape[0])
+    multiply(rows, weight.contiguous(), out, transposed=(False, True), epilogue=Epilogue.BIAS, bias=bias.contiguous())
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
+    rows, given = x.reshape(-1, x.shape[-1]).contiguous(), dout.reshape(-1, dout.shape[-1]).contiguous()
+    dweight, dbias = torch.empty_like(weight.contiguous()), given.new_empty(given.shape[1])
+    multiply(given, rows, dweight, transposed=(True, False), epilogue=Epilogue.BIAS_SUM, bias=dbias)
+    return [multiply(given, weight.contiguous(), torch.empty_like(rows)).view(x.shape), dweight, dbias]
+
+
+def _linear_backward_fake(dout: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
+    new = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, weight)]
+    return [*new, dout.new_empty(dout.shape[-1])]
+
+
+def _linear_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _linear_gradient(ctx, dout: Tensor):
+    return tuple(_linear_gradients(dout, *ctx.saved_tensors))
+
+
+_linear_gradients = _cpu.define(
+    "cublaslt_linear_backward(Tensor dout, Tensor x, Tensor weight) -> Tensor[]",
+    _linear_backward,
+    _linear_backward_fake,
+    key="CompositeExplicitAutograd",
+)
+_linear = _cpu.define(
+    "cublaslt_linear(Tensor x, Tensor weight, Tensor bias) -> Tensor",
+    _linear_forward,
+    _linear_fake,
+    backward=_linear_gradient,
+    setup_context=_linear_context,
+    key="CompositeExplicitAutograd",
+)
+
+
+def _accepts_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
+    if bias is None:
+        return "without a bias there is nothing for an epilogue to do"
+    return _why_not("linear", x, weight, bias)
+
+
+@_dispatch.register("linear", "cuda", available=_available, accepts=_accepts_linear)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _linear(*_common(x, weight, bias))

@@ -1,0 +1,32 @@
+"""Both dense layers of a feed-forward block."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import reference
+from . import _dispatch
+
+
+def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x W1^T + b1) W2^T; the second bias is left to the op that follows.
+
+    Only worth calling where `_dispatch.is_fused` says that a backend fuses it.
+
+    Args:
+        x: (..., H) floating.
+        weight1, bias1: (F, H), (F,). weight2: (H, F).
+        approximate: "none" (erf) or "tanh".
+
+    Returns:
+        (..., H), dtype of the products.
+
+    Ref:
+        Vaswani et al. 2017, equation 2, with the GELU of Hendrycks & Gimpel 2016.
+    """
+    return _dispatch.call("mlp", x, weight1, bias1, weight2, approximate)
+
+
+@_dispatch.register("mlp", "reference")
+def _mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> Tensor:
+    return reference.linear(reference.gelu(reference.linear(x, weight1), bias1, approximate), weight2)

@@ -1,0 +1,99 @@
+"""From a padded batch to token-flat form and back without a look at any number by the host.
+
+`fastbert.packing.Packing` asks the mask how many tokens it keeps, which waits for the device. Here the caller says how
+many there is room for, shapes follow from that alone, and a captured step can pack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from . import _dispatch
+
+
+@dataclass(frozen=True)
+class RoomPacking:
+    """Where the kept tokens of a (B, S) batch go in a packed batch that has room for C tokens.
+
+    Args:
+        indices: (C,) int64, kept tokens' places among the B*S, ascending; -1 after the last.
+        position_ids: (C,) int64, columns of the kept tokens; 0 after the last.
+        slots: (B*S,) int32, each token's place in the packed batch, or -1.
+        cu_seqlens: (B+1,) int32, never above C: what there is no room for is dropped, from the end.
+        statistics: (2,) int32, tokens that the mask keeps (above C where some were dropped); longest sequence.
+        shape: (B, S).
+    """
+
+    indices: Tensor
+    position_ids: Tensor
+    slots: Tensor
+    cu_seqlens: Tensor
+    statistics: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def from_mask(cls, attention_mask: Tensor, capacity: int) -> RoomPacking:
+        """Reads a (B, S) mask of any dtype in which non-zero means keep.
+
+        Raises:
+            InputError: not (B, S), or no room.
+        """
+        if attention_mask.dim() != 2:
+            raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(attention_mask.shape)}")
+        if not 0 < capacity < 1 << 31:
+            raise InputError(f"capacity must be a number of tokens from 1 to 2^31 - 1, got {capacity}")
+        if attention_mask.numel() >= 1 << 31:
+            raise InputError(f"attention_mask must have fewer than 2^31 elements, got {attention_mask.numel()}")
+        outputs = _dispatch.call("pack", attention_mask, capacity)
+        return cls(*outputs, tuple(attention_mask.shape))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, S, ...) -> (C, ...), zeros after the last kept token."""
+        if x.shape[:2] != self.shape:
+            raise InputError(f"what is packed must begin with {self.shape}, got shape {tuple(x.shape)}")
+        return _dispatch.call("gather_rows", x.flatten(0, 1), self.indices, self.slots)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(C, ...) -> (B, S, ...), zeros where nothing was kept."""
+        if x.shape[:1] != self.indices.shape:
+            raise InputError(f"what is unpacked must begin with {tuple(self.indices.shape)}, got {tuple(x.shape)}")
+        return _dispatch.call("gather_rows", x, self.slots, self.indices).unflatten(0, self.shape)
+
+
+@_dispatch.register("pack", "reference")
+def _pack(mask: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """In torch's words, which wait for nothing either."""
+    keep = (mask != 0).flatten()
+    lengths = (mask != 0).sum(1)
+    slots = torch.cumsum(keep, 0) - 1
+    slots = torch.where(keep & (slots < capacity), slots, -1)
+    tokens = torch.arange(keep.numel(), device=mask.device)
+    # What has no place is written behind the room, which is then cut off.
+    target = torch.where(slots < 0, capacity, slots)
+    indices = torch.full((capacity + 1,), -1, dtype=torch.int64, device=mask.device).scatter_(0, target, tokens)
+    columns = tokens % max(mask.shape[1], 1)
+    positions = torch.zeros(capacity + 1, dtype=torch.int64, device=mask.device).scatter_(0, target, columns)
+    bounds = torch.zeros(mask.shape[0] + 1, dtype=torch.int64, device=mask.device)
+    bounds[1:] = torch.cumsum(lengths, 0)
+    longest = lengths.max() if lengths.numel() else bounds[0]
+    statistics = torch.stack([bounds[-1], longest]).to(torch.int32)
+    return (
+        indices[:capacity],
+        positions[:capacity],
+        slots.to(torch.int32),
+        bounds.clamp(max=capacity).to(torch.int32),
+        statistics,
+    )
+
+
+@_dispatch.register("gather_rows", "reference")
+def _gather_rows(x: Tensor, places: Tensor, inverse: Tensor) -> Tensor:
+    """out[r] = x[places[r]], zeros where places[r] < 0; ``inverse`` is the way back, for the gradient."""
+    if x.shape[0] == 0:
+        return x.new_zeros(places.shape[0], *x.shape[1:])
+    rows = x.index_select(0, places.clamp(min=0))
+    return torch.where((places >= 0).view(-1, *[1] * (x.dim() - 1)), rows, rows.new_zeros(()))

@@ -1,0 +1,180 @@
+"""cuBLASLt's calls without a GPU: a stand-in for the library does on the CPU what it is told, and writes down what.
+
+It follows NVIDIA's documentation, not this package: columns first, biases along rows, its own numbers for epilogues.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from close import assert_close
+
+from fastbert import _native, ops, reference
+from fastbert.errors import BackendError
+from fastbert.ops import _cublaslt, _cuda_linear
+from fastbert.ops._cublaslt import Epilogue, accumulate_weight_gradient, multiply
+
+if torch.cuda.is_available():
+    pytest.skip("the real library is there (benchmarks/gpu tests it)", allow_module_level=True)
+if _native.why_missing() or not hasattr(_native.extension(), "cublaslt_load"):
+    pytest.skip(f"no loader: {_native.why_missing()}", allow_module_level=True)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    out = tmp_path_factory.mktemp("fake") / "libcublasLt.so.13"
+    source = Path(__file__).with_name("fake_cublaslt.cpp")
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", source, "-o", out], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def log(library, monkeypatch, tmp_path):
+    """Reads what the library was told since the last time."""
+    path = tmp_path / "log"
+    monkeypatch.setenv("FASTBERT_CUBLASLT", str(library))
+    monkeypatch.setenv("FAKE_CUBLASLT_LOG", str(path))
+    assert _cublaslt.why_missing() is None
+
+    def read() -> list[str]:
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+    return read
+
+
+def test_what_cannot_be_loaded_says_why(monkeypatch, tmp_path):
+    # In a process of its own: the first library that loads stays.
+    bad = tmp_path / "libcublasLt.so.13"
+    bad.write_text("no library")
+    code = "from fastbert.ops import _cublaslt; print(_cublaslt.why_missing())"
+    environment = {**os.environ, "FASTBERT_CUBLASLT": str(bad)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{bad}: it does not load")
+    monkeypatch.delenv("FASTBERT_CUBLASLT", raising=False)
+    assert "torch has loaded no libcublasLt" in _cublaslt.why_missing()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+def test_products(log, dtype, transposed):
+    """Three different sizes: a swapped one shows."""
+    rows, cols, inner = 5, 16, 7
+    a = torch.randn(*((inner, rows) if transposed[0] else (rows, inner))).to(dtype)
+    b = torch.randn(*((cols, inner) if transposed[1] else (inner, cols))).to(dtype)
+    x, y = a.t() if transposed[0] else a, b.t() if transposed[1] else b
+    truth, same = x.double() @ y.double(), x @ y
+    out = multiply(a, b, torch.full((rows, cols), float("nan"), dtype=dtype), transposed=transposed)
+    assert_close(out, truth, same)
+    begun = torch.randn(rows, cols).to(dtype)
+    out = multiply(a, b, begun.clone(), transposed=transposed, accumulate=True)
+    assert_close(out, begun.double() + truth, begun + same)
+    code = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}[dtype]
+    shape = f"ld={inner if transposed[1] else cols},{rows if transposed[0] else inner},{cols}"
+    told = f"1 {transposed[1]:d}{transposed[0]:d} beta={{}} {shape} types={code},{code},{code} workspace=33554432"
+    assert log() == [told.format(0), told.format(1)]
+
+
+def test_a_shape_is_described_once_and_its_pointers_each_time(log):
+    first = [torch.randn(6, 8), torch.randn(16, 8), torch.randn(16)]
+    second = [torch.randn_like(t) for t in first]
+    for a, b, bias in (first, second, first):
+        out = multiply(a, b, torch.empty(6, 16), transposed=(False, True), epilogue=Epilogue.BIAS, bias=bias)
+        torch.testing.assert_close(out, a @ b.t() + bias)
+
+
+def test_a_product_that_the_library_does_not_have(log):
+    for _ in range(2):
+        with pytest.raises(
+            BackendError, match=r"cuBLASLt cannot multiply \(3, 8\) by \(8, 24\) in float32 with epilogue "
+        ):
+            multiply(torch.randn(3, 8), torch.randn(8, 24), torch.empty(3, 24))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_feed_forward_block(log, dtype):
+    shapes = [(2, 5, 8), (32, 8), (32,), (16, 32)]
+    leaves = [torch.randn(shape).to(dtype) for shape in shapes]
+    dout = torch.randn(2, 5, 16).to(dtype)
+
+    def run(function, kind):
+        given = [leaf.detach().to(kind, copy=True).requires_grad_() for leaf in leaves]
+        out = function(*given)
+        out.backward(dout.to(kind))
+        return [out.detach(), *(leaf.grad for leaf in given)]
+
+    def plain(x, w1, b1, w2):
+        with ops.backend("reference"):
+            return ops.mlp(x, w1, b1, w2, "tanh")
+
+    ours = run(lambda *given: _cuda_linear._mlp(*given)[0], dtype)
+    truth, same = run(plain, torch.float64), run(plain, dtype)
+    for i, what in enumerate(("out", "dx", "dw1", "db1", "dw2")):
+        assert_close(ours[i], truth[i], same[i], gradient=i > 0, what=what)
+    # Bias and GELU, with its input kept; a plain product; the GELU's derivative with the bias's sums; three plain ones.
+    assert [line.split()[0] for line in log()] == ["164", "1", "208", "1", "1", "1"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_dense_layer(log, dtype):
+    leaves = [torch.randn(3, 5, 8).to(dtype), torch.randn(16, 8).to(dtype), torch.randn(16).to(dtype)]
+    dout = torch.randn(3, 5, 16).to(dtype)
+
+    def run(function, kind):
+        given = [leaf.detach().to(kind, copy=True).requires_grad_() for leaf in leaves]
+        out = function(*given)
+        out.backward(dout.to(kind))
+        return [out.detach(), *(leaf.grad for leaf in given)]
+
+    ours = run(_cuda_linear._linear, dtype)
+    truth, same = run(reference.linear, torch.float64), run(reference.linear, dtype)
+    for i, what in enumerate(("out", "dx", "dweight", "dbias")):
+        assert_close(ours[i], truth[i], same[i], gradient=i > 0, what=what)
+    assert [line.split()[0] for line in log()] == ["4", "512", "1"]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+def test_weight_gradients_add_up_in_place(log, wide, bias):
+    """Micro-batches into one gradient, in bfloat16 or float32; the bias's sums are those of the last."""
+    kind = torch.float32 if wide else torch.bfloat16
+    parts = [(torch.randn(9, 16).bfloat16(), torch.randn(9, 8).bfloat16()) for _ in range(3)]
+    gradient, sums = torch.zeros(16, 8, dtype=kind), torch.empty(16, dtype=torch.bfloat16) if bias else None
+    same, truth = torch.zeros(16, 8, dtype=kind), torch.zeros(16, 8, dtype=torch.float64)
+    for dout, x in parts:
+        accumulate_weight_gradient(dout, x, gradient, sums)
+        same += (dout.to(kind).t() @ x.to(kind)).to(kind)
+        truth += dout.double().t() @ x.double()
+    assert_close(gradient, truth, same, gradient=True)
+    if bias:
+        assert_close(sums, parts[-1][0].double().sum(0), parts[-1][0].sum(0), gradient=True)
+    out = 0 if wide else 14
+    assert all(line.startswith(f"{512 if bias else 1} 01 beta=1") and f"types=14,14,{out} " in line for line in log())
+
+
+def test_opcheck(log):
+    utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+    x, w1, b1, w2 = (torch.randn(shape, requires_grad=True) for shape in ((5, 8), (16, 8), (16,), (8, 16)))
+    torch.library.opcheck(torch.ops.fastbert.cublaslt_mlp, (x, w1, b1, w2), test_utils=utils)
+    torch.library.opcheck(torch.ops.fastbert.cublaslt_linear, (x, w1, b1), test_utils=utils)
+
+
+def test_who_serves_a_block():
+    arguments = (torch.randn(5, 8), torch.randn(16, 8), torch.randn(16), torch.randn(8, 16), "tanh")
+    assert not ops.is_fused("mlp", *arguments)
+    with ops.backend("cuda"), pytest.raises(BackendError, match="mlp: backend 'cuda' was asked for by name but cannot"):
+        ops.mlp(*arguments)
