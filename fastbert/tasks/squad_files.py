@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import DataError
 from .bad_rows import BadRows
 from .base import Row
-from .files import atomic_write, shorten
+from .files import atomic_write, read_json_lines, shorten
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
     Args:
         impossible: whether questions without an answer belong to the task (version 2.0).
     """
+    if os.fspath(path).endswith((".jsonl", ".ndjson")):
+        return _read_lines(path, bad_rows, impossible)
     value, text = load_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise DataError(f"{path}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value")
@@ -72,6 +74,24 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
             at = text.find(json.dumps(identity)) if isinstance(identity, str) else -1
             line = text.count("\n", 0, max(at, 0)) + 1
             bad_rows.refuse(f"{path}, line {line}, {name}: {error}")
+            continue
+        seen.add(row.id)
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path}: expected questions, got none that can be used")
+    return rows
+
+
+def _read_lines(path: str | os.PathLike, bad_rows: BadRows, impossible: bool) -> list[Row]:
+    """Questions of JSON lines as data-set hubs export them: a question with its context a line."""
+    rows, seen = [], set()
+    for number, question in read_json_lines(path, bad_rows):
+        try:
+            row = _row(question.get("context"), question, impossible)
+            if row.id in seen:
+                raise ValueError(f"expected every id once, got {row.id} again")
+        except ValueError as error:
+            bad_rows.refuse(f"{path}, line {number}: {error}")
             continue
         seen.add(row.id)
         rows.append(row)
@@ -114,6 +134,13 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
     values, marked = question.get("answers"), bool(question.get("is_impossible", False))
     if values is None:
         return Answers() if marked and impossible else None
+    if isinstance(values, dict) and isinstance(values.get("text"), list):
+        # Columns in place of a list of answers, as data-set hubs have them.
+        starts = values.get("answer_start")
+        starts = starts if isinstance(starts, list) else [None] * len(values["text"])
+        if len(starts) != len(values["text"]):
+            raise ValueError(f"expected a start for each of {len(values['text'])} answers, got {len(starts)}")
+        values = [{"text": text, "answer_start": s} for text, s in zip(values["text"], starts, strict=True)]
     if isinstance(values, dict):
         values = [values]  # one answer without its list
     if not isinstance(values, list) or not all(isinstance(v, dict) and isinstance(v.get("text"), str) for v in values):

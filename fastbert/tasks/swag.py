@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,15 +10,13 @@ import numpy as np
 from ..errors import DataError
 from . import metrics
 from .base import Example, Row, Task
+from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
-from .files import atomic_write, read_lines, shorten
+from .files import atomic_write, read_json_lines, read_lines, shorten
 
 CHOICES = 4
 REGULAR = ("sent1", "sent2", *(f"ending{i}" for i in range(CHOICES)))
 FULL = ("sent1", "sent2", "gold-ending", *(f"distractor-{i}" for i in range(CHOICES)))
-MAX_LINES = 20
-"""Lines that one row of a .csv may take."""
-
 CODAH = ("category", "prompt", *(f"ending{i}" for i in range(CHOICES)), "label")
 
 
@@ -37,12 +33,14 @@ class SWAG(Task):
     submission = "swag_predictions.csv"
 
     def read(self, path: str | os.PathLike) -> list[Row]:
+        if os.fspath(path).endswith((".jsonl", ".ndjson")):
+            return self._rows(path, _regular, _json_records(path, self.bad_rows))
         lines = list(read_lines(path, self.bad_rows))
-        header = _csv_fields(lines[0][1]) if lines else []
+        header = csv_fields(lines[0][1]) if lines else []
         if set(REGULAR) <= set(header):
-            make, records = _regular, self._records(path, lines, header)
+            make, records = _regular, csv_records(lines, header)
         elif set(FULL) <= set(header):
-            make, records = _full, self._records(path, lines, header)
+            make, records = _full, csv_records(lines, header)
         elif len(lines) and len(lines[0][1].split("\t")) in (len(CODAH), len(CODAH) - 1):
             make, records = _codah, [(number, line.split("\t")) for number, line in lines if line.strip()]
         else:
@@ -50,6 +48,9 @@ class SWAG(Task):
                 f"{path}, line 1: expected a .csv header with {', '.join(REGULAR)}, or with {', '.join(FULL)}, or "
                 f"CODAH's {len(CODAH)} tab-separated columns, got {shorten(lines[0][1] if lines else '')!r}"
             )
+        return self._rows(path, make, records)
+
+    def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
         rows = []
         for index, (number, fields) in enumerate(records):
             try:
@@ -59,21 +60,6 @@ class SWAG(Task):
         if not rows:
             raise DataError(f"{path}: expected rows, got none that can be used")
         return rows
-
-    def _records(self, path, lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict]]:
-        """Line number and values by column of every row of quoted .csv; {} for one that has another number of columns
-        or whose quotes never close."""
-        at = 1
-        while at < len(lines):
-            number, text = lines[at]
-            # A quoted field may go on over lines. One that is never closed must not swallow the rest of the file.
-            end = next((e for e in range(at, min(at + MAX_LINES, len(lines))) if _closed(lines[at : e + 1])), at)
-            text = "\n".join(line for _, line in lines[at : end + 1])
-            at = end + 1
-            if not text.strip():
-                continue
-            fields = _csv_fields(text) if text.count('"') % 2 == 0 else []
-            yield number, dict(zip(header, map(str.strip, fields), strict=True)) if len(fields) == len(header) else {}
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """An example a row: its four sequences one after the other, with their lengths in ``meta``."""
@@ -169,19 +155,23 @@ class SWAG(Task):
                 }
 
 
-def _closed(lines: Sequence[tuple[int, str]]) -> bool:
-    return sum(line.count('"') for _, line in lines) % 2 == 0
-
-
-def _csv_fields(text: str) -> list[str]:
-    return next(csv.reader(io.StringIO(text, newline="")), [])
+def _json_records(path: str | os.PathLike, bad_rows) -> Iterator[tuple[int, dict[str, str]]]:
+    """Objects with the keys of the "regular" columns, as data-set hubs export them; {} for others."""
+    for number, values in read_json_lines(path, bad_rows):
+        values = {key: str(value).strip() for key, value in values.items() if value is not None}
+        yield number, values if set(REGULAR) <= set(values) else {}
 
 
 def _regular(index: int, values: dict[str, str]) -> Row:
     if not values:
-        raise ValueError("expected as many comma-separated columns as the header has, with closed quotes, got others")
+        raise ValueError("expected all columns of the header, with closed quotes, got others")
     endings = [values[f"ending{i}"] for i in range(CHOICES)]
-    return Row(str(index), (values["sent1"], *_joined(values["sent2"], endings)), values.get("label"))
+    return Row(str(index), (values["sent1"], *_joined(values["sent2"], endings)), _label(values.get("label")))
+
+
+def _label(text: str | None) -> str | None:
+    """-1 is how data-set hubs write that there is none."""
+    return None if text == "-1" else text
 
 
 def _full(index: int, values: dict[str, str]) -> Row:

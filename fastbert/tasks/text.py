@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import DataError
 from .base import Example, Row, Task
 from .encoding import encode_texts
+from .exported import read_exported
 from .files import atomic_write, shorten
 from .tables import read_table
 
@@ -48,6 +49,9 @@ class TextTask(Task):
         """The configuration of the head, as keyword arguments of `from_pretrained`."""
 
     def read(self, path: str | os.PathLike) -> list[Row]:
+        exported = None if os.fspath(path) == "-" else read_exported(self, path)
+        if exported is not None:
+            return exported
         bare = [self.bare_columns] if self.bare_columns else []
         if os.fspath(path) == "-":
             bare.append(self.text_columns)  # what a person types: the texts alone

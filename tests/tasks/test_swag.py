@@ -71,7 +71,7 @@ def test_quotes_line_ends_and_byte_order_mark(tmp_path):
         ("1,v,0,x,a,b,gold,e,f,g,h,4", "expected the label to be one of 0 to 3, got '4'"),
         ("1,v,0,x,a,b,gold,e,f,g,,0", "expected 4 endings, got an empty one"),
         ("1,v,0,x,,b,gold,e,f,g,h,0", "expected a text before the endings"),
-        ("1,v,0,x,a,b,gold,e,f,g,0", "expected as many comma-separated columns"),
+        ("1,v,0,x,a,b,gold,e,f,g,0", "expected all columns of the header, with closed quotes"),
         ('1,v,0,x,"a,b,gold,e,f,g,h,0', "with closed quotes"),
     ],
 )

@@ -1,0 +1,251 @@
+"""Task files as data-set hubs export them, and official ones with everything that goes wrong on the way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from fastbert.errors import DataError
+from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row
+
+SINGLE, PAIR = ("sentence",), ("sentence1", "sentence2")
+# What the hub's GLUE has: names of the text columns, and what the numbers of its labels mean to us.
+HUB = {
+    "cola": (SINGLE, {0: "0", 1: "1"}),
+    "sst2": (SINGLE, {0: "0", 1: "1"}),
+    "mrpc": (PAIR, {0: "0", 1: "1"}),
+    "stsb": (PAIR, {3.8: 3.8, 0.0: 0.0}),
+    "qqp": (("question1", "question2"), {0: "0", 1: "1"}),
+    "mnli": (("premise", "hypothesis"), {0: "entailment", 1: "neutral", 2: "contradiction"}),
+    "qnli": (("question", "sentence"), {0: "entailment", 1: "not_entailment"}),
+    "rte": (PAIR, {0: "entailment", 1: "not_entailment"}),
+    "wnli": (PAIR, {0: "0", 1: "1"}),
+}
+RTE = "sentence1,sentence2,label,idx\n"
+TEXTS = ['He said, "no".', "caf\u00e9, twice", '"quoted"', "plain"]
+
+
+def exported(name: str, form: str, labels=True) -> tuple[bytes, list[Row]]:
+    """A file with a row for each label, and the rows that it holds."""
+    columns, meaning = HUB[name]
+    records, rows = [], []
+    for number, (label, word) in enumerate(meaning.items()):
+        texts = tuple(TEXTS[(number + place) % len(TEXTS)] for place in range(len(columns)))
+        shown = label if labels else -1.0 if name == "stsb" else -1
+        records.append({**dict(zip(columns, texts, strict=True)), "label": shown, "idx": 10 + number})
+        rows.append(Row(str(10 + number), texts, word if labels else None))
+    if form == "jsonl":
+        return "".join(json.dumps(record) + "\n" for record in records).encode(), rows
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, list(records[0]), delimiter="\t" if form == "tsv" else ",", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue().encode(), rows
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(task, content: bytes, name: str, skip: bool = False) -> list[Row]:
+        path = tmp_path / name
+        path.write_bytes(content)
+        task = registry.get(task) if isinstance(task, str) else task
+        task.bad_rows = BadRows(skip=skip)
+        return task.read(path)
+
+    return read
+
+
+@pytest.mark.parametrize("name", HUB)
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+def test_the_hubs_columns_and_numbers(name, form, read):
+    content, rows = exported(name, form)
+    assert read(name, content, f"train.{form}") == rows
+    assert read(name, b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"), f"windows.{form}") == rows
+    content, rows = exported(name, form, labels=False)
+    assert read(name, content, f"test.{form}") == rows
+    assert all(row.label is None for row in rows)
+
+
+def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
+    from fastbert.config import BertConfig
+
+    task = registry.get("mnli")
+    task.restore(BertConfig(num_labels=3, id2label={0: "contradiction", 1: "neutral", 2: "entailment"}))
+    content, rows = exported("mnli", "csv")
+    assert task.labels[0] == "contradiction"
+    assert read(task, content, "train.csv") == rows
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "content", "rows"),
+    [
+        # pandas writes its own index first, and label names beside the numbers.
+        ("mrpc", "a.csv", ",text1,text2,label,idx,label_text\n0,A,B,1,7,equivalent\n", [Row("7", ("A", "B"), "1")]),
+        ("sst2", "a.csv", 'text,label\n"one\ntwo, three",1\n', [Row("0", ("one\ntwo, three",), "1")]),
+        ("text-classification", "a.csv", 'text,label\n"a, b",x\n', [Row("0", ("a, b",), "x")]),
+        # The diagnostic set has no labels.
+        ("mnli", "ax.tsv", "premise\thypothesis\tlabel\tidx\nA\tB\t-1\t0\n", [Row("0", ("A", "B"), None)]),
+        # MultiNLI's own JSON lines, words for labels.
+        (
+            "mnli",
+            "multinli.jsonl",
+            '{"gold_label": "neutral", "sentence1": "A", "sentence2": "B", "pairID": "x", "genre": "g"}\n',
+            [Row("0", ("A", "B"), "neutral")],
+        ),
+        # Authors' quotes in a tab-separated export that a CSV writer did not make stay what they are.
+        (
+            "rte",
+            "a.tsv",
+            'sentence1\tsentence2\tlabel\tidx\n"A" b\t"c\t1\t0\n',
+            [Row("0", ('"A" b', '"c'), "not_entailment")],
+        ),
+    ],
+)
+def test_other_exports(task, file, content, rows, read):
+    assert read(task, content.encode(), file) == rows
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "content", "reason"),
+    [
+        (
+            "rte",
+            "a.csv",
+            RTE + "A,B,0,0\nC,D,2,1\n",
+            "line 3: expected the label to be one of",
+        ),
+        ("rte", "a.csv", RTE + "A,B,0,0\nC,1,1\n", "line 3: expected the columns sentence1"),
+        (
+            "rte",
+            "a.csv",
+            RTE + 'A,B,0,0\n"C,D,1,1\n',
+            "line 3: expected the columns sentence1",
+        ),
+        ("rte", "a.jsonl", '{"sentence1": "A", "sentence2": 3, "label": 0}\n', "line 1: expected texts in sentence1"),
+        ("rte", "a.jsonl", '{"sentence1": "A", "sentence2": " ", "label": 0}\n', "line 1: expected a text in every"),
+        (
+            "rte",
+            "a.jsonl",
+            '{"sentence1": "A", "label": 0}\n',
+            "line 1: expected the columns sentence1, s",
+        ),
+        ("rte", "a.jsonl", '{"sentence1": "A"\n', "line 1: expected a JSON object"),
+        ("stsb", "a.csv", RTE + "A,B,5.5,0\n", "line 2: expected a number from 0 to 5"),
+        ("cola", "a.csv", "sentence,label,idx\nA,1,0\n\xff,1,1\n", "line 3: expected UTF-8"),
+        ("sst2", "a.csv", "sentence,label,idx\n", "expected rows, got none"),
+        ("sst2", "a.csv", "phrase,label\nA,1\n", "line 1: expected the header"),
+    ],
+)
+def test_what_cannot_be_used_is_named(task, file, content, reason, read):
+    with pytest.raises(DataError, match=reason) as refused:
+        read(task, content.encode("latin-1"), file)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_quote_that_never_closes_costs_its_row_alone(read):
+    rows = "".join(f"A{n},B{n},{n % 2},{n}\n" for n in range(60))
+    content = 'sentence1,sentence2,label,idx\nx,"never closed,0,99\n' + rows
+    found = read("rte", content.encode(), "a.csv", skip=True)
+    assert [row.id for row in found] == [str(n) for n in range(60)]
+
+
+def test_glues_own_forms_are_read_as_before(read):
+    # A column idx alone, or a comma in a text, makes no export of them.
+    official = b'index\tsentence1\tsentence2\tlabel\n0\t"A", b\t"c"\tentailment\n'
+    assert read("rte", official, "train.tsv") == [Row("0", ('"A", b', '"c"'), "entailment")]
+    assert read("cola", b"gj04\t1\t\tHe, she\n", "train.tsv") == [Row("0", ("He, she",), "1")]
+    assert read("stsb", b'g\tf\t2012\t1\t2.5\tA, b\t"C\n', "sts-train.csv") == [Row("0", ("A, b", '"C'), 2.5)]
+    with pytest.raises(DataError, match="got '-1'"):
+        read("wnli", b"index\tsentence1\tsentence2\tlabel\n0\tA\tB\t-1\n", "train.tsv")
+
+
+def test_broken_rows_of_quora_pairs_are_counted(read):
+    header = b"id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    broken = b"1\t2\t3\tWhat is\n\tthis?\tAnd that?\t0\n"  # one row over two lines, as in GLUE's own train.tsv
+    content = header + b"0\t1\t2\tA?\tB?\t1\n" + broken + b"4\t5\t6\tC?\tD?\t0\n"
+    with pytest.raises(DataError, match="line 3: expected 6 tab-separated columns"):
+        read("qqp", content, "train.tsv")
+    assert [row.id for row in read("qqp", content, "train.tsv", skip=True)] == ["0", "4"]
+
+
+# --- SWAG, SQuAD, CoNLL ---
+
+
+def test_swag_as_json_lines(read):
+    values = {"video-id": "v", "sent1": "A man.", "sent2": "He", **{f"ending{i}": f"goes {i}." for i in range(4)}}
+    lines = [{**values, "label": 2, "fold-ind": None}, {**values, "label": -1}]
+    rows = read("swag", "".join(json.dumps(line) + "\n" for line in lines).encode(), "swag.jsonl")
+    texts = ("A man.", *(f"He goes {i}." for i in range(4)))
+    assert rows == [Row("0", texts, "2"), Row("1", texts, None)]
+    with pytest.raises(DataError, match="line 1: expected all columns"):
+        read("swag", b'{"sent1": "A"}\n', "swag.jsonl")
+
+
+@pytest.mark.parametrize("name", ["squad1", "squad2"])
+def test_squad_as_json_lines(name, read):
+    context = "Z\u00fcrich lies by a lake. \U0001f600 It is old."
+    start = context.index("a lake")
+    row = {"id": "5a", "title": "t", "context": context, "question": "Where?"}
+    right = {**row, "answers": {"text": ["a lake"], "answer_start": [start]}}
+    [found] = read(name, (json.dumps(right) + "\n").encode(), "dev.jsonl")
+    assert (found.id, found.texts) == ("5a", ("Where?", context))
+    assert (found.label.texts, found.label.starts) == (("a lake",), (start,))
+    none = {**row, "answers": {"text": [], "answer_start": []}}
+    [found] = read(name, (json.dumps(none) + "\n").encode(), "dev.jsonl")
+    assert found.label is None if name == "squad1" else found.label.texts == ()
+    uneven = {**row, "answers": {"text": ["a lake"], "answer_start": []}}
+    with pytest.raises(DataError, match="line 1: expected a start for each of 1 answers, got 0"):
+        read(name, (json.dumps(uneven) + "\n").encode(), "dev.jsonl")
+    with pytest.raises(DataError, match="line 2: expected every id once"):
+        read(name, (json.dumps(right) + "\n").encode() * 2, "dev.jsonl")
+
+
+def test_squad_with_a_byte_order_mark_escapes_and_windows_line_ends(read):
+    context = "Caf\u00e9 \u201cX\u201d\r\nis \U0001f600 open."
+    answer = {"text": "open", "answer_start": context.index("open")}
+    question = {"id": "q", "question": "Is it?", "answers": [answer]}
+    value = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": [question]}]}]}
+    for ascii_only in (True, False):
+        text = json.dumps(value, ensure_ascii=ascii_only, indent=1).replace("\n", "\r\n")
+        [row] = read("squad1", b"\xef\xbb\xbf" + text.encode(), "dev.json")
+        assert row.texts[1] == context
+        assert context[row.label.starts[0] :].startswith("open")
+    with pytest.raises(DataError, match="expected UTF-8"):
+        read("squad1", json.dumps(value, ensure_ascii=False).encode("utf-16"), "dev.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "tags"),
+    [
+        ("U.N. I-ORG\nsays O\n", ("U.N.", "says"), ("I-ORG", "O")),  # two columns
+        ("U.N.\tB-ORG\nsays\tO\n", ("U.N.", "says"), ("B-ORG", "O")),  # tabs
+        ("a NN B-NP O \nb NN I-NP I-PER\t\n", ("a", "b"), ("O", "I-PER")),  # blanks at the ends
+        ("-DOCSTART- -X- -X- O\n\na NN I-NP B-PER\n", ("a",), ("B-PER",)),
+        ("-DOCSTART-\n\na NN I-NP B-PER\n", ("a",), ("B-PER",)),
+        ("-DOCSTART-\tO\n\na\tB-PER\n\n\n\n", ("a",), ("B-PER",)),
+        ("a\u00a0b X B-PER\n", ("a\u00a0b",), ("B-PER",)),  # a no-break space is part of a word
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_conll_in_its_many_forms(content, words, tags, end, read):
+    [row] = read("ner", b"\xef\xbb\xbf" + content.replace("\n", end).encode(), "eng.txt")
+    assert (row.texts, row.label) == (words, tags)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"a O\nb S-PER\n", "line 2: expected the tag O, B-TYPE or I-TYPE, got 'S-PER'"),
+        (b"a X O\nb O\n", "line 2: expected 3 columns, got 2"),
+        (b"caf\xe9 O\n", "line 1: expected UTF-8, got 0xe9"),
+        (b"\n\n-DOCSTART- O\n\n", "expected sentences"),
+    ],
+)
+def test_conll_that_cannot_be_read_is_named(content, reason, read):
+    with pytest.raises(DataError, match=reason):
+        read("ner", content, "eng.txt")
