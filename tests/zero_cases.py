@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import plain_lamb
+import rank_runs
 import sharded_cases
 import torch
 from torch import nn
 
+from fastbert.errors import FastbertError
 from fastbert.optim import AdamW, Lamb
 from fastbert.train import distributed
 from fastbert.train.engine import TrainingDiverged
@@ -151,6 +155,22 @@ def load() -> None:
     from fastbert.train.engines.zero import load_deepspeed
 
     load_deepspeed()
+
+
+def in_a_process(function, directory: Path) -> None:
+    """Runs it in one process; a FastbertError of it is raised here."""
+
+    def caught():
+        try:
+            function()
+        except FastbertError as error:
+            return error
+        return None
+
+    load()
+    (error,) = rank_runs.launch(caught, 1, directory)
+    if error is not None:
+        raise error
 
 
 QUICK = [("nvlamb", 1), ("apex", 2), ("clamped", 3), ("adamw", 3), ("adamw-corrected", 2)]

@@ -13,6 +13,7 @@ from typing import Literal
 from ..data.config import PretrainingConfig
 from ..errors import InputError
 from . import phases as _phases
+from .deepspeed_options import DeepSpeedOptions
 from .phases import SCHEDULES, Phase
 
 
@@ -71,6 +72,13 @@ class PretrainConfig:
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Batches of one shape, filled up to token_budget, and each step one captured CUDA graph; auto = where that can be
     had. On a CPU, on has the batches and not the graph."""
+    deepspeed: str | None = None
+    """A DeepSpeed configuration in JSON, to train under it (docs/distributed.md); what it says to be "auto" is filled
+    in."""
+    zero: int | None = None
+    """Train under DeepSpeed with this stage of ZeRO, 0 to 3; its configuration goes to --out."""
+    offload: bool = False
+    """With --zero 1, 2 or 3: optimiser state in the CPU's memory, and with 3 parameters too."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, a third more arithmetic."""
     last_layer: Literal["needed", "all"] = "needed"
@@ -134,6 +142,7 @@ class PretrainConfig:
             raise InputError(f"clip must be above 0, got {self.clip}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        DeepSpeedOptions(self.deepspeed, self.zero, self.offload)
         self.phases = tuple(self.phases)
         _phases.check(self.phases, self.steps, self.epochs, self.max_minutes)
         for name, known in (

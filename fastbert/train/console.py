@@ -90,7 +90,7 @@ def header(loop: PretrainLoop) -> str:
     return "\n".join(
         [
             f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {bert.num_attention_heads} heads, "
-            f"vocabulary {bert.vocab_size}: {loop.model.num_parameters():,} parameters",
+            f"vocabulary {bert.vocab_size}: {loop.num_parameters:,} parameters",
             f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens",
             f"training   {length}, {config.optimizer}, {config.precision}, seed {config.seed}",
             *(f"           {plan}" for plan in plans),

@@ -1,7 +1,7 @@
 """One optimiser step, for pre-training and fine-tuning alike: the only place that runs a backward pass.
 
 The loops know an engine by its verbs: ``forward``, `backward`, `step`, `leave_out`, `settle`, `reduce`, `state`,
-`write`, `restore`, `whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
+`writing`, `restore`, `whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
 """
 
 from __future__ import annotations
@@ -216,11 +216,16 @@ class LocalEngine:
         scale = {"loss_scale": self.scale.state()} if self.scale.enabled else {}
         return {"micro_step": self.micro_step, "skipped": self.skipped, **scale}
 
-    def write(self, directory: Path) -> None:
-        """Adds files of the engine's own to a checkpoint; every rank calls it."""
+    def writing(self) -> AbstractContextManager[Callable[[Path], None] | None]:
+        """A block in which rank 0 writes a checkpoint, and every other rank does nothing.
+
+        Its value is what adds files of the engine's own to the checkpoint's directory, with the help of all ranks; None
+        where there are none.
+        """
+        return nullcontext()
 
     def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
-        """Puts back what `state` and `write` gave.
+        """Puts back what `state` and `writing` gave.
 
         Args:
             path: of the checkpoint, which has verified.

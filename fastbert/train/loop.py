@@ -50,11 +50,13 @@ class PretrainLoop:
         console: Console,
         callbacks: Sequence[Callable[[dict], None]] = (),
         world: World | None = None,
+        deepspeed: dict | None = None,
     ) -> None:
         self.config, self.model = config, model
         self.run_dir, self.console, self.callbacks = run_dir, console, callbacks
         self.optimizer = make_optimizer(config, model)
-        options = {"precision": config.precision, "clip": config.clip, "seed": config.seed}
+        self.num_parameters = model.num_parameters()  # of which an engine may leave this process a part
+        options = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
         self.engine = engines.make(model, self.optimizer, world or World(), **options)
         self.step, self.tokens, self.place = 0, 0, (0, 0)
         self.seconds_before, self._started = 0.0, 0.0

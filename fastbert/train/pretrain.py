@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import threading
@@ -20,7 +21,9 @@ from ..errors import CheckpointError, DataError, InputError
 from . import checkpoint, distributed, initialisation, phases
 from .config import PretrainConfig
 from .console import Console
+from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
+from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop
 from .wandb_log import check_installed
 
@@ -85,7 +88,8 @@ def pretrain(
         raise InputError("a run needs a directory, out, got none")
     if phases.total_steps(config) is None and config.epochs is None and config.max_minutes is None:
         config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
-    with distributed.joined() as world:
+    options = DeepSpeedOptions(config.deepspeed, config.zero, config.offload)
+    with distributed.joined(always=options.asked) as world:
         loop = _prepare(config, world, model, data, heldout, callbacks, Console(quiet or not world.first))
         try:
             result = loop.run()
@@ -115,16 +119,29 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     model.last_layer = config.last_layer
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()
-    if world.size > 1:
+    if world.size > 1 or DeepSpeedOptions(config.deepspeed, config.zero, config.offload).asked:
         model.to(distributed.device(world))
-    loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world)
+    deepspeed = _deepspeed(config)
+    loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world, deepspeed)
     if resume_from is not None:
         loop.checkpoints.restore(resume_from)
         console.say(f"resumed from {resume_from} at step {loop.step}")
     run_dir.mkdir(parents=True, exist_ok=True)
     if world.first:
         checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
+        if deepspeed is not None:
+            checkpoint.write_text(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n")
     return loop
+
+
+def _deepspeed(config: PretrainConfig) -> dict | None:
+    """DeepSpeed's configuration, where the run is to be under it."""
+    options = DeepSpeedOptions(config.deepspeed, config.zero, config.offload)
+    if not options.asked:
+        return None
+    if config.async_save:
+        raise InputError("async_save does not go with DeepSpeed, whose ranks write their shards together")
+    return configuration(options, config.precision, config.clip)
 
 
 def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:

@@ -46,6 +46,11 @@ class RunCheckpoints:
         loop.flush_rows()
         tensors, engine_state = loop.engine.state()
         state = self._state() | engine_state
+        with loop.engine.writing() as more:
+            self._write(tensors, state, last, more)
+
+    def _write(self, tensors: dict, state: dict, last: bool, more: Callable[[Path], None] | None) -> None:
+        loop = self._loop
         if not loop.engine.world.first:
             self.saved_at = loop.step
             return
@@ -57,7 +62,7 @@ class RunCheckpoints:
             if loop.config.async_save and not last:
                 self._background.submit(directory, loop.step, tensors, state, **options)
             else:
-                checkpoint.save(directory, loop.step, tensors, state, **options)
+                checkpoint.save(directory, loop.step, tensors, state, more=more, **options)
             self.saved_at = loop.step
         except CheckpointError as error:
             self._failure(error, last)

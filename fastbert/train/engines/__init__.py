@@ -8,12 +8,24 @@ from ..distributed import World
 from ..engine import LocalEngine
 
 
-def make(model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: World, **options) -> LocalEngine:
+def make(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World,
+    *,
+    deepspeed: dict | None = None,
+    **options,
+) -> LocalEngine:
     """The engine for this many processes.
 
     Args:
+        deepspeed: a configuration (`deepspeed_config.configuration`), to train under DeepSpeed.
         options: those of `LocalEngine`.
     """
+    if deepspeed is not None:
+        from .zero import DeepSpeedEngine
+
+        return DeepSpeedEngine(model, optimizer, world, deepspeed, **options)
     if world.size == 1:
         return LocalEngine(model, optimizer, **options)
     from .ddp import DDPEngine

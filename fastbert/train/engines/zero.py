@@ -54,7 +54,14 @@ class DeepSpeedEngine(LocalEngine):
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, configuration: dict, **options
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        configuration: dict,
+        *,
+        precision: str = "fp32",
+        **options,
     ) -> None:
         deepspeed = load_deepspeed()
         if isinstance(optimizer, Lamb):
@@ -62,11 +69,11 @@ class DeepSpeedEngine(LocalEngine):
         super().__init__(model, optimizer, on_device=False, **options)
         self.world, self.configuration = world, configuration
         self.stage = deepspeed_config.stage(configuration)
-        if self.stage == 3:
-            # Modules whose children's weights are read without calling them: all of it is gathered together.
-            deepspeed.utils.set_z3_leaf_modules(model, _leaves(), raise_if_not_found=False)
         self.deepspeed, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration)
         self.forward = self.deepspeed
+        if self.stage == 3:
+            for reader, parameter in _read_by_parents(model):
+                deepspeed.zero.register_external_parameter(reader, parameter)
         # The losses are weighted already, by the labels of all ranks; DeepSpeed averages over the ranks.
         self._scale = float(world.size)
         if isinstance(optimizer, ShardedLamb):
@@ -81,17 +88,22 @@ class DeepSpeedEngine(LocalEngine):
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
         self.deepspeed.set_gradient_accumulation_boundary(last)
-        loss = self._forward(compute_loss)
-        self.deepspeed.backward(loss * self._scale, scale_wrt_gas=False)
+        with self.timer.part("forward"):
+            loss = self._forward(compute_loss)
+        with self.timer.part("backward"):
+            self.deepspeed.backward(loss * self._scale, scale_wrt_gas=False)
         return loss.detach()
 
     def step(self, lr: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        norm = self._take_step()
+        before = self.loss_scale
+        with self.timer.part("optimizer"):
+            norm = self._take_step()
+        self.loss_scale = float(getattr(self.deepspeed.optimizer, "loss_scale", 1.0))
         # DeepSpeed writes through `.data`, which leaves versions alone; whoever packed a weight goes by them.
         torch.autograd.graph.increment_version(list(self.model.parameters()))
-        self._count(norm)
+        self._count(norm, hopeless=self.loss_scale == before)
         return norm
 
     def _take_step(self) -> float:
@@ -107,18 +119,37 @@ class DeepSpeedEngine(LocalEngine):
         norm = float(self.deepspeed.get_global_grad_norm())
         return norm if self.deepspeed.was_step_applied() else math.inf
 
+    def leave_out(self) -> None:
+        # DeepSpeed forgets gradients in one way only: by finding that they are no numbers.
+        for gradient in _gradients(self.deepspeed.optimizer, self.parameters):
+            gradient.fill_(math.nan)
+        self._take_step()
+
     def reduce(self, values: Sequence[float]) -> list[float]:
         return distributed.total(values)
 
     # --- checkpoints ---
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
-        """No tensors: each rank writes its shards itself, by `write`."""
+        """No tensors: each rank writes its shards itself, in `writing`."""
         form = {"world_size": self.world.size, "stage": self.stage, "precision": self.precision}
         return {}, {"deepspeed": form, **self._counters()}
 
-    def write(self, directory: Path) -> None:
-        self.deepspeed.save_checkpoint(str(directory / FOLDER), tag=TAG, save_latest=False)
+    @contextmanager
+    def writing(self) -> Iterator[Callable[[Path], None]]:
+        told = []
+
+        def write(directory: Path | None) -> None:
+            told.append(directory)
+            place = distributed.on_first(self.world, lambda: directory)
+            if place is not None:
+                self.deepspeed.save_checkpoint(str(place / FOLDER), tag=TAG, save_latest=False)
+
+        try:
+            yield write
+        finally:
+            if not told:  # another rank than 0; or rank 0 has come to no directory, and the others wait to hear of one
+                write(None)
 
     def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
         if "deepspeed" not in state:
@@ -144,7 +175,8 @@ class DeepSpeedEngine(LocalEngine):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _load(self, folder: Path, tag: str, universal_form: bool) -> None:
-        options = self.deepspeed._config
+        options, groups = self.deepspeed._config, self.optimizer.param_groups
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         options.load_universal_checkpoint = universal_form
         try:
             loaded, _ = self.deepspeed.load_checkpoint(str(folder), tag=tag)
@@ -152,6 +184,9 @@ class DeepSpeedEngine(LocalEngine):
             options.load_universal_checkpoint = False
         if loaded is None:
             raise CheckpointError(f"{folder}: expected a DeepSpeed checkpoint, found none")
+        # Of a universal checkpoint stage 3 gives every group the settings of the first: biases would decay.
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -183,12 +218,29 @@ class DeepSpeedEngine(LocalEngine):
         return load_deepspeed().utils.safe_get_full_fp32_param(parameter)
 
 
-def _leaves() -> list[type]:
-    from ...modules.embeddings import BertEmbeddings
-    from ...modules.heads import BertLMPredictionHead, BertPooler
-    from ...modules.layer import BertLayer
+def _read_by_parents(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Parameters that a module reads from a child that it does not call; ZeRO-3 gathers weights for calls.
 
-    return [BertEmbeddings, BertLayer, BertPooler, BertLMPredictionHead]
+    Norms and embedding tables go into our fused ops so; a dense layer is called as soon as somebody hooks it.
+    """
+    for parent in model.modules():
+        for child in parent.children():
+            if isinstance(child, nn.LayerNorm | nn.Embedding):
+                yield from ((parent, parameter) for parameter in child.parameters())
+
+
+def _gradients(inner, parameters: list[Tensor]) -> list[Tensor]:
+    """Where this rank's gradients of the step are."""
+    shards = getattr(inner, "fp32_partitioned_groups_flat", None) or getattr(
+        inner, "single_partition_of_fp32_groups", []
+    )
+    if offloaded := [shard.grad for shard in shards if shard.grad is not None]:
+        return offloaded
+    if averaged := getattr(inner, "averaged_gradients", None):
+        return [gradient for gradients in averaged.values() for gradient in gradients or ()]
+    if hasattr(inner, "fp32_groups_gradients_flat"):
+        return inner.fp32_groups_gradients_flat
+    return [p.grad for p in parameters if p.grad is not None]
 
 
 def layouts(inner, world: World) -> dict[Tensor, Layout]:

@@ -1,0 +1,145 @@
+"""`fastbert pretrain` under DeepSpeed: the run of one process, resumed to the bit, and on another number of ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pretraining_runs
+import pytest
+import rank_runs
+import zero_cases
+
+from fastbert.errors import CheckpointError, InputError
+from fastbert.train.pretrain import pretrain
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (pip install 'fastbert[deepspeed]')")
+
+STEPS = {"steps": 6, "eval_every": 4, "save_every": 3, "optimizer": "lamb", "lr": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return pretraining_runs.prepare_data(tmp_path_factory.mktemp("data") / "data")
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    """The rows of one process."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    pretrain(pretraining_runs.config(data, out, accumulate=6, **STEPS), quiet=True)
+    return pretraining_runs.rows(out)
+
+
+def launch(data, out, ranks: int, **options) -> list[dict]:
+    """The rows of a run of so many processes, in OUT."""
+    zero_cases.load()
+    config = pretraining_runs.config(data, out, **{**STEPS, "accumulate": 6 // ranks, **options})
+    rank_runs.launch(lambda: pretrain(config, quiet=True).steps, ranks, out.parent)
+    return pretraining_runs.rows(out)
+
+
+def assert_close(got: list[dict], expected: list[dict], rel: float = 1e-4) -> None:
+    assert [(row["kind"], row["step"]) for row in got] == [(row["kind"], row["step"]) for row in expected]
+    for row, other in zip(got, expected, strict=True):
+        for name, value in other.items():
+            assert row[name] == (value if isinstance(value, str) else pytest.approx(value, rel=rel)), name
+
+
+def check_stage(stage: int, data, alone, tmp_path, **options) -> None:
+    whole = launch(data, tmp_path / "whole", 2, zero=stage, **options)
+    if not options:
+        assert_close(whole, alone)
+    half = str(tmp_path / "whole" / "checkpoints" / "step_3")
+    # DeepSpeed's files lie under our manifest.
+    manifest = json.loads((tmp_path / "whole" / "checkpoints" / "step_3" / "manifest.json").read_text())
+    assert any(name.startswith("deepspeed/state/") for name in manifest["files"])
+    again = launch(data, tmp_path / "again", 2, zero=stage, resume=half, **options)
+    assert again == whole[-len(again) :]
+    weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("whole", "again")]
+    assert weights[0] == weights[1]
+    # On three ranks by way of DeepSpeed's universal form, which leaves nothing behind.
+    other = launch(data, tmp_path / "other", 3, zero=stage, resume=half, **options)
+    assert_close(other, whole[-len(other) :], rel=1e-2 if options.get("precision") else 1e-4)
+    names = {path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()}
+    assert names == {"step_3", "step_6"}
+
+
+def test_stage_3(data, alone, tmp_path):
+    check_stage(3, data, alone, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
+def test_stages_1_and_2(data, alone, tmp_path, stage):
+    check_stage(stage, data, alone, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_offload_and_checkpointing_of_activations(data, alone, tmp_path, stage):
+    options = {"offload": True, "activation_checkpointing": True, "zero": stage}
+    assert_close(launch(data, tmp_path / "run", 2, **options), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bf16(data, alone, tmp_path, stage):
+    check_stage(stage, data, alone, tmp_path, precision="bf16")
+    assert_close(pretraining_runs.rows(tmp_path / "whole")[:1], alone[:1], rel=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_fp16_finds_its_loss_scale(data, tmp_path, stage):
+    options = {"precision": "fp16", "steps": 30, "save_every": 30, "eval_every": 30, "zero": stage}
+    rows = [row for row in launch(data, tmp_path / "run", 2, **options) if row["kind"] == "train"]
+    assert 0 < rows[-1]["skipped_steps"] < 25
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
+
+
+@pytest.mark.slow
+def test_stage_0_and_a_configuration_of_the_user_s(data, alone, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": "auto"}}))
+    assert_close(launch(data, tmp_path / "zero0", 2, zero=0), alone)
+    assert_close(launch(data, tmp_path / "file", 2, deepspeed=str(file)), alone)
+    assert json.loads((tmp_path / "file" / "deepspeed.json").read_text())["gradient_clipping"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ('{"optimizer": {"type": "Adam"}}', "the optimizer is the run's"),
+        ('{"train_batch_size": 64}', "train_batch_size is the run's"),
+        ('{"gradient_clipping": 0.5}', "gradient_clipping must be what the run's options say, 1.0, or auto, got 0.5"),
+        ('{"bf16": {"enabled": true}}', "bf16.enabled must be what the run's options say, False"),
+        ("[1]", "a JSON object, got list"),
+        ("{", "in JSON"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_run_is_refused(data, tmp_path, content, what):
+    file = tmp_path / "ds.json"
+    file.write_text(content)
+    with pytest.raises(InputError, match=what):
+        pretrain(pretraining_runs.config(data, tmp_path / "run", deepspeed=str(file), **STEPS), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_that_do_not_go_together(data, tmp_path):
+    for options, what in (
+        ({"zero": 4}, "zero must be 0, 1, 2 or 3, got 4"),
+        ({"offload": True}, "offload needs zero"),
+        ({"zero": 1, "deepspeed": "ds.json"}, "got both"),
+        ({"precision": "fp16"}, "fp16 needs DeepSpeed"),
+        ({"zero": 1, "async_save": True}, "async_save does not go with DeepSpeed"),
+    ):
+        with pytest.raises(InputError, match=what):
+            pretrain(pretraining_runs.config(data, tmp_path / "run", **STEPS, **options), quiet=True)
+
+
+def test_a_run_without_deepspeed_does_not_go_on_under_it(data, tmp_path):
+    pretrain(pretraining_runs.config(data, tmp_path / "plain", **{**STEPS, "steps": 3}), quiet=True)
+    half = str(tmp_path / "plain" / "checkpoints" / "step_3")
+    config = pretraining_runs.config(data, tmp_path / "run", zero=1, resume=half, **STEPS)
+    with pytest.raises(CheckpointError, match="written without DeepSpeed"):
+        zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
