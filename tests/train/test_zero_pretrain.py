@@ -130,7 +130,6 @@ def test_options_that_do_not_go_together(data, tmp_path):
         ({"zero": 4}, "zero must be 0, 1, 2 or 3, got 4"),
         ({"offload": True}, "offload needs zero"),
         ({"zero": 1, "deepspeed": "ds.json"}, "got both"),
-        ({"precision": "fp16"}, "fp16 needs DeepSpeed"),
         ({"zero": 1, "async_save": True}, "async_save does not go with DeepSpeed"),
     ):
         with pytest.raises(InputError, match=what):
