@@ -224,7 +224,8 @@ class _Call:
 
     def run(self):
         tokens, hidden = self._embedded()
-        last, states, attentions = self.view.encoder.run(hidden, tokens.layout, self.key, bool(self.states))
+        show = tokens.show if self.states else None
+        last, states, attentions = self.view.encoder.run(hidden, tokens.layout, self.key, bool(self.states), show=show)
         pooled = None
         pooler = self.model._modules.get("pooler")
         if pooler is not None:
@@ -233,7 +234,7 @@ class _Call:
         return self._output(
             tokens.unpack(last),
             pooled,
-            tuple(map(tokens.unpack, states)) if states else None,
+            tuple(states) if states else None,
             tuple(attentions) if self.attentions else None,
         )
 

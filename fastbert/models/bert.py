@@ -125,7 +125,8 @@ class BertModel(PreTrainedModel):
         rows = only
         if only is not None and self.pooler is not None:
             rows = torch.cat([tokens.first_rows(), only])
-        hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states), rows)
+        show = tokens.show if keep_states else None
+        hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states), rows, show)
         pooled = None
         if self.pooler is not None and only is None:
             pooled = self.pooler(tokens.first_tokens(hidden))
@@ -136,7 +137,7 @@ class BertModel(PreTrainedModel):
             tokens,
             hidden,
             pooled,
-            tuple(map(tokens.unpack, states)) if states else None,
+            tuple(states) if states else None,
             tuple(attentions) if keep_attentions else None,
         )
 

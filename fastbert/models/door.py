@@ -50,6 +50,13 @@ class Tokens:
             return x
         return x.masked_fill(~self.keep.reshape(*self.keep.shape, *[1] * (x.dim() - 2)), 0.0)
 
+    def show(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A hidden state as the caller gets it, and the (T, H) tokens to go on with: his own where that loses nothing,
+        so that their gradients are those of the state."""
+        shown = self.unpack(x)
+        through = self.packing is not None and self.keep is None and x.requires_grad
+        return shown, self.packing.pack(shown) if through else x
+
     def pack(self, x: Tensor) -> Tensor:
         """Labels in the caller's shape -> (T,)."""
         if self.packing is None:

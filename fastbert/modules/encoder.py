@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -118,10 +119,13 @@ class BertEncoder(nn.Module):
         key: DropoutKey | None,
         keep_states: bool = False,
         rows: Tensor | None = None,
+        show: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     ):
         """The layers on tokens in any layout.
 
         Args:
+            show: maps a state (T, H) to what is kept of it and to the tokens that the next layer reads, so that the
+                gradient of what a caller was given is that of the state; None keeps the tokens.
             rows: (R,) int64, the tokens whose last hidden state is wanted, or None for all; the last layer is computed
                 beyond its attention for them alone.
 
@@ -132,8 +136,10 @@ class BertEncoder(nn.Module):
         whole = run_stack(self, x, layout, key, keep_states)
         if whole is not None:
             last = whole[-1] if rows is None else whole[-1].index_select(0, rows)
-            return last, [x, *whole] if keep_states else None, [None] * len(self.layer)
-        states, attentions = [x], []
+            states = [x, *whole] if show is None else [show(state)[0] for state in (x, *whole)]
+            return last, states if keep_states else None, [None] * len(self.layer)
+        shown, x = (x, x) if show is None else show(x)
+        states, attentions = [shown], []
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, layer in enumerate(self.layer, 1):
             wanted = rows if number == len(self.layer) else None
@@ -144,7 +150,8 @@ class BertEncoder(nn.Module):
                 x, probs = layer(x, layout, key, wanted)
             attentions.append(probs)
             if keep_states:
-                states.append(x)
+                shown, x = (x, x) if show is None else show(x)
+                states.append(shown)
         return x, states if keep_states else None, attentions
 
     def forward(
