@@ -16,10 +16,11 @@ class FillMask:
 
     Example:
         fastbert fill-mask --model RUN "The capital of France is [MASK]."
+        fastbert fill-mask --model RUN - < texts.txt
     """
 
     texts: Positional[Annotated[list[str], arg(metavar="TEXT [TEXT ...]")]]
-    """Texts, each with at least one [MASK]."""
+    """Texts, each with at least one [MASK]; - alone for the lines of standard input, each answered as it comes."""
     model: Annotated[Path, arg(metavar="DIR")]
     """A model directory with a masked language model, or a run directory."""
     top_k: int = 5
@@ -33,7 +34,8 @@ class FillMask:
 def run(args: FillMask) -> None:
     """Fills every mask of every text."""
     from .. import BertForMaskedLM, load_tokenizer
-    from ..errors import InputError
+    from ..errors import DataError, InputError
+    from ..tasks.files import read_lines
     from ..tasks.fill_mask import fill_mask
     from ..tasks.runs import load_trained, model_directory
 
@@ -42,15 +44,32 @@ def run(args: FillMask) -> None:
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
     model = load_trained(BertForMaskedLM.from_pretrained, directory)
+
+    def answer(text: str) -> list:
+        return fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate)
+
+    if args.texts == ["-"]:
+        for number, text in read_lines("-"):
+            if text.strip():
+                try:
+                    _show(text, answer(text), args.json)
+                except InputError as error:
+                    raise DataError(f"standard input, line {number}: {error}") from error
+        return
     # All texts first: a bad one must not leave half an answer behind.
-    answers = [fill_mask(model, tokenizer, text, args.top_k, truncate=args.truncate) for text in args.texts]
+    answers = [answer(text) for text in args.texts]
     for text, masks in zip(args.texts, answers, strict=True):
-        if args.json:
-            print(json.dumps({"text": text, "masks": [[vars(c) for c in mask] for mask in masks]}, ensure_ascii=False))
-            continue
-        print(text)
-        for number, candidates in enumerate(masks, 1):
-            if len(masks) > 1:
-                print(f"  mask {number}")
-            for candidate in candidates:
-                print(f"  {candidate.probability:7.4f}  {candidate.token}")
+        _show(text, masks, args.json)
+
+
+def _show(text: str, masks: list, as_json: bool) -> None:
+    if as_json:
+        line = {"text": text, "masks": [[vars(c) for c in mask] for mask in masks]}
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+        return
+    print(text)
+    for number, candidates in enumerate(masks, 1):
+        if len(masks) > 1:
+            print(f"  mask {number}")
+        for candidate in candidates:
+            print(f"  {candidate.probability:7.4f}  {candidate.token}", flush=True)

@@ -1,5 +1,6 @@
 """Commands that use a model, in process on a tiny one: what they write, and how they fail."""
 
+import io
 import json
 
 import numpy as np
@@ -60,6 +61,24 @@ def test_fill_mask_failures(model, tmp_path, capsys):
     assert "nothing of that name" in fails(capsys, "fill-mask", "--model", tmp_path / "no", "[MASK]")
     maskless = tiny_bert.save(tmp_path / "maskless", vocab=[word for word in tiny_bert.VOCAB if word != "[MASK]"])
     assert "[MASK]" in fails(capsys, "fill-mask", "--model", maskless, "the [MASK]")
+
+
+def test_fill_mask_answers_the_lines_of_standard_input(model, monkeypatch, capsys):
+    def typed(raw: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw)))
+
+    texts = ["the film is [MASK] .", "a [MASK] book"]
+    assert run("fill-mask", "--model", model, "--json", *texts) == 0
+    wanted = capsys.readouterr().out
+    typed(b"the film is [MASK] .\r\n\na [MASK] book")
+    assert run("fill-mask", "--model", model, "--json", "-") == 0
+    assert capsys.readouterr().out == wanted
+    typed(b"a [MASK] book\nno mask\n")
+    assert run("fill-mask", "--model", model, "--json", "-") == 2
+    captured = capsys.readouterr()
+    assert captured.out == wanted.splitlines(keepends=True)[1]
+    assert captured.err.startswith("fastbert: standard input, line 2: ")
+    assert captured.err.count("\n") == 1
 
 
 def test_a_model_without_the_head_is_no_masked_language_model(tmp_path, capsys):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import hf_parity as hf
 import pytest
 import torch
 import transformers
+from torch import nn
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 import fastbert
 from fastbert.packing import PackedBatch
@@ -248,6 +251,44 @@ def test_the_encoder_inside_a_transformers_model(mask_name, attention):
     _loss(expected, kept).backward()
     _loss(got, kept).backward()
     hf.assert_same_gradients(swapped, theirs, torch.float32)
+
+
+class _Ranker(nn.Module):
+    """Someone's own module around transformers' encoder, which it calls in its own way."""
+
+    def __init__(self, config, form):
+        super().__init__()
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = BertEncoder(config)
+        self.score = nn.Linear(config.hidden_size, 1)
+        self.form = form
+
+    def forward(self, input_ids, keep):
+        mask = keep[:, None, None]
+        if self.form == "additive":
+            mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+        out = self.encoder(self.embeddings(input_ids), attention_mask=mask)
+        return self.score(out[0]).squeeze(-1) + self.score(out.last_hidden_state[:, :1]).squeeze(-1)
+
+
+@pytest.mark.parametrize("form", ["additive", "bool"])
+@pytest.mark.parametrize("mask_name", ["prefix", "left", "holes"])
+def test_the_encoder_inside_someones_own_module(mask_name, form):
+    config = hf.hf_config(attn_implementation="sdpa" if form == "bool" else "eager")
+    torch.manual_seed(0)
+    theirs = _Ranker(config, form).double().train()
+    for layer in theirs.encoder.layer:
+        torch.nn.init.normal_(layer.attention.self.query.weight, std=0.4)
+    ours = copy.deepcopy(theirs)
+    ours.encoder = fastbert.BertEncoder(config).double().train()
+    ours.encoder.load_state_dict(theirs.encoder.state_dict(), strict=True)
+    keep = hf.masks()[mask_name].bool()
+    wanted, got = (model(hf.inputs()["input_ids"], keep) for model in (theirs, ours))
+    hf.assert_near(got[keep], wanted[keep], torch.float64, "scores")
+    weights = torch.randn(keep.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for scores in (wanted, got):
+        (scores * weights)[keep].sum().backward()
+    hf.assert_same_gradients(ours, theirs, torch.float64)
 
 
 def test_the_encoder_alone_padded_and_packed():
