@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fastbert import ops
 from fastbert.rng import Dropout
 
 DROPOUT = Dropout(0.1, seed=1, offset=2, site=3)
+SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 
 
 def milliseconds(function: Callable, dry: bool, repeats: int = 20) -> float:
@@ -62,23 +68,33 @@ def _both(function: Callable, leaves: list[torch.Tensor], dry: bool) -> dict:
     return {"forward ms": forward, "forward + backward ms": milliseconds(whole, dry)}
 
 
-def _attention(seqlen: int, dropout: Dropout | None, ours: bool, dry: bool) -> dict:
+def _compiled(function: Callable, dry: bool) -> Callable:
+    return torch.compile(function, backend="eager" if dry else "inductor", dynamic=False)
+
+
+def _attention(seqlen: int, dropout: Dropout | None, who: str, dry: bool) -> dict:
     device, tokens, nheads = ("cpu", 2 * seqlen, 2) if dry else ("cuda", 32768, 16)
     sequences = tokens // seqlen
-    leaves = [
-        torch.randn(tokens, nheads, 64, device=device).to(torch.float32 if dry else torch.bfloat16) for _ in "qkv"
-    ]
+    dtype = torch.float32 if dry else torch.bfloat16
+    leaves = [torch.randn(tokens, nheads, 64, device=device).to(dtype) for _ in "qkv"]
     bounds = torch.arange(0, tokens + 1, seqlen, dtype=torch.int32, device=device)
 
-    def packed(q, k, v):
+    def ours(q, k, v):
         return ops.attention(q, k, v, bounds, seqlen, dropout=dropout)
 
-    def padded(q, k, v):
+    def sdpa(q, k, v):
         q, k, v = (x.unflatten(0, (sequences, seqlen)).transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout.p if dropout else 0.0)
+        with sdpa_kernel(SDPBackend.MATH if dry else SDPA[who]):
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout.p if dropout else 0.0)
         return out.transpose(1, 2).flatten(0, 1)
 
-    row = _both(packed if ours else padded, leaves, dry)
+    def varlen(q, k, v):
+        from torch.nn.attention.varlen import varlen_attn
+
+        return sdpa(q, k, v) if dry else varlen_attn(q, k, v, bounds, bounds, seqlen, seqlen)
+
+    function = {"fastbert": ours, "varlen": varlen}.get(who, sdpa)
+    row = _both(function, leaves, dry)
     arithmetic = 4 * tokens * seqlen * nheads * 64
     backward = row["forward + backward ms"] - row["forward ms"]
     return row | {
@@ -87,7 +103,14 @@ def _attention(seqlen: int, dropout: Dropout | None, ours: bool, dry: bool) -> d
     }
 
 
-def _layer_norm(ours: bool, dry: bool) -> dict:
+def _rows(who: str, ours: Callable, eager: Callable, leaves: list[torch.Tensor], moved: int, dry: bool) -> dict:
+    """A kernel bound by memory: ``moved`` elements that forward must read or write."""
+    functions = {"fastbert": lambda: ours, "torch": lambda: eager, "compiled": lambda: _compiled(eager, dry)}
+    row = _both(functions[who](), leaves, dry)
+    return row | {"forward GB/s": moved * leaves[0].element_size() / row["forward ms"] / 1e6}
+
+
+def _layer_norm(who: str, dry: bool) -> dict:
     device, shape = ("cpu", (16, 64)) if dry else ("cuda", (32768, 1024))
     dtype = torch.float32 if dry else torch.bfloat16
     x, residual = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
@@ -100,35 +123,61 @@ def _layer_norm(ours: bool, dry: bool) -> dict:
         z = residual + F.dropout(x, 0.1)
         return F.layer_norm(z, shape[1:], weight.to(dtype), bias.to(dtype), 1e-12)
 
-    row = _both(fused if ours else eager, [x, residual], dry)
-    return row | {"forward GB/s": 3 * x.numel() * x.element_size() / row["forward ms"] / 1e6}
+    return _rows(who, fused, eager, [x, residual], 3 * x.numel(), dry)
 
 
-def _gelu(ours: bool, dry: bool) -> dict:
+def _gelu(who: str, dry: bool) -> dict:
     device, shape = ("cpu", (16, 64)) if dry else ("cuda", (32768, 4096))
     x = torch.randn(shape, device=device).to(torch.float32 if dry else torch.bfloat16)
     bias = torch.randn(shape[1], device=device).to(x.dtype)
-    row = _both((lambda x: ops.gelu(x, bias)) if ours else (lambda x: F.gelu(x + bias)), [x], dry)
-    return row | {"forward GB/s": 2 * x.numel() * x.element_size() / row["forward ms"] / 1e6}
+    return _rows(who, lambda x: ops.gelu(x, bias), lambda x: F.gelu(x + bias), [x], 2 * x.numel(), dry)
 
 
-def _cross_entropy(ours: bool, dry: bool) -> dict:
+def _cross_entropy(who: str, dry: bool) -> dict:
     device, rows, columns = ("cpu", 8, 100) if dry else ("cuda", 5120, 30522)
     logits = torch.randn(rows, columns, device=device).to(torch.float32 if dry else torch.bfloat16)
     labels = torch.randint(columns, (rows,), device=device)
-    row = _both(
-        (lambda x: ops.cross_entropy(x, labels)) if ours else (lambda x: F.cross_entropy(x, labels)), [logits], dry
-    )
-    return row | {"forward GB/s": logits.numel() * logits.element_size() / row["forward ms"] / 1e6}
+    ours, eager = (lambda x: ops.cross_entropy(x, labels)), (lambda x: F.cross_entropy(x, labels))
+    return _rows(who, ours, eager, [logits], logits.numel(), dry)
+
+
+def _adamw(who: str, dry: bool) -> dict:
+    """One clipped update of 84 M parameters, or what the optimiser and clip of torch take for it."""
+    from fastbert import optim
+
+    device, count = ("cpu", 2) if dry else ("cuda", 80)
+    params = [torch.nn.Parameter(torch.randn(64 if dry else 1024, 1024, device=device)) for _ in range(count)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    size = sum(p.numel() for p in params)
+    if who == "fastbert":
+        optimizer, lr = optim.AdamW(params, lr=1e-4), torch.full((1,), 1e-4, device=device)
+
+        def step() -> None:
+            optim.device_step(optimizer, lr, max_norm=1.0)
+    else:
+        optimizer = torch.optim.AdamW(params, lr=1e-4, fused=not dry)
+
+        def step() -> None:
+            torch.nn.utils.clip_grad_norm_(params, 1.0)
+            optimizer.step()
+
+    taken = milliseconds(step, dry)
+    # Gradients are read twice; weights and two moments are read and written.
+    return {"forward ms": taken, "forward GB/s": 8 * 4 * size / taken / 1e6}
 
 
 def measurements(dry: bool) -> Iterator[tuple[str, Callable[[], dict]]]:
-    """(name, what measures it), ours and torch's in turn."""
-    for who, ours in (("fastbert", True), ("torch", False)):
-        for seqlen in (512, 128):
-            for dropout in (DROPOUT, None):
+    """(name, what measures it): ours first, then the peers."""
+    for seqlen in (512, 128):
+        for dropout in (DROPOUT, None):
+            # torch's varlen attention has no dropout.
+            peers = ("fastbert", *SDPA, *(() if dropout else ("varlen",)))
+            for who in peers:
                 name = f"attention S={seqlen} {'dropout' if dropout else 'plain'} {who}"
-                yield name, lambda s=seqlen, d=dropout, o=ours: _attention(s, d, o, dry)
-        yield f"layer_norm {who}", lambda o=ours: _layer_norm(o, dry)
-        yield f"gelu {who}", lambda o=ours: _gelu(o, dry)
-        yield f"cross_entropy {who}", lambda o=ours: _cross_entropy(o, dry)
+                yield name, lambda s=seqlen, d=dropout, w=who: _attention(s, d, w, dry)
+    for name, function in (("layer_norm", _layer_norm), ("gelu", _gelu), ("cross_entropy", _cross_entropy)):
+        for who in ("fastbert", "torch", "compiled"):
+            yield f"{name} {who}", lambda f=function, w=who: f(w, dry)
+    for who in ("fastbert", "torch"):
+        yield f"adamw {who}", lambda w=who: _adamw(w, dry)

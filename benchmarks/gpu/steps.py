@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
+import importlib.util
 import random
 import statistics
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import fastbert
 from fastbert import BertConfig, BertForPreTraining, BertModel, PackedBatch
-from fastbert.train import flops
+from fastbert.data.budget import BatchShape, StaticBatch, fill_up
+from fastbert.data.histogram import pack_histogram, read_lengths
+from fastbert.train import flops, graph
+from fastbert.train.engine import LocalEngine
 
 # Most important first.
 TRAINING = [
@@ -24,33 +28,43 @@ TRAINING = [
     ("large", "512"),
     ("base", "512"),
 ]
-SYSTEMS = ("fastbert", "transformers sdpa", "transformers compiled")
+SYSTEMS = (
+    "fastbert",
+    "transformers sdpa",
+    "fastbert uncaptured",
+    "transformers compiled",
+    "transformers flash-attention-2",
+    "fastbert fp16",
+)
+INFERENCE = ("fastbert", "transformers sdpa", "transformers compiled", "transformers flash-attention-2")
 VOCABULARY = 30522
-PEAK = 989e12  # dense bf16 FLOP/s of an H200, as its maker states
 _MASKED = {"128": 20, "512": 80, "mix": None}  # predicted tokens a sequence; of the mix, 15.6 % of its tokens
+# Shares of Wikipedia's samples of at most 512 tokens that are no longer than this, for where there is no file.
+_QUANTILES = ((0.0, 5), (0.1, 48), (0.2, 70), (0.3, 100), (0.4, 143), (0.5, 204), (0.6, 288), (0.7, 407), (0.77, 512))
 
 
-def read_lengths(path: Path | None) -> list[tuple[int, int]]:
-    """(length, sequences) of the mix. Without a file: uniform from 5 to 512, whose mean of 258 is near Wikipedia's."""
-    if path is None:
-        return [(length, 1) for length in range(5, 513)]
-    with open(path) as file:
-        return [(int(row["length"]), int(row["sequences"])) for row in csv.DictReader(file) if int(row["sequences"])]
+def mix_of_lengths(path: Path | None) -> tuple[np.ndarray, str]:
+    """A histogram of lengths, and where it is from: a file, or a line through quantiles."""
+    if path is not None and path.is_file():
+        return read_lengths(path), path.name
+    shares, lengths = zip(*_QUANTILES, (1.0, 512), strict=True)
+    drawn = np.interp((np.arange(20_000) + 0.5) / 20_000, shares, lengths)
+    why = "no file of lengths was given" if path is None else f"{path} is not there"
+    return np.bincount(drawn.round().astype(int)), f"a line through quantiles of Wikipedia's, since {why}"
 
 
-def draw(workload: str, lengths, tokens: int) -> list[int]:
-    """Lengths of one batch of about so many tokens."""
+def draw(workload: str, histogram: np.ndarray, tokens: int) -> list[int]:
+    """Lengths of the sequences of one batch: full ones, or packs of the mix as training makes them."""
     if workload != "mix":
         return [int(workload)] * max(tokens // int(workload), 1)
-    values, weights = zip(*lengths, strict=True)
-    chooser, chosen = random.Random(0), []
-    while sum(chosen) < tokens:
-        chosen += chooser.choices(values, weights)
-    return chosen
+    packs = pack_histogram(histogram, 512)
+    wanted = max(tokens // 512, 1)
+    chosen = random.Random(0).choices(packs, [pack.count for pack in packs], k=wanted)
+    return [length for pack in chosen for length, times in pack.content for _ in range(times)]
 
 
-def make_batch(lengths: list[int], workload: str, device: str):
-    """The same sequences as a `PackedBatch` and as transformers' padded tensors."""
+def make_batch(lengths: list[int], workload: str, tokens: int, device: str):
+    """The same sequences as a `StaticBatch` on the host and as transformers' padded tensors on the device."""
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(1000, VOCABULARY, (n,), generator=generator) for n in lengths]
     batch = PackedBatch.from_sequences(ids)
@@ -69,7 +83,11 @@ def make_batch(lengths: list[int], workload: str, device: str):
         "labels": pad(list(flat.split(lengths)), batch_first=True, padding_value=-100),
         "next_sentence_label": nsp,
     }
-    return batch.to(device), {name: value.to(device) for name, value in padded.items()}, wanted
+    longest = 512 if workload == "mix" else int(workload)
+    tokens = max(tokens, batch.num_tokens)
+    slots = len(lengths) - (batch.num_tokens - tokens) // longest
+    shape = BatchShape(tokens, -(-slots // 8) * 8, -(-wanted // 64) * 64, longest)
+    return fill_up(batch, shape, 0), shape, {name: value.to(device) for name, value in padded.items()}
 
 
 def config_of(model: str, dry: bool) -> BertConfig:
@@ -77,105 +95,154 @@ def config_of(model: str, dry: bool) -> BertConfig:
     return BertConfig.from_name("2x128", **sizes) if dry else BertConfig.from_name(model, **sizes)
 
 
-def peer(kind: str, config: BertConfig, system: str, device: str) -> torch.nn.Module:
+def peer(kind: str, config: BertConfig, system: str, device: str, dry: bool = False) -> torch.nn.Module:
     import transformers
 
+    flash = system.endswith("flash-attention-2")
+    if flash and not dry and importlib.util.find_spec("flash_attn") is None:
+        raise ModuleNotFoundError("flash_attn is not installed")
     made = transformers.BertConfig(**{k: v for k, v in config.to_dict().items() if k != "architectures"})
-    made._attn_implementation = "sdpa"
+    made._attn_implementation = "flash_attention_2" if flash and not dry else "sdpa"
     model = getattr(transformers, kind)(made).to(device)
-    return torch.compile(model, dynamic=False) if system.endswith("compiled") else model
+    return (
+        torch.compile(model, dynamic=False, backend="eager" if dry else "inductor") if "compiled" in system else model
+    )
 
 
-def median_seconds(step, device: str, dry: bool, seconds: float = 4.0) -> tuple[float, float]:
-    """(median seconds of a step, last loss) after a warm-up."""
-    for _ in range(1 if dry else 4):
-        loss = step()
+def median_seconds(step, device: str, dry: bool, seconds: float = 4.0, warm_up: int = 4) -> float:
+    """Median seconds of a step, after a warm-up."""
+    for _ in range(1 if dry else warm_up):
+        step()
     taken = []
     deadline = time.perf_counter() + seconds
     while len(taken) < (1 if dry else 5) or (not dry and time.perf_counter() < deadline and len(taken) < 30):
         if device == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
-        loss = step()
+        step()
         if device == "cuda":
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken), float(loss)
+    return statistics.median(taken)
 
 
-def training(model: str, workload: str, system: str, lengths, dry: bool) -> dict:
-    """Forward, backward, clip and optimiser step under bf16 autocast, dropout 0.1."""
-    device = "cpu" if dry else "cuda"
-    config = config_of(model, dry)
-    chosen = draw(workload, lengths, 600 if dry else 16384 if model == "large" else 32768)
-    batch, padded, predicted = make_batch(chosen, workload, device)
-    torch.manual_seed(0)
-    if system == "fastbert":
-        network = BertForPreTraining(config).to(device).train()
-        network.last_layer = "needed"
-        optimizer = fastbert.optim.AdamW(fastbert.optim.param_groups(network, 0.01), lr=1e-4)
-    else:
-        network = peer("BertForPreTraining", config, system, device).train()
-        optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=device == "cuda")
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+def _ours(config: BertConfig, batch: StaticBatch, shape: BatchShape, system: str, device: str):
+    """(a step, the loss of the last one) of fastbert as `fastbert pretrain` runs it."""
+    network = BertForPreTraining(config).to(device).train()
+    network.last_layer = "needed"
+    optimizer = fastbert.optim.AdamW(fastbert.optim.param_groups(network, 0.01), lr=1e-4)
+    engine = LocalEngine(network, optimizer, precision="fp16" if "fp16" in system else "bf16")
+    if system == "fastbert uncaptured":
+        moved, losses = batch.to(device), []
 
-    def step() -> torch.Tensor:
+        def step() -> None:
+            losses[:] = [engine.backward(lambda: network(moved).loss)]
+            engine.step(1e-4)
+
+        return step, lambda: float(losses[0])
+    static = graph.make(engine, shape, pairs=True, accumulate=1)
+
+    def replay() -> None:
+        static.take_sums()
+        static.run([batch], 1e-4)
+
+    return replay, lambda: float(static.take_sums()[0])
+
+
+def _theirs(config: BertConfig, padded: dict, system: str, device: str, dry: bool):
+    network = peer("BertForPreTraining", config, system, device, dry).train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=device == "cuda")
+    losses = []
+
+    def step() -> None:
         with torch.autocast(device, torch.bfloat16):
-            loss = network(batch).loss if system == "fastbert" else network(**padded).loss
-        loss.backward()
+            losses[:] = [network(**padded).loss]
+        losses[0].backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
 
-    seconds, loss = median_seconds(step, device, dry)
-    arithmetic = flops.batch_flops(config, chosen, predicted)
+    return step, lambda: float(losses[0].detach())
+
+
+def training(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:
+    """Forward, backward, clipping and AdamW in bf16 (fp16 where it says so) on fp32 weights, dropout 0.1."""
+    device = "cpu" if dry else "cuda"
+    config = config_of(model, dry)
+    tokens = 512 if dry else 16384 if model == "large" else 32768
+    chosen = draw(workload, histogram, tokens)
+    batch, shape, padded = make_batch(chosen, workload, tokens, device)
+    torch.manual_seed(0)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    if system.startswith("fastbert"):
+        step, loss = _ours(config, batch, shape, system, device)
+        executed = shape.tokens
+    else:
+        step, loss = _theirs(config, padded, system, device, dry)
+        executed = padded["input_ids"].numel()
+    step()
+    first = loss()
+    seconds = median_seconds(step, device, dry)
+    arithmetic = flops.batch_flops(config, chosen, batch.num_labels)
+    peak, source = flops.measured_peak(
+        torch.device(device), torch.bfloat16 if device == "cuda" else torch.float32, 0.01
+    )
     return {
         "sequences": len(chosen),
         "tokens": sum(chosen),
+        "executed tokens": executed,
         "ms": 1e3 * seconds,
         "sequences/s": len(chosen) / seconds,
         "tokens/s": sum(chosen) / seconds,
+        "executed tokens/s": executed / seconds,
         "TFLOP/s": arithmetic / seconds / 1e12,
-        "MFU": arithmetic / seconds / PEAK,
+        "MFU": arithmetic / seconds / peak,
+        "peak": source,
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None,
-        "loss": loss,
+        "first loss": first,
+        "loss": loss(),
     }
 
 
-def inference(workload: str, system: str, lengths, dry: bool) -> dict:
-    """The encoder of BERT-base in bf16, and its largest difference from fp32."""
+def inference(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:
+    """The encoder in bf16, and its largest difference from fp32."""
     device = "cpu" if dry else "cuda"
-    config = config_of("base", dry)
-    chosen = draw(workload, lengths, 600 if dry else 32768)
-    batch, padded, _ = make_batch(chosen, workload, device)
-    batch = dataclasses.replace(batch, mlm_positions=None, mlm_labels=None, nsp_labels=None)
+    config = config_of(model, dry)
+    tokens = 512 if dry else 32768
+    chosen = draw(workload, histogram, tokens)
+    filled, _, padded = make_batch(chosen, workload, tokens, device)
+    kept = ("input_ids", "token_type_ids", "position_ids")
+    plain = {name: getattr(filled, name)[: sum(chosen)] for name in kept}
+    bounds = filled.cu_seqlens[: len(chosen) + 1]
+    batch = PackedBatch(**plain, cu_seqlens=bounds, max_seqlen=max(chosen)).to(device)
     padded = {name: padded[name] for name in ("input_ids", "attention_mask")}
+    mask = padded["attention_mask"].bool()
     torch.manual_seed(0)
     exact = BertModel(config).to(device).eval()
     with torch.no_grad():
-        expected = exact(**padded).last_hidden_state[padded["attention_mask"].bool()]
+        expected = exact(batch).last_hidden_state
         if system == "fastbert":
             network = exact.bfloat16()
         else:
-            network = peer("BertModel", config, "sdpa", device).eval()
+            network = peer("BertModel", config, system.replace("compiled", "sdpa"), device, dry).eval()
             network.load_state_dict(exact.state_dict())
             network = network.bfloat16()
-            network = torch.compile(network, dynamic=False) if system.endswith("compiled") else network
+            if system.endswith("compiled"):
+                network = torch.compile(network, dynamic=False, backend="eager" if dry else "inductor")
 
         def step() -> torch.Tensor:
-            given = (batch,) if system == "fastbert" else ()
-            return network(*given, **({} if given else padded)).last_hidden_state
+            return (network(batch) if system == "fastbert" else network(**padded)).last_hidden_state
 
         out = step()
-        got = out if system == "fastbert" else out[padded["attention_mask"].bool()]
+        got = out if system == "fastbert" else out[mask]
         error = float((got.float() - expected).abs().max())
-        seconds, _ = median_seconds(lambda: step().flatten()[0], device, dry, 2.0)
+        seconds = median_seconds(step, device, dry, 2.0)
     return {
         "tokens": sum(chosen),
         "ms": 1e3 * seconds,
         "sequences/s": len(chosen) / seconds,
         "tokens/s": sum(chosen) / seconds,
+        "TFLOP/s": flops.batch_flops(config, chosen, 0) / 3 / seconds / 1e12,
         "largest error": error,
     }

