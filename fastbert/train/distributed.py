@@ -112,3 +112,25 @@ def total(values: Sequence[float]) -> list[float]:
     sums = torch.tensor(values, dtype=torch.float64, device=where)
     dist.all_reduce(sums)
     return sums.tolist()
+
+
+class RankLost(FastbertError):
+    """Another process of the run has ended, so that this one cannot go on."""
+
+
+# What gloo, NCCL and torch's store say where the other end of a connection is gone.
+_GONE = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "remote process exited",
+    "gloo",
+    "nccl",
+)
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether this is what a collective ends in when another process of the run has died."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _GONE)

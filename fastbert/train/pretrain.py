@@ -83,6 +83,7 @@ def pretrain(
         DataError: the data directory is damaged.
         CheckpointError: weights or a checkpoint cannot be read, or a checkpoint cannot be written.
         TrainingDiverged: the gradient was not finite five steps in a row.
+        RankLost: another process of the run has died.
     """
     if not config.out:
         raise InputError("a run needs a directory, out, got none")
@@ -93,15 +94,20 @@ def pretrain(
         loop = _prepare(config, world, model, data, heldout, callbacks, Console(quiet or not world.first))
         try:
             result = loop.run()
+            # Rank 0 is still writing when others are done; a launcher may end it with them.
+            distributed.barrier(world)
         except (RuntimeError, ConnectionError, EOFError) as error:
+            if world.size > 1 and distributed.lost_a_rank(error):
+                raise distributed.RankLost(
+                    f"rank {world.rank} stops: another of the {world.size} processes of this run has ended, and says "
+                    "itself why; go on with --resume auto"
+                ) from error
             # torch has no type of its own for it, and its signal handler raises wherever the loop happens to be; or a
             # batch was on its way through a socket.
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             why = str(error).split(". ")[0].rstrip(". ")
             raise DataError(f"a process that makes batches has died ({why}); go on with --resume auto") from error
-        # Rank 0 is still writing when others are done; a launcher may end it with them.
-        distributed.barrier(world)
         return result
 
 

@@ -1,0 +1,151 @@
+"""RELIABILITY 2, 8 and 12 with two processes: exact resume, a rank that dies, a disk that fills up under rank 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pretraining_runs as runs
+import pytest
+import rank_runs
+import torch
+
+from fastbert.errors import CheckpointError
+from fastbert.train import checkpoint, distributed
+from fastbert.train.pretrain import pretrain
+
+LIMIT = 30.0  # seconds from one process's death to the end of the others
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return runs.prepare_data(tmp_path_factory.mktemp("ranks") / "data")
+
+
+def test_two_parts_equal_the_whole_on_two_ranks(data, tmp_path):
+    """Stopped by a signal that only the second rank gets, inside an epoch; dropout is on."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    changes = {"steps": 12, "eval_every": 5, "log_every": 4}
+
+    def stop_here(loop) -> None:
+        if loop.engine.world.rank == 1 and loop.step == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+    def steps(config, hook=lambda _: None) -> int:
+        return _with_hook(config, hook).steps
+
+    resumed = runs.config(data, cut, resume="auto", **changes)
+    assert rank_runs.launch(steps, 2, tmp_path, runs.config(data, whole, **changes)) == [12, 12]
+    at = rank_runs.launch(steps, 2, tmp_path, runs.config(data, cut, **changes), stop_here)
+    assert at in ([6, 6], [7, 7]), "ranks agree at the next step"
+    assert rank_runs.launch(steps, 2, tmp_path, resumed) == [12, 12]
+    runs.assert_same_run(cut, whole, 12)
+    manifest = checkpoint.verify(cut / "checkpoints" / "step_12")
+    assert manifest["world_size"] == 2
+
+
+def _with_hook(config, hook):
+    """Pre-trains, and calls the hook after each step."""
+    from fastbert.train.loop import PretrainLoop
+
+    real = PretrainLoop._train_step
+
+    def step(self) -> None:
+        real(self)
+        hook(self)
+
+    PretrainLoop._train_step = step
+    try:
+        return pretrain(config, quiet=True)
+    finally:
+        PretrainLoop._train_step = real
+
+
+def _ranks(config_file: Path, tmp_path: Path) -> list[subprocess.Popen]:
+    """The command as two processes of a launcher."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "fastbert", "pretrain", "--config", str(config_file)],
+            stdout=open(tmp_path / f"stdout{rank}", "wb"),
+            stderr=open(tmp_path / f"stderr{rank}", "wb"),
+            env=runs.environment()
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+            | {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"},
+            cwd=tmp_path,
+        )
+        for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_rank_that_dies_ends_the_others_in_one_sentence(data, tmp_path, killed):
+    out, options = tmp_path / "run", tmp_path / "options.yaml"
+    config = runs.config(data, out, steps=10**6, save_every=2)
+    options.write_text(config.to_yaml())
+    ranks = _ranks(options, tmp_path)
+    try:
+        until = time.monotonic() + 120
+        while not (out / "checkpoints" / "step_4").exists() and not list((out / "checkpoints").glob("step_*0")):
+            assert all(rank.poll() is None for rank in ranks), (tmp_path / "stderr0").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        ranks[killed].kill()
+        died = time.monotonic()
+        status = ranks[1 - killed].wait(LIMIT)
+        print(f"the other rank ended {time.monotonic() - died:.1f} s after")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    told = [line for line in (tmp_path / f"stderr{1 - killed}").read_text().splitlines() if "fastbert: " in line]
+    assert status == 2, (tmp_path / f"stderr{1 - killed}").read_text()
+    assert len(told) == 1
+    assert "another of the 2 processes of this run has ended" in told[0]
+    assert "Traceback" not in (tmp_path / f"stderr{1 - killed}").read_text()
+    # Nothing is lost but the steps since the last checkpoint, and one process alone can go on.
+    newest, skipped = checkpoint.latest_valid(out / "checkpoints")
+    assert not skipped
+    step = int(newest.name.removeprefix("step_"))
+    assert step >= max(row["step"] for row in runs.rows(out)) - 2
+    changes = {"steps": step + 2, "accumulate": 4, "resume": "auto"}
+    assert pretrain(dataclasses.replace(config, **changes), quiet=True).steps == step + 2
+
+
+def test_errors_that_tell_of_a_lost_rank():
+    gone = RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
+    assert distributed.lost_a_rank(gone)
+    assert not distributed.lost_a_rank(RuntimeError("shape mismatch"))
+    assert not distributed.lost_a_rank(ValueError("Connection closed by peer"))
+
+
+def test_a_full_disk_under_rank_0_is_met_by_all_alike(data, tmp_path):
+    """Told to go on, both do, and the last checkpoint is written once there is room; no rank waits for another."""
+    out = tmp_path / "run"
+
+    def work() -> int:
+        real, calls = checkpoint.save, []
+
+        def full(directory, step, *args, **options):
+            calls.append(step)
+            if step < 6:
+                raise CheckpointError(f"{directory}: No space left on device")
+            return real(directory, step, *args, **options)
+
+        checkpoint.save = full
+        config = runs.config(data, out, steps=6, save_every=2, save_errors="continue", eval_every=3)
+        return pretrain(config, quiet=True).steps
+
+    assert rank_runs.launch(work, 2, tmp_path) == [6, 6]
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_6"]
+    assert multiprocessing.active_children() == []
+    assert torch.get_num_threads() == 1
