@@ -25,6 +25,7 @@ class Pretrain(PretrainConfig):
     Example:
         fastbert pretrain --data DATA --model 4x256 --steps 10000 --lr 5e-4 --out RUN
         fastbert pretrain --recipe nvlamb --data DATA --out RUN
+        fastbert pretrain --recipe nvlamb --plan --plan-ranks 64 --plan-throughput 260000
         fastbert pretrain --config RUN/config.yaml --resume auto
     """
 
@@ -32,6 +33,12 @@ class Pretrain(PretrainConfig):
     """Options of a recipe that comes with fastbert; list = show which there are. Options given here win."""
     config: Annotated[Path | None, arg(metavar="FILE")] = None
     """A YAML file of options; those given on the command line win."""
+    plan: bool = False
+    """Print what the run comes to, and do not run: steps, tokens, memory of a rank by part, time."""
+    plan_ranks: int = 1
+    """With --plan: processes that train together, each with a device of its own."""
+    plan_throughput: str | None = None
+    """With --plan: tokens a second of one rank, from which the time follows; measure = take a few steps here."""
     phases: Suppress[tuple[Phase, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -80,6 +87,26 @@ def _check_reach(config: PretrainConfig, base: PretrainConfig) -> None:
             )
 
 
+def _plan(args: Pretrain, config: PretrainConfig) -> None:
+    """Prints what the run comes to."""
+    throughput = args.plan_throughput
+    if throughput not in (None, "measure"):
+        try:
+            throughput = float(throughput)
+        except ValueError:
+            throughput = 0.0
+        if not 0 < throughput < float("inf"):
+            raise InputError(f"--plan-throughput must be tokens a second or measure, got {args.plan_throughput!r}")
+    if args.plan_ranks < 1:
+        raise InputError(f"--plan-ranks must be at least 1, got {args.plan_ranks}")
+    from ..train import plan
+    from ..train.pretrain import open_data
+
+    data = open_data(config)[0] if config.data else None
+    made = plan.make_plan(config, data=data, ranks=args.plan_ranks, throughput=throughput)
+    print(plan.text(made))
+
+
 def run(args: Pretrain) -> None:
     if args.recipe == "list":
         width = max(map(len, recipes.names()))
@@ -89,6 +116,9 @@ def run(args: Pretrain) -> None:
     config = PretrainConfig(**{f.name: getattr(args, f.name) for f in fields(PretrainConfig)})
     if config.phases:
         _check_reach(config, PretrainConfig.from_yaml(_file(args.recipe, args.config)))
+    if args.plan:
+        _plan(args, config)
+        return
     from ..train.pretrain import pretrain
 
     result = pretrain(config)

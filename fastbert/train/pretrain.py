@@ -116,7 +116,7 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     run_dir = Path(config.out)
     resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir))
     if data is None:
-        data, heldout = _open_data(config)
+        data, heldout = open_data(config)
     if model is None:
         model = build_model(config, data)
     _check_fit(config, model, data)
@@ -172,7 +172,8 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
     return newest
 
 
-def _open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
+def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
+    """The training split and, where there is one, the held-out split. Raises InputError or DataError."""
     if not config.data:
         raise InputError("pre-training needs a data directory, made by `fastbert prepare`, got none")
     cache = {"cache": Path(config.cache) if config.cache else None, "cache_limit": int(config.cache_gb * 1e9)}

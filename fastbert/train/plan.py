@@ -1,0 +1,328 @@
+"""What a recipe comes to before it runs: steps, tokens, memory of a rank by part, bytes on the wire, time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..config import BertConfig
+from ..data.pretraining import PretrainingData
+from ..errors import InputError
+from . import flops, phases, scale
+from .config import PretrainConfig
+from .plan_memory import Memory, activation_bytes, state_bytes
+
+_MEASURED_STEPS, _MEASURED_SECONDS = 3, 5.0
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a phase's samples are like, on average.
+
+    Args:
+        seqlen, labels: tokens and predicted tokens of one.
+        sequences, tokens: in a full micro-batch.
+        known: whether that is measured on data; else every sequence is taken as full.
+    """
+
+    seqlen: float
+    labels: float
+    sequences: float
+    tokens: float
+    known: bool
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase.
+
+    Args:
+        name: of the phase, empty in a run without phases.
+        steps: None where the clock bounds the run and no rate is known.
+        micro_batches: of a rank in a step.
+        sequences, tokens: of a step over all ranks.
+        sent: bytes that each rank sends in a step.
+        seconds: None where no rate is known.
+        memory: of a rank.
+    """
+
+    name: str
+    max_seqlen: int
+    steps: int | None
+    micro_batches: int
+    sequences: float
+    tokens: float
+    sent: float
+    seconds: float | None
+    memory: Memory
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run comes to; `text` says it.
+
+    Args:
+        parameters, tensors: of the model, tied ones once.
+        rates: tokens a second of one rank, by phase; empty where none is known.
+        where_from: of the rates, in words.
+    """
+
+    bert: BertConfig
+    parameters: int
+    tensors: int
+    ranks: int
+    zero: int | None
+    precision: str
+    phases: tuple[PhasePlan, ...]
+    rates: tuple[float, ...]
+    where_from: str
+
+    @property
+    def seconds(self) -> float | None:
+        known = [phase.seconds for phase in self.phases]
+        return None if None in known else sum(known)
+
+    @property
+    def memory(self) -> Memory:
+        """Of the phase that needs most."""
+        return max((phase.memory for phase in self.phases), key=lambda memory: memory.total)
+
+
+def make_plan(
+    config: PretrainConfig,
+    *,
+    data: PretrainingData | None = None,
+    ranks: int = 1,
+    zero: int | None = None,
+    throughput: float | str | None = None,
+    device: torch.device | None = None,
+) -> Plan:
+    """Plans a run; nothing is trained and nothing written.
+
+    Args:
+        data: the training split; None takes full sequences.
+        ranks: processes, each with a device of its own.
+        zero: DeepSpeed's stage.
+        throughput: tokens a second of one rank in the first phase; others follow by their arithmetic. "measure" takes
+            a few steps of each phase on this machine; None leaves the time open.
+
+    Raises:
+        InputError: no length, or a rate is to be measured without data.
+    """
+    if throughput == "measure" and data is None:
+        raise InputError("a rate can be measured on data only, got no --data")
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bert, (parameters, tensors) = _model(config, data)
+    total = phases.total_steps(config)
+    if total is None and config.epochs is not None:
+        if data is None:
+            raise InputError("epochs are steps only by the data, got no --data")
+        total = max(round(config.epochs * len(data.batches(0, config.token_budget)) / (config.accumulate * ranks)), 1)
+    if total is None and config.max_minutes is None:
+        raise InputError("a plan needs the length of the run: steps, epochs or max_minutes, got none")
+    found = phases.stretches(config, total)
+    samples = [_samples(config, data, stretch) for stretch in found]
+    rates = _rates(config, bert, found, samples, data, throughput, device)
+    state = state_bytes(parameters, zero=zero, ranks=ranks, precision=config.precision)
+    weight = 2 if zero and config.precision != "fp32" else 4
+    plans = []
+    for number, (stretch, sample) in enumerate(zip(found, samples, strict=True)):
+        micro = stretch.micro_batches((sample.sequences, sample.tokens), ranks)
+        kept = activation_bytes(
+            bert,
+            sequences=stretch.token_budget / sample.seqlen,  # the fullest that there may be
+            seqlen=round(sample.seqlen),
+            labels=sample.labels,
+            pairs=config.samples.nsp,
+            precision=config.precision,
+            last_layer=config.last_layer,
+            checkpointing=config.activation_checkpointing,
+            device=device,
+        )
+        travelling = scale.collectives(
+            parameters,
+            zero=zero,
+            micro_batches=micro,
+            parameter_bytes=weight,
+            lamb_tensors=tensors if config.optimizer == "lamb" else 0,
+        )
+        tokens, steps, seconds = sample.tokens * micro * ranks, stretch.steps, None
+        if rates:
+            each = sample.tokens * micro / rates[number]
+            clock = None if config.max_minutes is None else 60 * config.max_minutes * (stretch.end - stretch.begin)
+            if steps is None:
+                steps = max(round(clock / each), 1)
+            seconds = min(steps * each, clock or steps * each)
+        plans.append(
+            PhasePlan(
+                stretch.name,
+                _max_seqlen(config, stretch),
+                steps,
+                micro,
+                sample.sequences * micro * ranks,
+                tokens,
+                scale.sent(travelling, ranks),
+                seconds,
+                Memory(*state, kept, micro > 1 or zero is not None),
+                sample,
+            )
+        )
+    where = "" if not rates else "measured on this machine" if throughput == "measure" else "as given"
+    return Plan(bert, parameters, tensors, ranks, zero, config.precision, tuple(plans), tuple(rates), where)
+
+
+def _max_seqlen(config: PretrainConfig, stretch: phases.Stretch) -> int:
+    return stretch.samples(config.samples).max_seqlen
+
+
+def _model(config: PretrainConfig, data: PretrainingData | None) -> tuple[BertConfig, tuple[int, int]]:
+    """Sizes of the model, and how many parameters in how many tensors."""
+    from ..models import BertForPreTraining
+
+    if os.path.isdir(config.model):
+        bert = BertConfig.from_pretrained(config.model)
+    else:
+        sizes = {} if data is None else {"vocab_size": data.shards.manifest.vocab_size}
+        bert = BertConfig.from_name(config.model, **sizes)
+        longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
+        bert.max_position_embeddings = max(bert.max_position_embeddings, longest)
+    if config.dropout is not None:
+        bert.hidden_dropout_prob = bert.attention_probs_dropout_prob = config.dropout
+    with torch.device("meta"):
+        tensors = list(BertForPreTraining(bert).parameters())
+    return bert, (sum(tensor.numel() for tensor in tensors), len(tensors))
+
+
+def _samples(config: PretrainConfig, data: PretrainingData | None, stretch: phases.Stretch) -> Samples:
+    how = stretch.samples(config.samples if data is None else data.config)
+    if data is None:
+        sequences, seqlen = float(stretch.token_budget // how.max_seqlen), float(how.max_seqlen)
+        tokens = sequences * seqlen
+    else:
+        own = data if how == data.config else PretrainingData(data.shards, how)
+        sequences, tokens = phases.mean_micro_batch(own, stretch.token_budget)
+        seqlen = tokens / sequences
+    special = 3 if how.nsp else 2
+    labels = how.mlm_probability * (seqlen - special)
+    if how.max_predictions is not None:
+        labels = min(labels, how.max_predictions)
+    return Samples(seqlen, labels, sequences, tokens, data is not None)
+
+
+def _rates(
+    config: PretrainConfig,
+    bert: BertConfig,
+    found: Sequence[phases.Stretch],
+    samples: Sequence[Samples],
+    data: PretrainingData | None,
+    throughput: float | str | None,
+    device: torch.device,
+) -> list[float]:
+    """Tokens a second of one rank in each phase; empty where nothing is known."""
+    if throughput is None:
+        return []
+    if throughput == "measure":
+        return [measured_rate(config, data, stretch, device) for stretch in found]
+    each = [flops.sequence_flops(bert, round(s.seqlen), s.labels) / s.seqlen for s in samples]
+    return [float(throughput) * each[0] / one for one in each]
+
+
+def measured_rate(
+    config: PretrainConfig, data: PretrainingData, stretch: phases.Stretch, device: torch.device
+) -> float:
+    """Tokens a second of a few real steps; the run's own data, model and optimiser, nothing written."""
+    from .console import Console
+    from .loop import PretrainLoop
+    from .pretrain import build_model
+
+    samples = stretch.samples(data.config)
+    once = replace(
+        config, steps=10**6, epochs=None, max_minutes=None, phases=(), token_budget=stretch.token_budget,
+        samples=samples, num_workers=0, log_every=10**9,
+    )  # fmt: skip
+    model = build_model(once, data).to(device)
+    model.last_layer = once.last_layer
+    if once.activation_checkpointing:
+        model.gradient_checkpointing_enable()
+    own = data if samples == data.config else PretrainingData(data.shards, samples)
+    loop = PretrainLoop(once, model, own, None, Path(), Console(quiet=True))
+    # A step accumulates as the run's would, or updates would weigh too much; a few micro-batches are enough for that.
+    loop.accumulate = min(stretch.micro_batches(phases.mean_micro_batch(own, stretch.token_budget)), 8)
+    model.train()
+    loop._train_step()  # makes the optimiser's state, and workspaces
+    _wait(device)
+    began, before, steps = time.perf_counter(), loop.tokens, 0
+    while steps < _MEASURED_STEPS or time.perf_counter() - began < _MEASURED_SECONDS:
+        loop._train_step()
+        _wait(device)
+        steps += 1
+    return (loop.tokens - before) / (time.perf_counter() - began)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def text(plan: Plan) -> str:
+    """The plan for people."""
+    bert, memory = plan.bert, plan.memory
+    under = "" if plan.zero is None else f", ZeRO {plan.zero}"
+    lines = [
+        f"model     {bert.num_hidden_layers} layers x {bert.hidden_size}, vocabulary {bert.vocab_size}: "
+        f"{plan.parameters:,} parameters in {plan.tensors} tensors",
+        f"ranks     {plan.ranks}{under}, {plan.precision}",
+    ]
+    for phase in plan.phases:
+        name = f"{phase.name}: " if phase.name else ""
+        length = "as many steps as the clock allows" if phase.steps is None else f"{phase.steps:,} steps"
+        total = "" if phase.steps is None else f", {_count(phase.steps * phase.tokens)} tokens in all"
+        each = f"{phase.samples.seqlen:.0f} tokens on average" if phase.samples.known else "all taken as full"
+        lines += [
+            f"phase     {name}{length} of {phase.sequences:,.0f} sequences, {phase.tokens:,.0f} tokens{total}",
+            f"          samples of at most {phase.max_seqlen} ({each}), {phase.micro_batches} x "
+            f"{phase.samples.tokens:,.0f} tokens on each rank",
+        ]
+        if plan.ranks > 1:
+            lines.append(f"          each rank sends {_bytes(phase.sent)} a step")
+        if phase.seconds is not None:
+            lines.append(f"          {_duration(phase.seconds)}")
+    lines += [
+        f"memory    of a rank: parameters {_bytes(memory.parameters)}, gradients {_bytes(memory.gradients)}, "
+        f"optimiser {_bytes(memory.optimizer)}, activations {_bytes(memory.activations)}",
+        f"          {_bytes(memory.total)} at the peak, without what kernels and libraries take for themselves",
+    ]
+    if plan.seconds is None:
+        lines.append("time      not known: --plan-throughput takes tokens a second of one rank, or measure")
+    else:
+        rates = ", ".join(f"{rate:,.0f}" for rate in plan.rates)
+        lines.append(
+            f"time      {_duration(plan.seconds)} at {rates} tokens a second of a rank, {plan.where_from}; on top come "
+            "evaluations, checkpoints and waiting for other ranks"
+        )
+    return "\n".join(lines)
+
+
+def _count(value: float) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:,.1f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.1f} seconds"

@@ -1,0 +1,166 @@
+"""How much memory a rank needs: parameters, gradients and optimiser by count, activations from a small probe.
+
+What a forward pass keeps for backward grows in proportion to sequences and layers, once their length is given, but how
+much it is depends on which kernels serve: so it is measured, on models of one and two layers and a few sequences, on
+this device, and carried over to the model and the micro-batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import BertConfig
+from ..packing import PackedBatch
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on a rank.
+
+    Args:
+        parameters, gradients, optimizer: state between steps; low-precision copies that autocast makes are activations.
+        activations: what the forward pass of a micro-batch keeps for backward.
+        accumulates: whether gradients are there while activations are, as from the second micro-batch on.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    accumulates: bool
+
+    @property
+    def total(self) -> int:
+        """The peak: where a step is one micro-batch, gradients come as activations go."""
+        passing = self.gradients + self.activations if self.accumulates else max(self.gradients, self.activations)
+        return self.parameters + self.optimizer + passing
+
+
+def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimiser on a rank; Rajbhandari et al. 2020, section 3.
+
+    Without DeepSpeed weights are float32 and so are gradients and two moments. Under it weights are in the precision,
+    gradients add up in float32, and the optimiser has float32 masters besides its moments; not at stage 0 in float32.
+
+    Args:
+        zero: DeepSpeed's stage, None without it.
+    """
+    if zero is None or (zero == 0 and precision == "fp32"):
+        return 4 * parameters, 4 * parameters, 8 * parameters
+    share = -(-parameters // ranks)
+    weight = 4 if precision == "fp32" else 2
+    return (
+        weight * (share if zero == 3 else parameters),
+        4 * (share if zero >= 2 else parameters),
+        12 * (share if zero >= 1 else parameters),
+    )
+
+
+def make_batch(bert: BertConfig, sequences: int, seqlen: int, labels: int, pairs: bool, device="cpu") -> PackedBatch:
+    """Sequences of one length with so many labels each; the ids do not matter."""
+    tokens = sequences * seqlen
+    position = torch.arange(seqlen, device=device)
+    starts = torch.arange(0, tokens, seqlen, device=device)
+    return PackedBatch(
+        input_ids=torch.ones(tokens, dtype=torch.int64, device=device),
+        token_type_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
+        position_ids=position.repeat(sequences),
+        cu_seqlens=torch.arange(0, tokens + 1, seqlen, dtype=torch.int32, device=device),
+        max_seqlen=seqlen,
+        mlm_positions=(starts[:, None] + position[:labels]).flatten(),
+        mlm_labels=torch.ones(sequences * labels, dtype=torch.int64, device=device),
+        nsp_labels=torch.zeros(sequences, dtype=torch.int64, device=device) if pairs else None,
+    )
+
+
+class SavedBytes:
+    """Counts what autograd keeps for backward while the block runs, each piece of memory once and parameters not."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._kept: list[Tensor] = []  # held, so that no address is used twice
+        self.total = 0
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self._known.add(storage.data_ptr())
+            self._kept.append(tensor)
+            self.total += storage.nbytes()
+        return tensor
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._hooks.__exit__(*exception)
+        self._kept.clear()
+
+
+def _probe(bert: BertConfig, layers: int, batch: PackedBatch, precision: str, last_layer: str) -> tuple[int, int]:
+    """Bytes that a forward pass keeps, and bytes of an element of hidden states."""
+    from ..models import BertForPreTraining
+
+    small = copy.copy(bert)
+    small.num_hidden_layers = layers
+    with torch.device("meta"):
+        model = BertForPreTraining(small)
+    model.to_empty(device=batch.input_ids.device).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.last_layer = last_layer
+    element: list[int] = []
+    model.bert.encoder.layer[0].register_forward_pre_hook(lambda _, args: element.append(args[0].element_size()))
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    with torch.autocast(batch.input_ids.device.type, dtype, enabled=precision != "fp32"), SavedBytes(model) as saved:
+        model(batch)
+    return saved.total, element[0]
+
+
+def activation_bytes(
+    bert: BertConfig,
+    *,
+    sequences: float,
+    seqlen: int,
+    labels: float,
+    pairs: bool,
+    precision: str,
+    last_layer: str = "needed",
+    checkpointing: bool = False,
+    device: torch.device | str = "cpu",
+) -> int:
+    """What the forward pass of a micro-batch keeps for backward.
+
+    Args:
+        sequences, seqlen, labels: in the micro-batch, their length, and labels of each, on average.
+        pairs: whether there are next-sentence labels.
+    """
+    few = (2, 4)
+    kept = {}
+    if checkpointing:  # the largest layer is computed again, and the last one is smaller where not all of it is needed
+        last_layer = "all"
+    for layers in (1, 2):
+        for count in few:
+            batch = make_batch(bert, count, seqlen, max(round(labels), 1), pairs, device)
+            kept[layers, count], element = _probe(bert, layers, batch, precision, last_layer)
+
+    def at(layers: int, count: float) -> float:
+        """Fixed bytes (weights in the low precision) and bytes of each sequence."""
+        low, high = kept[layers, few[0]], kept[layers, few[1]]
+        each = (high - low) / (few[1] - few[0])
+        return low + each * (count - few[0])
+
+    one, two = at(1, sequences), at(2, sequences)
+    layer, number = two - one, bert.num_hidden_layers
+    if not checkpointing:
+        return round(one + (number - 1) * layer)
+    # Each layer keeps its input, and one at a time is computed again.
+    inputs = sequences * seqlen * bert.hidden_size * element
+    return round(one + number * inputs)

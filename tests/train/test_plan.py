@@ -1,0 +1,241 @@
+"""`--plan` against real steps: bytes of every part, the peak of what is allocated, tokens, steps, time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pretraining_runs as runs
+import pytest
+import torch
+
+from fastbert import BertConfig
+from fastbert.cli.main import main
+from fastbert.data.config import PretrainingConfig
+from fastbert.errors import InputError
+from fastbert.train import plan, recipes
+from fastbert.train.config import PretrainConfig
+from fastbert.train.console import Console
+from fastbert.train.loop import PretrainLoop
+from fastbert.train.phases import Phase
+from fastbert.train.plan_memory import Memory, SavedBytes, state_bytes
+from fastbert.train.pretrain import build_model, open_data, pretrain
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return runs.prepare_data(tmp_path_factory.mktemp("plan") / "data")
+
+
+def small(data, **changes) -> PretrainConfig:
+    options = {
+        "model": "4x64x2", "token_budget": 512, "accumulate": 3, "steps": 6, "log_every": 10**9,
+        "samples": PretrainingConfig(max_seqlen=64),
+    }  # fmt: skip
+    return runs.config(data, Path("nowhere"), **{**options, **changes})
+
+
+def loop_of(config: PretrainConfig) -> PretrainLoop:
+    split, _ = open_data(config)
+    model = build_model(config, split)
+    model.last_layer = config.last_layer
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable()
+    return PretrainLoop(config, model.train(), split, None, Path("nowhere"), Console(quiet=True))
+
+
+def planned(config: PretrainConfig) -> plan.Plan:
+    return plan.make_plan(config, data=open_data(config)[0])
+
+
+def bytes_of(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_parameters_gradients_and_optimiser_are_exact(data, optimizer):
+    config = small(data, optimizer=optimizer)
+    loop, memory = loop_of(config), planned(config).memory
+    parameters, found = list(loop.model.parameters()), {}
+    step = loop.engine.step
+
+    def look(lr: float) -> float:
+        found["gradients"] = bytes_of(p.grad for p in parameters)
+        return step(lr)
+
+    loop.engine.step = look
+    loop._train_step()
+    states = [s for state in loop.optimizer.state.values() for s in state.values() if isinstance(s, torch.Tensor)]
+    assert memory.parameters == bytes_of(parameters)
+    assert memory.gradients == found["gradients"]
+    assert memory.optimizer == bytes_of(states)
+    assert planned(config).parameters == loop.model.num_parameters()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("last_layer", ["needed", "all"])
+def test_activations_are_what_the_fullest_micro_batch_keeps(data, precision, last_layer):
+    """Of ragged sequences, where the plan knows their mean length."""
+    config = small(data, precision=precision, last_layer=last_layer)
+    loop, kept = loop_of(config), []
+    forward = loop.engine.forward
+
+    def watched(batch):
+        with SavedBytes(loop.model) as saved:
+            out = forward(batch)
+        kept.append(saved.total)
+        return out
+
+    loop.engine.forward = watched
+    for _ in range(4):
+        loop._train_step()
+    assert planned(config).memory.activations == pytest.approx(max(kept), rel=0.15)
+
+
+def peak_of_allocations(loop: PretrainLoop, steps: int) -> int:
+    """The most bytes of tensors that were alive at once during steps, beyond those that were before."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        for _ in range(steps):
+            loop._train_step()
+    now = peak = 0
+    for event in sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"precision": "bf16"}, {"activation_checkpointing": True}], ids=["fp32", "bf16", "recomputed"]
+)
+def test_the_sum_is_the_peak_of_what_is_allocated(data, changes):
+    config = small(data, model="6x128x2", **changes)
+    loop, memory = loop_of(config), planned(config).memory
+    loop._train_step()  # makes the optimiser's state
+    peak = peak_of_allocations(loop, 3)
+    print(f"{memory.total / 2**20:.1f} MiB, {(memory.parameters + memory.optimizer + peak) / 2**20:.1f} MiB allocated")
+    assert memory.total == pytest.approx(memory.parameters + memory.optimizer + peak, rel=0.15)
+
+
+def test_gradients_come_as_activations_go():
+    assert Memory(1, 10, 100, 1000, True).total == 1111
+    assert Memory(1, 10, 100, 1000, False).total == 1101
+
+
+def test_zero_divides_state_among_the_ranks():
+    """Rajbhandari et al. 2020, figure 1: 2 + 4 + 12 bytes a parameter in low precision, with float32 sums."""
+    count = 1000
+    expected = {
+        0: (2000, 4000, 12000),
+        1: (2000, 4000, 3000),
+        2: (2000, 1000, 3000),
+        3: (500, 1000, 3000),
+    }
+    for zero, parts in expected.items():
+        assert state_bytes(count, zero=zero, ranks=4, precision="bf16") == parts
+    for zero in (None, 0):
+        assert state_bytes(count, zero=zero, ranks=4, precision="fp32") == (4000, 4000, 8000)
+
+
+# --- steps, tokens, time ---
+
+
+def test_steps_tokens_and_micro_batches_are_those_of_the_run(data, tmp_path):
+    parts = (
+        Phase(name="short", steps=5, max_seqlen=16, batch_tokens=600),
+        Phase(name="long", steps=4, max_seqlen=32, batch_sequences=30),
+    )
+    config = runs.config(data, tmp_path / "run", model="1x32x2", steps=None, phases=parts, token_budget=200)
+    made = planned(config)
+    assert [phase.steps for phase in made.phases] == [5, 4]
+    result = pretrain(dataclasses.replace(config, eval_every=1000), quiet=True)
+    tokens = sum(phase.steps * phase.tokens for phase in made.phases)
+    assert result.tokens == pytest.approx(tokens, rel=0.05)
+    for phase, wanted in zip(made.phases, (600, None), strict=True):
+        assert wanted is None or phase.tokens == pytest.approx(wanted, rel=0.34)
+    assert made.phases[1].sequences == pytest.approx(30, rel=0.34)
+
+
+def test_a_given_rate_becomes_time_by_the_arithmetic():
+    """Ten steps at 128 tokens and ten at 512; at 512 a token is more arithmetic by 6 % of a layer's."""
+    parts = (Phase(steps=10, max_seqlen=128), Phase(steps=10, max_seqlen=512))
+    config = PretrainConfig(token_budget=5120, phases=parts, model="2x128")
+    made = plan.make_plan(config, throughput=1000.0)
+    first, second = made.phases
+    assert first.seconds == pytest.approx(51.2)
+    from fastbert.train.flops import sequence_flops
+
+    bert = BertConfig.from_name("2x128")
+    each = [sequence_flops(bert, s, 0.15 * (s - 3)) / s for s in (128, 512)]
+    assert second.seconds == pytest.approx(51.2 * each[1] / each[0], rel=1e-6)
+    assert made.seconds == first.seconds + second.seconds
+
+
+def test_by_the_clock_steps_follow_from_the_rate():
+    config = PretrainConfig(token_budget=1280, max_minutes=2.0, model="2x128")
+    assert plan.make_plan(config).phases[0].steps is None
+    made = plan.make_plan(config, throughput=1000.0)
+    assert made.phases[0].steps == round(120 / 1.28)
+    assert made.seconds == pytest.approx(120, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_measured_rate_foretells_the_time_of_a_run(data, tmp_path):
+    config = dataclasses.replace(small(data, model="4x128x2", token_budget=1024, steps=150), out=str(tmp_path / "run"))
+    made = plan.make_plan(config, data=open_data(config)[0], throughput="measure")
+    began = time.monotonic()
+    result = pretrain(dataclasses.replace(config, eval_every=10**9, save_every=10**9), quiet=True)
+    wall = time.monotonic() - began
+    print(f"foretold {made.seconds:.1f} s, trained {result.seconds:.1f} s, {wall:.1f} s with start and end")
+    assert made.seconds == pytest.approx(result.seconds, rel=0.15)
+
+
+# --- the command ---
+
+
+def test_the_command_prints_and_writes_nothing(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = ["pretrain", "--recipe", "mini", "--data", str(data), "--model", "2x32x2", "--plan", "--plan-ranks", "4"]
+    assert main([*argv, "--plan-throughput", "20000", "--out", "RUN"]) == 0
+    told = capsys.readouterr().out
+    for wanted in ("parameters", "gradients", "optimiser", "activations", "each rank sends", "30.0 minutes", "4\n"):
+        assert wanted in told.replace("ranks     4, fp32", "ranks 4\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_has_a_plan_without_data(name):
+    """Of a model of a few units, since the sizes of the large ones are only numbers here."""
+    config = dataclasses.replace(PretrainConfig.from_yaml(recipes.path(name)), model="2x32x2")
+    made = plan.make_plan(config, throughput=1e6)
+    assert made.seconds > 0
+    assert len(made.phases) == max(len(config.phases), 1)
+    for phase, part in zip(made.phases, config.phases, strict=False):
+        if part.batch_sequences:
+            assert phase.sequences == pytest.approx(part.batch_sequences, rel=0.34)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--plan", "--steps", "1", "--plan-throughput", "fast"], "tokens a second or measure, got 'fast'"),
+        (["--plan", "--steps", "1", "--plan-throughput", "-1"], "tokens a second or measure"),
+        (["--plan", "--steps", "1", "--plan-throughput", "measure"], "measured on data only"),
+        (["--plan", "--steps", "1", "--plan-ranks", "0"], "--plan-ranks must be at least 1"),
+        (["--plan"], "needs the length of the run"),
+        (["--plan", "--epochs", "2"], "got no --data"),
+    ],
+)
+def test_what_a_plan_cannot_be_made_of_is_one_sentence(argv, said, capsys):
+    assert main(["pretrain", "--model", "2x32x2", *argv]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_rate_cannot_be_measured_without_data():
+    with pytest.raises(InputError, match="measured on data only"):
+        plan.make_plan(PretrainConfig(steps=1), throughput="measure")
