@@ -15,7 +15,9 @@ from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from . import flops, phases, scale
 from .config import PretrainConfig
+from .engines import deepspeed_config
 from .plan_memory import Memory, activation_bytes, state_bytes
+from .pretrain import build_model, deepspeed_of
 
 _MEASURED_STEPS, _MEASURED_SECONDS = 3, 5.0
 
@@ -69,6 +71,7 @@ class Plan:
 
     Args:
         parameters, tensors: of the model, tied ones once.
+        offload: whether the optimiser's state is in the memory of the CPU.
         rates: tokens a second of one rank, by phase; empty where none is known.
         where_from: of the rates, in words.
     """
@@ -78,6 +81,7 @@ class Plan:
     tensors: int
     ranks: int
     zero: int | None
+    offload: bool
     precision: str
     phases: tuple[PhasePlan, ...]
     rates: tuple[float, ...]
@@ -99,7 +103,6 @@ def make_plan(
     *,
     data: PretrainingData | None = None,
     ranks: int = 1,
-    zero: int | None = None,
     throughput: float | str | None = None,
     device: torch.device | None = None,
 ) -> Plan:
@@ -108,7 +111,6 @@ def make_plan(
     Args:
         data: the training split; None takes full sequences.
         ranks: processes, each with a device of its own.
-        zero: DeepSpeed's stage.
         throughput: tokens a second of one rank in the first phase; others follow by their arithmetic. "measure" takes
             a few steps of each phase on this machine; None leaves the time open.
 
@@ -117,6 +119,8 @@ def make_plan(
     """
     if throughput == "measure" and data is None:
         raise InputError("a rate can be measured on data only, got no --data")
+    deepspeed = deepspeed_of(config)
+    zero = None if deepspeed is None else deepspeed_config.stage(deepspeed)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bert, (parameters, tensors) = _model(config, data)
     total = phases.total_steps(config)
@@ -174,7 +178,9 @@ def make_plan(
             )
         )
     where = "" if not rates else "measured on this machine" if throughput == "measure" else "as given"
-    return Plan(bert, parameters, tensors, ranks, zero, config.precision, tuple(plans), tuple(rates), where)
+    return Plan(
+        bert, parameters, tensors, ranks, zero, config.offload, config.precision, tuple(plans), tuple(rates), where
+    )
 
 
 def _max_seqlen(config: PretrainConfig, stretch: phases.Stretch) -> int:
@@ -239,7 +245,6 @@ def measured_rate(
     """Tokens a second of a few real steps; the run's own data, model and optimiser, nothing written."""
     from .console import Console
     from .loop import PretrainLoop
-    from .pretrain import build_model
 
     samples = stretch.samples(data.config)
     once = replace(
@@ -293,10 +298,12 @@ def text(plan: Plan) -> str:
             lines.append(f"          each rank sends {_bytes(phase.sent)} a step")
         if phase.seconds is not None:
             lines.append(f"          {_duration(phase.seconds)}")
+    where = " in the memory of the CPU" if plan.offload else ""
+    here = memory.total - memory.optimizer * plan.offload
     lines += [
         f"memory    of a rank: parameters {_bytes(memory.parameters)}, gradients {_bytes(memory.gradients)}, "
-        f"optimiser {_bytes(memory.optimizer)}, activations {_bytes(memory.activations)}",
-        f"          {_bytes(memory.total)} at the peak, without what kernels and libraries take for themselves",
+        f"optimiser {_bytes(memory.optimizer)}{where}, activations {_bytes(memory.activations)}",
+        f"          {_bytes(here)} at the peak, without what kernels and libraries take for themselves",
     ]
     if plan.seconds is None:
         lines.append("time      not known: --plan-throughput takes tokens a second of one rank, or measure")

@@ -127,7 +127,7 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         model.gradient_checkpointing_enable()
     if world.size > 1 or DeepSpeedOptions(config.deepspeed, config.zero, config.offload).asked:
         model.to(distributed.device(world))
-    deepspeed = _deepspeed(config)
+    deepspeed = deepspeed_of(config)
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world, deepspeed)
     if resume_from is not None:
         loop.checkpoints.restore(resume_from)
@@ -140,7 +140,7 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     return loop
 
 
-def _deepspeed(config: PretrainConfig) -> dict | None:
+def deepspeed_of(config: PretrainConfig) -> dict | None:
     """DeepSpeed's configuration, where the run is to be under it."""
     options = DeepSpeedOptions(config.deepspeed, config.zero, config.offload)
     if not options.asked:

@@ -140,6 +140,16 @@ def test_zero_divides_state_among_the_ranks():
         assert state_bytes(count, zero=zero, ranks=4, precision="fp32") == (4000, 4000, 8000)
 
 
+def test_a_plan_is_of_the_stage_that_the_run_asks_for():
+    config = PretrainConfig(model="2x128", steps=1, zero=2, offload=True, precision="bf16")
+    made = plan.make_plan(config, ranks=4)
+    assert (made.zero, made.offload) == (2, True)
+    assert made.memory.optimizer == 12 * -(-made.parameters // 4)
+    told = plan.text(made)
+    assert "ZeRO 2" in told
+    assert "in the memory of the CPU" in told
+
+
 # --- steps, tokens, time ---
 
 
