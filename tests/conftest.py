@@ -23,6 +23,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker a core for the whole suite, whose tests are single-threaded; none for what somebody picked: that is done
+    before workers have started, and it may print."""
+    return os.cpu_count() or 1 if config.args_source is config.ArgsSource.TESTPATHS else 0
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The directory of real data sets; tests that need it are skipped where it is not there."""
