@@ -33,10 +33,10 @@ def write(directory, documents: int, max_tokens: int) -> ShardSet:
 def test_memory_is_less_than_the_shards(tmp_path, monkeypatch, nsp):
     """Token files are mapped, so what is held is the plan of an epoch and where sentences start.
 
-    Measured on two million tokens, with less looked at together than in a large corpus.
+    Measured on a million tokens, with less looked at together than in a large corpus.
     """
-    write(tmp_path, 2000, 1 << 20)
-    monkeypatch.setattr(pairs, "_CHUNK", 500)
+    write(tmp_path, 1000, 1 << 18)
+    monkeypatch.setattr(pairs, "_CHUNK", 250)
     tracemalloc.start()
     try:
         shards = ShardSet.open(tmp_path)
