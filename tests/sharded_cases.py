@@ -15,7 +15,9 @@ SHAPES = [(7, 5), (11,), (3, 4, 2), (1,), (5, 3), (6,)]
 GROUPS = [(0, 4, 0.1), (4, 6, 0.0)]  # first tensor, end, weight decay
 DECAYS = [0.1, 0.1, 0.1, 0.1, 0.0, 0.0]
 LR, STEPS = 0.02, 50
-CASES = [(v, s, d) for v in ("nvlamb", "apex", "clamped") for s in (3.0, 0.01) for d in ("float64", "float32")]
+CASES = [
+    (v, s, d) for v in ("nvlamb", "apex", "clamped") for s, d in ((3.0, "float64"), (0.01, "float64"), (3.0, "float32"))
+]
 
 
 def start_and_gradients(scale: float) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:

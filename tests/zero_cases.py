@@ -173,7 +173,7 @@ def in_a_process(function, directory: Path) -> None:
         raise error
 
 
-QUICK = [("nvlamb", 1), ("apex", 2), ("clamped", 3), ("adamw", 3), ("adamw-corrected", 2)]
+QUICK = [("nvlamb", 1), ("apex", 2), ("clamped", 3), ("adamw", 3)]
 
 
 def quick() -> dict:

@@ -78,11 +78,34 @@ def defaults(argv: Sequence[str]) -> Finetune | None:
 
 
 def run(args: Finetune) -> None:
+    """In this process, or as one of those that torchrun or deepspeed started, of which the first prints and writes."""
+    import contextlib
+    import os
+
+    from ..errors import InputError
+    from ..tasks.world import options_of
+    from ..train import distributed
+
+    config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
+    if distributed.launched().size == 1 and not options_of(config).asked:
+        _run(args)
+        return
+    if len(args.trials(config)) > 1 or args.features is not None:
+        raise InputError("--restarts, --grid and --features run in one process, got several or DeepSpeed")
+    with distributed.joined(always=True) as world, contextlib.ExitStack() as stack:
+        if not world.first:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        _run(args)
+        distributed.barrier(world)
+
+
+def _run(args: Finetune) -> None:
     """Reads everything, then trains: what does not fit is told before anything is written."""
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.batching import hold_out
     from ..tasks.runs import check_new, model_directory
+    from ..train import distributed
     from ._tasks import read_rows
 
     if (args.dev is None) == (args.dev_share is None):
@@ -92,7 +115,7 @@ def run(args: Finetune) -> None:
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
     task = registry.get(args.task)
-    check_new(args.out)
+    distributed.on_first(distributed.current(), lambda: check_new(args.out))
     train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
     task.learn(train_rows)
     if args.dev is None:
@@ -158,9 +181,12 @@ def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, o
     """Scores the best model on further files; returns what was written."""
     from ..tasks.finetune import EvaluationSet
     from ..tasks.runs import write_results
+    from ..train.distributed import current
     from . import _finetune_report as report
 
     paths = []
+    if not current().first:
+        return paths
     for path, rows in also.items():
         score, predictions = EvaluationSet.of(task, rows, tokenizer, config.max_seqlen).score(task, model)
         print(f"{path}: {report.metrics(task, score)}")

@@ -62,6 +62,10 @@ class FinetuneConfig(TaskOptions):
     """Governs the new head, the order of the rows and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 keeps fp32 weights and multiplies in bfloat16."""
+    zero: int | None = None
+    """Train under DeepSpeed with this stage of ZeRO, 0, 1 or 2; several processes without it train under torch DDP."""
+    deepspeed: str | None = None
+    """In place of --zero: a DeepSpeed configuration in JSON (docs/distributed.md)."""
     limit_train: int | None = None
     """Use only the first N training rows."""
     limit_dev: int | None = None

@@ -18,6 +18,7 @@ from .batching import training_batches
 from .config import FinetuneConfig
 from .predict import TOKEN_BUDGET, run_model, to_device
 from .runs import FinetuneRun, TrialLog
+from .world import launched
 
 EARLY_SHARE = 0.4
 """Where in the first epoch the early check stands: late enough to have learned, early enough to stop and change."""
@@ -87,12 +88,15 @@ def finetune(
             found out before training starts.
     """
     data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
-    run = None if out is None else FinetuneRun(out, task, config, source or {})
+    first = launched().first  # of several processes one writes
+    run = FinetuneRun(out, task, config, source or {}) if out is not None and first else None
     with contextlib.nullcontext() if run is None else run.log() as log:
         best = train(task, model, data, config, log, callbacks)
     best.settle(task, data.dev.rows, model)
     result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess)
-    return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
+    if run is None:
+        return result
+    return run.finish(task, result, model, tokenizer, data.dev.rows)
 
 
 @dataclass(frozen=True)
@@ -227,32 +231,52 @@ class _Watch:
 
 
 class _Stepper:
-    """One optimiser step a batch, by the engine that pre-training uses; AdamW with a linear schedule."""
+    """One optimiser step a batch, by the engine that pre-training uses; AdamW with a linear schedule.
+
+    Of several processes each takes every so many-th row of a batch; losses are weighted by their share of its labels.
+    """
 
     def __init__(self, model, task: Task, examples: Sequence[Example], config: FinetuneConfig, total: int):
         from .. import optim
-        from ..train.engine import LocalEngine
+        from .world import make_engine
 
         self.model, self.task, self.examples, self.config, self.total = model, task, examples, config, total
         self.warmup = round(config.warmup * total) / total  # whole steps, as in transformers' schedule
         self.count = 0
         groups = optim.param_groups(model, config.weight_decay)
         optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
-        self.engine = LocalEngine(model, optimizer, precision=config.precision, clip=config.clip, seed=config.seed)
+        self.engine = make_engine(model, optimizer, config)
 
     def step(self, indices: Sequence[int]) -> dict:
         """Trains on these examples; returns step, loss, grad_norm, lr and tokens."""
         from ..optim import schedules
 
-        batch, labels = self.task.collate([self.examples[index] for index in indices])
-        batch = batch.to(self.engine.device)
-        labels = to_device(labels, self.engine.device)
+        engine = self.engine
+        own = indices[min(engine.world.rank, len(indices) - 1) :: engine.world.size]
+        batch, labels = self.task.collate([self.examples[index] for index in own])
+        batch = batch.to(engine.device)
+        labels = to_device(labels, engine.device)
         self.model.train()
-        loss = self.engine.backward(lambda: self.model(batch, **labels).loss)
+        weight, tokens = 1.0, batch.num_tokens
+        if engine.world.size > 1:
+            # A batch with fewer rows than there are processes leaves some with a row that does not count.
+            count = _targets(labels, len(own)) if engine.world.rank < len(indices) else 0
+            total, tokens = engine.reduce([count, tokens if count else 0])
+            weight, tokens = count / max(total, 1), int(tokens)
+        loss = engine.backward(lambda: engine.forward(batch, **labels).loss * weight)
         lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
-        grad_norm = self.engine.step(lr)
+        grad_norm = engine.step(lr)
         self.count += 1
-        return {"step": self.count, "loss": float(loss), "grad_norm": grad_norm, "lr": lr, "tokens": batch.num_tokens}
+        (loss,) = engine.reduce([float(loss)])
+        return {"step": self.count, "loss": loss, "grad_norm": grad_norm, "lr": lr, "tokens": tokens}
+
+
+def _targets(labels: dict[str, Any], rows: int) -> int:
+    """How many labels a loss is the mean over: of classes of tokens those that count, else one a row."""
+    values = labels.get("labels")
+    if values is None or values.is_floating_point():
+        return rows
+    return int((values != -100).sum())
 
 
 class Best:

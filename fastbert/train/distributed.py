@@ -46,6 +46,13 @@ def launched() -> World:
         raise InputError(f"RANK, WORLD_SIZE and LOCAL_RANK must be numbers, got {words}") from None
 
 
+def current() -> World:
+    """The group that this process is in; of its own where it is in none."""
+    if dist.is_available() and dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+    return World()
+
+
 @contextmanager
 def joined(always: bool = False) -> Iterator[World]:
     """Joins the process group that the launcher opened, and leaves it at the end; of one process, none.
@@ -54,7 +61,7 @@ def joined(always: bool = False) -> Iterator[World]:
         always: a group even for one process, which DeepSpeed wants.
     """
     if dist.is_available() and dist.is_initialized():  # by whoever calls us as a library; the group is theirs
-        yield World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+        yield current()
         return
     world = launched()
     if world.size == 1 and not always:

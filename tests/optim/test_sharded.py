@@ -13,7 +13,7 @@ from plain_lamb import largest_relative
 from fastbert.optim.sharded import Layout, ShardedLamb
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def results(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(f"shards{request.param}")
     return rank_runs.launch(cases.main, request.param, directory)

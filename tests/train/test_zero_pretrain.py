@@ -45,7 +45,7 @@ def assert_close(got: list[dict], expected: list[dict], rel: float = 1e-4) -> No
             assert row[name] == (value if isinstance(value, str) else pytest.approx(value, rel=rel)), name
 
 
-def check_stage(stage: int, data, alone, tmp_path, **options) -> None:
+def check_stage(stage: int, data, alone, tmp_path, *, to_the_bit: bool = True, **options) -> None:
     whole = launch(data, tmp_path / "whole", 2, zero=stage, **options)
     if not options:
         assert_close(whole, alone)
@@ -53,10 +53,11 @@ def check_stage(stage: int, data, alone, tmp_path, **options) -> None:
     # DeepSpeed's files lie under our manifest.
     manifest = json.loads((tmp_path / "whole" / "checkpoints" / "step_3" / "manifest.json").read_text())
     assert any(name.startswith("deepspeed/state/") for name in manifest["files"])
-    again = launch(data, tmp_path / "again", 2, zero=stage, resume=half, **options)
-    assert again == whole[-len(again) :]
-    weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("whole", "again")]
-    assert weights[0] == weights[1]
+    if to_the_bit:
+        again = launch(data, tmp_path / "again", 2, zero=stage, resume=half, **options)
+        assert again == whole[-len(again) :]
+        weights = [(tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("whole", "again")]
+        assert weights[0] == weights[1]
     # On three ranks by way of DeepSpeed's universal form, which leaves nothing behind.
     other = launch(data, tmp_path / "other", 3, zero=stage, resume=half, **options)
     assert_close(other, whole[-len(other) :], rel=1e-2 if options.get("precision") else 1e-4)
@@ -64,13 +65,13 @@ def check_stage(stage: int, data, alone, tmp_path, **options) -> None:
     assert names == {"step_3", "step_6"}
 
 
-def test_stage_3(data, alone, tmp_path):
-    check_stage(3, data, alone, tmp_path)
+def test_stage_3_in_short(data, alone, tmp_path):
+    check_stage(3, data, alone, tmp_path, to_the_bit=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2])
-def test_stages_1_and_2(data, alone, tmp_path, stage):
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_stage(data, alone, tmp_path, stage):
     check_stage(stage, data, alone, tmp_path)
 
 
@@ -136,6 +137,7 @@ def test_options_that_do_not_go_together(data, tmp_path):
             pretrain(pretraining_runs.config(data, tmp_path / "run", **STEPS, **options), quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_without_deepspeed_does_not_go_on_under_it(data, tmp_path):
     pretrain(pretraining_runs.config(data, tmp_path / "plain", **{**STEPS, "steps": 3}), quiet=True)
     half = str(tmp_path / "plain" / "checkpoints" / "step_3")

@@ -1,0 +1,47 @@
+"""Fine-tuning in several processes, started by torchrun or deepspeed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from ..train.deepspeed_options import DeepSpeedOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..train.distributed import World
+    from ..train.engine import LocalEngine
+    from .config import FinetuneConfig
+
+
+def options_of(config: FinetuneConfig) -> DeepSpeedOptions:
+    """Which DeepSpeed is asked for. Raises InputError for what fine-tuning does not do under it."""
+    options = DeepSpeedOptions(config.deepspeed, config.zero)
+    if options.asked and config.precision != "fp32":
+        raise InputError(f"fine-tuning under DeepSpeed is in fp32, got {config.precision}; torch DDP has bf16")
+    return options
+
+
+def launched() -> World:
+    """This process among those of the run: the group that `joined` joined."""
+    from ..train import distributed
+
+    return distributed.current()
+
+
+def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: FinetuneConfig) -> LocalEngine:
+    """The engine for this many processes; the model goes to this one's device where there are several."""
+    from ..train import distributed, engines
+    from ..train.engines import deepspeed_config
+
+    world, options = launched(), options_of(config)
+    deepspeed = None
+    if options.asked:
+        deepspeed = deepspeed_config.configuration(options, config.precision, config.clip)
+        if deepspeed_config.stage(deepspeed) == 3:
+            raise InputError("fine-tuning goes up to ZeRO stage 2, whose processes each have the whole model, got 3")
+    if world.size > 1:
+        model.to(distributed.device(world))
+    settings = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
+    return engines.make(model, optimizer, world, **settings)
