@@ -38,8 +38,8 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
         section = dict(given.get(kind, {}))
         enabled = _agreed(where, f"{kind}.enabled", section.get("enabled", AUTO), precision == kind)
         result[kind] = {**section, "enabled": enabled}
-    if precision == "bf16":
-        # A sum of many micro-batches in bfloat16 would lose the small ones.
+    if precision == "bf16" and stage(result):
+        # A sum of many micro-batches in bfloat16 would lose the small ones. Stage 0 has nothing else.
         result.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
     result.setdefault("zero_allow_untested_optimizer", True)
     result.setdefault("zero_force_ds_cpu_optimizer", False)
