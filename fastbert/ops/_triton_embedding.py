@@ -1,54 +1,76 @@
-"""Token + segment + position embeddings, LayerNorm, dropout on the GPU: gathers by torch, the rest by Triton.
-
-The gradients of the tables are summed in a fixed order, where torch's own on a GPU is not repeatable.
+"""Token + segment + position embeddings, LayerNorm and dropout by Triton: one kernel forward; backward one and the sums
+of the tables' gradients, in a fixed order, where torch's own on a GPU is not repeatable.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..rng import Dropout
 from . import _dispatch, _triton
-from ._triton_dropout import dropout as apply_dropout
-from ._triton_layer_norm import layer_norm
 
 
-def _forward(ids: Tensor, table: Tensor, padding_idx: int) -> Tensor:
-    return F.embedding(ids, table)
+def _forward(
+    ids, types, places, word, token_type, position, weight, bias, eps, padding_idx, rng, site, threshold, scale
+):
+    from ..triton_kernels import embedding as kernels
+
+    numbers, tables = _contiguous(ids, types, places), _contiguous(word, token_type, position)
+    return kernels.embedding_forward(numbers, tables, weight, bias, eps, rng, site, threshold, scale)
 
 
-def _forward_fake(ids: Tensor, table: Tensor, padding_idx: int) -> Tensor:
-    return table.new_empty(*ids.shape, table.shape[1])
+def _contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.contiguous() for t in tensors)
 
 
-def _backward(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int) -> Tensor:
-    from ..triton_kernels import embedding
+def _forward_fake(ids, types, places, word, token_type, position, weight, bias, *_):
+    tokens = ids.shape[0]
+    statistics = (word.new_empty(tokens, dtype=torch.float32) for _ in range(2))
+    return word.new_empty(tokens, word.shape[1]), *statistics
 
-    return embedding.table_gradient(dout.contiguous(), ids, table, padding_idx)
+
+def _backward(dout, ids, types, places, word, token_type, position, weight, mean, rstd, padding_idx, *random):
+    from ..triton_kernels import embedding as kernels
+
+    numbers, tables = _contiguous(ids, types, places), _contiguous(word, token_type, position)
+    dsum, dweight, dbias = kernels.embedding_backward(dout.contiguous(), numbers, tables, weight, mean, rstd, *random)
+    gradients = (
+        kernels.table_gradient(dsum, number, table, padding)
+        for number, table, padding in zip(numbers, tables, (padding_idx, -1, -1), strict=True)
+    )
+    return *gradients, dweight, dbias
 
 
-def _backward_fake(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int) -> Tensor:
-    return torch.empty_like(table)
+def _backward_fake(dout, ids, types, places, word, token_type, position, *_):
+    tables = (torch.empty_like(table) for table in (word, token_type, position))
+    return *tables, *(word.new_empty(word.shape[1], dtype=torch.float32) for _ in range(2))
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ids, table, ctx.padding_idx = inputs
-    ctx.save_for_backward(ids, table)
+    *tensors, bias, _eps, ctx.padding_idx, rng, site, threshold, scale = inputs
+    ctx.random, ctx.bias_dtype = (site, threshold, scale), bias.dtype
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output[1:], rng)
 
 
-def _gradient(ctx, dout: Tensor):
-    return None, _lookup_backward(dout, *ctx.saved_tensors, ctx.padding_idx), None
+def _gradient(ctx, dout: Tensor, *_):
+    *tensors, rng = ctx.saved_tensors
+    *tables, dweight, dbias = _embedding_backward(dout, *tensors, ctx.padding_idx, rng, *ctx.random)
+    return *(None,) * 3, *tables, dweight.to(tensors[6].dtype), dbias.to(ctx.bias_dtype), *(None,) * 6
 
 
-_lookup_backward = _triton.define(
-    "triton_lookup_backward(Tensor dout, Tensor ids, Tensor table, int padding_idx) -> Tensor",
+_TABLES = "Tensor ids, Tensor types, Tensor places, Tensor word, Tensor token_type, Tensor position, Tensor weight"
+_embedding_backward = _triton.define(
+    f"triton_embedding_backward(Tensor dout, {_TABLES}, Tensor mean, Tensor rstd, int padding_idx, "
+    f"{_triton.RANDOM_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
-_lookup = _triton.define(
-    "triton_lookup(Tensor ids, Tensor table, int padding_idx) -> Tensor",
+_embedding = _triton.define(
+    f"triton_embedding({_TABLES}, Tensor bias, float eps, int padding_idx, {_triton.RANDOM_SCHEMA}) "
+    "-> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     backward=_gradient,
@@ -57,6 +79,10 @@ _lookup = _triton.define(
 
 
 def _accepts(ids, types, positions, word, token_type, position, weight, bias, eps, **_) -> str | None:
+    if word.shape[-1] > 8192:
+        return f"the Triton embedding keeps a row on chip, at most 8192 columns, got {word.shape[-1]}"
+    if any(t.dtype != torch.int64 or t.device != word.device for t in (ids, types, positions)):
+        return f"the Triton kernels take int64 ids beside the tables, got {ids.dtype} on {ids.device}"
     return _triton.why_not(word, token_type, position, parameters=(weight, bias))
 
 
@@ -75,6 +101,7 @@ def embedding(
     padding_idx: int | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    x = _lookup(input_ids, word, -1 if padding_idx is None else padding_idx) + _lookup(token_type_ids, token_type, -1)
-    x = layer_norm(x, weight, bias, eps, residual=_lookup(position_ids, position, -1))
-    return x if dropout is None else apply_dropout(x, dropout)
+    tables = (word, token_type, position, weight, bias)
+    padding = -1 if padding_idx is None else padding_idx
+    random = _triton.random_arguments(dropout, word.device)
+    return _embedding(input_ids, token_type_ids, position_ids, *tables, eps, padding, *random)[0]

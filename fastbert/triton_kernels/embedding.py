@@ -1,8 +1,13 @@
-"""The gradient of a table of embeddings, without atomics: tokens are sorted by id and each run of one id is summed.
+"""dropout(LN(word[id] + token_type[type] + position[place])) (Devlin et al. 2019, figure 2), forward and backward.
 
-Stage one sums runs within chunks of 32 sorted tokens, each into the place of its first token; stage two, at the first
-token of every run, adds up the parts of its later chunks. A run of n tokens is so n / 32 additions deep, which matters
-for segment ids (two of them) and [MASK].
+    z = word + type + position;  out = dropout((z - mean) rstd weight + bias)
+    d = dropout(dout), the same bits;  g = d weight;  dz = rstd (g - mean(g) - zhat mean(g zhat))
+
+Forward reads a row of each table and writes out; backward gathers the rows again, so that nothing but two numbers a
+token is kept. dz is the gradient of all three rows. A table's is summed without atomics: tokens are sorted by id and
+each run of one id is summed. Stage one sums runs within chunks of 32 sorted tokens, each into the place of its first
+token; stage two, at the first token of every run, adds up the parts of its later chunks. A run of n tokens is so n / 32
+additions deep, which matters for segment ids (two of them) and [MASK].
 """
 
 from __future__ import annotations
@@ -12,7 +17,124 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .common import empty_rng, keep_bits, next_power_of_2, rows_per_program
+from .layer_norm import sum_rows, warps
+
 CHUNK = tl.constexpr(32)
+
+
+@triton.jit
+def _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns):
+    """(1, BLOCK_N) fp32 z of a token; NaN where an id is no row of its table, in place of memory that is not ours."""
+    inside = columns < N
+    word, kind, place = tl.load(ids_ptr + token), tl.load(types_ptr + token), tl.load(places_ptr + token)
+    valid = (word >= 0) & (word < V) & (kind >= 0) & (kind < TYPES) & (place >= 0) & (place < P)
+    here = inside & valid
+    z = tl.load(word_ptr + word * N + columns, mask=here, other=0.0).to(tl.float32)
+    z += tl.load(type_ptr + kind * N + columns, mask=here, other=0.0).to(tl.float32)
+    z += tl.load(position_ptr + place * N + columns, mask=here, other=0.0).to(tl.float32)
+    return tl.where(valid, z, float("nan"))
+
+
+@triton.jit
+def _embedding_fwd_kernel(
+    ids_ptr,  # (T) int64, as types and places
+    types_ptr,
+    places_ptr,
+    word_ptr,  # (V, N)
+    type_ptr,  # (TYPES, N)
+    position_ptr,  # (P, N)
+    weight_ptr,  # (N)
+    bias_ptr,  # (N)
+    out_ptr,  # (T, N)
+    mean_ptr,  # (T) fp32
+    rstd_ptr,  # (T) fp32
+    rng_ptr,  # (2) int64: seed, offset
+    V,
+    TYPES,
+    P,
+    N,
+    eps,
+    site,
+    threshold,
+    scale,
+    HAS_DROPOUT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_N)[None, :]
+    inside = columns < N
+    z = _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns)
+    mean = tl.sum(tl.where(inside, z, 0.0), 1) / N
+    centred = tl.where(inside, z - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / N + eps)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    out = centred * rstd[:, None] * weight + bias
+    if HAS_DROPOUT:
+        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+        keep = keep_bits(seed, offset, site, threshold, tl.zeros((1,), tl.int64) + token, 0, 1, BLOCK_N)
+        out = tl.where(keep, out * scale, 0.0)
+    tl.store(out_ptr + token * N + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+    one = tl.arange(0, 1)
+    tl.store(mean_ptr + token + one, mean)
+    tl.store(rstd_ptr + token + one, rstd)
+
+
+@triton.jit
+def _embedding_bwd_kernel(
+    dout_ptr,  # (T, N)
+    ids_ptr,  # (T) int64, as types and places
+    types_ptr,
+    places_ptr,
+    word_ptr,  # (V, N)
+    type_ptr,  # (TYPES, N)
+    position_ptr,  # (P, N)
+    weight_ptr,  # (N)
+    mean_ptr,  # (T) fp32
+    rstd_ptr,  # (T) fp32
+    dsum_ptr,  # (T, N), dz
+    partial_ptr,  # (programs, 2, N) fp32: dweight, dbias
+    rng_ptr,
+    T,
+    V,
+    TYPES,
+    P,
+    N,
+    rows_each,
+    site,
+    threshold,
+    scale,
+    HAS_DROPOUT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_N)[None, :]
+    inside = columns < N
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    dweight = tl.zeros((1, BLOCK_N), tl.float32)
+    dbias = tl.zeros((1, BLOCK_N), tl.float32)
+    if HAS_DROPOUT:
+        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+    first = program * rows_each
+    for token in range(first, tl.minimum(first + rows_each, T)):
+        z = _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns)
+        dout = tl.load(dout_ptr + token * N + columns, mask=inside, other=0.0).to(tl.float32)
+        if HAS_DROPOUT:
+            keep = keep_bits(seed, offset, site, threshold, tl.zeros((1,), tl.int64) + token, 0, 1, BLOCK_N)
+            dout = tl.where(keep, dout * scale, 0.0)
+        mean, rstd = tl.load(mean_ptr + token), tl.load(rstd_ptr + token)
+        normal = tl.where(inside, (z - mean) * rstd, 0.0)
+        g = dout * weight
+        mean_g = tl.sum(g, 1)[:, None] / N
+        mean_gz = tl.sum(g * normal, 1)[:, None] / N
+        dz = rstd * (g - mean_g - normal * mean_gz)
+        tl.store(dsum_ptr + token * N + columns, dz.to(dsum_ptr.dtype.element_ty), mask=inside)
+        dweight += dout * normal
+        dbias += dout
+    partial = partial_ptr + program * 2 * N + columns
+    tl.store(partial, dweight, mask=inside)
+    tl.store(partial + N, dbias, mask=inside)
 
 
 @triton.jit
@@ -69,6 +191,41 @@ def _sum_runs_kernel(
         chunk += CHUNK
         same = (chunk < T) & (tl.load(ids_ptr + tl.minimum(chunk, T - 1)) == here)
     tl.store(dtable_ptr + here * N + columns, acc.to(dtable_ptr.dtype.element_ty), mask=inside)
+
+
+def _flags(tables: tuple[Tensor, Tensor, Tensor], rng: Tensor | None) -> dict:
+    block = next_power_of_2(max(tables[0].shape[1], 8))
+    return {"HAS_DROPOUT": rng is not None, "BLOCK_N": block, "num_warps": warps(block)}
+
+
+def embedding_forward(ids, tables, weight, bias, eps, rng, site, threshold, scale):
+    """ids: three (T) int64; tables: three (rows, N), one dtype -> out (T, N), mean, rstd (T) fp32."""
+    tokens, columns = ids[0].numel(), tables[0].shape[1]
+    out = torch.empty(tokens, columns, dtype=tables[0].dtype, device=tables[0].device)
+    mean, rstd = (torch.empty(tokens, dtype=torch.float32, device=out.device) for _ in range(2))
+    if tokens:
+        _embedding_fwd_kernel[(tokens,)](
+            *(*ids, *tables, weight, bias, out, mean, rstd, empty_rng(out) if rng is None else rng),
+            *(*(table.shape[0] for table in tables), columns, eps, site, threshold, scale),
+            **_flags(tables, rng),
+        )
+    return out, mean, rstd
+
+
+def embedding_backward(dout, ids, tables, weight, mean, rstd, rng, site, threshold, scale):
+    """dout (T, N) contiguous -> dz (T, N) in its dtype, dweight, dbias (N) fp32."""
+    tokens, columns = dout.shape
+    each = rows_per_program(tokens)
+    programs = triton.cdiv(tokens, each)
+    dsum = torch.empty_like(dout)
+    partial = torch.empty(programs, 2, columns, dtype=torch.float32, device=dout.device)
+    if tokens:
+        _embedding_bwd_kernel[(programs,)](
+            *(dout, *ids, *tables, weight, mean, rstd, dsum, partial, empty_rng(dout) if rng is None else rng),
+            *(tokens, *(table.shape[0] for table in tables), columns, each, site, threshold, scale),
+            **_flags(tables, rng),
+        )
+    return dsum, sum_rows(partial[:, 0]), sum_rows(partial[:, 1])
 
 
 def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:

@@ -24,12 +24,15 @@ ARCHITECTURES = (80, 90)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have (CUDA guide, table 27)
 _INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_index", "padding_idx", "stride_m"} | {
     "first_chunk",
+    "V",
+    "TYPES",
+    "P",
     "num_chunks",
 }
 _FLOATS = {"eps", "scale", "keep_scale", "softmax_scale", "max_norm", "most_norm"}
 _FP32 = {"mean", "rstd", "partial", "lse", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
 _FP32 |= {"rates", "control", "squares", "trusts", "lr", "grad_scale"}
-_INT64 = {"rng", "labels", "ids", "order", "places"}
+_INT64 = {"rng", "labels", "ids", "types", "order", "places"}
 _OTHERS = {"cu_seqlens": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64"}
 
 
@@ -70,6 +73,10 @@ def settings(dtype: str = "bf16"):
     block = {"BLOCK": cross_entropy._BLOCK}
     yield "cross_entropy_fwd", cross_entropy._cross_entropy_fwd_kernel, dtype, block, {"num_warps": 8}
     yield "cross_entropy_bwd", cross_entropy._cross_entropy_bwd_kernel, dtype, block, {"num_warps": 8}
+    for block in (1024, 4096):
+        flags, launch = {"HAS_DROPOUT": True, "BLOCK_N": block}, {"num_warps": layer_norm.warps(block)}
+        yield f"embedding_fwd {block}", embedding_kernels._embedding_fwd_kernel, dtype, flags, launch
+        yield f"embedding_bwd {block}", embedding_kernels._embedding_bwd_kernel, dtype, flags, launch
     yield "lookup_bwd chunks", embedding_kernels._sum_chunks_kernel, dtype, {"BLOCK_N": 256}, {}
     yield "lookup_bwd runs", embedding_kernels._sum_runs_kernel, dtype, {"BLOCK_N": 256}, {}
     for head_dim in (32, 64, 128):

@@ -156,6 +156,14 @@ def test_embedding(dtype, dropout):
     check(embedding, embedding, leaves, dtype)
 
 
+def test_an_id_that_is_no_row_is_noticed_and_reads_nothing():
+    tables = [torch.randn(rows, 16, device=DEVICE) for rows in (9, 2, 40)]
+    weight, bias = torch.ones(16, device=DEVICE), torch.zeros(16, device=DEVICE)
+    ids = [torch.tensor(numbers, device=DEVICE) for numbers in ([1, 9, -1, 2, 3], [0, 0, 1, 2, 1], [0, 1, 2, 3, 39])]
+    out = ops.embedding(*ids, *tables, weight, bias, 1e-5)
+    assert out.isnan().any(1).tolist() == [False, True, True, True, False]
+
+
 LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
 
 
