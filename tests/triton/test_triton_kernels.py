@@ -178,6 +178,8 @@ LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
         ((67, 40), 64, True, False),
         ((0, 7, 0), 128, False, True),
         ((70,), 24, False, True),
+        ((260, 0, 129, 3), 32, False, True),  # in 16 bits: rows of scores held whole
+        ((140, 385), 32, True, False),
     ],
 )
 def test_attention(dtype, lengths, head_dim, causal, dropout):
