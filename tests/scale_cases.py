@@ -116,6 +116,35 @@ def main(cases: list[tuple[int | None, str, str]]) -> dict:
         return {case: measure(world, *case) for case in cases}
 
 
+def states() -> dict:
+    """By stage and precision: numbers in the model, bytes of weights, bytes of masters and moments on this rank."""
+    from fastbert.train.engines.zero import DeepSpeedEngine
+
+    found = {}
+    with distributed.joined(always=True) as world:
+        for zero, precision in ((0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16")):
+            net = model()
+            numbers = sum(p.numel() for p in net.parameters())
+            configuration = deepspeed_config.configuration(DeepSpeedOptions(zero=zero), precision, 1.0)
+            optimizer = AdamW(param_groups(net, 0.01), lr=1e-3)
+            engine = DeepSpeedEngine(net, optimizer, world, configuration, precision=precision)
+            x = torch.randn(4, WIDTH, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+            engine.backward(lambda engine=engine, x=x: engine.forward(x).float().square().mean())
+            engine.step(1e-3)
+            updated = [p for group in engine.optimizer.param_groups for p in group["params"]]
+            moments = [t for p in updated for t in engine.optimizer.state[p].values() if isinstance(t, torch.Tensor)]
+            weights = {p.data.untyped_storage().data_ptr(): p.numel() * p.element_size() for p in net.parameters()}
+            others = {
+                t.untyped_storage().data_ptr(): t.numel() * 4
+                for t in (*updated, *moments)
+                if t.dtype == torch.float32 and t.untyped_storage().data_ptr() not in weights
+            }
+            bytes_of_weights = sum(p.numel() * p.element_size() for p in net.parameters())
+            found[zero, precision] = numbers, bytes_of_weights, sum(others.values())
+            engine.deepspeed.destroy()
+    return found
+
+
 def page_tables(large) -> list[str]:
     """The tables of docs/scale.md: BERT-large in NVIDIA's two phases on H200 at half of the peak."""
     parameters = sum(p.numel() for p in large.parameters())

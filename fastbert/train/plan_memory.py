@@ -44,7 +44,8 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
     """Bytes of parameters, gradients and optimiser on a rank; Rajbhandari et al. 2020, section 3.
 
     Without DeepSpeed weights are float32 and so are gradients and two moments. Under it weights are in the precision,
-    gradients add up in float32, and the optimiser has float32 masters besides its moments; not at stage 0 in float32.
+    gradients add up in float32 (at stage 0 in the precision), and the optimiser has float32 masters besides its
+    moments; not at stage 0 in float32.
 
     Args:
         zero: DeepSpeed's stage, None without it.
@@ -55,7 +56,7 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
     weight = 4 if precision == "fp32" else 2
     return (
         weight * (share if zero == 3 else parameters),
-        4 * (share if zero >= 2 else parameters),
+        weight * parameters if zero == 0 else 4 * (share if zero >= 2 else parameters),
         12 * (share if zero >= 1 else parameters),
     )
 

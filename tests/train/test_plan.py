@@ -126,10 +126,11 @@ def test_gradients_come_as_activations_go():
 
 
 def test_zero_divides_state_among_the_ranks():
-    """Rajbhandari et al. 2020, figure 1: 2 + 4 + 12 bytes a parameter in low precision, with float32 sums."""
+    """Rajbhandari et al. 2020, figure 1: 2 + 4 + 12 bytes a parameter in low precision, with float32 sums; stage 0 of
+    DeepSpeed sums in the low precision."""
     count = 1000
     expected = {
-        0: (2000, 4000, 12000),
+        0: (2000, 2000, 12000),
         1: (2000, 4000, 3000),
         2: (2000, 1000, 3000),
         3: (500, 1000, 3000),
@@ -138,6 +139,21 @@ def test_zero_divides_state_among_the_ranks():
         assert state_bytes(count, zero=zero, ranks=4, precision="bf16") == parts
     for zero in (None, 0):
         assert state_bytes(count, zero=zero, ranks=4, precision="fp32") == (4000, 4000, 8000)
+
+
+@pytest.mark.slow
+def test_zero_s_state_is_what_deepspeed_has(tmp_path):
+    """Weights, masters and moments of both ranks, counted in DeepSpeed's own tensors."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (pip install 'fastbert[deepspeed]')")
+    import rank_runs
+    import scale_cases
+    import zero_cases
+
+    zero_cases.load()
+    for result in rank_runs.launch(scale_cases.states, 2, tmp_path):
+        for (zero, precision), (numbers, weights, others) in result.items():
+            parameters, _, optimizer = state_bytes(numbers, zero=zero, ranks=2, precision=precision)
+            assert (weights, others) == (parameters, optimizer), (zero, precision)
 
 
 def test_a_plan_is_of_the_stage_that_the_run_asks_for():
