@@ -29,13 +29,13 @@ HEAD_SITE = 1 << 20
 class Dropout:
     """What an op needs to drop elements: probability p and the place in the random stream.
 
-    With ``state``, (2,) int64 of seed and offset in device memory, kernels that can read them there do so whenever they
-    run, and ``seed`` and ``offset`` are what was there when this was made.
+    With ``state``, (2,) int64 of seed and offset in memory, kernels that can read them there do so whenever they run;
+    ``seed`` and ``offset`` are then what was there when this was made, or None where that is not known (in a compiler).
     """
 
     p: float
-    seed: int
-    offset: int
+    seed: int | None
+    offset: int | None
     site: int
     state: Tensor | None = field(default=None, compare=False, repr=False)
 
@@ -60,8 +60,8 @@ class DropoutKey:
         state: the two in device memory, for a forward pass that is replayed (`Dropout`).
     """
 
-    seed: int
-    offset: int = 0
+    seed: int | None
+    offset: int | None = 0
     state: Tensor | None = field(default=None, compare=False, repr=False)
 
     def site(self, p: float, site: int) -> Dropout | None:
@@ -84,8 +84,26 @@ def draw() -> DropoutKey:
 
 
 def current() -> DropoutKey:
-    """The key that `use` set, or a fresh one."""
+    """The key that `use` set, or a fresh one.
+
+    Under `torch.compile` seed and offset come out of an op, so that a compiled pass draws anew whenever it runs;
+    kernels that read them from memory (Triton's) follow, and those that are told numbers refuse.
+    """
+    if torch.compiler.is_compiling():
+        return DropoutKey(None, None, torch.ops.fastbert.dropout_state())
     return _current.get() or draw()
+
+
+@torch.library.custom_op("fastbert::dropout_state", mutates_args=())
+def _dropout_state() -> Tensor:
+    key = current()
+    seed = key.seed & 0xFFFFFFFFFFFFFFFF
+    return torch.tensor([seed - (1 << 64) if seed >> 63 else seed, key.offset], dtype=torch.int64)
+
+
+@_dropout_state.register_fake
+def _() -> Tensor:
+    return torch.empty(2, dtype=torch.int64)
 
 
 @contextmanager

@@ -110,6 +110,11 @@ def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int]:
     """(threshold, seed, offset, site) for a schema, in torch's signed integers."""
     if dropout is None:
         return 0, 0, 0, 0
+    if dropout.seed is None:
+        raise BackendError(
+            "dropout in a compiled model needs the Triton kernels, whose bits are drawn anew in every call: on a CPU, "
+            "compile for inference or with the dropout probabilities at 0"
+        )
     seed = dropout.seed & 0xFFFFFFFFFFFFFFFF
     return dropout.threshold, seed if seed <= _LOW63 else seed - (1 << 64), dropout.offset, dropout.site
 

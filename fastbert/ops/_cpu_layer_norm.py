@@ -6,6 +6,8 @@ row. The dropout's bits are drawn again.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, si
 
 def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, save):
     keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
-    rows = x.shape[:-1].numel()
+    rows = math.prod(x.shape[:-1])  # Size.numel() would make a number of a symbol
     statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
     total = x.new_empty(x.shape if keep_sum else 0, dtype=torch.float32)
     return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics

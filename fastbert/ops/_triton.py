@@ -75,7 +75,7 @@ def random_arguments(dropout: Dropout | None, device: torch.device) -> tuple[Ten
     if dropout is None:
         return None, 0, 0, 1.0
     if dropout.state is not None:
-        return dropout.state, dropout.site, dropout.threshold, dropout.scale
+        return dropout.state.to(device, non_blocking=True), dropout.site, dropout.threshold, dropout.scale
     _, seed, offset, site = _cpu.dropout_arguments(dropout)
     if _state.cache_info().currsize > 64:
         _state.cache_clear()

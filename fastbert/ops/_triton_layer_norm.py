@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale
 
 
 def _forward_fake(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save):
-    rows = x.shape[:-1].numel()
+    rows = math.prod(x.shape[:-1])  # Size.numel() would make a number of a symbol
     statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
     total = x.new_empty((rows, x.shape[-1]) if save else 0)
     return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics

@@ -1,0 +1,87 @@
+"""torch.compile(fullgraph=True) of whole models: the eager results, and hardly a recompile over all lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from fastbert import BertConfig, BertForPreTraining, BertModel, PackedBatch
+
+LENGTHS = (128, 2, 512, 1, 300)
+
+
+def config(**options) -> BertConfig:
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return BertConfig(vocab_size=100, max_position_embeddings=512, **sizes, **{**rates, **options})
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def packed(length: int) -> PackedBatch:
+    batch = PackedBatch.from_sequences([torch.randint(5, 100, (n,)) for n in (length, max(length // 2, 1))])
+    positions = torch.arange(0, batch.num_tokens, 5)
+    labels, nsp = positions % 90, torch.tensor([0, 1])
+    return dataclasses.replace(batch, mlm_positions=positions, mlm_labels=labels, nsp_labels=nsp)
+
+
+def results(model, given) -> list[torch.Tensor]:
+    model.zero_grad()
+    out = model(given)
+    found = [out.loss if isinstance(model_of(model), BertForPreTraining) else out.last_hidden_state]
+    if model_of(model).training:
+        found[0].square().mean().backward()
+        found.append(model_of(model).get_parameter(next(iter(dict(model_of(model).named_parameters())))).grad.clone())
+    return [t.detach() for t in found]
+
+
+def model_of(model):
+    return getattr(model, "_orig_mod", model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [
+        ("packed", True),
+        ("padded", False),
+        pytest.param("packed", False, marks=pytest.mark.slow),
+        pytest.param("padded", True, marks=pytest.mark.slow),
+    ],
+)
+def test_one_recompile_over_all_lengths(kind, train):
+    """Lengths of 1 are a shape of their own to the compiler; all others share one graph."""
+    model = (BertModel if kind == "padded" else BertForPreTraining)(config()).train(train)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    for length in LENGTHS:
+        given = torch.randint(5, 100, (3, length)) if kind == "padded" else packed(length)
+        for got, wanted in zip(results(compiled, given), results(model, given), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-6)
+    assert counter.frame_count <= 2
+
+
+def test_dropout_that_would_repeat_is_refused():
+    model = torch.compile(BertModel(config(hidden_dropout_prob=0.1)).train(), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="needs the Triton kernels"):
+        model(torch.randint(5, 100, (2, 8)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_other_backends(backend):
+    model = BertModel(config()).eval()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    for length in (64, 17, 200):
+        ids = torch.randint(5, 100, (2, length))
+        with torch.no_grad():
+            torch.testing.assert_close(
+                compiled(ids).last_hidden_state, model(ids).last_hidden_state, rtol=2e-5, atol=2e-6
+            )
