@@ -1,6 +1,6 @@
-// Enough of CUDA to run csrc/cuda on a CPU, for tests: the threads of a block are contexts that take turns from barrier to
-// barrier, forwards and backwards by turns, so that what is read before a barrier that is missing is stale in one of the
-// two; blocks run one after another.
+// Enough of CUDA to run csrc/cuda on a CPU, for tests: the threads of a block are contexts that take turns, each running
+// until it must wait for its block or its warp, so that what a missing barrier lets happen too early does happen; they
+// take turns forwards and backwards. Blocks run one after another.
 #pragma once
 #include <ucontext.h>
 
@@ -40,7 +40,13 @@ struct Thread {
 inline ucontext_t scheduler;
 inline std::vector<Thread> threads;
 inline std::function<void()> body;
-inline bool votes[1024];
+
+// Those of a block or of a warp who wait for one another.
+struct Meeting {
+    unsigned arrived = 0, generation = 0;
+    uint32_t votes = 0, word = 0;
+};
+inline Meeting of_block, of_warp[32];
 
 inline void run() {
     body();
@@ -50,6 +56,8 @@ inline void run() {
 
 inline void block(unsigned count, bool backwards) {
     if (threads.size() < count) threads.resize(count);
+    of_block = {};
+    for (Meeting& warp : of_warp) warp = {};
     for (unsigned t = 0; t < count; ++t) {
         Thread& thread = threads[t];
         getcontext(&thread.context);
@@ -70,18 +78,24 @@ inline void block(unsigned count, bool backwards) {
 
 }  // namespace emulation
 
-inline void __syncthreads() {
-    const unsigned me = threadIdx.x;
-    swapcontext(&emulation::threads[me].context, &emulation::scheduler);
+inline void meet(emulation::Meeting& here, unsigned wanted) {
+    const unsigned mine = here.generation, me = threadIdx.x;
+    if (++here.arrived == wanted) {
+        here.arrived = 0;
+        here.word = here.votes;
+        here.votes = 0;
+        ++here.generation;
+    }
+    while (here.generation == mine) swapcontext(&emulation::threads[me].context, &emulation::scheduler);
 }
 
+inline void __syncthreads() { meet(emulation::of_block, blockDim.x); }
+
 inline uint32_t __ballot_sync(uint32_t, bool mine) {
-    emulation::votes[threadIdx.x] = mine;
-    __syncthreads();
-    uint32_t word = 0;
-    for (int i = 0; i < 32; ++i) word |= uint32_t(emulation::votes[threadIdx.x / 32 * 32 + i]) << i;
-    __syncthreads();
-    return word;
+    emulation::Meeting& warp = emulation::of_warp[threadIdx.x / 32];
+    warp.votes |= uint32_t(mine) << (threadIdx.x % 32);
+    meet(warp, 32);
+    return warp.word;
 }
 
 inline float __fdiv_rn(float a, float b) { return a / b; }
