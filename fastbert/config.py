@@ -137,7 +137,10 @@ class BertConfig:
     def _set_labels(self, num_labels, id2label, label2id) -> None:
         if id2label is None:
             if num_labels is None and isinstance(label2id, Mapping) and label2id:
-                id2label = {index: name for name, index in label2id.items()}
+                try:
+                    id2label = {int(index): name for name, index in label2id.items()}
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise InputError(f"label2id must map names to class ids, got {label2id!r:.100}") from error
             else:
                 self.num_labels = 2 if num_labels is None else num_labels
                 return
