@@ -210,8 +210,4 @@ def every() -> dict:
 
 def narrow(precision: str, stage: int) -> dict:
     with distributed.joined(always=True) as world:
-        options = DeepSpeedOptions(zero=stage)
-        return {
-            kind: trained(world, "apex", 3.0, options, precision=kind, micro=3, poison=7)
-            for kind in (precision, "fp32")
-        }
+        return trained(world, "apex", 3.0, DeepSpeedOptions(zero=stage), precision=precision, poison=30)

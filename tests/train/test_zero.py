@@ -71,13 +71,8 @@ def test_all_variants_stages_offload_and_accumulation(every):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_updates_float32_masters(tmp_path, precision, stage):
     zero_cases.load()
-    result = rank_runs.launch(lambda: zero_cases.narrow(precision, stage), 2, tmp_path)[0]
-    got, wide = result[precision], result["fp32"]["weights"]
-    # Gradients have 8 or 11 bits; weights kept in so few would stand still at steps this small, or come out coarse.
-    bound = 2e-2 if precision == "bf16" else 4e-3
-    assert largest_relative(got["weights"], wide) < bound
-    rounded = [w.to(getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}[precision])).float() for w in got["weights"]]
-    assert not all(torch.equal(w, r) for w, r in zip(got["weights"], rounded, strict=True))
+    got = rank_runs.launch(lambda: zero_cases.narrow(precision, stage), 2, tmp_path)[0]
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    # What is written for others are the masters, with bits that the weights of the forward pass do not have.
+    assert not any(torch.equal(w, w.to(narrow).float()) for w in got["weights"][:3])
     assert got["kept"]
-    if precision == "fp16":
-        assert got["loss scale"] >= 1

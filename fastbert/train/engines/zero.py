@@ -66,7 +66,9 @@ class DeepSpeedEngine(LocalEngine):
         deepspeed = load_deepspeed()
         if isinstance(optimizer, Lamb):
             optimizer = ShardedLamb.of(optimizer, dist.all_reduce)
+        # Low precision and the loss scale are DeepSpeed's, so `LocalEngine` hears nothing of them.
         super().__init__(model, optimizer, on_device=False, **options)
+        self.precision = precision
         self.world, self.configuration = world, configuration
         self.stage = deepspeed_config.stage(configuration)
         self.deepspeed, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration)
