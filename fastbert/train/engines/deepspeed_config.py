@@ -38,9 +38,16 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
         section = dict(given.get(kind, {}))
         enabled = _agreed(where, f"{kind}.enabled", section.get("enabled", AUTO), precision == kind)
         result[kind] = {**section, "enabled": enabled}
-    if precision == "bf16" and stage(result):
-        # A sum of many micro-batches in bfloat16 would lose the small ones. Stage 0 has nothing else.
-        result.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    if precision == "bf16":
+        sums = result.setdefault("data_types", {})
+        if stage(result) >= 2:
+            # A sum of many micro-batches in bfloat16 would lose the small ones.
+            sums.setdefault("grad_accum_dtype", "fp32")
+        elif sums.setdefault("grad_accum_dtype", "bf16") != "bf16":
+            # DeepSpeed takes another optimiser for it, whose gradients are not those of the other stages.
+            raise InputError(
+                f"{where}: bf16 with gradients added up in fp32 needs ZeRO stage 2 or 3, got {stage(result)}"
+            )
     result.setdefault("zero_allow_untested_optimizer", True)
     result.setdefault("zero_force_ds_cpu_optimizer", False)
     result.setdefault("steps_per_print", None)
