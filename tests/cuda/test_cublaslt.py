@@ -15,6 +15,7 @@ import pytest
 import torch
 from close import assert_close
 
+import fastbert
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError
 from fastbert.ops import _cublaslt, _cuda_linear
@@ -62,8 +63,12 @@ def test_what_cannot_be_loaded_says_why(monkeypatch, tmp_path):
     bad = tmp_path / "libcublasLt.so.13"
     bad.write_text("no library")
     code = "from fastbert.ops import _cublaslt; print(_cublaslt.why_missing())"
-    environment = {**os.environ, "FASTBERT_CUBLASLT": str(bad)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    # The package under test, and not the source tree that a run may start in.
+    package = os.path.dirname(os.path.dirname(fastbert.__file__))
+    environment = {**os.environ, "FASTBERT_CUBLASLT": str(bad), "PYTHONPATH": package}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith(f"{bad}: it does not load")
     monkeypatch.delenv("FASTBERT_CUBLASLT", raising=False)
     assert "torch has loaded no libcublasLt" in _cublaslt.why_missing()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,8 +167,15 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
     )
 
 
+def _compile_at(place: tuple[int, int]) -> Resources:
+    setting, arch = place
+    return compile_one(*list(settings())[setting], arch)
+
+
 def table() -> list[Resources]:
-    return [compile_one(*setting, arch) for arch in ARCHITECTURES for setting in settings()]
+    places = [(setting, arch) for arch in ARCHITECTURES for setting in range(len(list(settings())))]
+    with ProcessPoolExecutor() as pool:  # a minute and a half of compiling
+        return list(pool.map(_compile_at, places))
 
 
 if __name__ == "__main__":
