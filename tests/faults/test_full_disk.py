@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pretraining_runs as runs
@@ -38,6 +39,13 @@ def fill(disk: Path, leave: int) -> Path:
     return ballast
 
 
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.01)
+
+
 def test_a_full_disk_keeps_the_checkpoint_before(small_disk):
     weight = torch.randn(100_000)
     checkpoint.save(small_disk / "c", 1, {"w": weight}, {"n": 1})
@@ -62,6 +70,8 @@ def test_a_run_on_a_disk_that_fills_up(small_disk, tmp_path, errors, asynchronou
 
     def meddle(row: dict) -> None:
         if row["kind"] == "train" and row["step"] == 3:
+            # The checkpoint before may still be on its way in the background.
+            wait_for(out / "checkpoints" / "step_2")
             ballast.append(fill(small_disk, 100_000))
         if row["kind"] == "train" and row["step"] == 7:
             ballast.pop().unlink()
