@@ -31,6 +31,11 @@ def matthews(gold: Sequence, predicted: Sequence) -> float:
     return float(compute(list(gold), list(predicted)))
 
 
+def silhouette(distances, groups: Sequence) -> float:
+    """The mean silhouette of points in groups (Rousseeuw 1987), from -1 to 1, by their (n, n) distances."""
+    return float(_import("sklearn.metrics").silhouette_score(distances, groups, metric="precomputed"))
+
+
 def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
     """Pearson's correlation. Where it is undefined (a constant side, fewer than two rows, a value that is no finite
     number) it is 0, as GLUE's leaderboard shows for an answer that never changes: NaN could not pick a best epoch."""

@@ -1,0 +1,263 @@
+"""Does a model tell the senses of a word apart? One word, two meanings, eight sentences each.
+
+For every word the vectors that a model gives it in its sentences are compared by their cosines. Of a model that knows
+the senses, the nearest other sentence has the same one (leave-one-out accuracy), and the two groups stand apart
+(silhouette, Rousseeuw 1987: 1 = far apart, 0 = mixed). A static vector is the same everywhere: by chance 7 of 15 other
+sentences have the sense of the first, and that is what it reaches.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError, InputError
+from ..tasks.files import atomic_write, write_json
+from ..tasks.metrics import silhouette
+from ..tasks.runs import show_cell
+
+Embed = Callable[[Sequence[str], str], np.ndarray]
+"""(sentences, word) -> (sentences, H): the word's vector in each sentence."""
+
+DATA = Path(__file__).parent / "polysemy.tsv"
+
+# Cosines nearer than this are one: vectors of one word that are the same come out of a model with other roundings.
+_TIE = 1e-5
+
+
+@dataclass(frozen=True)
+class Use:
+    """A word in a sentence, in one of its senses."""
+
+    word: str
+    sense: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The sentence whose vector is nearest to that of another."""
+
+    sentence: str
+    sense: str
+    nearest: str
+    nearest_sense: str
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How far a model holds the senses of a word apart.
+
+    Args:
+        accuracy: the share of sentences whose nearest other has the same sense; of equally near ones, their share.
+        chance: what vectors that know nothing reach.
+        silhouette: the mean over sentences, by cosine distance, -1 to 1.
+        neighbours: of every sentence.
+        points: (sentences, 2) the first two principal components, for the picture.
+    """
+
+    model: str
+    word: str
+    senses: tuple[str, ...]
+    accuracy: float
+    chance: float
+    silhouette: float
+    neighbours: tuple[Neighbour, ...]
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Polysemy:
+    """The test of some models.
+
+    Args:
+        separations: a line a model and word.
+        paths: what was written.
+    """
+
+    separations: tuple[Separation, ...]
+    paths: tuple[Path, ...] = ()
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Mean accuracy, chance and silhouette of each model over the words."""
+        found: dict[str, dict[str, float]] = {}
+        for model in dict.fromkeys(s.model for s in self.separations):
+            own = [s for s in self.separations if s.model == model]
+            names = ("accuracy", "chance", "silhouette")
+            found[model] = {name: float(np.mean([getattr(s, name) for s in own])) for name in names}
+        return found
+
+    def table(self) -> list[Sequence]:
+        """A header, and a line a word with each model's accuracy and silhouette; the means at the end."""
+        models = list(dict.fromkeys(s.model for s in self.separations))
+        lines: list[Sequence] = [("word", *(f"{model} {what}" for model in models for what in ("1-NN", "silhouette")))]
+        for word in dict.fromkeys(s.word for s in self.separations):
+            own = {s.model: s for s in self.separations if s.word == word}
+            lines.append((word, *(v for model in models for v in (own[model].accuracy, own[model].silhouette))))
+        means = self.means()
+        lines.append(("mean", *(means[model][what] for model in models for what in ("accuracy", "silhouette"))))
+        return lines
+
+
+def read_uses(path: Path = DATA) -> list[Use]:
+    """The sentences: columns word, sense, sentence. Raises DataError where a word is not once in its sentence."""
+    with open(path, encoding="utf-8", newline="") as file:
+        uses = [Use(**row) for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    for use in uses:
+        word_span(use.sentence, use.word)
+    return uses
+
+
+def word_span(sentence: str, word: str) -> tuple[int, int]:
+    """Where a word stands in a sentence, in characters. Raises DataError where it is not there exactly once."""
+    found = list(re.finditer(rf"\b{re.escape(word)}\b", sentence, re.IGNORECASE))
+    if len(found) != 1:
+        raise DataError(f"expected the word {word!r} once in a sentence, got {len(found)} in {sentence!r:.200}")
+    return found[0].span()
+
+
+def word_embedder(model, tokenizer, layers: str = "last") -> Embed:
+    """The vector of a word by a model: the mean over its pieces.
+
+    Args:
+        model: whatever `tasks.features.token_features` takes.
+        layers: one of `tasks.features.LAYERS`.
+    """
+    from ..tasks.features import token_features
+
+    def embed(sentences: Sequence[str], word: str) -> np.ndarray:
+        vectors = []
+        for sentence, found in zip(sentences, token_features(model, tokenizer, sentences, layers), strict=True):
+            begin, end = word_span(sentence, word)
+            offsets = tokenizer.encode(sentence).offsets
+            own = [number for number, (first, last) in enumerate(offsets) if first < end and last > begin]
+            vectors.append(found.values[own].mean(0))
+        return np.stack(vectors)
+
+    return embed
+
+
+def compare(
+    models: Mapping[str, Embed], out: Path | None = None, words: Sequence[str] | None = None, uses: Sequence[Use] = ()
+) -> Polysemy:
+    """Runs the test.
+
+    Args:
+        models: names and what gives a word's vectors.
+        out: a directory for polysemy.json, polysemy.tsv and polysemy.png; None writes nothing.
+        words: which of the words; None for all.
+        uses: other sentences than ours.
+
+    Raises:
+        InputError: no such word, or vectors that are not one a sentence.
+    """
+    uses = list(uses) or read_uses()
+    known = list(dict.fromkeys(use.word for use in uses))
+    for word in words or ():
+        if word not in known:
+            raise InputError(f"word must be one of {', '.join(known)}, got {word!r:.100}")
+    separations = []
+    for name, embed in models.items():
+        for word in words or known:
+            own = [use for use in uses if use.word == word]
+            vectors = np.asarray(embed([use.sentence for use in own], word), dtype=np.float64)
+            if vectors.ndim != 2 or len(vectors) != len(own) or not np.isfinite(vectors).all():
+                raise InputError(f"{name} must give {len(own)} finite vectors for {word!r}, got shape {vectors.shape}")
+            separations.append(separate(name, own, vectors))
+    found = Polysemy(tuple(separations))
+    return found if out is None else Polysemy(found.separations, tuple(_write(found, Path(out))))
+
+
+def separate(model: str, uses: Sequence[Use], vectors: np.ndarray) -> Separation:
+    """How vectors (n, H) of one word's uses, at least two of each sense, stand to each other."""
+    senses = np.array([use.sense for use in uses])
+    distances = _distances(vectors)
+    others = distances + np.where(np.eye(len(uses), dtype=bool), np.inf, 0.0)
+    nearest = others == others.min(1, keepdims=True)
+    same = senses[:, None] == senses[None]
+    counts = same.sum(1) - 1
+    neighbours = [
+        Neighbour(use.sentence, use.sense, uses[k].sentence, uses[k].sense, float(1 - distances[i, k]))
+        for i, (use, k) in enumerate(zip(uses, others.argmin(1), strict=True))
+    ]
+    return Separation(
+        model,
+        uses[0].word,
+        tuple(dict.fromkeys(senses.tolist())),
+        float(((nearest & same).sum(1) / nearest.sum(1)).mean()),
+        float((counts / (len(uses) - 1)).mean()),
+        silhouette(distances, senses),
+        tuple(neighbours),
+        tuple(map(tuple, _principal_components(vectors).tolist())),
+    )
+
+
+def _distances(vectors: np.ndarray) -> np.ndarray:
+    """(n, n) one minus the cosine, in steps of `_TIE` so that equal vectors are equally far from each other."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(lengths > 0, lengths, 1.0)
+    distances = np.round((1.0 - units @ units.T) / _TIE) * _TIE
+    np.fill_diagonal(distances, 0.0)
+    return np.maximum(distances, 0.0)
+
+
+def _principal_components(vectors: np.ndarray) -> np.ndarray:
+    """(n, 2) of the vectors' unit lengths; zeros where they do not differ."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(lengths > 0, lengths, 1.0)
+    units = units - units.mean(0)
+    u, s, _ = np.linalg.svd(units, full_matrices=False)
+    points = np.zeros((len(units), 2))
+    count = min(2, len(s))
+    points[:, :count] = u[:, :count] * np.where(s[:count] > _TIE, s[:count], 0.0)
+    return points
+
+
+def _write(found: Polysemy, out: Path) -> list[Path]:
+    paths = [out / name for name in ("polysemy.json", "polysemy.tsv", "polysemy.png")]
+    write_json({"means": found.means(), "separations": [asdict(s) for s in found.separations]}, paths[0])
+    with atomic_write(paths[1]) as file:
+        file.writelines("\t".join(map(show_cell, line)) + "\n" for line in found.table())
+    picture(found, paths[2])
+    return paths
+
+
+def picture(found: Polysemy, path: Path) -> Path:
+    """Draws a panel for every model (columns) and word (rows): its uses by their first two principal components."""
+    from matplotlib.figure import Figure
+
+    models = list(dict.fromkeys(s.model for s in found.separations))
+    words = list(dict.fromkeys(s.word for s in found.separations))
+    figure = Figure(figsize=(2.6 * len(models) + 0.4, 2.3 * len(words) + 0.6), layout="constrained")
+    axes = figure.subplots(len(words), len(models), squeeze=False)
+    for separation in found.separations:
+        ax = axes[words.index(separation.word)][models.index(separation.model)]
+        points = np.array(separation.points)
+        for sense, marker in zip(separation.senses, "ox^svD", strict=False):
+            own = [n.sense == sense for n in separation.neighbours]
+            ax.scatter(*points[own].T, s=18, marker=marker, label=sense)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.margins(0.12)
+        ax.set_title(
+            f"{separation.model}: {separation.word}\n1-NN {separation.accuracy:.2f}, "
+            f"silhouette {separation.silhouette:.2f}",
+            fontsize=8,
+        )
+        if separation.model == models[0]:
+            ax.legend(fontsize=6, loc="best")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"tmp-{path.name}")
+    try:
+        figure.savefig(temporary, dpi=110)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
