@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import DataError, InputError
-from .results import write_json
+from .results import write_json, write_text
 
 BEGIN, END = "<!-- fastbert bench report -->", "<!-- end of fastbert bench report -->"
 
@@ -30,9 +30,7 @@ def write(rows: list[dict], directory: Path) -> tuple[Path, Path]:
     path = directory / slug(where["gpu"]) / f"{where['date']}.json"
     document = {"format": 1, "environment": where, "rows": [row for row in rows if row not in places]}
     write_json(document, path)
-    table = path.with_suffix(".md")
-    table.write_text(render(document) + "\n", encoding="utf-8")
-    return path, table
+    return path, write_text(render(document) + "\n", path.with_suffix(".md"))
 
 
 def read(directory: Path) -> list[dict]:
@@ -126,4 +124,4 @@ def into(text: str, page: Path) -> None:
     begin, end = content.find(BEGIN), content.find(END)
     if begin < 0 or end < begin:
         raise InputError(f"{page}: expected the lines {BEGIN} and {END}, found none")
-    page.write_text(content[: begin + len(BEGIN)] + f"\n{text}\n" + content[end:], encoding="utf-8")
+    write_text(content[: begin + len(BEGIN)] + f"\n{text}\n" + content[end:], page)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from ..train.plots import save_figure
 
 _COLORS = {"fp32": "#8fb8e8", "bf16": "#0b57a4", "int8": "#4b2e83"}
 
@@ -32,13 +33,7 @@ def plot(document: dict, path: Path) -> Path:
     figure.suptitle(
         f"{machine['processor']}, {document['threads']} threads; {document['date'][:10]}", fontsize="medium"
     )
-    temporary = path.with_name(f"tmp-{path.name}")
-    try:
-        figure.savefig(temporary, dpi=150)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return save_figure(figure, path)
 
 
 def _panel(axis, session: dict, workload: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import hardware
+from ..tasks.files import atomic_write
 from .session import Row, Session
 from .workloads import flops
 
@@ -196,13 +197,8 @@ def write_json(document: dict, path: Path) -> Path:
 
 def write_text(text: str, path: Path) -> Path:
     """Likewise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"tmp-{path.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_write(path) as file:
+        file.write(text)
     return path
 
 

@@ -50,6 +50,11 @@ def loss_plot(
             axis.legend(frameon=False, fontsize="small")
     if title:
         figure.suptitle(title)
+    return save_figure(figure, path)
+
+
+def save_figure(figure, path: Path) -> Path:
+    """Writes a picture whole or not at all."""
     temporary = path.with_name(f"tmp-{path.name}")
     try:
         figure.savefig(temporary, dpi=150)
