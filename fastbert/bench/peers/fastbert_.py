@@ -87,6 +87,7 @@ class Training(Adapter):
         )
 
     def answer(self) -> dict[str, np.ndarray]:
+        restore(self.model, self.directory)
         self.model.eval()
         with fastbert.backend(self.backend):
             loss = self.engine.backward(lambda: self.model(self.batch).loss)
@@ -120,6 +121,21 @@ _COMPARED = (
     "cls.predictions.bias",
     "cls.seq_relationship.weight",
 )
+
+
+def restore(model: torch.nn.Module, directory: Path) -> None:
+    """Puts the directory's weights back into a BertForPreTraining by anybody, whose steps on a batch have moved them.
+
+    One tensor after another: a second set of weights would count as the library's own memory.
+    """
+    from safetensors import safe_open
+
+    with safe_open(directory / "model.safetensors", "pt") as file, torch.no_grad():
+        held = set(file.keys())
+        for name, parameter in model.named_parameters():
+            if name not in held:
+                raise ValueError(f"{directory}: expected {name} among its tensors, got {len(held)} others")
+            parameter.copy_(file.get_tensor(name))
 
 
 def taken(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, np.ndarray]:

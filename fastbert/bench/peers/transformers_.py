@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from . import Adapter
-from .fastbert_ import taken
+from .fastbert_ import restore, taken
 
 
 def _load(cls, directory: Path, attention: str, **options) -> torch.nn.Module:
@@ -83,6 +83,7 @@ class Training(Adapter):
         return loss.detach()
 
     def answer(self) -> dict[str, np.ndarray]:
+        restore(self.model, self.directory)
         self.model.eval()
         return taken(self.model, self._backward())
 
