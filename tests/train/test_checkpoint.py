@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -249,12 +250,57 @@ def test_the_library_reads_every_dtype(tmp_path):
 
 def test_blocks_of_any_size_are_the_same_file(tmp_path, monkeypatch):
     files = []
-    for block in (1 << 24, 7, 64):
+    tensors = some_tensors() | {"large": torch.randn(5000)}  # of several pages, the last one begun
+    for block in (1 << 24, 7, 64, 4096, 8192):
         monkeypatch.setattr(tensor_file, "_BLOCK", block)
-        path = checkpoint.save(tmp_path, block, some_tensors(), {}, keep=9)
+        path = checkpoint.save(tmp_path, block, tensors, {}, keep=9)
         files.append((path / "tensors.safetensors").read_bytes())
         checkpoint.verify(path)
-    assert files[0] == files[1] == files[2]
+    assert len(files[0]) > 4 * 4096
+    assert all(file == files[0] for file in files)
+
+
+class Stubborn:
+    """A file system that takes the flag for writing past the page cache and then refuses, or stops half way."""
+
+    def __init__(self, file, how: str) -> None:
+        self.file, self.how, self.refused = file, how, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def write(self, data) -> int:
+        if fcntl.fcntl(self.fileno(), fcntl.F_GETFL) & os.O_DIRECT:
+            self.refused += 1
+            if self.how == "refuses":
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            return self.file.write(data[:512])
+        return self.file.write(data)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no way past its page cache")
+@pytest.mark.parametrize("how", ["refuses", "stops"])
+def test_a_file_system_without_direct_writes_gets_the_same_file(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(tensor_file, "_BLOCK", 4096)
+    tensors = {"large": torch.randn(5000)}
+    plain = checkpoint.save(tmp_path / "plain", 1, tensors, {})
+    opened = []
+
+    def stubborn(path, mode="r", **options):
+        opened.append(Stubborn(open(path, mode, **options), how))  # noqa: SIM115  (the wrapper closes it)
+        return opened[-1]
+
+    monkeypatch.setattr(tensor_file, "open", stubborn, raising=False)
+    odd = checkpoint.save(tmp_path / "odd", 1, tensors, {})
+    assert sum(file.refused for file in opened) >= 4
+    assert (odd / "tensors.safetensors").read_bytes() == (plain / "tensors.safetensors").read_bytes()
+    checkpoint.verify(odd)
 
 
 def test_bytes_that_verify_but_are_no_tensors_are_one_sentence(tmp_path):
@@ -321,15 +367,21 @@ class Disk:
         return Faulty()
 
 
-# How often a save does each: 3 files, the first in 6 writes (its header, all tensors but the empty one); fsync
-# of these, of the temporary and of the parent directory; renames into place.
-OPERATIONS = [("mkdir", 1), ("open", 3), ("write", 8), ("fsync", 5), ("rename", 1)]
+# How often a save does each: 3 files, written in blocks; fsync of these, of the temporary and of the parent directory;
+# renames into place.
+OPERATIONS = [("mkdir", 1), ("open", 3), ("write", None), ("fsync", 5), ("rename", 1)]
+BLOCK = 100
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "same step"])
 @pytest.mark.parametrize(("kind", "times"), OPERATIONS)
 def test_a_failing_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, kind, times, again, code):
+    monkeypatch.setattr(tensor_file, "_BLOCK", BLOCK)
+    if kind == "write":
+        sample = checkpoint.save(tmp_path / "sample", 1, some_tensors(0), {"n": 1})
+        times = sum(-(-path.stat().st_size // BLOCK) for path in sample.iterdir())
+        assert times > 8
     times += kind == "rename" and again  # the one that is there stands aside
     for fail_at in range(1, times + 2):
         directory = tmp_path / str(fail_at)
