@@ -26,9 +26,11 @@ def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
     if itemsize == 4:
         return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
     if max_seqlen <= 64:
-        return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 1}
-    if 128 < max_seqlen <= WHOLE_ROWS:
-        return {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCKS": triton.cdiv(max_seqlen, 128), "num_warps": 8, "num_stages": 1}
+        return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCKS": 1, "num_warps": 4, "num_stages": 1}
+    if max_seqlen <= WHOLE_ROWS:
+        rows = 128 if max_seqlen <= 128 and head_dim <= 64 else 64
+        blocks = triton.cdiv(max_seqlen, 128)
+        return {"BLOCK_M": rows, "BLOCK_N": 128, "BLOCKS": blocks, "num_warps": 8, "num_stages": 1}
     if head_dim <= 64:
         return {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
     return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
@@ -84,7 +86,6 @@ def _attention_fwd_kernel(
     keep_scale,
     CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
-    ONE_PASS: tl.constexpr,
     PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -119,12 +120,9 @@ def _attention_fwd_kernel(
         # Rows past the end have seen nothing but -inf.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         probs = tl.exp2(scores - shift[:, None])
-        if ONE_PASS:
-            total = tl.sum(probs, 1)
-        else:
-            old = tl.exp2(m - shift)
-            total = total * old + tl.sum(probs, 1)
-            acc *= old[:, None]
+        old = tl.exp2(m - shift)
+        total = total * old + tl.sum(probs, 1)
+        acc *= old[:, None]
         m = higher
         if HAS_DROPOUT:
             keep = keep_bits(seed, offset, site, threshold, random_rows, first // 8, BLOCK_M, BLOCK_N)
@@ -242,7 +240,6 @@ def attention_forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rn
     if tokens and sequences and max_seqlen:
         settings = forward_settings(head_dim, max_seqlen, q.element_size())
         grid = (triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)
-        one_pass = {} if "BLOCKS" in settings else {"ONE_PASS": max_seqlen <= settings["BLOCK_N"]}
         kernel = _attention_fwd_whole_kernel if "BLOCKS" in settings else _attention_fwd_kernel
         kernel[grid](
             *(q, k, v, out, lse, cu_seqlens, empty_rng(q) if rng is None else rng),
@@ -250,7 +247,6 @@ def attention_forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rn
             *(tokens, nheads, softmax_scale, site, threshold, keep_scale),
             CAUSAL=causal,
             HAS_DROPOUT=rng is not None,
-            **one_pass,
             PRECISION=precision(q),
             HEAD_DIM=head_dim,
             BLOCK_D=max(next_power_of_2(head_dim), 16),

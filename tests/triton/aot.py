@@ -84,10 +84,8 @@ def settings(dtype: str = "bf16"):
         sizes = {"CAUSAL": False, "HAS_DROPOUT": True, "PRECISION": "tf32", "HEAD_DIM": head_dim, "BLOCK_D": head_dim}
         for max_seqlen in (64, 128, 256, 512, 1024):
             tiles, launch = _apart(attention.forward_settings(head_dim, max_seqlen, 2))
-            whole = "BLOCKS" in tiles
-            kernel = attention._attention_fwd_whole_kernel if whole else attention._attention_fwd_kernel
-            flags = {**sizes, **tiles, **({} if whole else {"ONE_PASS": max_seqlen <= tiles["BLOCK_N"]})}
-            yield f"attention_fwd d={head_dim} S={max_seqlen}", kernel, dtype, flags, launch
+            kernel = attention._attention_fwd_whole_kernel if "BLOCKS" in tiles else attention._attention_fwd_kernel
+            yield f"attention_fwd d={head_dim} S={max_seqlen}", kernel, dtype, {**sizes, **tiles}, launch
         tiles, launch = _apart(attention_backward.backward_settings(head_dim, 2))
         flags = {**sizes, **tiles}
         yield f"attention_dkdv d={head_dim}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
