@@ -88,6 +88,14 @@ class LogitsOutput(ModelOutput):
 
 
 @dataclass
+class CausalLMOutput(LogitsOutput):
+    mlm_loss: Tensor | None = field(default=None, metadata=_EXTRA)
+    # What the training loop reads where there are pairs, of which this model says nothing.
+    nsp_loss: None = field(default=None, metadata=_EXTRA)
+    nsp_logits: None = field(default=None, metadata=_EXTRA)
+
+
+@dataclass
 class QuestionAnsweringOutput(ModelOutput):
     loss: Tensor | None = None
     start_logits: Tensor | None = None

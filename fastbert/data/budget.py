@@ -160,6 +160,8 @@ class BudgetData:
     def _most_predictions(self, lengths: np.ndarray) -> np.ndarray:
         """How many predictions the samples can have at most: all tokens but the special ones may be maskable."""
         config = self.config
+        if config.objective == "causal":
+            return np.maximum(lengths - 1, 0)
         maskable = lengths - (3 if config.nsp else 2)
         most = np.floor(maskable * config.mlm_probability).astype(np.int64) + 1
         if config.max_predictions is not None:
@@ -174,7 +176,8 @@ class BudgetData:
         # One long sample in a batch of its own must always fit.
         slots = max(slots, self._pad_sequences(0) + 2)
         predictions = max(predictions, int(self._most_predictions(np.array([longest]))[0]), 1)
-        return BatchShape(self._budget, _round_up(slots), _round_up(predictions), longest)
+        # Each has a place of its own among the tokens, of which next words leave few.
+        return BatchShape(self._budget, _round_up(slots), min(_round_up(predictions), self._budget), longest)
 
     def _pad_sequences(self, tokens: int) -> int:
         return -(-(self._budget - tokens) // self.config.max_seqlen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import InputError
 
@@ -13,6 +14,9 @@ class PretrainingConfig:
 
     max_seqlen: int = 128
     """Longest sample in tokens, special tokens included."""
+    objective: Literal["mlm", "causal"] = "mlm"
+    """mlm = predict masked tokens from both sides; causal = predict every token from those before it. The model must be
+    of that kind: new weights of a BERT are made so."""
     mlm_probability: float = 0.15
     """Share of the tokens to predict."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
@@ -33,6 +37,10 @@ class PretrainingConfig:
     def __post_init__(self) -> None:
         if self.max_seqlen < 8:
             raise InputError(f"max_seqlen must be at least 8, got {self.max_seqlen}")
+        if self.objective not in ("mlm", "causal"):
+            raise InputError(f"objective must be mlm or causal, got {self.objective!r}")
+        if self.objective == "causal" and (self.whole_word or self.max_predictions is not None):
+            raise InputError("whole_word and max_predictions choose masked tokens, and objective causal masks none")
         for name in ("mlm_probability", "short_seq_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")

@@ -1,4 +1,4 @@
-"""Shards -> packed batches for masked-LM and next-sentence pre-training.
+"""Shards -> packed batches for masked-LM or next-word, and next-sentence pre-training.
 
 Everything is a pure function of (seed, epoch, sample): which sentences make a sample, which tokens are masked, in which
 order and batch it comes. So there is no state to save, and any number of workers gives the same data.
@@ -47,8 +47,10 @@ class PretrainingData:
     def __setstate__(self, state: dict) -> None:
         self.__init__(state["shards"], state["config"])
 
-    def _make_masker(self) -> Masker:
+    def _make_masker(self) -> Masker | None:
         config, vocab_size = self.config, self.shards.manifest.vocab_size
+        if config.objective == "causal":
+            return None
         maskable = np.ones(vocab_size, dtype=bool)
         maskable[list(self._special.all)] = False
         replacements = np.flatnonzero(maskable)
@@ -69,7 +71,9 @@ class PretrainingData:
         )
 
     def is_maskable(self, ids: np.ndarray) -> np.ndarray:
-        """Which of these ids may be chosen for prediction: bool, of the same shape."""
+        """Which of these ids may be chosen for prediction: bool, of the same shape; all where nothing is masked."""
+        if self._masker is None:
+            return np.ones(np.shape(ids), dtype=bool)
         return self._masker.maskable[ids]
 
     def _version(self, epoch: int) -> int:
@@ -149,8 +153,11 @@ class PretrainingData:
         sample = np.repeat(np.arange(len(lengths)), lengths)
         position = np.arange(len(ids)) - cu_seqlens[sample]
         types = (position >= np.asarray(lengths_a, dtype=np.int64)[sample]).astype(np.int64)
-        keys = randomness.key(self.config.seed, self._version(epoch), _MASKS, np.asarray(sample_ids))
-        corrupted, positions, labels = self._masker(ids, sample, position, keys)
+        if self._masker is None:
+            corrupted, (positions, labels) = ids, next_tokens(ids, cu_seqlens)
+        else:
+            keys = randomness.key(self.config.seed, self._version(epoch), _MASKS, np.asarray(sample_ids))
+            corrupted, positions, labels = self._masker(ids, sample, position, keys)
         return PackedBatch(
             input_ids=torch.from_numpy(corrupted),
             token_type_ids=torch.from_numpy(types),
@@ -165,6 +172,23 @@ class PretrainingData:
     def _segment(self, sentences: np.ndarray, cut: np.ndarray) -> np.ndarray:
         tokens = self.shards.gather(int(sentences[0]), int(sentences[1]))
         return tokens[int(cut[0]) : len(tokens) - int(cut[1])]
+
+
+def next_tokens(ids: np.ndarray, cu_seqlens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What a left-to-right model predicts: every place that has a next token, and those tokens.
+
+    Args:
+        ids: (T,) of sequences laid end to end.
+        cu_seqlens: (B+1,) their bounds.
+
+    Returns:
+        positions (N,) int64, ascending, and labels (N,).
+    """
+    has_next = np.ones(len(ids), dtype=bool)
+    ends = cu_seqlens[1:][np.diff(cu_seqlens) > 0]
+    has_next[ends - 1] = False
+    positions = np.flatnonzero(has_next)
+    return positions, ids[positions + 1]
 
 
 @dataclass(frozen=True)
@@ -198,7 +222,12 @@ def realised_shares(data: PretrainingData, epoch: int = 0, max_tokens: int = 1_0
     """Counts over at least max_tokens tokens of an epoch and, where it is shorter, of those after it.
 
     A random replacement that happens to be the original token counts as kept.
+
+    Raises:
+        InputError: the objective masks nothing.
     """
+    if data.config.objective != "mlm":
+        raise InputError(f"shares of masked tokens are those of objective mlm, got {data.config.objective}")
     counts = np.zeros(8, dtype=np.int64)
     special = data.shards.manifest.special_ids
     while counts[0] < max_tokens:

@@ -65,13 +65,21 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
     return canonical
 
 
-def load_into(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "bert", source) -> LoadReport:
+def load_into(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    prefix: str = "bert",
+    trunk: tuple[str, ...] = ("embeddings.", "encoder."),
+    source,
+) -> LoadReport:
     """Copies a state dictionary of any variant into a model, in the model's dtype; all or nothing.
 
     Args:
         model: holds its encoder as the attribute ``prefix``, or is a bare BertModel. On the meta device it is given
             tensors of its own on the CPU; elsewhere its parameters are written in place.
         state: names to tensors, as ``read_state_dict`` gives them.
+        trunk: what the names of tensors begin with, after the prefix, that must be there.
         source: what messages call the origin, a path.
 
     Raises:
@@ -80,7 +88,8 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "b
     state = canonical_keys(state, prefix)
     own: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        own.setdefault(canonical_name(name, prefix), tensor)
+        name = canonical_name(name, prefix)
+        own.setdefault(f"{prefix}.{name}" if name.startswith(trunk) else name, tensor)
     own = {name: tensor for name, tensor in own.items() if not is_computed(name)}
 
     # A tied parameter has several names, and any of them in the file will do: the first, the embedding's, wins.
@@ -91,7 +100,7 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "b
     missing = tuple(name for name, tensor in own.items() if id(tensor) not in found)
     unexpected = tuple(name for name in state if name not in own)
     mismatched = tuple(name for name, tensor in own.items() if name in state and not _fits(state[name], tensor))
-    needed = tuple(name for name in missing if name.startswith((f"{prefix}.embeddings.", f"{prefix}.encoder.")))
+    needed = tuple(name for name in missing if name.startswith(tuple(f"{prefix}.{part}" for part in trunk)))
     if needed or mismatched:
         shapes = [f"{n} is {tuple(state[n].shape)} for {tuple(own[n].shape)}" for n in mismatched]
         raise CheckpointError(

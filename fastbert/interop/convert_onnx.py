@@ -109,11 +109,14 @@ def write_onnx(found, target: Path) -> None:
     or (batch, choices, sequence) for multiple choice.
 
     Raises:
-        InputError: the packages onnx and onnxscript are not installed, or the target is a directory.
+        InputError: the packages onnx and onnxscript are not installed, the target is a directory, or the model reads
+            from left to right.
         CheckpointError: the graph is larger than one file may be, or the file cannot be written.
     """
     if target.is_dir():
         raise InputError(f"{target}: expected the name of an .onnx file, got a directory")
+    if found.model.config.is_decoder:
+        raise InputError(f"{target}: the graph of an encoder is written, got a model with is_decoder (left to right)")
     module = PaddedBert(found.model).eval()
     total = sum(p.numel() * p.element_size() for p in module.parameters())
     if total >= 1 << 31:

@@ -230,7 +230,7 @@ class _Call:
         pooler = self.model._modules.get("pooler")
         if pooler is not None:
             # Its own forward takes column 0 of (B, S, H): adapters and hooks on it work as ever.
-            pooled = pooler(tokens.first_tokens(last)[:, None])
+            pooled = pooler(tokens.pooled_tokens(last)[:, None])
         return self._output(
             tokens.unpack(last),
             pooled,

@@ -52,7 +52,12 @@ def our_config(config: Any, family: Family) -> BertConfig:
     )
     values = {name: getattr(config, family.field(name), None) for name in names}
     values["type_vocab_size"] = values["type_vocab_size"] or 1
-    return BertConfig(pad_token_id=None, **{name: value for name, value in values.items() if value is not None})
+    ours = BertConfig(pad_token_id=None, **{name: value for name, value in values.items() if value is not None})
+    if ours.is_decoder:
+        raise InputError("is_decoder must be false: patch computes encoders; load the weights into a BertModel of ours")
+    if ours.position_embedding_type != "absolute":
+        raise InputError(f"position_embedding_type must be 'absolute', got {ours.position_embedding_type!r}")
+    return ours
 
 
 def approximation(activation: nn.Module) -> str | None:

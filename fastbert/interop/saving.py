@@ -16,7 +16,10 @@ from ..modules.quantized import is_quantized
 from .names import is_computed, unwrapped_name
 from .weight_files import SAFETENSORS
 
-TOKENIZER_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_FILES = (
+    *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.json", "merges.txt"),
+)
 
 
 def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], tokenizer_source=None) -> Path:
@@ -39,8 +42,8 @@ def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], 
     floating = next((str(t.dtype).removeprefix("torch.") for t in state.values() if t.is_floating_point()), None)
     config = {
         **{name: value for name, value in config_dict.items() if name != "torch_dtype"},
-        "architectures": [type(model).__name__],
-        "model_type": "bert",
+        "architectures": [getattr(model, "architecture", type(model).__name__)],
+        "model_type": config_dict.get("model_type", "bert"),
         "dtype": floating,
     }
     text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
@@ -86,7 +89,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
         state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
     if not state:
         raise CheckpointError(f"{type(model).__name__}: expected a model with weights to save, got none")
-    return state
+    return model.tensors_to_file(state) if hasattr(model, "tensors_to_file") else state
 
 
 def tokenizer_files(source) -> list[Path]:

@@ -80,7 +80,7 @@ class BertModel(PreTrainedModel):
         """`forward` with the result still packed, for the heads to build on; the same arguments.
 
         With ``only`` (N,) int64, indices of packed tokens, the last layer is computed for these and for the pooler's
-        first tokens alone.
+        tokens alone.
         """
         if unknown:
             raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
@@ -124,12 +124,12 @@ class BertModel(PreTrainedModel):
         )
         rows = only
         if only is not None and self.pooler is not None:
-            rows = torch.cat([tokens.first_rows(), only])
+            rows = torch.cat([tokens.pooled_rows(), only])
         show = tokens.show if keep_states else None
         hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states), rows, show)
         pooled = None
         if self.pooler is not None and only is None:
-            pooled = self.pooler(tokens.first_tokens(hidden))
+            pooled = self.pooler(tokens.pooled_tokens(hidden))
         elif self.pooler is not None:
             first, hidden = hidden.split([len(rows) - len(only), len(only)])
             pooled = self.pooler(tokens.without_empty(first))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import BertConfig
 from ..errors import InputError
+from ..model_config import ModelConfig
 from ..modules.encoder import lay_out
 from ..modules.layout import Layout, PackedLayout
 from ..packing import PackedBatch, Packing
@@ -27,6 +27,7 @@ class Tokens:
         packing: the way back to (B, S); None for a caller who came packed.
         keep: (B, S) bool on the padded path under a mask: tokens that are given back; None for all.
         row: the caller came with (1, T) packed tokens.
+        causal: tokens see no later one, so that the last one stands for a sequence and not the first.
         key: the dropout key of this forward pass; None in evaluation.
     """
 
@@ -40,6 +41,7 @@ class Tokens:
     row: bool = False
     inputs_embeds: Tensor | None = None
     key: DropoutKey | None = None
+    causal: bool = False
 
     def unpack(self, x: Tensor) -> Tensor:
         """(T, ...) -> (B, S, ...) with zeros at masked tokens, or as the caller came."""
@@ -68,22 +70,28 @@ class Tokens:
             )
         return self.packing.pack(x)
 
-    def first_rows(self) -> Tensor:
-        """(B,) int64: where the first token of each sequence is; some other token's place for an empty one."""
-        return self.cu_seqlens[:-1].long().clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
+    def pooled_rows(self) -> Tensor:
+        """(B,) int64: where the token is that stands for each sequence, its first, or its last where attention is
+        causal; some other token's place for an empty sequence."""
+        if not self.causal:
+            return self.cu_seqlens[:-1].long().clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
+        last = self.cu_seqlens[1:].long() - 1
+        if self.keep is not None:  # the rectangle with its pads
+            last = last - self.keep.flip(1).int().argmax(1)
+        return last.clamp(min=0)
 
-    def first_tokens(self, x: Tensor) -> Tensor:
-        """(T, H) -> (B, H): the first token of each sequence; zeros for an empty one."""
+    def pooled_tokens(self, x: Tensor) -> Tensor:
+        """(T, H) -> (B, H): the token that stands for each sequence; zeros for an empty one."""
         if x.shape[0] == 0:
             return x.new_zeros(self.cu_seqlens.numel() - 1, x.shape[-1])
-        return self.without_empty(x.index_select(0, self.first_rows()))
+        return self.without_empty(x.index_select(0, self.pooled_rows()))
 
     def without_empty(self, first: Tensor) -> Tensor:
-        """(B, H) of the first tokens, with zeros for an empty sequence."""
+        """(B, H) of the pooled tokens, with zeros for an empty sequence."""
         return first * (self.cu_seqlens.diff() > 0)[:, None]
 
 
-def check_ids(config: BertConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor) -> None:
+def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor) -> None:
     """Raises InputError for an id outside its table.
 
     On a GPU the ids are not looked at: that would make the host wait for the device in every step.
@@ -95,7 +103,7 @@ def check_ids(config: BertConfig, input_ids: Tensor | None, token_type_ids: Tens
         ("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size is"),
         ("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings is"),
     ):
-        if ids is None or ids.numel() == 0:
+        if ids is None or size is None or ids.numel() == 0:
             continue
         low, high = (int(x) for x in ids.aminmax())
         if low < 0 or high >= size:
@@ -111,7 +119,7 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
         raise InputError(f"labels must be between 0 and {num_classes - 1}, or -100 for none, got {int(wrong[0])}")
 
 
-def _check_length(config: BertConfig, length: int) -> None:
+def _check_length(config: ModelConfig, length: int) -> None:
     if length > config.max_position_embeddings:
         raise InputError(
             f"a sequence may have at most max_position_embeddings = {config.max_position_embeddings} tokens, "
@@ -119,7 +127,7 @@ def _check_length(config: BertConfig, length: int) -> None:
         )
 
 
-def open_packed_batch(batch: PackedBatch, config: BertConfig, key: DropoutKey | None) -> Tokens:
+def open_packed_batch(batch: PackedBatch, config: ModelConfig, key: DropoutKey | None) -> Tokens:
     """A `PackedBatch` as it is."""
     _check_length(config, batch.max_seqlen)
     check_ids(config, batch.input_ids, batch.token_type_ids, batch.position_ids)
@@ -127,14 +135,15 @@ def open_packed_batch(batch: PackedBatch, config: BertConfig, key: DropoutKey | 
         batch.input_ids,
         batch.token_type_ids,
         batch.position_ids,
-        PackedLayout(batch.cu_seqlens, batch.max_seqlen),
+        PackedLayout(batch.cu_seqlens, batch.max_seqlen, config.is_decoder),
         batch.cu_seqlens,
         key=key,
+        causal=config.is_decoder,
     )
 
 
 def open_packed(
-    config: BertConfig,
+    config: ModelConfig,
     key: DropoutKey | None,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
@@ -166,16 +175,17 @@ def open_packed(
         input_ids,
         token_type_ids,
         position_ids,
-        PackedLayout(cu_seqlens, max_seqlen),
+        PackedLayout(cu_seqlens, max_seqlen, config.is_decoder),
         cu_seqlens,
         row=row,
+        causal=config.is_decoder,
         inputs_embeds=None if inputs_embeds is None else inputs_embeds.reshape(num_tokens, -1),
         key=key,
     )
 
 
 def open_padded(
-    config: BertConfig,
+    config: ModelConfig,
     key: DropoutKey | None,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
@@ -198,7 +208,14 @@ def open_padded(
     if attention_mask is not None:
         attention_mask = attention_mask.to(device)
     packing, layout, keep = lay_out(
-        attention_mask, batch_size, seqlen, device, first_column=needs_first_column, probabilities=needs_attentions
+        attention_mask,
+        batch_size,
+        seqlen,
+        device,
+        # Left to right the last token is pooled, and of those that are kept.
+        first_column=needs_first_column and not config.is_decoder,
+        probabilities=needs_attentions,
+        causal=config.is_decoder,
     )
 
     def ids(name: str, given: Tensor | None, default: Tensor) -> Tensor:
@@ -222,4 +239,5 @@ def open_padded(
         keep,
         inputs_embeds=None if inputs_embeds is None else packing.pack(inputs_embeds),
         key=key,
+        causal=config.is_decoder,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,25 +12,30 @@ from torch import nn
 
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
+from ..model_config import ModelConfig
+from ..modules.embeddings import SinusoidalEmbedding
 
 
 class PreTrainedModel(nn.Module):
-    """Base class of `BertModel` and of the heads.
+    """Base class of the models and of their heads.
 
     Args:
-        config: a `BertConfig`, or any object with the fields of transformers' BertConfig.
+        config: a `BertConfig`, or any object with the fields of transformers' BertConfig; of another kind of model, its
+            own configuration.
     """
 
-    config_class = BertConfig
+    config_class: type[ModelConfig] = BertConfig
     base_model_prefix = "bert"
+    # Parts of the base model: what every file must have, whatever head it was saved with.
+    trunk: ClassVar[tuple[str, ...]] = ("embeddings.", "encoder.")
     supports_gradient_checkpointing = True
     # Tells transformers' Trainer that a loss is the mean over its own batch, whatever else a step accumulates.
     accepts_loss_kwargs = False
     _no_split_modules: ClassVar[list[str]] = ["BertEmbeddings", "BertLayer"]
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = BertConfig.from_hf(config)
+        self.config = self.config_class.from_hf(config)
         # Where the tokenizer's files are, so that save_pretrained can put them beside the weights.
         self.tokenizer_source: Path | None = None
         # What from_pretrained found and did not find: commands that use a model refuse one with a head of chance.
@@ -56,7 +62,7 @@ class PreTrainedModel(nn.Module):
     # --- weights in and out ---
 
     @classmethod
-    def from_config(cls, config: BertConfig, **kwargs) -> PreTrainedModel:
+    def from_config(cls, config: ModelConfig, **kwargs) -> PreTrainedModel:
         """A model with new weights."""
         return cls(config, **kwargs)
 
@@ -66,7 +72,7 @@ class PreTrainedModel(nn.Module):
         directory: str | os.PathLike,
         *,
         dtype: torch.dtype | str | None = None,
-        config: BertConfig | None = None,
+        config: ModelConfig | None = None,
         ignore_mismatched_sizes: bool = False,
         **overrides,
     ) -> PreTrainedModel:
@@ -91,15 +97,15 @@ class PreTrainedModel(nn.Module):
 
         init = {name: overrides.pop(name) for name in ("add_pooling_layer",) if name in overrides}
         if config is None:
-            config = BertConfig.from_pretrained(directory, **overrides)
+            config = cls.config_class.from_pretrained(directory, **overrides)
         elif overrides:
-            config = BertConfig.from_dict(BertConfig.from_hf(config).to_dict(), **overrides)
-        state = checkpoint.canonical_keys(checkpoint.read_state_dict(directory))
+            config = cls.config_class.from_dict(cls.config_class.from_hf(config).to_dict(), **overrides)
+        state = cls.tensors_from_file(checkpoint.read_state_dict(directory))
         _check_size(config, state, directory)
         model = cls(config, **init)
         if ignore_mismatched_sizes:
             shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-            trunk = ("bert.embeddings.", "bert.encoder.")
+            trunk = tuple(f"{cls.base_model_prefix}.{part}" for part in cls.trunk)
             state = {
                 name: tensor
                 for name, tensor in state.items()
@@ -111,7 +117,11 @@ class PreTrainedModel(nn.Module):
                 raise InputError("dtype must be a torch dtype or its name, or 'auto'")
         if dtype is not None:
             model.to(dtype)
-        model.load_report = checkpoint.load_into(model, state, source=directory)
+        parts = {"prefix": cls.base_model_prefix, "trunk": cls.trunk}
+        model.load_report = checkpoint.load_into(model, state, source=directory, **parts)
+        for module in model.modules():
+            if isinstance(module, SinusoidalEmbedding):  # not to be taken from the file of a model with learned ones
+                module.reset()
         model.tie_weights()
         model.tokenizer_source = Path(directory)
         return model.eval()
@@ -124,6 +134,18 @@ class PreTrainedModel(nn.Module):
         config["dtype"] = str(self.dtype).removeprefix("torch.")
         checkpoint.save_directory(self, directory, config, self.tokenizer_source)
         return Path(directory)
+
+    @classmethod
+    def tensors_from_file(cls, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of a file under the names, and in the shapes, that our modules have."""
+        from ..interop import checkpoint
+
+        return checkpoint.canonical_keys(state)
+
+    @classmethod
+    def tensors_to_file(cls, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The other way."""
+        return state
 
     # --- parts ---
 
@@ -147,11 +169,15 @@ class PreTrainedModel(nn.Module):
         )
 
     def get_input_embeddings(self) -> nn.Embedding:
-        return self.base_model.embeddings.word_embeddings
+        return getattr(*self._word_embeddings())
 
     def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
-        self.base_model.embeddings.word_embeddings = embeddings
+        setattr(*self._word_embeddings(), embeddings)
         self.tie_weights()
+
+    def _word_embeddings(self) -> tuple[nn.Module, str]:
+        """The module that holds the word embeddings, and their name in it."""
+        return self.base_model.embeddings, "word_embeddings"
 
     def _decoder_owner(self) -> nn.Module | None:
         """The masked-LM head, where the model has one."""
@@ -198,7 +224,7 @@ class PreTrainedModel(nn.Module):
                 decoder.weight[:kept] = owner.decoder.weight[:kept]
                 decoder.bias[:kept] = owner.decoder.bias[:kept]
                 owner.decoder, owner.bias = decoder, decoder.bias
-        self.base_model.embeddings.word_embeddings = new
+        setattr(*self._word_embeddings(), new)
         self.config.vocab_size = self.base_model.config.vocab_size = new_num_tokens
         self.tie_weights()
         return new
@@ -207,20 +233,24 @@ class PreTrainedModel(nn.Module):
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None, **_kwargs) -> None:
         """Keeps only each layer's input for the backward pass and computes the rest again."""
-        self.base_model.encoder.gradient_checkpointing = True
+        self._stack().gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
-        self.base_model.encoder.gradient_checkpointing = False
+        self._stack().gradient_checkpointing = False
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        return self.base_model.encoder.gradient_checkpointing
+        return self._stack().gradient_checkpointing
+
+    def _stack(self) -> nn.Module:
+        """The module that calls the layers one after the other."""
+        return self.base_model.encoder
 
     activation_checkpointing_enable = gradient_checkpointing_enable
     activation_checkpointing_disable = gradient_checkpointing_disable
 
 
-def _check_size(config: BertConfig, state: dict[str, torch.Tensor], source) -> None:
+def _check_size(config: ModelConfig, state: dict[str, torch.Tensor], source) -> None:
     """Refuses weights that are far too few before memory is asked for what a config.json claims; `load_into` names what
     is missing of others."""
     held = sum(tensor.numel() for tensor in state.values())

@@ -1,12 +1,14 @@
 """Masked LM and next-sentence prediction (Devlin et al. 2019, section 3.1).
 
+The loss is over whatever places a batch labels: of a left-to-right BERT those of next words (section 5.1, "LTR").
+
 The vocabulary is the largest matrix of a small model, so logits are computed only where a label needs them; all of them
 come when there are no labels, or with ``output_logits=True``.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import ops
 from ..config import BertConfig
@@ -20,6 +22,8 @@ from .door import check_labels
 
 def _only_labelled(model: BertHead, batch, labels: Tensor | None, output_logits: bool | None, options: dict):
     """{"only": positions} where nothing but the labelled tokens of a `PackedBatch` is asked of the last layer."""
+    if model.config.is_decoder:  # next words: all but one token of a sequence is labelled, so there is nothing to save
+        return {}
     wanted = model.last_layer == "needed" and isinstance(batch, PackedBatch) and batch.mlm_positions is not None
     if not wanted or labels is not None or output_logits or options.get("output_hidden_states"):
         return {}
@@ -65,6 +69,10 @@ class BertForPreTraining(BertHead):
         super().__init__(config, add_pooling_layer=True)
         self.cls = BertPreTrainingHeads(self.config)
         self.post_init()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.bert.encoder.layer
 
     def forward(
         self,

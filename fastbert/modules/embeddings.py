@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
 from ..config import BertConfig
 from ..rng import EMBEDDING_SITE, DropoutKey
+
+
+def sinusoids(positions: int, size: int) -> Tensor:
+    """The table of Vaswani et al. 2017, section 3.5: (positions, size) float32.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i / size)) and PE(pos, 2i + 1) = cos of the same.
+    """
+    # In float64: the angles of late positions are hundreds of radians, of which float32 keeps too few digits.
+    rates = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))
+    angles = torch.arange(positions, dtype=torch.float64)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).reshape(positions, -1)[:, :size].float()
+
+
+class SinusoidalEmbedding(nn.Module):
+    """The fixed table in the place of a learned one, under the same name: `sinusoids` / sqrt(size).
+
+    Vaswani et al. (section 3.4) add PE to sqrt(size) times the word's vector. What follows here is a LayerNorm, to
+    which sqrt(size) E + PE and E + PE / sqrt(size) are the same; so the words keep BERT's scale, which the tied
+    masked-LM head needs. The table is saved with the weights: a library that knows learned positions only computes the
+    same from the file.
+    """
+
+    def __init__(self, positions: int, size: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(positions, size))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Makes the table anew, whatever a file had in its place."""
+        positions, size = self.weight.shape
+        self.weight.copy_(sinusoids(positions, size) / math.sqrt(size))
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return F.embedding(position_ids, self.weight)
 
 
 class BertEmbeddings(nn.Module):
@@ -18,7 +56,9 @@ class BertEmbeddings(nn.Module):
         self.config = config
         size = config.hidden_size
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
+        fixed = config.position_embedding_type == "sinusoidal"
+        positions = SinusoidalEmbedding if fixed else nn.Embedding
+        self.position_embeddings = positions(config.max_position_embeddings, size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 

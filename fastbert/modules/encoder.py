@@ -17,7 +17,7 @@ from ..outputs import EncoderOutput
 from ..packing import Packing
 from ..rng import DropoutKey
 from .layer import BertLayer
-from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, keys_kept
+from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, causal_mask, keys_kept
 from .stack import run_stack
 
 _log = logging.getLogger("fastbert")
@@ -46,6 +46,7 @@ def lay_out(
     *,
     first_column: bool,
     probabilities: bool,
+    causal: bool = False,
 ) -> tuple[Packing, Layout, Tensor | None]:
     """Decides how a (B, S) batch is computed: packed, unless something needs the whole rectangle.
 
@@ -53,6 +54,7 @@ def lay_out(
         attention_mask: None; (B, S) non-zero = keep; or 4-D, bool (True = keep) or additive.
         first_column: what follows reads column 0 even where it is masked, as transformers' pooler does.
         probabilities: attention probabilities are asked for.
+        causal: a token sees itself and those before it alone, whatever else the mask says.
 
     Returns:
         the packing of its tokens; their layout; and, on the padded path, None or the (B, S) bool tokens to keep.
@@ -62,6 +64,10 @@ def lay_out(
     """
     full = Packing.full(batch_size, seqlen, device)
     keep = None
+
+    def padded(mask: Tensor | None) -> PaddedLayout:
+        return PaddedLayout(causal_mask(mask, seqlen, device) if causal else mask, batch_size, seqlen)
+
     if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen:
         keep = keys_kept(attention_mask)
         if keep is None:
@@ -69,7 +75,7 @@ def lay_out(
             mask = attention_mask
             if mask.dtype == torch.bool:
                 mask = torch.zeros(mask.shape, device=device).masked_fill(~mask, float("-inf"))
-            return full, PaddedLayout(mask, batch_size, seqlen), None
+            return full, padded(mask), None
         keep = keep.expand(batch_size, seqlen)
     elif attention_mask is not None:
         if attention_mask.shape != (batch_size, seqlen):
@@ -86,9 +92,9 @@ def lay_out(
         reason = "the first token of a sequence is masked (left padding), and the pooler reads it"
     if reason:
         say_padded(reason)
-        return full, PaddedLayout(None if keep is None else additive_mask(keep), batch_size, seqlen), keep
+        return full, padded(None if keep is None else additive_mask(keep)), keep
     packing = full if keep is None else Packing.from_mask(keep)
-    return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen), None
+    return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
 
 
 def refuse(**arguments) -> None:
@@ -204,6 +210,7 @@ class BertEncoder(nn.Module):
             hidden_states.device,
             first_column=True,
             probabilities=bool(output_attentions),
+            causal=self.config.is_decoder,
         )
         if keep is not None:
             keep = keep.clone()
@@ -231,7 +238,7 @@ class BertEncoder(nn.Module):
             )
         if max_seqlen is None:
             max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
-        layout = PackedLayout(cu_seqlens.to(torch.int32), int(max_seqlen))
+        layout = PackedLayout(cu_seqlens.to(torch.int32), int(max_seqlen), self.config.is_decoder)
         x, states, _ = self.run(hidden_states[0] if row else hidden_states, layout, key, keep_states)
         if row:
             x, states = x[None], [state[None] for state in states or []]

@@ -11,7 +11,7 @@ from .linear import apply_linear, split_bias
 
 
 class BertPooler(nn.Module):
-    """tanh(W x + b) of the first token of each sequence."""
+    """tanh(W x + b) of the token that stands for each sequence: the first, or left to right the last."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -16,14 +16,17 @@ from ..rng import Dropout
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Sequences end to end: cu_seqlens (B+1,) int32, max_seqlen tokens in the longest."""
+    """Sequences end to end: cu_seqlens (B+1,) int32, max_seqlen tokens in the longest; a token sees its whole sequence,
+    or where the layout is causal itself and those before it."""
 
     cu_seqlens: Tensor
     max_seqlen: int
+    causal: bool = False
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout | None) -> tuple[Tensor, None]:
         """q, k, v (T, nheads, head_dim) -> context (T, nheads, head_dim); no probabilities are kept."""
-        return ops.attention(q, k, v, self.cu_seqlens, self.max_seqlen, dropout=dropout), None
+        options = {"dropout": dropout, "causal": self.causal}
+        return ops.attention(q, k, v, self.cu_seqlens, self.max_seqlen, **options), None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,14 @@ class PaddedLayout:
 
 
 Layout = PackedLayout | PaddedLayout
+
+
+def causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:
+    """An additive mask, or None, with what comes after a query at -inf too: broadcastable to (B, nheads, S, S)."""
+    future = torch.ones(seqlen, seqlen, dtype=torch.bool, device=device).triu(1)
+    if mask is None:
+        mask = torch.zeros(1, 1, seqlen, seqlen, device=device)
+    return mask.masked_fill(future, float("-inf"))
 
 
 def additive_mask(keep: Tensor) -> Tensor:

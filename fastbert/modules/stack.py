@@ -25,13 +25,16 @@ def run_stack(
 ) -> list[Tensor] | None:
     """The layers of a `BertEncoder` in one op, or None where they must be called one by one.
 
-    That is under training, with attention probabilities, under a trace, or where a module is not the one that
-    fastbert put there, has a hook, or was given another ``forward``.
+    That is under training, with attention probabilities, left to right, under a trace, or where a module is not the
+    one that fastbert put there, has a hook, or was given another ``forward``.
 
     Returns:
         the hidden states (T, H) after each layer, or after the last alone.
     """
     if key is not None or type(layout) is not PackedLayout or x.device.type != "cpu" or not len(encoder.layer):
+        return None
+    if layout.causal:
+        # The call has no causal attention: each layer by itself then, whose attention has.
         return None
     if (
         torch.compiler.is_compiling()

@@ -30,7 +30,10 @@ class PretrainConfig:
     out: str = ""
     """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, report.html, loss.png."""
     model: str = "base"
-    """A size (base, large, 4x256, ...) for new weights, or a model directory to go on from."""
+    """A size (base, large, 4x256, ...) for new weights, or a model directory to go on from. With samples.objective
+    causal, a new BERT reads from left to right."""
+    position_embedding_type: Literal["absolute", "sinusoidal"] = "absolute"
+    """Positions of new weights: learned, or the fixed sinusoids of Vaswani et al. 2017, section 3.5."""
     init: Literal["bert", "small"] = "bert"
     """How new weights begin: as BERT's, or in a way that lets a small model on a small corpus learn within minutes
     (fastbert.train.initialisation)."""
@@ -82,7 +85,8 @@ class PretrainConfig:
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: less memory, a third more arithmetic."""
     last_layer: Literal["needed", "all"] = "needed"
-    """The tokens for which the last layer is computed: those that a loss reads, or all. The losses are the same."""
+    """The tokens for which the last layer is computed: those that a loss reads, or all. The losses are the same; with
+    objective causal the loss reads nearly all of them, and all are computed."""
     dropout: float | None = None
     """Dropout in place of the model's own, everywhere."""
     seed: int = 0
@@ -150,6 +154,7 @@ class PretrainConfig:
             ("optimizer", ("adamw", "lamb")),
             ("lamb_variant", ("nvlamb", "apex", "clamped")),
             ("precision", ("fp32", "bf16", "fp16")),
+            ("position_embedding_type", ("absolute", "sinusoidal")),
             ("cuda_graph", ("auto", "on", "off")),
             ("last_layer", ("needed", "all")),
             ("save_errors", ("stop", "continue")),

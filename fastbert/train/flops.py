@@ -5,7 +5,8 @@ Model FLOPs, forward and backward (3 x forward, nothing recomputed), of a sequen
     3 (L (8 h^2 s + 4 h f s + 4 h s^2) + n (2 h^2 + 2 h V))
 
 L layers, h hidden, f inner layer (4 h in BERT, which gives 24 h^2 s), V vocabulary. LayerNorm, GELU, softmax,
-embeddings and the optimiser are not counted.
+embeddings and the optimiser are not counted, and causal attention is counted as if it looked both ways. A configuration
+with ``forward_flops(tokens, squares, predicted)`` counts its own forward pass.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def batch_flops(config, lengths: Iterable[int], num_predicted: float) -> float:
     for length in map(int, lengths):  # squares of cu_seqlens' int32 would overflow
         tokens += length
         squares += length * length
+    if hasattr(config, "forward_flops"):
+        return 3.0 * config.forward_flops(tokens, squares, num_predicted)
     h, f = config.hidden_size, config.intermediate_size
     layers = config.num_hidden_layers * ((8 * h * h + 4 * h * f) * tokens + 4 * h * squares)
     return 3.0 * (layers + num_predicted * (2 * h * h + 2 * h * config.vocab_size))

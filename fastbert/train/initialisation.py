@@ -20,6 +20,7 @@ import math
 import torch
 
 from ..models import BertForPreTraining
+from ..modules.embeddings import sinusoids
 
 _BRANCH_SCALE = 0.2
 
@@ -27,13 +28,6 @@ _BRANCH_SCALE = 0.2
 def initializer_range(hidden_size: int) -> float:
     """The standard deviation that goes with `start_small`: a little under 1 / sqrt(hidden size)."""
     return 0.8 / math.sqrt(hidden_size)
-
-
-def sinusoids(positions: int, size: int) -> torch.Tensor:
-    """(positions, size): sin in even columns and cos in odd ones, wavelengths from 2 pi to 10000 * 2 pi."""
-    rates = torch.exp(torch.arange(0, size, 2) * (-math.log(10000.0) / size))
-    angles = torch.arange(positions)[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], -1).reshape(positions, -1)[:, :size]
 
 
 @torch.no_grad()
@@ -51,7 +45,8 @@ def start_small(model: BertForPreTraining, token_counts: torch.Tensor) -> None:
         attention.output.dense.weight.mul_(_BRANCH_SCALE)
         layer.output.dense.weight.mul_(_BRANCH_SCALE)
     table = bert.embeddings.position_embeddings.weight
-    # A sinusoid's root mean square is 1 / sqrt(2).
-    table.copy_(sinusoids(*table.shape) * std * math.sqrt(2))
+    if model.config.position_embedding_type == "absolute":
+        # A sinusoid's root mean square is 1 / sqrt(2).
+        table.copy_(sinusoids(*table.shape) * std * math.sqrt(2))
     shares = (token_counts.double() + 1) / (token_counts.sum() + token_counts.numel())
     model.cls.predictions.bias.copy_(shares.log())

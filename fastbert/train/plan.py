@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from ..config import BertConfig
 from ..data.pretraining import PretrainingData
 from ..errors import InputError
+from ..model_config import ModelConfig
 from . import flops, phases, scale
 from .config import PretrainConfig
 from .engines import deepspeed_config
 from .plan_memory import Memory, activation_bytes, state_bytes
-from .pretrain import build_model, deepspeed_of
+from .pretrain import build_model, deepspeed_of, model_settings
 
 _MEASURED_STEPS, _MEASURED_SECONDS = 3, 5.0
 
@@ -76,7 +75,7 @@ class Plan:
         where_from: of the rates, in words.
     """
 
-    bert: BertConfig
+    model: ModelConfig
     parameters: int
     tensors: int
     ranks: int
@@ -122,7 +121,7 @@ def make_plan(
     deepspeed = deepspeed_of(config)
     zero = None if deepspeed is None else deepspeed_config.stage(deepspeed)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bert, (parameters, tensors) = _model(config, data)
+    settings, (parameters, tensors) = _model(config, data)
     total = phases.total_steps(config)
     if total is None and config.epochs is not None:
         if data is None:
@@ -132,14 +131,14 @@ def make_plan(
         raise InputError("a plan needs the length of the run: steps, epochs or max_minutes, got none")
     found = phases.stretches(config, total)
     samples = [_samples(config, data, stretch) for stretch in found]
-    rates = _rates(config, bert, found, samples, data, throughput, device)
+    rates = _rates(config, settings, found, samples, data, throughput, device)
     state = state_bytes(parameters, zero=zero, ranks=ranks, precision=config.precision)
     weight = 2 if zero and config.precision != "fp32" else 4
     plans = []
     for number, (stretch, sample) in enumerate(zip(found, samples, strict=True)):
         micro = stretch.micro_batches((sample.sequences, sample.tokens), ranks)
         kept = activation_bytes(
-            bert,
+            settings,
             sequences=stretch.token_budget / sample.seqlen,  # the fullest that there may be
             seqlen=round(sample.seqlen),
             labels=sample.labels,
@@ -179,7 +178,7 @@ def make_plan(
         )
     where = "" if not rates else "measured on this machine" if throughput == "measure" else "as given"
     return Plan(
-        bert, parameters, tensors, ranks, zero, config.offload, config.precision, tuple(plans), tuple(rates), where
+        settings, parameters, tensors, ranks, zero, config.offload, config.precision, tuple(plans), tuple(rates), where
     )
 
 
@@ -187,22 +186,12 @@ def _max_seqlen(config: PretrainConfig, stretch: phases.Stretch) -> int:
     return stretch.samples(config.samples).max_seqlen
 
 
-def _model(config: PretrainConfig, data: PretrainingData | None) -> tuple[BertConfig, tuple[int, int]]:
+def _model(config: PretrainConfig, data: PretrainingData | None) -> tuple[ModelConfig, tuple[int, int]]:
     """Sizes of the model, and how many parameters in how many tensors."""
-    from ..models import BertForPreTraining
-
-    if os.path.isdir(config.model):
-        bert = BertConfig.from_pretrained(config.model)
-    else:
-        sizes = {} if data is None else {"vocab_size": data.shards.manifest.vocab_size}
-        bert = BertConfig.from_name(config.model, **sizes)
-        longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
-        bert.max_position_embeddings = max(bert.max_position_embeddings, longest)
-    if config.dropout is not None:
-        bert.hidden_dropout_prob = bert.attention_probs_dropout_prob = config.dropout
+    kind, settings = model_settings(config, None if data is None else data.shards)
     with torch.device("meta"):
-        tensors = list(BertForPreTraining(bert).parameters())
-    return bert, (sum(tensor.numel() for tensor in tensors), len(tensors))
+        tensors = list(kind.model_class(settings).parameters())
+    return settings, (sum(tensor.numel() for tensor in tensors), len(tensors))
 
 
 def _samples(config: PretrainConfig, data: PretrainingData | None, stretch: phases.Stretch) -> Samples:
@@ -215,7 +204,7 @@ def _samples(config: PretrainConfig, data: PretrainingData | None, stretch: phas
         sequences, tokens = phases.mean_micro_batch(own, stretch.token_budget)
         seqlen = tokens / sequences
     special = 3 if how.nsp else 2
-    labels = how.mlm_probability * (seqlen - special)
+    labels = seqlen - 1 if how.objective == "causal" else how.mlm_probability * (seqlen - special)
     if how.max_predictions is not None:
         labels = min(labels, how.max_predictions)
     return Samples(seqlen, labels, sequences, tokens, data is not None)
@@ -223,7 +212,7 @@ def _samples(config: PretrainConfig, data: PretrainingData | None, stretch: phas
 
 def _rates(
     config: PretrainConfig,
-    bert: BertConfig,
+    settings: ModelConfig,
     found: Sequence[phases.Stretch],
     samples: Sequence[Samples],
     data: PretrainingData | None,
@@ -235,7 +224,7 @@ def _rates(
         return []
     if throughput == "measure":
         return [measured_rate(config, data, stretch, device) for stretch in found]
-    each = [flops.sequence_flops(bert, round(s.seqlen), s.labels) / s.seqlen for s in samples]
+    each = [flops.sequence_flops(settings, round(s.seqlen), s.labels) / s.seqlen for s in samples]
     return [float(throughput) * each[0] / one for one in each]
 
 
@@ -277,10 +266,10 @@ def _wait(device: torch.device) -> None:
 
 def text(plan: Plan) -> str:
     """The plan for people."""
-    bert, memory = plan.bert, plan.memory
+    settings, memory = plan.model, plan.memory
     under = "" if plan.zero is None else f", ZeRO {plan.zero}"
     lines = [
-        f"model     {bert.num_hidden_layers} layers x {bert.hidden_size}, vocabulary {bert.vocab_size}: "
+        f"model     {settings.num_hidden_layers} layers x {settings.hidden_size}, vocabulary {settings.vocab_size}: "
         f"{plan.parameters:,} parameters in {plan.tensors} tensors",
         f"ranks     {plan.ranks}{under}, {plan.precision}",
     ]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import BertConfig
+from ..model_config import ModelConfig
+from ..models import registry
 from ..packing import PackedBatch
 
 
@@ -61,7 +62,7 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
     )
 
 
-def make_batch(bert: BertConfig, sequences: int, seqlen: int, labels: int, pairs: bool, device="cpu") -> PackedBatch:
+def make_batch(sequences: int, seqlen: int, labels: int, pairs: bool, device="cpu") -> PackedBatch:
     """Sequences of one length with so many labels each; the ids do not matter."""
     tokens = sequences * seqlen
     position = torch.arange(seqlen, device=device)
@@ -104,21 +105,19 @@ class SavedBytes:
         self._kept.clear()
 
 
-def _probe(bert: BertConfig, layers: int, batch: PackedBatch, precision: str, last_layer: str) -> tuple[int, int]:
+def _probe(settings: ModelConfig, layers: int, batch: PackedBatch, precision: str, last_layer: str) -> tuple[int, int]:
     """Bytes that a forward pass keeps, and bytes of an element of hidden states."""
-    from ..models import BertForPreTraining
-
-    small = copy.copy(bert)
+    small = copy.copy(settings)
     small.num_hidden_layers = layers
     with torch.device("meta"):
-        model = BertForPreTraining(small)
+        model = registry.of_type(settings.model_type).model_class(small)
     model.to_empty(device=batch.input_ids.device).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
     model.last_layer = last_layer
     element: list[int] = []
-    model.bert.encoder.layer[0].register_forward_pre_hook(lambda _, args: element.append(args[0].element_size()))
+    model.layers[0].register_forward_pre_hook(lambda _, args: element.append(args[0].element_size()))
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     with torch.autocast(batch.input_ids.device.type, dtype, enabled=precision != "fp32"), SavedBytes(model) as saved:
         model(batch)
@@ -126,7 +125,7 @@ def _probe(bert: BertConfig, layers: int, batch: PackedBatch, precision: str, la
 
 
 def activation_bytes(
-    bert: BertConfig,
+    settings: ModelConfig,
     *,
     sequences: float,
     seqlen: int,
@@ -149,8 +148,8 @@ def activation_bytes(
         last_layer = "all"
     for layers in (1, 2):
         for count in few:
-            batch = make_batch(bert, count, seqlen, max(round(labels), 1), pairs, device)
-            kept[layers, count], element = _probe(bert, layers, batch, precision, last_layer)
+            batch = make_batch(count, seqlen, max(round(labels), 1), pairs, device)
+            kept[layers, count], element = _probe(settings, layers, batch, precision, last_layer)
 
     def at(layers: int, count: float) -> float:
         """Fixed bytes (weights in the low precision) and bytes of each sequence."""
@@ -159,9 +158,9 @@ def activation_bytes(
         return low + each * (count - few[0])
 
     one, two = at(1, sequences), at(2, sequences)
-    layer, number = two - one, bert.num_hidden_layers
+    layer, number = two - one, settings.num_hidden_layers
     if not checkpointing:
         return round(one + (number - 1) * layer)
     # Each layer keeps its input, and one at a time is computed again.
-    inputs = sequences * seqlen * bert.hidden_size * element
+    inputs = sequences * seqlen * settings.hidden_size * element
     return round(one + number * inputs)

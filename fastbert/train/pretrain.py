@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..config import BertConfig
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..errors import CheckpointError, DataError, InputError
+from ..model_config import ModelConfig
+from ..models import registry
 from . import checkpoint, distributed, initialisation, phases
 from .config import PretrainConfig
 from .console import Console
@@ -73,7 +74,7 @@ def pretrain(
 
     Args:
         config: the recipe.
-        model: in place of ``config.model``; needs the pre-training heads' outputs (`BertForPreTraining`).
+        model: in place of ``config.model``; one of a kind that `models.registry` describes.
         data, heldout: in place of the splits in ``config.data``.
         callbacks: called with every row that goes into metrics.jsonl.
         quiet: print nothing.
@@ -186,43 +187,74 @@ def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData 
 
 def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Module:
     """The model that ``config.model`` names: new weights of a named size, or those of a directory."""
-    from ..models import BertForPreTraining
-
-    rates = {}
-    if config.dropout is not None:
-        rates = {"hidden_dropout_prob": config.dropout, "attention_probs_dropout_prob": config.dropout}
-    manifest = data.shards.manifest
+    kind, settings = model_settings(config, data.shards, data.config.objective)
     if os.path.isdir(config.model):
-        model = BertForPreTraining.from_pretrained(config.model, **rates)
+        model = kind.model_class.from_pretrained(config.model, **kind.rates(config.dropout))
     else:
-        sizes = {"vocab_size": manifest.vocab_size, "pad_token_id": manifest.special_ids.pad}
-        bert = BertConfig.from_name(config.model, **sizes, **rates)
-        longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
-        bert.max_position_embeddings = max(bert.max_position_embeddings, longest)
         if config.init == "small":
-            bert.initializer_range = initialisation.initializer_range(bert.hidden_size)
+            settings.initializer_range = initialisation.initializer_range(settings.hidden_size)
         with _building:
             torch.manual_seed(config.seed)
-            model = BertForPreTraining(bert)
+            model = kind.model_class(settings)
         if config.init == "small":
-            counts = sum(np.bincount(tokens, minlength=bert.vocab_size) for tokens in data.shards.tokens)
+            counts = sum(np.bincount(tokens, minlength=settings.vocab_size) for tokens in data.shards.tokens)
             initialisation.start_small(model, torch.from_numpy(counts))
     model.tokenizer_source = data.shards.directory
     return model
 
 
+def model_settings(
+    config: PretrainConfig, shards: ShardSet | None, objective: str | None = None
+) -> tuple[registry.Architecture, ModelConfig]:
+    """The kind of model that ``config.model`` names, and its configuration.
+
+    Args:
+        shards: the training split, which says the vocabulary; None for the kind's own.
+        objective: that of the data; None for the recipe's.
+    """
+    kind, objective = registry.of_model(config.model), objective or config.samples.objective
+    asked = kind.rates(config.dropout)
+    if os.path.isdir(config.model):
+        return kind, kind.config_class.from_pretrained(config.model, **asked)
+    if config.init == "small" and kind.model_type != "bert":
+        raise InputError(f"init small is a start for a BERT, got model {config.model!r}")
+    if shards is not None:
+        manifest = shards.manifest
+        asked |= {"vocab_size": manifest.vocab_size, "pad_token_id": manifest.special_ids.pad}
+    if kind.model_type == "bert":
+        asked |= {"is_decoder": objective == "causal", "position_embedding_type": config.position_embedding_type}
+    elif config.position_embedding_type != "absolute":
+        raise InputError(f"position_embedding_type {config.position_embedding_type} is a BERT's, got {config.model!r}")
+    settings = kind.config_class.from_name(config.model, **asked)
+    if settings.max_position_embeddings is not None:
+        longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
+        settings.max_position_embeddings = max(settings.max_position_embeddings, longest)
+    kind.complete(settings, shards)
+    return kind, settings
+
+
 def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingData) -> None:
-    bert, manifest = model.config, data.shards.manifest
+    settings, manifest = model.config, data.shards.manifest
+    if data.config.objective not in settings.objectives:
+        kind = "sees only the tokens before each" if settings.objectives == ("causal",) else "sees both sides"
+        raise InputError(
+            f"samples have objective {data.config.objective}, but the model {kind}: expected objective "
+            f"{' or '.join(settings.objectives)}"
+        )
+    if data.config.nsp and not getattr(model, "next_sentence", True):
+        raise InputError(
+            f"samples have sentence pairs, of which a {settings.model_type} predicts nothing: set nsp false"
+        )
+    most = settings.max_position_embeddings
     for max_seqlen, token_budget in config.batch_limits(data.config.max_seqlen):
-        if max_seqlen > bert.max_position_embeddings:
-            raise InputError(
-                f"max_seqlen {max_seqlen} is over the model's max_position_embeddings {bert.max_position_embeddings}"
-            )
+        if most is not None and max_seqlen > most:
+            raise InputError(f"max_seqlen {max_seqlen} is over the model's max_position_embeddings {most}")
         if token_budget < max_seqlen:
             raise InputError(f"token_budget must hold a sample of max_seqlen {max_seqlen} tokens, got {token_budget}")
-    if manifest.vocab_size > bert.vocab_size:
+    if manifest.vocab_size > settings.vocab_size:
         raise InputError(
-            f"the data's vocabulary has {manifest.vocab_size} tokens, but the model's vocab_size is {bert.vocab_size}"
+            f"the data's vocabulary has {manifest.vocab_size} tokens, but the model's vocab_size is "
+            f"{settings.vocab_size}"
         )
     if not len(data.lengths(0)):
         raise InputError(f"{data.shards.directory}: its {data.shards.num_documents} documents make no sample")

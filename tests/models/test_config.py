@@ -81,8 +81,10 @@ def test_fields_and_defaults_are_those_of_transformers():
 
     theirs = transformers.BertConfig()
     ours = BertConfig()
+    # transformers 5 has learned positions only, and no field for it.
+    assert ours.position_embedding_type == getattr(theirs, "position_embedding_type", "absolute")
     for name, value in ours.to_dict().items():
-        assert getattr(theirs, name) == value, name
+        assert name == "position_embedding_type" or getattr(theirs, name) == value, name
     if not V5:
         return  # transformers 4 keeps what concerns generation in every configuration
     # The encoder-decoder flag and what concerns the hub are not BERT's.
@@ -177,7 +179,7 @@ def test_the_two_gelus_are_told_apart(act, approximate):
     ("changes", "named"),
     [
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"is_decoder": True}, "is_decoder"),
+        ({"is_decoder": "yes"}, "is_decoder"),
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"hidden_size": 100}, "hidden_size"),
         ({"hidden_size": 10**12}, "hidden_size"),

@@ -1,0 +1,192 @@
+"""What the configurations of all kinds of models share: Hugging Face's field names, labels, files. No torch here."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from .errors import InputError
+
+_MAX_CONFIG_BYTES = 16 << 20
+
+
+def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]]:
+    """The config.json of a directory, or the file itself: its path and what it holds.
+
+    Raises:
+        InputError: there is none, or it is no JSON object.
+    """
+    path = Path(directory)
+    if path.is_dir():
+        # The second is google-research's, beside its TensorFlow checkpoints.
+        names = ("config.json", "bert_config.json")
+        path = next((path / name for name in names if (path / name).is_file()), path / names[0])
+    if not path.is_file():
+        raise InputError(f"{directory}: expected a directory with a config.json, found none")
+    try:
+        size = path.stat().st_size
+        if size > _MAX_CONFIG_BYTES:
+            raise InputError(f"{path}: a config.json must be at most {_MAX_CONFIG_BYTES} bytes, got {size}")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON, got something that cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return path, values
+
+
+class ModelConfig:
+    """Base class of `BertConfig` and its like: keys that it does not know are kept as attributes.
+
+    A kind of model gives ``model_type`` (config.json's word), ``defaults`` (its fields), ``limits`` (the integers among
+    them and their upper bounds: a config.json comes from outside, and a size in it must not make us allocate the
+    machine away) and ``validate``.
+    """
+
+    model_type: ClassVar[str]
+    defaults: ClassVar[dict[str, Any]]
+    limits: ClassVar[dict[str, int]]
+
+    id2label: dict[int, str]
+    label2id: dict[str, int]
+
+    def __init__(self, **values: Any) -> None:
+        model_type = values.pop("model_type", self.model_type)
+        if model_type != self.model_type:
+            raise InputError(f"model_type must be {self.model_type!r}, got {model_type!r}")
+        if "torch_dtype" in values:  # the name of ``dtype`` up to transformers 4
+            torch_dtype = values.pop("torch_dtype")
+            values.setdefault("dtype", torch_dtype)
+        num_labels, id2label, label2id = (values.pop(name, None) for name in ("num_labels", "id2label", "label2id"))
+        # A file's key that is also a name of this class (head_dim) is kept to be written back, and shadows nothing.
+        self._kept = {name: value for name, value in values.items() if hasattr(type(self), name)}
+        for name, value in {**copy.deepcopy(self.defaults), **values}.items():
+            if name not in self._kept:
+                setattr(self, name, value)
+        if self.dtype is not None:
+            self.dtype = str(self.dtype).removeprefix("torch.")
+        self._set_labels(num_labels, id2label, label2id)
+        self.validate()
+
+    def _set_labels(self, num_labels, id2label, label2id) -> None:
+        if id2label is None:
+            if num_labels is None and isinstance(label2id, Mapping) and label2id:
+                try:
+                    id2label = {int(index): name for name, index in label2id.items()}
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise InputError(f"label2id must map names to class ids, got {label2id!r:.100}") from error
+            else:
+                self.num_labels = 2 if num_labels is None else num_labels
+                return
+        try:
+            self.id2label = {int(index): str(name) for index, name in id2label.items()}
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"id2label must map class ids to names, got {id2label!r:.100}") from error
+        if label2id is not None and not isinstance(label2id, Mapping):
+            raise InputError(f"label2id must map names to class ids, got {label2id!r:.100}")
+        if num_labels is not None and num_labels != len(self.id2label):
+            raise InputError(f"num_labels is {num_labels}, but id2label names {len(self.id2label)} labels")
+        self.label2id = dict(label2id) if label2id else {name: index for index, name in self.id2label.items()}
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels a head has; setting it gives them the names LABEL_0, LABEL_1, ..."""
+        return len(self.id2label)
+
+    @num_labels.setter
+    def num_labels(self, value: int) -> None:
+        self._check_int("num_labels", value)
+        if getattr(self, "id2label", None) is None or len(self.id2label) != value:
+            self.id2label = {index: f"LABEL_{index}" for index in range(value)}
+            self.label2id = {name: index for index, name in self.id2label.items()}
+
+    @classmethod
+    def _check_int(cls, name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= cls.limits[name]:
+            raise InputError(f"{name} must be an integer between 1 and {cls.limits[name]}, got {value!r:.100}")
+
+    def _check_float(self, name: str, low: float, high: float, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise InputError(f"{name} must be a number between {low:g} and {high:g}, got {value!r:.100}")
+
+    def validate(self) -> None:
+        """Raises InputError, one sentence, at the first field that does not fit."""
+        raise NotImplementedError
+
+    # --- files and dictionaries ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field and every unknown key, as config.json holds them."""
+        values = {name: value for name, value in vars(self).items() if name != "_kept"}
+        return {**copy.deepcopy({**self._kept, **values}), "model_type": self.model_type}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
+        """From the content of a config.json; ``overrides`` win (``num_labels`` alone renames the labels)."""
+        merged = dict(values)
+        if "num_labels" in overrides and "id2label" not in overrides:
+            named = merged.get("id2label")
+            if named is None or len(named) != overrides["num_labels"]:
+                merged.pop("id2label", None)
+                merged.pop("label2id", None)
+        if "id2label" in overrides:
+            merged.pop("num_labels", None)
+            merged.pop("label2id", None)
+        merged.update(overrides)
+        if merged.get("id2label") is not None and "num_labels" not in overrides:
+            merged.pop("num_labels", None)  # old files hold both, and the names are the ones that count
+        return cls(**{str(name): copy.deepcopy(value) for name, value in merged.items()})
+
+    @classmethod
+    def from_hf(cls, config: Any) -> Self:
+        """From any object with the attributes of transformers' class; ours is returned as it is."""
+        if isinstance(config, cls):
+            return config
+        if isinstance(config, Mapping):
+            return cls.from_dict(config)
+        if hasattr(config, "to_dict"):
+            values = config.to_dict()
+        elif hasattr(config, "hidden_size"):
+            values = {name: getattr(config, name) for name in (*cls.defaults, "num_labels") if hasattr(config, name)}
+        else:
+            raise InputError(f"a configuration must be a {cls.__name__}, got {type(config).__name__}")
+        return cls.from_dict({name: value for name, value in values.items() if not name.startswith("_")})
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike, **overrides: Any) -> Self:
+        """Reads config.json of a directory (or the file itself)."""
+        path, values = read_config_file(directory)
+        try:
+            return cls.from_dict(values, **overrides)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+    def save_pretrained(self, directory: str | os.PathLike) -> Path:
+        """Writes config.json into a directory, which is made if need be, and returns its path."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / "config.json"
+        partial = directory / f"config.json.tmp-{os.getpid()}"
+        partial.write_text(self.to_json_string(), encoding="utf-8")
+        os.replace(partial, path)
+        return path
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True, default=str) + "\n"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.to_dict() == other.to_dict()
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.to_json_string()}"

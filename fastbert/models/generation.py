@@ -1,0 +1,183 @@
+"""Text from a GPT: greedy or sampled, with the keys and values of what is there already kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..modules.cache import KeyValueCache
+from ..modules.layout import PackedLayout
+from ..packing import PackedBatch
+
+
+def generate(
+    model,
+    prompts: Tensor | Sequence[Sequence[int]],
+    attention_mask: Tensor | None = None,
+    *,
+    max_new_tokens: int = 20,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    use_cache: bool = True,
+) -> Tensor | list[list[int]]:
+    """Goes on with each prompt until it ends itself or has so many new tokens.
+
+    Sampling draws from softmax(logits / temperature), cut to the ``top_k`` most probable tokens (Fan et al. 2018) and
+    then to the smallest set that holds ``top_p`` of what is left (Holtzman et al. 2020).
+
+    Args:
+        model: a `GPTForPreTraining`; computed in evaluation mode and left as it was.
+        prompts: (B, S) int64, with left or right pads under ``attention_mask``; or ragged sequences of ids.
+        attention_mask: (B, S), non-zero = keep.
+        do_sample: False takes the most probable token each time.
+        seed: of the draws: one seed gives row b the same draws whatever the other rows are; None takes torch's state.
+        eos_token_id: ends a sequence; None for the configuration's.
+        pad_token_id: stands after the end of a sequence; None for the configuration's, else the first end token.
+        use_cache: False computes everything again for every token: the same tokens, for who wants to compare.
+
+    Returns:
+        for a tensor, (B, S + new) with the prompts as they came; for sequences, a list of ids a prompt, with it and
+        without pads.
+
+    Raises:
+        InputError: an empty prompt, an option out of range, or more tokens than the model has positions for.
+    """
+    config = model.config
+    rows = _rows(prompts, attention_mask)
+    if seed is not None and seed < 0:
+        raise InputError(f"seed must be at least 0, got {seed}")
+    _check(config, rows, max_new_tokens, temperature, top_k, top_p)
+    ends = config.eos_token_id if eos_token_id is None else eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    filters = (temperature, top_k, top_p)
+    draws = _draws(seed, len(rows), max_new_tokens) if do_sample else None
+    device, training = model.device, model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            new = _continue(model, rows, max_new_tokens, filters, draws, torch.tensor(ends, device=device), use_cache)
+    finally:
+        model.train(training)
+    kept = [_until_end(row, ends) for row in new.tolist()]
+    if not isinstance(prompts, Tensor):
+        return [row + more for row, more in zip(rows, kept, strict=True)]
+    pad = config.pad_token_id if pad_token_id is None else pad_token_id
+    pad = ends[0] if pad is None and ends else pad or 0
+    longest = max((len(more) for more in kept), default=0)
+    tail = torch.tensor([more + [pad] * (longest - len(more)) for more in kept], dtype=torch.int64, device=device)
+    return torch.cat([prompts.to(device), tail.reshape(len(rows), longest)], 1)
+
+
+def _continue(model, rows, count: int, filters: tuple, draws: Tensor | None, ends: Tensor, use_cache: bool) -> Tensor:
+    """The new tokens (B, at most count); what stands after an end token is to be cut off."""
+    decoder, config, device = model.transformer, model.config, model.device
+    batch = PackedBatch.from_sequences(rows).to(device)
+    lengths = batch.cu_seqlens.diff().long()
+    done = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    cache = None
+    if use_cache:
+        room = (config.n_layer, config.n_head, config.head_dim, len(rows), int(lengths.max()) + count)
+        cache = KeyValueCache(*room, device=device, dtype=model.dtype)
+    chosen: list[Tensor] = []
+    for step in range(count):
+        if cache is None or not step:
+            layout = None if cache is None else cache.first(batch.cu_seqlens, batch.max_seqlen)
+            if cache is None and step:
+                made = torch.stack(chosen, 1).tolist()
+                batch = PackedBatch.from_sequences([a + b for a, b in zip(rows, made, strict=True)]).to(device)
+            hidden = decoder.embed(batch.input_ids, batch.position_ids, None)
+            layout = layout or PackedLayout(batch.cu_seqlens, batch.max_seqlen, causal=True)
+            hidden = decoder.run(hidden, layout, None)[0]
+            last = hidden.index_select(0, batch.cu_seqlens[1:].long() - 1)
+        else:
+            places = cache.lengths
+            last = decoder.run(decoder.embed(chosen[-1], places, None), cache.step(), None)[0]
+        logits = model.logits(last).float()
+        if draws is None:
+            token = logits.argmax(-1)
+        else:
+            token = _draw(filtered(logits, *filters), draws[:, step].to(device))
+        chosen.append(token)
+        done |= torch.isin(token, ends)
+        if bool(done.all()):
+            break
+    return torch.stack(chosen, 1) if chosen else torch.empty(len(rows), 0, dtype=torch.int64, device=device)
+
+
+def filtered(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    """(B, V) logits with -inf for tokens that are not to be drawn."""
+    logits = logits / temperature
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    if top_p is not None and top_p < 1.0:
+        ordered, places = logits.sort(descending=True)
+        shares = ordered.softmax(-1)
+        # A token stays while those before it hold less than top_p; so the first always does.
+        beyond = shares.cumsum(-1) - shares >= top_p
+        logits = logits.masked_fill(beyond.gather(-1, places.argsort(-1)), float("-inf"))
+    return logits
+
+
+def _draws(seed: int | None, rows: int, count: int) -> Tensor:
+    """(rows, count) numbers in [0, 1): those of a row are the same however many rows there are."""
+    first = int(torch.randint(1 << 62, ())) if seed is None else seed
+    made = [np.random.Generator(np.random.PCG64([first, row])).random(count) for row in range(rows)]
+    return torch.from_numpy(np.stack(made))
+
+
+def _draw(logits: Tensor, draws: Tensor) -> Tensor:
+    """One token a row, where its number falls in the sum of probabilities."""
+    sums = logits.double().softmax(-1).cumsum(-1)
+    # The sum may fall short of 1 by rounding: the last token that has a share is then the one.
+    place = torch.searchsorted(sums, (draws * sums[:, -1])[:, None], right=True)[:, 0]
+    last = logits.shape[-1] - 1 - torch.isfinite(logits).flip(-1).int().argmax(-1)
+    return torch.minimum(place, last)
+
+
+def _rows(prompts, attention_mask: Tensor | None) -> list[list[int]]:
+    if not isinstance(prompts, Tensor):
+        if attention_mask is not None:
+            raise InputError("attention_mask goes with a tensor of prompts, got sequences")
+        return [[int(token) for token in row] for row in prompts]
+    if prompts.dim() != 2:
+        raise InputError(f"prompts must be (B, S) or a list of sequences, got {tuple(prompts.shape)}")
+    if attention_mask is None:
+        return prompts.tolist()
+    if attention_mask.shape != prompts.shape:
+        raise InputError(f"attention_mask must be {tuple(prompts.shape)}, got {tuple(attention_mask.shape)}")
+    pairs = zip(prompts.cpu(), attention_mask.cpu(), strict=True)
+    return [row[mask != 0].tolist() for row, mask in pairs]
+
+
+def _check(config, rows, count: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not rows or not all(rows):
+        raise InputError("expected prompts of one token at least, got an empty one")
+    if not temperature > 0:
+        raise InputError(f"temperature must be above 0, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top_k must be at least 1 or none, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise InputError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if count < 0:
+        raise InputError(f"max_new_tokens must be at least 0, got {count}")
+    longest = max(map(len, rows)) + count
+    if longest > config.n_positions:
+        raise InputError(f"prompt and new tokens must fit the model's {config.n_positions} positions, got {longest}")
+    low, high = (pick(pick(row) for row in rows) for pick in (min, max))
+    if low < 0 or high >= config.vocab_size:
+        raise InputError(f"prompts must hold ids below vocab_size {config.vocab_size}, got {low if low < 0 else high}")
+
+
+def _until_end(row: list[int], ends: list[int]) -> list[int]:
+    place = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
+    return row[: place + 1]

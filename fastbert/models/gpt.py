@@ -1,0 +1,268 @@
+"""GPT and GPT-2: decoders of one stack, pre-trained on next words (Radford et al. 2018, section 3.1; 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .. import ops, rng
+from ..errors import InputError
+from ..gpt_config import GPTConfig
+from ..modules.decoder import GPTBlock, normalise
+from ..modules.layout import PackedLayout
+from ..outputs import BertModelOutput, CausalLMOutput
+from ..packing import PackedBatch
+from ..rng import EMBEDDING_SITE, DropoutKey
+from . import door, gpt_files
+from .bert import Encoded, as_asked
+from .door import check_labels
+from .pretrained import PreTrainedModel
+
+
+class GPTPreTrainedModel(PreTrainedModel):
+    """Base class of `GPTModel` and of what stands on it.
+
+    Args:
+        config: a `GPTConfig` or `GPT2Config`, or any object with the fields of transformers' OpenAIGPTConfig or
+            GPT2Config.
+    """
+
+    config_class = GPTConfig
+    base_model_prefix = gpt_files.PREFIX
+    trunk = ("wte.", "wpe.", "tokens_embed.", "positions_embed.", "h.", "ln_f.")
+    _no_split_modules: ClassVar[list[str]] = ["GPTBlock"]
+
+    def post_init(self) -> None:
+        super().post_init()
+        if self.config.pre_norm:
+            # "We scale the weights of residual layers at initialization by 1 / sqrt(N)" (Radford et al. 2019, 2.3).
+            with torch.no_grad():
+                for name, weight in self.named_parameters():
+                    if name.endswith("c_proj.weight"):
+                        nn.init.normal_(weight, std=self.config.initializer_range / (2 * self.config.n_layer) ** 0.5)
+
+    @classmethod
+    def tensors_from_file(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return gpt_files.from_file(state)
+
+    @classmethod
+    def tensors_to_file(cls, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return gpt_files.to_file(state)
+
+    def _word_embeddings(self) -> tuple[nn.Module, str]:
+        return self.base_model, self.base_model.names[0]
+
+    def _stack(self) -> nn.Module:
+        return self.base_model
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        return getattr(self, "lm_head", None)
+
+    def set_output_embeddings(self, decoder: nn.Linear) -> None:
+        if not hasattr(self, "lm_head"):
+            raise InputError(f"{type(self).__name__} has no output embeddings")
+        self.lm_head = decoder
+
+    def tie_weights(self, *_args, **_kwargs) -> None:
+        """Makes the language-model head share the word embeddings' weight, where the configuration says so."""
+        head, words = self.get_output_embeddings(), self.get_input_embeddings()
+        if head is None:
+            return
+        if self.config.tie_word_embeddings:
+            head.weight = words.weight
+        elif head.out_features != words.num_embeddings:  # the vocabulary has grown: old rows are kept
+            new = nn.Linear(head.in_features, words.num_embeddings, bias=False)
+            new.to(head.weight)
+            self._init_weights(new)
+            with torch.no_grad():
+                kept = min(head.out_features, words.num_embeddings)
+                new.weight[:kept] = head.weight[:kept]
+            self.lm_head = new
+        self.lm_head.out_features = words.num_embeddings
+
+
+class GPTModel(GPTPreTrainedModel):
+    """The decoder with its embeddings.
+
+    Args:
+        config: a `GPTConfig` for layers that normalise after each branch, a `GPT2Config` for those that do before.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        config = self.config
+        # Word and position embeddings go by other names in transformers' two classes.
+        self.names = ("wte", "wpe") if config.pre_norm else ("tokens_embed", "positions_embed")
+        self.add_module(self.names[0], nn.Embedding(config.vocab_size, config.n_embd))
+        self.add_module(self.names[1], nn.Embedding(config.n_positions, config.n_embd))
+        self.h = nn.ModuleList(GPTBlock(config, index) for index in range(config.n_layer))
+        if config.pre_norm:
+            self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def encode(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        **unknown,
+    ) -> Encoded:
+        """`forward` with the result still packed, for the heads to build on; the same arguments."""
+        if unknown:
+            raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
+        config = self.config
+        key = rng.current() if self.training else None
+        keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if isinstance(input_ids, PackedBatch):
+            tokens = door.open_packed_batch(input_ids, config, key)
+        elif (input_ids is None) == (inputs_embeds is None):
+            raise InputError("expected either input_ids or inputs_embeds, got both or neither")
+        elif cu_seqlens is not None:
+            tokens = door.open_packed(config, key, input_ids, inputs_embeds, None, position_ids, cu_seqlens, max_seqlen)
+        else:
+            tokens = door.open_padded(
+                config, key, input_ids, inputs_embeds, attention_mask, None, position_ids,
+                needs_first_column=False, needs_attentions=False,
+            )  # fmt: skip
+        hidden = self.embed(tokens.input_ids, tokens.position_ids, key, tokens.inputs_embeds)
+        hidden, states = self.run(hidden, tokens.layout, key, tokens.unpack if keep_states else None)
+        return Encoded(tokens, hidden, None, tuple(states) if states else None, None)
+
+    def embed(self, input_ids, position_ids: Tensor, key: DropoutKey | None, inputs_embeds=None) -> Tensor:
+        """dropout(word + position), (T,) -> (T, H): no LayerNorm, so `ops.embedding` is not its op."""
+        words, positions = (getattr(self, name) for name in self.names)
+        x = words(input_ids) if inputs_embeds is None else inputs_embeds
+        x = x + F.embedding(position_ids, positions.weight)
+        return ops.dropout(x, key.site(self.config.embd_pdrop, EMBEDDING_SITE) if key else None)
+
+    def run(self, x: Tensor, layout: PackedLayout, key: DropoutKey | None, show=None) -> tuple[Tensor, list | None]:
+        """The layers on tokens (T, H) in any layout; every hidden state as ``show`` makes it, the input first and the
+        last normalised, or None."""
+        states = [] if show is None else [show(x)]
+        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        for number, block in enumerate(self.h, 1):
+            x = checkpoint(block, x, layout, key, use_reentrant=False) if recompute else block(x, layout, key)
+            if number == len(self.h) and self.config.pre_norm:
+                x = normalise(self.ln_f, x)
+            if show is not None:
+                states.append(show(x))
+        return x, states or None
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        return_dict: bool | None = None,
+        **options,
+    ) -> BertModelOutput | tuple:
+        """Encodes a batch from left to right; no pad token is computed.
+
+        Args:
+            input_ids: (B, S) int64; or (T,) or (1, T) with ``cu_seqlens``; or a `PackedBatch` and nothing else, whose
+                ids of segments are not looked at.
+            attention_mask: (B, S), non-zero = keep, holes and left padding allowed; or 4-D.
+            position_ids: column indices where not given, whatever the mask says.
+            options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``; ``cu_seqlens`` (B+1,)
+                and ``max_seqlen`` for packed tokens.
+
+        Returns:
+            ``last_hidden_state`` (B, S, H), zeros at masked tokens, or as the tokens came; ``hidden_states``, L+1 of
+            them, embeddings first.
+
+        Raises:
+            InputError: an id outside its table, a sequence over n_positions, or shapes that do not fit.
+        """
+        encoded = self.encode(input_ids, attention_mask, position_ids, **options)
+        hidden = encoded.tokens.unpack(encoded.hidden)
+        output = BertModelOutput(last_hidden_state=hidden, hidden_states=encoded.hidden_states)
+        return as_asked(output, return_dict, self.config)
+
+
+class GPTForPreTraining(GPTPreTrainedModel):
+    """The decoder and its language-model head, whose weight is the word embedding's.
+
+    ``last_layer`` is an option of BERT's pre-training: all but one token of a sequence has a next one, so the last
+    layer is computed for all of them whatever it says.
+    """
+
+    last_layer = "all"
+    next_sentence = False
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        self.transformer = GPTModel(self.config)
+        self.lm_head = nn.Linear(self.config.n_embd, self.config.vocab_size, bias=False)
+        self.post_init()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.transformer.h
+
+    @property
+    def architecture(self) -> str:
+        """What config.json says, so that other libraries know the file: transformers' class."""
+        return "GPT2LMHeadModel" if self.config.pre_norm else "OpenAIGPTLMHeadModel"
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(N, H) -> (N, V)."""
+        return ops.linear(hidden, self.lm_head.weight)
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        output_logits: bool | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> CausalLMOutput | tuple:
+        """Inputs are those of `GPTModel.forward`.
+
+        Args:
+            labels: (B, S) ids as in transformers, input_ids themselves: each place is compared with the label of the
+                next; -100 = not predicted. A `PackedBatch` brings its own, at ``mlm_positions``.
+            output_logits: True computes ``logits`` although there are labels.
+
+        Returns:
+            ``loss`` = ``mlm_loss``, the mean next-word cross-entropy; ``mlm_logits`` (N, V) at the labelled places;
+            ``logits`` (B, S, V) or (T, V), zeros at masked tokens, where there are no labels or they are asked for.
+        """
+        encoded = self.transformer.encode(input_ids, attention_mask, position_ids, **options)
+        tokens, loss, at_labels, logits = encoded.tokens, None, None, None
+        positions = input_ids.mlm_positions if isinstance(input_ids, PackedBatch) else None
+        targets = input_ids.mlm_labels if positions is not None else None
+        if labels is not None:
+            shifted = torch.full_like(labels, -100)
+            shifted[..., :-1] = labels[..., 1:]
+            packed = tokens.pack(shifted)
+            positions = (packed != -100).nonzero().flatten()
+            targets = packed.index_select(0, positions)
+        if positions is not None:
+            check_labels(targets, self.lm_head.out_features)
+            at_labels = self.logits(encoded.hidden.index_select(0, positions))
+            loss = ops.cross_entropy(at_labels, targets)
+        if output_logits or (output_logits is None and positions is None):
+            logits = tokens.unpack(self.logits(encoded.hidden))
+        output = CausalLMOutput(loss, logits, encoded.hidden_states, None, at_labels, loss)
+        return as_asked(output, return_dict, self.config)
+
+    def generate(self, prompts, attention_mask: Tensor | None = None, **options):
+        """Goes on with prompts: `models.generation.generate`."""
+        from .generation import generate
+
+        return generate(self, prompts, attention_mask, **options)

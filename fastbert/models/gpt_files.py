@@ -1,0 +1,36 @@
+"""GPT and GPT-2 in files: transformers' names, and weights of dense layers as (in, out)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..interop.names import unwrapped_name
+
+PREFIX = "transformer"
+_BARE = ("wte.", "wpe.", "tokens_embed.", "positions_embed.", "h.", "ln_f.")
+# transformers' Conv1D multiplies x W and not x W^T.
+_TRANSPOSED = tuple(f"{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"))
+# Causal masks and position numbers that older releases saved.
+_COMPUTED = (".attn.bias", ".attn.masked_bias", "position_ids")
+
+
+def from_file(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file, of a bare model or of one with a head, as our modules have them."""
+    ours = {}
+    for name, tensor in state.items():
+        name = unwrapped_name(name)
+        if name.startswith(_BARE):
+            name = f"{PREFIX}.{name}"
+        if not name.endswith(_COMPUTED):
+            ours[name] = tensor.t() if name.endswith(_TRANSPOSED) and tensor.dim() == 2 else tensor
+    return ours
+
+
+def to_file(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The other way."""
+    return {
+        name: tensor.t().contiguous() if name.endswith(_TRANSPOSED) and tensor.dim() == 2 else tensor
+        for name, tensor in state.items()
+    }

@@ -1,0 +1,133 @@
+"""`generate`: transformers' tokens under greedy, the same with and without kept keys, draws that a seed repeats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tiny_gpt import KINDS, SIZES, ids, theirs
+from transformers.generation.logits_process import (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from fastbert.errors import InputError
+from fastbert.models.generation import filtered
+from fastbert.models.gpt import GPTForPreTraining
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    """transformers' model, and ours from its directory."""
+    reference = theirs(request.param)
+    directory = tmp_path_factory.mktemp("generate")
+    reference.save_pretrained(directory)
+    return reference, GPTForPreTraining.from_pretrained(directory)
+
+
+def test_greedy_is_that_of_transformers_token_by_token(pair):
+    reference, model = pair
+    prompts = ids(3, 7)
+    expected = reference.generate(prompts, do_sample=False, max_new_tokens=15, eos_token_id=None, pad_token_id=0)
+    for use_cache in (True, False):
+        got = model.generate(prompts, max_new_tokens=15, eos_token_id=(), use_cache=use_cache)
+        assert torch.equal(got, expected)
+    assert len(expected[:, 7:].unique()) > 3  # not one token over and over
+
+
+def test_left_padded_prompts_and_ends(pair):
+    reference, model = pair
+    prompts, mask = ids(3, 8), torch.ones(3, 8, dtype=torch.int64)
+    mask[0, :5], mask[2, :2] = 0, 0
+    free = reference.generate(
+        prompts, attention_mask=mask, do_sample=False, max_new_tokens=12, eos_token_id=None, pad_token_id=0
+    )
+    end = int(free[1, 8 + 4])  # a token that does come, so that a row ends early
+    options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": end, "pad_token_id": 0}
+    expected = reference.generate(prompts, attention_mask=mask, **options)
+    assert torch.equal(model.generate(prompts, mask, **options), expected)
+    ragged = [row[keep != 0].tolist() for row, keep in zip(prompts, mask, strict=True)]
+    lists = model.generate(ragged, max_new_tokens=12, eos_token_id=end)
+    for row, prompt, whole in zip(lists, ragged, expected.tolist(), strict=True):
+        new = whole[8:]
+        new = new[: new.index(end) + 1] if end in new else new
+        assert row == prompt + new
+
+
+def test_a_row_is_drawn_alike_alone_and_among_others(pair):
+    _, model = pair
+    prompts = [ids(5).tolist(), ids(9).tolist()]
+    options = {
+        "do_sample": True,
+        "temperature": 1.3,
+        "top_k": 20,
+        "top_p": 0.9,
+        "max_new_tokens": 10,
+        "eos_token_id": (),
+    }
+    first = model.generate(prompts, seed=4, **options)
+    assert model.generate(prompts, seed=4, **options) == first
+    assert model.generate(prompts, seed=4, use_cache=False, **options) == first
+    assert model.generate(prompts[:1], seed=4, **options) == first[:1]
+    assert model.generate(prompts, seed=5, **options) != first
+    torch.manual_seed(0)
+    drawn = [model.generate(prompts, **options) for _ in range(2)]
+    torch.manual_seed(0)
+    assert [model.generate(prompts, **options) for _ in range(2)] == drawn
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(None, None), (5, None), (100, None), (None, 0.6), (12, 0.8), (None, 0.01)]
+)
+def test_filters_are_those_of_transformers(temperature, top_k, top_p):
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 2
+    expected = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k is not None:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p is not None:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    torch.testing.assert_close(filtered(logits, temperature, top_k, top_p), expected)
+
+
+def test_draws_have_the_distribution_of_the_logits(pair):
+    """4,000 draws of one token: each share within five standard deviations of its probability."""
+    _, model = pair
+    prompt = ids(1, 3)
+    with torch.no_grad():
+        shares = filtered(model(prompt).logits[:, -1], 0.8, 6, None).softmax(-1)[0]
+    count = 4000
+    out = model.generate(prompt.expand(count, 3), do_sample=True, temperature=0.8, top_k=6, max_new_tokens=1, seed=1)
+    found = torch.bincount(out[:, 3], minlength=SIZES["vocab_size"]) / count
+    assert int((found > 0).sum()) <= 6
+    assert bool(((found - shares).abs() <= 5 * (shares * (1 - shares) / count).sqrt()).all())
+
+
+def test_a_model_in_training_is_left_so_and_drops_nothing(pair):
+    _, model = pair
+    expected = model.generate(ids(2, 4), max_new_tokens=6)
+    model.train()
+    assert torch.equal(model.generate(ids(2, 4), max_new_tokens=6), expected)
+    assert model.training
+    model.eval()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "said"),
+    [
+        ([[]], {}, "empty"),
+        ([], {}, "empty"),
+        ([[3]], {"temperature": 0.0}, "temperature"),
+        ([[3]], {"top_k": 0}, "top_k"),
+        ([[3]], {"top_p": 1.5}, "top_p"),
+        ([[3]], {"max_new_tokens": 24}, "24 positions, got 25"),
+        ([[61]], {}, "below vocab_size 61"),
+        ([[3]], {"seed": -1}, "seed"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_named(prompts, options, said):
+    model = GPTForPreTraining(transformers.OpenAIGPTConfig(**SIZES))
+    with pytest.raises(InputError, match=said):
+        model.generate(prompts, **options)

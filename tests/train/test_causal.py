@@ -1,0 +1,128 @@
+"""Next-word pre-training: the data's labels, the model that goes with them, and one loop for both objectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fastbert import BertForPreTraining
+from fastbert.data.budget import BudgetData, real
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.pretraining import PretrainingData, next_tokens, realised_shares
+from fastbert.data.shards import ShardSet
+from fastbert.errors import InputError
+from fastbert.models import registry
+from fastbert.train import plan
+from fastbert.train.metrics import read_metrics
+from fastbert.train.pretrain import pretrain
+
+CAUSAL = PretrainingConfig(max_seqlen=32, objective="causal", nsp=False)
+
+
+def test_next_tokens_worked_by_hand():
+    ids = np.array([7, 8, 9, 3, 5, 6])  # three tokens, none, one, two
+    positions, labels = next_tokens(ids, np.array([0, 3, 3, 4, 6]))
+    assert positions.tolist() == [0, 1, 4]
+    assert labels.tolist() == [8, 9, 6]
+    assert [len(x) for x in next_tokens(np.array([], dtype=np.int64), np.array([0]))] == [0, 0]
+
+
+@pytest.mark.parametrize("nsp", [False, True])
+def test_a_causal_batch_has_the_text_itself_and_every_next_word(prepared, nsp):
+    masked, causal = (
+        PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32, nsp=nsp, objective=objective))
+        for objective in ("mlm", "causal")
+    )
+    samples = np.arange(5)
+    a, b = masked.collate(0, samples), causal.collate(0, samples)
+    restored = a.input_ids.clone()
+    restored[a.mlm_positions] = a.mlm_labels
+    assert torch.equal(b.input_ids, restored)
+    assert torch.equal(b.cu_seqlens, a.cu_seqlens)
+    assert (a.nsp_labels is None) == (b.nsp_labels is None) == (not nsp)
+    assert len(b.mlm_positions) == b.num_tokens - 5
+    assert not set(b.mlm_positions.tolist()) & set((b.cu_seqlens[1:] - 1).tolist())
+    assert torch.equal(b.mlm_labels, b.input_ids[b.mlm_positions + 1])
+
+
+def test_batches_of_one_shape_hold_all_next_words(prepared):
+    data = PretrainingData(ShardSet.open(prepared), CAUSAL)
+    budget = BudgetData(data, 96)
+    seen = 0
+    for sample_ids in budget.batches(0):
+        batch = budget.collate(0, sample_ids)
+        assert batch.mlm_positions.unique().numel() == batch.mlm_labels.numel() == budget.shape.predictions
+        assert torch.equal(real(batch).mlm_labels, data.collate(0, sample_ids).mlm_labels)
+        seen += real(batch).mlm_labels.numel()
+    assert seen == int((data.lengths(0) - 1).sum())
+
+
+def test_a_left_to_right_bert_learns_and_is_one(recipe, tmp_path):
+    """The words of the corpus are drawn at random, so the entropy of their distribution is what can be reached."""
+    config = recipe(model="1x32x2", samples=CAUSAL, steps=25, lr=5e-3, position_embedding_type="sinusoidal")
+    pretrain(config, quiet=True)
+    saved = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert (saved["is_decoder"], saved["position_embedding_type"]) == (True, "sinusoidal")
+    losses = [row["mlm_loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "lr" in row]
+    assert losses[-1] < losses[0] - 0.5
+    model = BertForPreTraining.from_pretrained(tmp_path / "run" / "model")
+    ids = torch.randint(5, 30, (1, 12))
+    other = ids.clone()
+    other[0, -1] += 1
+    with torch.no_grad():
+        a, b = (model.bert(x).last_hidden_state[0] for x in (ids, other))
+    torch.testing.assert_close(a[:-1], b[:-1])
+    # a run goes on from it, as causal as before
+    more = recipe(model=str(tmp_path / "run" / "model"), out=str(tmp_path / "more"), samples=CAUSAL, steps=1)
+    assert pretrain(more, quiet=True).steps == 1
+
+
+def test_one_loss_in_any_number_of_micro_batches_and_resumed(recipe, tmp_path):
+    whole = recipe(model="1x32x2", samples=CAUSAL, dropout=0.1, steps=4, out=str(tmp_path / "whole"))
+    half = dataclasses.replace(whole, out=str(tmp_path / "half"), save_every=2)
+    pretrain(whole, quiet=True)
+    pretrain(dataclasses.replace(half, steps=4, save_every=2), quiet=True)
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "half")]
+    first, second = ([row["mlm_loss"] for row in r if "lr" in row] for r in rows)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("objective", "decoder", "said"), [("causal", False, "sees both sides"), ("mlm", True, "only the tokens before")]
+)
+def test_data_and_model_must_have_one_objective(recipe, tiny_model, tmp_path, objective, decoder, said):
+    model = BertForPreTraining.from_pretrained(tiny_model, is_decoder=decoder)
+    config = recipe(samples=PretrainingConfig(max_seqlen=32, objective=objective, nsp=False))
+    with pytest.raises(InputError, match=said):
+        pretrain(config, model=model, data=PretrainingData(ShardSet.open(config.data), config.samples), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_that_mask_do_not_go_with_it(prepared):
+    for wrong in ({"whole_word": True}, {"max_predictions": 3}):
+        with pytest.raises(InputError, match="masks none"):
+            PretrainingConfig(objective="causal", **wrong)
+    with pytest.raises(InputError, match="objective must be"):
+        PretrainingConfig(objective="clm")
+    with pytest.raises(InputError, match="objective mlm"):
+        realised_shares(PretrainingData(ShardSet.open(prepared), CAUSAL))
+
+
+def test_a_plan_counts_next_words(recipe, prepared):
+    config = recipe(model="1x32x2", samples=CAUSAL, token_budget=128)
+    made = plan.make_plan(config, data=PretrainingData(ShardSet.open(prepared), CAUSAL))
+    samples = made.phases[0].samples
+    assert made.model.is_decoder
+    assert samples.labels == pytest.approx(samples.seqlen - 1)
+
+
+def test_the_registry_knows_names_and_directories(tiny_model, tmp_path):
+    assert registry.of_model("base").model_type == registry.of_model("4x96x3").model_type == "bert"
+    assert registry.of_model(tiny_model).model_class is BertForPreTraining
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(InputError, match=r"config\.json: model_type must be one of bert"):
+        registry.of_model(tmp_path)
