@@ -22,6 +22,7 @@ _LIMITS = {
     "max_position_embeddings": 1 << 20,
     "type_vocab_size": 1 << 16,
     "num_labels": 100_000,
+    "bilstm_units": 1 << 16,
 }
 _MAX_PARAMETERS = 10**11
 
@@ -54,6 +55,7 @@ _DEFAULTS: dict[str, Any] = {
     "pad_token_id": 0,
     "use_cache": True,
     "classifier_dropout": None,
+    "bilstm_units": None,
     "is_decoder": False,
     "position_embedding_type": "absolute",
     "add_cross_attention": False,
@@ -103,7 +105,8 @@ class BertConfig(ModelConfig):
 
     ``is_decoder=True`` is a left-to-right BERT: a token sees itself and those before it, also when it is fine-tuned,
     and what pools a sequence reads its last token (docs/models.md). ``position_embedding_type="sinusoidal"`` has the
-    fixed positions of Vaswani et al. 2017, section 3.5.
+    fixed positions of Vaswani et al. 2017, section 3.5. ``bilstm_units`` puts a BiLSTM of so many units each way
+    between the encoder and a task's head (Devlin et al. 2019, table 5).
 
     Args:
         values: any field of transformers' BertConfig; ``num_labels`` (or ``id2label``) for heads with labels.
@@ -131,6 +134,7 @@ class BertConfig(ModelConfig):
     pad_token_id: int | None
     use_cache: bool
     classifier_dropout: float | None
+    bilstm_units: int | None
     is_decoder: bool
     position_embedding_type: str
     add_cross_attention: bool
@@ -162,7 +166,8 @@ class BertConfig(ModelConfig):
     def validate(self) -> None:
         """Raises InputError, one sentence, at the first field that does not fit."""
         for name in _LIMITS:
-            self._check_int(name, getattr(self, name))
+            if name != "bilstm_units" or self.bilstm_units is not None:
+                self._check_int(name, getattr(self, name))
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"hidden_size must be a multiple of num_attention_heads, got {self.hidden_size} and "

@@ -156,6 +156,7 @@ def train(
     tokenizer = load_tokenizer(directory)
     source = {"model": str(args.model), "train": str(args.train)}
     source |= {"dev": str(args.dev)} if args.dev is not None else {"dev_share": args.dev_share}
+    task.configure(config)
     torch.manual_seed(config.seed)  # the new head
     model = task.model(directory)
     check_fit(tokenizer, model.config, config.max_seqlen)

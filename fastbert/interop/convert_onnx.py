@@ -117,6 +117,8 @@ def write_onnx(found, target: Path) -> None:
         raise InputError(f"{target}: expected the name of an .onnx file, got a directory")
     if found.model.config.is_decoder:
         raise InputError(f"{target}: the graph of an encoder is written, got a model with is_decoder (left to right)")
+    if found.model.config.bilstm_units is not None:
+        raise InputError(f"{target}: the graph of an encoder with its head is written, got a model with a BiLSTM")
     module = PaddedBert(found.model).eval()
     total = sum(p.numel() * p.element_size() for p in module.parameters())
     if total >= 1 << 31:

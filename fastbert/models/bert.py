@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..config import BertConfig
 from ..errors import InputError
+from ..modules.bilstm import HeadBiLSTM
 from ..modules.embeddings import BertEmbeddings
 from ..modules.encoder import BertEncoder, refuse
 from ..modules.heads import BertPooler
@@ -196,6 +197,22 @@ class BertHead(PreTrainedModel):
     def __init__(self, config: BertConfig, add_pooling_layer: bool) -> None:
         super().__init__(config)
         self.bert = BertModel(self.config, add_pooling_layer=add_pooling_layer)
+
+    def make_bilstm(self) -> int:
+        """Adds ``bilstm`` where the configuration asks for one; returns how wide the states of tokens are then."""
+        units = self.config.bilstm_units
+        self.bilstm = None if units is None else HeadBiLSTM(self.config.hidden_size, units)
+        return self.config.hidden_size if units is None else 2 * units
+
+    def token_states(self, encoded: Encoded) -> Tensor:
+        """(T, width): the hidden states, through the BiLSTM where there is one."""
+        return encoded.hidden if self.bilstm is None else self.bilstm(encoded.hidden, encoded.tokens)
+
+    def sequence_states(self, encoded: Encoded) -> Tensor:
+        """(B, width): what stands for each sequence, the pooled token or the ends of the BiLSTM."""
+        if self.bilstm is None:
+            return encoded.pooled
+        return self.bilstm.ends(self.token_states(encoded), encoded.tokens)
 
     def classifier_dropout(self) -> nn.Module:
         p = self.config.classifier_dropout

@@ -73,10 +73,21 @@ class Tokens:
     def pooled_rows(self) -> Tensor:
         """(B,) int64: where the token is that stands for each sequence, its first, or its last where attention is
         causal; some other token's place for an empty sequence."""
-        if not self.causal:
-            return self.cu_seqlens[:-1].long().clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
-        last = self.cu_seqlens[1:].long() - 1
+        if self.causal:
+            return self.last_rows()
+        return self.cu_seqlens[:-1].long().clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
+
+    def first_rows(self) -> Tensor:
+        """(B,) int64: where the first token that is kept is; as `pooled_rows` for an empty sequence."""
+        first = self.cu_seqlens[:-1].long()
         if self.keep is not None:  # the rectangle with its pads
+            first = first + self.keep.int().argmax(1)
+        return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
+
+    def last_rows(self) -> Tensor:
+        """(B,) int64: where the last token that is kept is; as `pooled_rows` for an empty sequence."""
+        last = self.cu_seqlens[1:].long() - 1
+        if self.keep is not None:
             last = last - self.keep.flip(1).int().argmax(1)
         return last.clamp(min=0)
 

@@ -1,4 +1,8 @@
-"""One output layer on the encoder, for fine-tuning (Devlin et al. 2019, section 3.2 and figure 4)."""
+"""One output layer on the encoder, for fine-tuning (Devlin et al. 2019, section 3.2 and figure 4).
+
+``config.bilstm_units`` puts a BiLSTM that begins at random below it (table 5, "+ BiLSTM"): tokens are then its states,
+and a sequence is what its two directions have at their ends, in place of the pooled token.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +55,10 @@ class BertForSequenceClassification(BertHead):
     """A classifier or regressor on the pooled first token; ``config.num_labels`` outputs."""
 
     def __init__(self, config: BertConfig) -> None:
-        super().__init__(config, add_pooling_layer=True)
+        super().__init__(config, add_pooling_layer=getattr(config, "bilstm_units", None) is None)
         self.num_labels = self.config.num_labels
         self.dropout = self.classifier_dropout()
-        self.classifier = nn.Linear(self.config.hidden_size, self.num_labels)
+        self.classifier = nn.Linear(self.make_bilstm(), self.num_labels)
         self.post_init()
 
     def forward(
@@ -74,7 +78,7 @@ class BertForSequenceClassification(BertHead):
             ``loss``, ``logits`` (B, num_labels).
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        logits = apply_linear(self.classifier, self.dropout(encoded.pooled, encoded.tokens))
+        logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens))
         loss = None
         if labels is not None:
             loss = classification_loss(logits, labels, self.num_labels, self.config.problem_type)
@@ -86,9 +90,9 @@ class BertForMultipleChoice(BertHead):
     """One score for each choice; a softmax over the choices of a question."""
 
     def __init__(self, config: BertConfig) -> None:
-        super().__init__(config, add_pooling_layer=True)
+        super().__init__(config, add_pooling_layer=getattr(config, "bilstm_units", None) is None)
         self.dropout = self.classifier_dropout()
-        self.classifier = nn.Linear(self.config.hidden_size, 1)
+        self.classifier = nn.Linear(self.make_bilstm(), 1)
         self.post_init()
 
     def forward(
@@ -129,7 +133,9 @@ class BertForMultipleChoice(BertHead):
             if embeds is not None:
                 options["inputs_embeds"] = embeds.flatten(0, 1)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        logits = apply_linear(self.classifier, self.dropout(encoded.pooled, encoded.tokens)).view(-1, num_choices)
+        logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens)).view(
+            -1, num_choices
+        )
         loss = None
         if labels is not None:
             check_labels(labels, num_choices)
@@ -145,7 +151,7 @@ class BertForTokenClassification(BertHead):
         super().__init__(config, add_pooling_layer=False)
         self.num_labels = self.config.num_labels
         self.dropout = self.classifier_dropout()
-        self.classifier = nn.Linear(self.config.hidden_size, self.num_labels)
+        self.classifier = nn.Linear(self.make_bilstm(), self.num_labels)
         self.post_init()
 
     def forward(
@@ -166,7 +172,7 @@ class BertForTokenClassification(BertHead):
             (T, num_labels).
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        logits = apply_linear(self.classifier, self.dropout(encoded.hidden, encoded.tokens))
+        logits = apply_linear(self.classifier, self.dropout(self.token_states(encoded), encoded.tokens))
         loss = None
         if labels is not None:
             labels = encoded.tokens.pack(labels)
@@ -183,7 +189,7 @@ class BertForQuestionAnswering(BertHead):
         # transformers sizes this head by num_labels: a directory with another number would not load there.
         config = BertConfig.from_dict(BertConfig.from_hf(config).to_dict(), num_labels=2)
         super().__init__(config, add_pooling_layer=False)
-        self.qa_outputs = nn.Linear(self.config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(self.make_bilstm(), 2)
         self.post_init()
 
     def forward(
@@ -209,7 +215,7 @@ class BertForQuestionAnswering(BertHead):
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         tokens = encoded.tokens
-        logits = apply_linear(self.qa_outputs, encoded.hidden)
+        logits = apply_linear(self.qa_outputs, self.token_states(encoded))
         loss = None
         if start_positions is not None and end_positions is not None:
             rows, kept = self._rows(logits, tokens)

@@ -80,9 +80,11 @@ class Task(abc.ABC):
     metrics: tuple[str, ...]
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
+    bilstm: int | None = None
 
     def configure(self, options: TaskOptions) -> None:
-        """Takes the options that the task knows: those whose names it has as attributes."""
+        """Takes the options that the task knows: those whose names it has as attributes. Some decide what `model`
+        makes, so that it comes before."""
         for name in TaskOptions.__dataclass_fields__:
             if hasattr(self, name):
                 setattr(self, name, getattr(options, name))
@@ -110,6 +112,10 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_seqlen: int) -> list[Example]:
         """Examples of at most max_seqlen tokens, in the order of the rows."""
+
+    def on_top(self) -> dict[str, Any]:
+        """What the options ask for between encoder and head, as keyword arguments of `from_pretrained`."""
+        return {} if self.bilstm is None else {"bilstm_units": self.bilstm}
 
     @abc.abstractmethod
     def model(self, directory: str | os.PathLike) -> torch.nn.Module:

@@ -29,10 +29,14 @@ class TaskOptions:
     """squad: tokens from the beginning of one window over a long context to that of the next."""
     document_context: bool = False
     """ner: read a sentence together with those of its document around it, as many as fit."""
+    bilstm: int | None = None
+    """Put a BiLSTM of so many units each way, begun at random, between encoder and head (the paper's table 5)."""
 
     def __post_init__(self) -> None:
         if self.doc_stride < 1:
             raise InputError(f"doc_stride must be at least 1, got {self.doc_stride}")
+        if self.bilstm is not None and self.bilstm < 1:
+            raise InputError(f"bilstm must be at least 1 unit or none, got {self.bilstm}")
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .. import ops, rng
 from ..models.bert import BertHead
+from ..modules.bilstm import over_sequences
 from ..outputs import LogitsOutput
 from ..packing import PackedBatch
 from .base import Example
@@ -64,8 +65,7 @@ class BertForFeatureTagging(BertHead):
             ``loss``, ``logits`` (T, C).
         """
         values = (self.features(batch) if features is None else features).float()
-        sequences = nn.utils.rnn.pack_sequence(values.split(batch.cu_seqlens.diff().tolist()), enforce_sorted=False)
-        hidden = torch.cat(nn.utils.rnn.unpack_sequence(self.lstm(sequences)[0]))
+        hidden = over_sequences(self.lstm, values, batch.cu_seqlens)
         if self.training:
             hidden = ops.dropout(hidden, rng.current().site(self.config.hidden_dropout_prob, rng.HEAD_SITE))
         logits = self.classifier(hidden)

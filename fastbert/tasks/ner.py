@@ -85,7 +85,8 @@ class NER(Task):
             "label2id": {name: index for index, name in enumerate(self.labels)},
         }
         if self.features is None:
-            return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **head)
+            options = head | self.on_top()
+            return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **options)
         from .feature_tagger import BertForFeatureTagging
 
         head["feature_layers"] = self.features

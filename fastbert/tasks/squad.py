@@ -81,7 +81,7 @@ class Squad(Task):
     def model(self, directory: str | os.PathLike):
         from ..models import BertForQuestionAnswering
 
-        return BertForQuestionAnswering.from_pretrained(directory)
+        return BertForQuestionAnswering.from_pretrained(directory, **self.on_top())
 
     def collate(self, examples: Sequence[Example]):
         import torch

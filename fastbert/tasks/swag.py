@@ -78,7 +78,7 @@ class SWAG(Task):
     def model(self, directory: str | os.PathLike):
         from ..models import BertForMultipleChoice
 
-        return BertForMultipleChoice.from_pretrained(directory, ignore_mismatched_sizes=True)
+        return BertForMultipleChoice.from_pretrained(directory, ignore_mismatched_sizes=True, **self.on_top())
 
     def collate(self, examples: Sequence[Example]):
         sequences = []

@@ -109,7 +109,9 @@ class TextTask(Task):
         from ..models import BertForSequenceClassification
 
         # A model of a task with other labels is a fine start (RTE from MNLI); only its head cannot be used.
-        return BertForSequenceClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **self.head())
+        return BertForSequenceClassification.from_pretrained(
+            directory, ignore_mismatched_sizes=True, **self.head(), **self.on_top()
+        )
 
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
         """Writes GLUE's submission format: ``index<TAB>prediction``."""

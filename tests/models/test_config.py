@@ -81,10 +81,12 @@ def test_fields_and_defaults_are_those_of_transformers():
 
     theirs = transformers.BertConfig()
     ours = BertConfig()
-    # transformers 5 has learned positions only, and no field for it.
-    assert ours.position_embedding_type == getattr(theirs, "position_embedding_type", "absolute")
+    # transformers 5 has learned positions only, and no field for it; a BiLSTM is ours alone.
+    own = {"position_embedding_type": "absolute", "bilstm_units": None}
+    assert {name: getattr(ours, name) for name in own} == own
+    assert getattr(theirs, "position_embedding_type", "absolute") == "absolute"
     for name, value in ours.to_dict().items():
-        assert name == "position_embedding_type" or getattr(theirs, name) == value, name
+        assert name in own or getattr(theirs, name) == value, name
     if not V5:
         return  # transformers 4 keeps what concerns generation in every configuration
     # The encoder-decoder flag and what concerns the hub are not BERT's.
@@ -191,6 +193,7 @@ def test_the_two_gelus_are_told_apart(act, approximate):
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
         ({"pad_token_id": 30522}, "pad_token_id"),
         ({"problem_type": "guessing"}, "problem_type"),
+        ({"bilstm_units": 0}, "bilstm_units"),
         ({"model_type": "roberta"}, "model_type"),
         ({"id2label": ["a", "b"]}, "id2label"),
         ({"num_labels": 2, "id2label": {0: "a"}}, "num_labels"),

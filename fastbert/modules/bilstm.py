@@ -1,0 +1,48 @@
+"""A BiLSTM over packed sequences: what may stand between an encoder and a task's head (Devlin et al. 2019, table 5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def over_sequences(lstm: nn.LSTM, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Runs an LSTM over each of the sequences laid end to end: (T, H) -> (T, directions * units), in its own dtype."""
+    if not x.shape[0]:
+        return x.new_zeros(0, lstm.hidden_size * (1 + lstm.bidirectional))
+    lengths = [length for length in cu_seqlens.diff().tolist() if length]  # an LSTM has no empty sequence
+    dtype = lstm.weight_ih_l0.dtype
+    with torch.autocast(x.device.type, enabled=False):
+        sequences = nn.utils.rnn.pack_sequence(x.to(dtype).split(lengths), enforce_sorted=False)
+        return torch.cat(nn.utils.rnn.unpack_sequence(lstm(sequences)[0]))
+
+
+class HeadBiLSTM(nn.Module):
+    """One bidirectional layer on the encoder's hidden states, begun at random.
+
+    Args:
+        width: of the hidden states.
+        units: each way.
+    """
+
+    def __init__(self, width: int, units: int) -> None:
+        super().__init__()
+        self.units = units
+        self.lstm = nn.LSTM(width, units, bidirectional=True)
+
+    def forward(self, hidden: Tensor, tokens) -> Tensor:
+        """(T, H) of `models.door.Tokens` -> (T, 2 * units); a masked token of a rectangle gets zeros."""
+        if tokens.keep is None:
+            return over_sequences(self.lstm, hidden, tokens.cu_seqlens)
+        keep = tokens.keep.flatten()
+        lengths = tokens.keep.sum(1)
+        out = over_sequences(self.lstm, hidden[keep], torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+        return out.new_zeros(len(keep), out.shape[-1]).index_copy(0, keep.nonzero().flatten(), out)
+
+    def ends(self, out: Tensor, tokens) -> Tensor:
+        """(B, 2 * units): what each direction has when it has read the whole sequence; zeros for an empty one."""
+        first, last = tokens.first_rows(), tokens.last_rows()
+        if not out.shape[0]:
+            return out.new_zeros(len(first), out.shape[-1])
+        both = torch.cat([out.index_select(0, last)[:, : self.units], out.index_select(0, first)[:, self.units :]], 1)
+        return tokens.without_empty(both)
