@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from importlib import metadata
+from pathlib import Path
 
 # Distribution -> what fastbert uses it for.
 _LIBRARIES = {
@@ -23,6 +25,23 @@ _LIBRARIES = {
     "openvino": "comparison: the extra [bench]",
     "ctranslate2": "comparison: the extra [bench]",
 }
+
+
+def commit() -> str | None:
+    """The commit of a source checkout, with "+" where files differ from it; None for an installed package."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        answers = [
+            subprocess.run(
+                ["git", "-C", str(root), *command], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answers[0] + ("+" if answers[1] else "")
 
 
 def _library(name: str, use: str) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import hardware
+from .._environment import commit
 from ..tasks.files import atomic_write
 from .session import Row, Session
 from .workloads import flops
@@ -30,23 +30,6 @@ _DISTRIBUTIONS = (
     "ctranslate2",
 )
 FORMAT = 1  # of the JSON
-
-
-def commit() -> str | None:
-    """The commit of a source checkout, with "+" where files differ from it; None for an installed package."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        answers = [
-            subprocess.run(
-                ["git", "-C", str(root), *command], capture_output=True, text=True, check=True
-            ).stdout.strip()
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answers[0] + ("+" if answers[1] else "")
 
 
 def _version(name: str) -> str | None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "extract": "contextual features of every token of a text file",
     "encode": "one vector per line of a text file",
     "convert": "between TensorFlow 1 checkpoints, PyTorch pickles, safetensors directories, ONNX",
+    "study": "the paper's ablations and comparisons in miniature, beside the paper's figures",
     "bench": "speed beside the peers installed on this machine: table, JSON, picture",
     "doctor": "what was found on this machine, and which backend serves each op",
 }

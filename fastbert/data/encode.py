@@ -101,11 +101,11 @@ def initialise_worker(settings: Settings, parent: int) -> None:
     # Ctrl-C reaches the whole group; the parent ends the workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     initialise(settings)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """A worker of a parent that was killed would wait for work for ever."""
     while os.getppid() == parent:
         time.sleep(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,15 +81,18 @@ def train_wordpiece(
     strip_accents: bool | None = None,
     min_frequency: int = 2,
     limit_alphabet: int = 1000,
+    alphabet: Sequence[str] | None = None,
 ) -> Tokenizer:
     """Trains a WordPiece vocabulary; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK].
 
-    The library breaks ties between equally frequent pieces by chance, so two runs differ in a few rare tokens.
+    The library breaks ties between equally frequent pieces by chance, so two runs differ in a few rare tokens; with an
+    alphabet they do not.
 
     Args:
         texts: an iterator of texts, consumed once.
         size: the most tokens to make; a small corpus gives fewer.
         limit_alphabet: the most single characters to keep, the commonest first.
+        alphabet: the characters to keep, as many of the first as there is room for, in place of counting them.
 
     Raises:
         InputError: size has no room for the special tokens and a letter, or the texts hold no word.
@@ -100,18 +103,24 @@ def train_wordpiece(
         models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD),
         Normalisation(lowercase, strip_accents),
     )
+    # The trainer keeps every letter twice (alone and as a continuation) whatever the size asked for.
+    limit_alphabet = max(1, min(limit_alphabet, (size - len(SPECIAL_TOKENS)) // 2))
+    letters = sorted(alphabet[:limit_alphabet]) if alphabet is not None else []
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=min_frequency,
-        # The trainer keeps every letter twice (alone and as a continuation) whatever the size asked for.
-        limit_alphabet=max(1, min(limit_alphabet, (size - len(SPECIAL_TOKENS)) // 2)),
-        special_tokens=list(SPECIAL_TOKENS),
+        limit_alphabet=len(letters) or limit_alphabet,
+        initial_alphabet=letters,
+        # Ties are broken by ids, and continuations get theirs in the chance order of a hash table unless they have one.
+        special_tokens=[*SPECIAL_TOKENS, *(CONTINUATION + letter for letter in letters)],
         continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
         raise InputError("vocabulary: expected texts with words in them, got none")
+    if letters:  # continuations are no special tokens
+        return build_tokenizer(tokenizer.get_vocab(with_added_tokens=True), Normalisation(lowercase, strip_accents))
     _set_template(tokenizer)
     return tokenizer
 

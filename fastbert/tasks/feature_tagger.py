@@ -29,15 +29,17 @@ UNITS = 768
 
 
 class BertForFeatureTagging(BertHead):
-    """A label for every token; ``config.feature_layers`` says which features are looked at."""
+    """A label for every token; ``config.feature_layers`` says which features are looked at, ``config.feature_units``
+    how many units the BiLSTM has each way."""
 
     def __init__(self, config) -> None:
         super().__init__(config, add_pooling_layer=False)
         self.num_labels = self.config.num_labels
         self.layers = self.config.feature_layers
         width = self.config.hidden_size * (4 if self.layers == "last4-concat" else 1)
-        self.lstm = nn.LSTM(width, UNITS, num_layers=2, bidirectional=True)
-        self.classifier = nn.Linear(2 * UNITS, self.num_labels)
+        units = getattr(self.config, "feature_units", UNITS)
+        self.lstm = nn.LSTM(width, units, num_layers=2, bidirectional=True)
+        self.classifier = nn.Linear(2 * units, self.num_labels)
         self.post_init()
         self.bert.requires_grad_(False)
 

@@ -46,6 +46,7 @@ class NER(Task):
     Attributes:
         document_context: sentences are read together with those of their document around them, as many as fit.
         features: which features of a frozen BERT a BiLSTM is trained on (see `feature_tagger`); None to train BERT.
+        feature_units: of that BiLSTM each way; None for the paper's 768.
         cache: where features are kept while training; None computes them when they are needed.
     """
 
@@ -54,6 +55,7 @@ class NER(Task):
     submission = "ner_predictions.txt"
     document_context = False
     features: str | None = None
+    feature_units: int | None = None
     cache = None
 
     def __init__(self, labels: Sequence[str] = ()):
@@ -90,6 +92,8 @@ class NER(Task):
         from .feature_tagger import BertForFeatureTagging
 
         head["feature_layers"] = self.features
+        if self.feature_units is not None:
+            head["feature_units"] = self.feature_units
         return BertForFeatureTagging.from_pretrained(directory, ignore_mismatched_sizes=True, **head)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:

@@ -193,15 +193,21 @@ class PretrainConfig:
             raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
         if not isinstance(values, dict):
             raise InputError(f"{path}: expected a mapping of options, got {type(values).__name__}")
+        return cls.from_mapping(values, path)
+
+    @classmethod
+    def from_mapping(cls, values: dict, path: str | os.PathLike) -> PretrainConfig:
+        """From the content of a YAML file, or of a part of one; ``path`` is where it stands, for messages."""
+        values = dict(values)
         samples, phases = values.pop("samples", None) or {}, values.pop("phases", None) or []
         if not isinstance(samples, dict):
             raise InputError(f"{path}: expected samples to be a mapping of options, got {type(samples).__name__}")
         if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
             raise InputError(f"{path}: expected phases to be a list of mappings of options, got {phases!r:.60}")
         return cls(
-            **_options(values, cls, path),
-            samples=PretrainingConfig(**_options(samples, PretrainingConfig, path)),
-            phases=tuple(Phase(**_options(phase, Phase, path)) for phase in phases),
+            **fitted_options(values, cls, path),
+            samples=PretrainingConfig(**fitted_options(samples, PretrainingConfig, path)),
+            phases=tuple(Phase(**fitted_options(phase, Phase, path)) for phase in phases),
         )
 
 
@@ -211,7 +217,7 @@ def _plain(value):
     return list(value) if isinstance(value, tuple) else value
 
 
-def _options(values: dict, known: type, path: Path) -> dict:
+def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
     """The options of one dataclass as its fields' types. Raises InputError for one that it has not, or that misfits."""
     hints = typing.get_type_hints(known)
     unknown = set(values) - {f.name for f in dataclasses.fields(known)}

@@ -177,3 +177,16 @@ def test_training_on_nothing():
         train_wordpiece(iter(["", " "]), 100)
     with pytest.raises(InputError, match="got 5"):
         train_wordpiece(iter(["a b"]), 5)
+
+
+def test_with_an_alphabet_a_vocabulary_does_not_depend_on_chance():
+    # Every pair of letters occurs equally often, so all that decides between them are ties.
+    letters = "abcdefghij"
+    texts = [a + b for a in letters for b in letters for _ in range(3)]
+    vocabularies = [train_wordpiece(texts, 60, alphabet=list(letters)).get_vocab() for _ in range(4)]
+    assert all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
+    tokenizer = train_wordpiece(texts, 60, alphabet=list(letters))
+    assert tokenizer.get_vocab_size() == 60
+    assert tokenizer.encode("ab").tokens[1:-1] in (["ab"], ["a", "##b"])
+    # Continuations are words' parts and no special tokens.
+    assert tokenizer.decode(tokenizer.encode("abc").ids) == "abc"

@@ -1,0 +1,198 @@
+"""One cell of a table: a pre-trained model fine-tuned on a task with one seed; a JSON file in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError
+from ..tasks.files import write_json
+from . import keys
+from .pretrained import Wanted
+from .spec import RowSpec, Study, TaskSpec
+
+# What of a task changes no figure.
+_IDLE = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is to be computed.
+
+    Args:
+        row, seed: of the study.
+        task: the column as this row has it.
+        model, step: what is fine-tuned.
+        train, dev: files; dev None where a share of train is held out.
+        key: the hash of what determines the figures.
+        cache: where they are kept.
+    """
+
+    row: str
+    seed: int
+    task: TaskSpec
+    model: Wanted
+    step: int
+    train: Path
+    dev: Path | None
+    key: str
+    cache: Path
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self.cache / "cells" / f"{self.key}.json"
+
+    def result(self) -> dict | None:
+        """Its figures, if it is done."""
+        try:
+            return json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+
+def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:
+    """The cell of a row and a column. Raises InputError where a file is missing."""
+    task = study.task_of(row, column)
+    train, dev = study.file(task.train), None if task.dev is None else study.file(task.dev)
+    determines = {name: value for name, value in dataclasses.asdict(task).items() if name not in _IDLE}
+    determines |= {
+        "model": model.key,
+        "step": step if step < model.config.steps else "end",
+        "recipe": dataclasses.asdict(task.config(seed)),
+        "files": [keys.file_digest(path) for path in (train, dev) if path is not None],
+        **keys.arithmetic(),
+    }
+    return Cell(row.name, seed, task, model, step, train, dev, keys.digest(determines), cache)
+
+
+def rows_of(cell: Cell) -> tuple:
+    """The task and the rows to train and to evaluate on.
+
+    Raises:
+        DataError: a file is damaged.
+        InputError: the task has no such metric, or there is none of that name.
+    """
+    from ..tasks import registry
+
+    spec = cell.task
+    task = registry.get(spec.task)
+    if spec.metric and spec.metric not in task.metrics:
+        raise InputError(f"task {spec.column}: metric must be one of {', '.join(task.metrics)}, got {spec.metric!r}")
+    if spec.features is not None:
+        _check_features(spec)
+    train, dev = _read(spec.task, cell.train, cell.dev, spec.dev_share)
+    train, dev = spread(train, spec.train_rows), spread(dev, spec.dev_rows)
+    task.learn(train)
+    return task, train, dev
+
+
+def _check_features(spec: TaskSpec) -> None:
+    from ..tasks.features import LAYERS
+
+    if spec.task != "ner" or spec.features not in LAYERS:
+        raise InputError(
+            f"task {spec.column}: features belong to ner and are one of {', '.join(LAYERS)}, got {spec.features!r} for "
+            f"{spec.task}"
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _read(name: str, train: Path, dev: Path | None, dev_share: float | None) -> tuple[list, list]:
+    from ..tasks import registry
+    from ..tasks.base import require_labels
+    from ..tasks.batching import hold_out
+
+    task = registry.get(name)
+    rows = task.read(train)
+    require_labels(rows, train)
+    rows = task.for_training(rows, train)
+    if dev is None:
+        return hold_out(rows, dev_share)
+    dev_rows = task.read(dev)
+    require_labels(dev_rows, dev)
+    return rows, dev_rows
+
+
+def spread(rows: Sequence, most: int | None) -> list:
+    """At most so many rows, evenly from the whole file: many are sorted by source or by label."""
+    if most is None or most >= len(rows):
+        return list(rows)
+    return [rows[index * len(rows) // most] for index in range(most)]
+
+
+def compute(cell: Cell) -> dict:
+    """Fine-tunes and returns the figures; they are in the cache then."""
+    from filelock import FileLock
+
+    cell.path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{cell.path}.lock"):  # another study may be at the same one
+        found = cell.result()
+        if found is None:
+            found = _compute(cell)
+            write_json(found, cell.path)
+    return found
+
+
+def _compute(cell: Cell) -> dict:
+    import torch
+
+    from ..data.tokenizer import load_tokenizer
+    from ..tasks.finetune import finetune
+    from .machine import made_by
+
+    began = time.monotonic()
+    spec, directory = cell.task, cell.model.model_at(cell.step)
+    task, train, dev = rows_of(cell)
+    torch.manual_seed(cell.seed)  # the new head
+    with _without_warnings(), tempfile.TemporaryDirectory(dir=cell.path.parent) as folder:
+        if spec.features is not None:
+            task.features, task.feature_units = spec.features, spec.feature_units
+        model = task.model(directory)
+        if spec.features is not None:
+            from ..tasks.feature_tagger import Cached
+
+            task.cache = Cached(model, folder)
+        set_dropout(model, spec.dropout)
+        result = finetune(task, model, load_tokenizer(directory), train, dev, spec.config(cell.seed))
+    trained_tokens = sum(row["tokens_per_second"] * row["train_seconds"] for row in result.history)
+    figures = {name: result.best[name] for name in task.metrics}
+    return {
+        "key": cell.key,
+        "metrics": figures,
+        "guess": result.guess,
+        "epoch": result.best["epoch"],
+        "history": [{n: row[n] for n in ("epoch", "train_loss", *task.metrics)} for row in result.history],
+        "rows": [len(train), len(dev)],
+        "tokens": round(trained_tokens),
+        "measured": {"seconds": time.monotonic() - began, **made_by()},
+    }
+
+
+def set_dropout(model, p: float) -> None:
+    """Dropout of every part of a model that was pre-trained with another; layers read it when they run."""
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = p
+    for module in model.modules():
+        part = getattr(module, "dropout", None)
+        if hasattr(part, "p"):
+            part.p = p
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """No warning that a head is new: in a study it always is."""
+    log = logging.getLogger("fastbert")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,138 @@
+"""Figures of a study: means and spreads over seeds, and where the order of rows is not the paper's."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CLEAR_MARGIN = 0.3
+"""Nats under the unigram entropy from which a pre-training counts as begun: about what the commonest pairs of words
+give, which a model learns first."""
+CLEAR = 2.0
+"""Standard errors from which a difference counts as one."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One cell over its seeds.
+
+    Args:
+        values: one a seed.
+        paper: the paper's figure; None where it has none.
+        guess: what knowing nothing reaches; None where the task has no such thing.
+    """
+
+    values: tuple[float, ...]
+    paper: float | None = None
+    guess: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation over the seeds; None for one seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def variance_of_mean(self) -> float | None:
+        return None if self.sd is None else self.sd**2 / len(self.values)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two rows in one column.
+
+    Args:
+        first, second: rows; the paper's figure of the first is the better or the worse one.
+        ours, paper: the first's figure less the second's.
+        error: the standard error of ours, from both spreads; None for one seed.
+    """
+
+    column: str
+    first: str
+    second: str
+    ours: float
+    paper: float
+    error: float | None
+
+    @property
+    def errors(self) -> float | None:
+        """Our difference in units of its standard error."""
+        if self.error is None:
+            return None
+        return self.ours / self.error if self.error else math.copysign(math.inf, self.ours) if self.ours else 0.0
+
+    @property
+    def agrees(self) -> bool:
+        return self.ours * self.paper > 0
+
+
+def pairs(column: str, figures: dict[str, Figure]) -> list[Pair]:
+    """All pairs of rows whose order in a column the paper knows."""
+    known = [(row, figure) for row, figure in figures.items() if figure.paper is not None]
+    found = []
+    for number, (first, a) in enumerate(known):
+        for second, b in known[number + 1 :]:
+            if a.paper != b.paper:
+                variances = (a.variance_of_mean, b.variance_of_mean)
+                error = None if None in variances else math.sqrt(sum(variances))
+                found.append(Pair(column, first, second, a.mean - b.mean, a.paper - b.paper, error))
+    return found
+
+
+def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) -> str:
+    """The likely reason why two rows are not in the paper's order: the first of these checks that holds.
+
+    Args:
+        figures: of the column, by row.
+        margins: by row, the fewest nats that a seed's pre-training came under the unigram entropy.
+    """
+    both = (pair.first, pair.second)
+    if all(_only_guesses(figures[row]) for row in both):
+        guess = figures[pair.first].guess
+        return (
+            f"neither has learned the task: one answer for all rows has {guess:.1f}, and both are within two standard "
+            "errors of it or below"
+        )
+    hardly = [row for row in dict.fromkeys(both) if margins[row] < CLEAR_MARGIN]
+    if hardly:
+        said = " and ".join(f"{row} by {margins[row]:.2f} nats" for row in hardly)
+        return f"pre-training has hardly begun: it came under the unigram entropy, {said}, less than {CLEAR_MARGIN:g}"
+    if pair.errors is None:
+        return "one seed has no spread to hold the difference to: add seeds"
+    if abs(pair.errors) < CLEAR:
+        return (
+            f"the seeds' spread covers it: {abs(pair.errors):.1f} standard errors are under {CLEAR:g}; the paper's own "
+            f"difference is {abs(pair.paper):.1f}, the standard error here {pair.error:.1f}"
+        )
+    return (
+        f"none of the checks explains it: both were pre-trained {min(margins[row] for row in both):.2f} nats or more "
+        "under the unigram entropy, the task is learned, and the seeds' spread does not cover it; it is a result of "
+        "this scale"
+    )
+
+
+def _only_guesses(figure: Figure) -> bool:
+    if figure.guess is None:
+        return False
+    return figure.mean <= figure.guess + CLEAR * math.sqrt(figure.variance_of_mean or 0.0)
+
+
+def summary(found: Sequence[Pair]) -> str:
+    """How many pairs are in the paper's order, in a sentence."""
+    if not found:
+        return "The paper gives no order of these rows to compare with."
+    same = [pair for pair in found if pair.agrees]
+    clear = [pair for pair in found if pair.errors is not None and abs(pair.errors) >= CLEAR]
+    text = f"{len(same)} of {len(found)} pairs of rows are in the paper's order"
+    if found[0].errors is None:
+        return text + "; with one seed there is no standard error to say which differences are clear."
+    right = sum(pair.agrees for pair in clear)
+    return text + (
+        f"; {len(clear)} differences are {CLEAR:g} standard errors or more, {right} of them in the paper's order and "
+        f"{len(clear) - right} against it."
+    )

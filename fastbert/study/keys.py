@@ -1,0 +1,67 @@
+"""What determines a result, as a short hash: two studies that ask for the same thing share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from ..train.config import PretrainConfig
+
+MATHS = 1
+"""Raised by whoever changes what a given recipe comes to (kernels that round otherwise, data, losses, optimisers): what
+is in a cache then belongs to the old one and is made anew."""
+
+# Options of pre-training that change no figure: where things are, and how often they are written and told.
+_IDLE = {
+    "data", "cache", "cache_gb", "out", "save_every", "keep", "async_save", "save_errors", "log_every", "stall_minutes",
+    "wandb", "num_workers", "resume",
+}  # fmt: skip
+
+
+def digest(value: object) -> str:
+    """16 hexadecimal digits of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_digest(path: str | os.PathLike) -> str:
+    """SHA-256 of a file's content; a file that has not changed is read once in a process."""
+    state = os.stat(path)
+    return _file_digest(os.fspath(path), state.st_mtime_ns, state.st_size)
+
+
+@functools.cache
+def _file_digest(path: str, _mtime: int, _size: int) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+@functools.cache
+def arithmetic() -> dict:
+    """Who computes: other libraries, kernels or devices round otherwise."""
+    import torch
+
+    from .. import _native
+
+    return {
+        "maths": MATHS,
+        "torch": torch.__version__,
+        "backend": os.environ.get("FASTBERT_BACKEND", "auto"),
+        "kernels": _native.isa(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def of_pretraining(config: PretrainConfig, manifest: Path) -> str:
+    """The hash of a pre-training: its options, its data, its arithmetic."""
+    options = {name: value for name, value in dataclasses.asdict(config).items() if name not in _IDLE}
+    if os.path.isdir(config.model):
+        files = sorted(path for path in Path(config.model).rglob("*") if path.is_file())
+        options["model"] = [file_digest(path) for path in files]
+    return digest({"pretrain": options, "data": file_digest(manifest), **arithmetic()})

@@ -1,0 +1,41 @@
+"""Where and with what a figure was made."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import platform
+
+
+@functools.cache
+def _here() -> tuple:
+    from .. import __version__, _environment, _native, hardware
+
+    isa = _native.isa() or f"none: {_native.why_missing()}"
+    return __version__, _environment.commit(), hardware.processor_name(), hardware.num_cores(), isa
+
+
+def device() -> str:
+    """The device that computes, in words."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else _here()[2]
+
+
+def made_by() -> dict:
+    """Version, commit, device, threads and time, for the result of one job."""
+    import torch
+
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    version, commit, *_ = _here()
+    return {"version": version, "commit": commit, "device": device(), "threads": torch.get_num_threads(), "date": now}
+
+
+def description() -> dict:
+    """The same of a whole run, with the machine."""
+    import torch
+
+    _, _, processor, cores, isa = _here()
+    machine = {"processor": processor, "cores": cores, "instructions": isa, "system": platform.platform()}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {**made_by(), **machine, "gpus": gpus, "torch": torch.__version__}

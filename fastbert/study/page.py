@@ -1,0 +1,253 @@
+"""The report of a study: report.md, report.html, results.json and the pictures, all from one JSON value."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from .. import svg
+from ..report import HtmlReport
+from ..tasks.files import atomic_write, write_json
+from .compare import CLEAR, CLEAR_MARGIN
+from .results import PERPLEXITY
+
+
+class Page:
+    """The same parts as HTML and as Markdown; pictures are in the one and beside the other."""
+
+    def __init__(self, title: str, out: Path) -> None:
+        self.out, self._html, self._lines = out, HtmlReport(title), [f"# {title}", ""]
+        self._pictures: list[Path] = []
+
+    def heading(self, text: str) -> None:
+        self._html.heading(text)
+        self._lines += [f"## {text}", ""]
+
+    def text(self, text: str) -> None:
+        self._html.text(text)
+        self._lines += [text, ""]
+
+    def code(self, text: str) -> None:
+        self._html.code(text)
+        self._lines += ["```", text.rstrip("\n"), "```", ""]
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        rows = [list(map(str, row)) for row in rows]
+        self._html.table(header, rows)
+        lines = [header, ["---"] * len(header), *rows]
+        self._lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines] + [""]
+
+    def picture(self, name: str, chart: str, what: str) -> None:
+        self._html.drawing(chart)
+        path = self.out / name
+        with atomic_write(path) as file:
+            file.write(chart + "\n")
+        self._pictures.append(path)
+        self._lines += [f"![{what}]({name})", ""]
+
+    def save(self) -> list[Path]:
+        """Writes both; returns all paths."""
+        with atomic_write(self.out / "report.md") as file:
+            file.write("\n".join(self._lines).rstrip("\n") + "\n")
+        return [self.out / "report.md", self._html.save(self.out / "report.html"), *self._pictures]
+
+
+def write(results: dict, source: str, out: Path) -> list[Path]:
+    """Writes everything below ``out`` and returns the paths.
+
+    Args:
+        results: of `results.collect`.
+        source: the text of the study's file.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(results, out / "results.json")
+    page = Page(results["title"] or f"Study {results['study']}", out)
+    if results["about"]:
+        page.text(results["about"])
+    _figures(page, results)
+    _order(page, results)
+    _pretraining(page, results)
+    _curves(page, results)
+    _again(page, results, source)
+    return [*page.save(), out / "results.json"]
+
+
+def _figures(page: Page, results: dict) -> None:
+    page.heading("Figures")
+    header = [""]
+    for column in results["columns"]:
+        header.append(f"{column['column']} ({column['metric']})")
+        if _has_paper(results, column):
+            header.append(f"paper: {column['paper']}")
+    rows = []
+    for row in results["rows"]:
+        line = [row["row"]]
+        for column in results["columns"]:
+            figure = row["figures"][column["column"]]
+            line.append(spread(figure["mean"], figure["sd"], 2 if column["column"] == PERPLEXITY else 1))
+            if _has_paper(results, column):
+                line.append("" if figure["paper"] is None else f"{figure['paper']:g}")
+        rows.append(line)
+    guesses = [results["rows"][0]["figures"][column["column"]]["guess"] for column in results["columns"]]
+    if any(guess is not None for guess in guesses):
+        line = ["one answer for all rows"]
+        for column, guess in zip(results["columns"], guesses, strict=True):
+            line.append("" if guess is None else f"{guess:.1f}")
+            line += [""] * _has_paper(results, column)
+        rows.append(line)
+    page.table(header, rows)
+    seeds = len(results["seeds"])
+    over = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed, so without a spread"
+    sizes = ", ".join(
+        f"{column['column']} {column['training_rows']:,} and {column['dev_rows']:,}"
+        for column in results["columns"]
+        if "training_rows" in column
+    )
+    page.text(
+        f"{over}; each seed governs a pre-training and what is fine-tuned from it. Larger is better, but for "
+        f"perplexity. Training and dev rows: {sizes}. The paper's figures are of models pre-trained on 137 billion "
+        "tokens and fine-tuned on whole training sets: the order of the rows can be compared, the figures cannot."
+    )
+
+
+def _has_paper(results: dict, column: dict) -> bool:
+    return any(row["figures"][column["column"]]["paper"] is not None for row in results["rows"])
+
+
+def _order(page: Page, results: dict) -> None:
+    page.heading("The order of the rows, beside the paper's")
+    for column in results["columns"]:
+        name = column["column"]
+        beside = f", held to the paper's {column['paper']}" if _has_paper(results, column) else ""
+        page.text(f"{name}{beside}: {results['orders'][name]}")
+    against = results["against_the_paper"]
+    if not against:
+        return
+    page.text(
+        "Pairs in another order than the paper's, each with the first check that explains it: has either learned the "
+        f"task; did both pre-trainings come {CLEAR_MARGIN:g} nats under the unigram entropy; is the difference "
+        f"{CLEAR:g} standard errors or more."
+    )
+    page.table(
+        ("column", "pair", "paper's difference", "ours", "in standard errors", "likely reason"),
+        [
+            (
+                pair["column"],
+                f"{pair['first']} - {pair['second']}",
+                f"{pair['paper']:+.4g}",
+                f"{pair['ours']:+.2f}",
+                "" if pair["errors"] is None else f"{pair['errors']:+.1f}",
+                pair["reason"],
+            )
+            for pair in against
+        ],
+    )
+
+
+def _pretraining(page: Page, results: dict) -> None:
+    page.heading("Pre-training")
+    rates = results["measured"]["tokens_per_second"]
+    rows = []
+    for row in results["rows"]:
+        found = row["pretraining"]
+        mean, sd = _over(found["losses"])
+        accuracy, pairs = statistics.fmean(found["accuracies"]), found["next_sentence"]
+        rows.append(
+            (
+                row["row"],
+                found["model"],
+                f"{found['steps']:,}",
+                f"{statistics.fmean(found['tokens']):,.0f}",
+                spread(mean, sd, 3),
+                f"{statistics.fmean(found['unigram_entropies']):.3f}",
+                f"{statistics.fmean(found['margins']):.3f} (least {min(found['margins']):.3f})",
+                f"{100 * accuracy:.1f} %",
+                f"{100 * statistics.fmean(pairs):.1f} %" if pairs else "",
+                f"{rates[row['row']]:,.0f}",
+            )
+        )
+    header = ("", "model", "steps", "tokens", "held-out loss (nats)", "unigram entropy", "under it by")
+    page.table((*header, "accuracy", "next sentence", "tokens a second"), rows)
+    page.text(
+        "The loss is the cross-entropy of the predicted tokens of held-out documents; the unigram entropy is that of "
+        "the very same tokens, the least loss of a model that knows how often each occurs and nothing else. A row that "
+        "is not clearly under it has learned next to nothing, and its fine-tuning starts from little more than chance."
+    )
+
+
+def _curves(page: Page, results: dict) -> None:
+    lines, seen = [], set()
+    for row in results["rows"]:
+        key = row["pretraining"]["keys"][0]
+        if key in seen:
+            continue
+        seen.add(key)
+        points = [(point["tokens_seen"] / 1e6, point["mlm_loss"]) for point in row["pretraining"]["curve"]]
+        lines.append(svg.Line(points, svg.COLOURS[len(lines) % len(svg.COLOURS)], _short(row["row"]), True))
+    page.heading("Curves")
+    page.text(f"Held-out loss of every pre-training, seed {results['seeds'][0]}.")
+    chart = svg.line_chart(lines, "nats", "million tokens")
+    page.picture("pretraining.svg", chart, "held-out loss against tokens, a line a row")
+    for column in results["columns"]:
+        lines = _against_steps(results, column["column"])
+        if lines:
+            chart = svg.line_chart(lines, f"{column['column']} ({column['metric']})", "steps of pre-training")
+            name = "".join(c if c.isalnum() else "-" for c in column["column"])
+            page.picture(f"steps-{name}.svg", chart, f"{column['column']} against steps of pre-training")
+
+
+def _against_steps(results: dict, column: str) -> list[svg.Line]:
+    """A line for each pre-training that rows take at several places; none where there is no such."""
+    groups: dict[str, list[dict]] = {}
+    for row in results["rows"]:
+        groups.setdefault(row["pretraining"]["keys"][0], []).append(row)
+    lines = []
+    for rows in groups.values():
+        if len({row["pretraining"]["steps"] for row in rows}) > 1:
+            points = sorted((row["pretraining"]["steps"], row["figures"][column]["mean"]) for row in rows)
+            colour = svg.COLOURS[len(lines) % len(svg.COLOURS)]
+            lines.append(svg.Line(points, colour, _short(rows[0]["row"].rpartition(",")[0]), True))
+    return lines
+
+
+def _again(page: Page, results: dict, source: str) -> None:
+    measured = results["measured"]
+    page.heading("How this was made")
+    page.code(measured["command"])
+    made = ", ".join(measured["made_at_commits"])
+    page.text(
+        f"fastbert {measured['version']}, commit {measured['commit'] or 'unknown'}; models and cells made at commit "
+        f"{made} on {', '.join(measured['made_on'])}, {measured['threads']} thread(s) each, torch {measured['torch']}, "
+        f"{measured['system']}; {measured['date']}. Corpus: {', '.join(results['corpus'])}, prepared as "
+        f"{results['data']}."
+    )
+    hours = [measured[name] / 3600 for name in ("pretraining_seconds", "finetuning_seconds")]
+    page.text(
+        f"{measured['pretrained_tokens']:,} tokens of pre-training in {hours[0]:.2f} hours and "
+        f"{measured['finetuned_tokens']:,} of fine-tuning in {hours[1]:.2f} hours of one process. Two runs of "
+        "this file and these seeds agree bit for bit on the same machine; results.json has every figure of every seed, "
+        "and the SHA-256 of the weights of every model."
+    )
+    page.text("The study's file; what it does not say is in defaults.yaml beside it:")
+    page.code(source)
+
+
+def spread(mean: float, sd: float | None, digits: int) -> str:
+    """A mean with its standard deviation."""
+    return f"{mean:.{digits}f}" + ("" if sd is None else f" ± {sd:.{digits}f}")
+
+
+def _over(values: Sequence[float]) -> tuple[float, float | None]:
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def _short(name: str) -> str:
+    """A name for a legend, which has little room."""
+    return name if len(name) <= 16 else name[:15] + "…"
+
+
+def read(out: Path) -> dict:
+    """The results that an earlier run wrote."""
+    return json.loads((out / "results.json").read_text(encoding="utf-8"))

@@ -1,0 +1,193 @@
+"""What a study comes to before it runs: tokens and hours of every row and of all, from rates measured here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data.tokenizer import load_tokenizer
+from ..train import phases
+from ..train import plan as of_run
+from ..train.pretrain import open_data
+from . import cells
+from .cells import Cell
+from .pretrained import Wanted
+from .run import Work
+
+# A forward pass is a third of a training step's arithmetic.
+_FORWARD = 1 / 3
+_LSTM_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some work: tokens and seconds, and how much of it the cache has already."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    seconds_done: float = 0.0
+
+    def __add__(self, other: Part) -> Part:
+        return Part(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """A row over all seeds; what a row before it needs too is counted there."""
+
+    name: str
+    model: str
+    rate: float
+    pretraining: Part
+    finetuning: Part
+    shared: bool
+
+
+def make_plan(work: Work, rate_of=None) -> list[RowPlan]:
+    """Plans the rows of a study.
+
+    Args:
+        rate_of: tokens a second of a pre-training `Wanted` on one process; measured by default, a few steps of every
+            size and objective.
+    """
+    rate_of = rate_of or _Measured()
+    seen: set[str] = set()
+    plans = []
+    for row in work.study.rows:
+        wanted = [work.model_of[row.name, seed] for seed in work.study.seeds]
+        rate = rate_of(wanted[0])
+        models = [model for model in wanted if model.key not in seen]
+        own = [cell for cell in work.cells if cell.row == row.name and cell.key not in seen]
+        seen |= {model.key for model in models} | {cell.key for cell in own}
+        pretraining = sum((_pretraining(model, rate) for model in models), Part())
+        finetuning = sum((_finetuning(cell, rate, work.data) for cell in own), Part())
+        plans.append(RowPlan(row.name, wanted[0].config.model, rate, pretraining, finetuning, not models))
+    return plans
+
+
+def text(plans: Sequence[RowPlan], work: Work, jobs: int) -> str:
+    """The plan for people."""
+    study = work.study
+    width = max(len(plan.name) for plan in plans)
+    lines = [
+        f"study {study.name} at scale {study.scale}: {len(study.rows)} rows x {len(study.tasks)} tasks x "
+        f"{len(study.seeds)} seeds; {len(work.models)} pre-trainings and {len({cell.key for cell in work.cells})} "
+        "fine-tunings",
+        "",
+        f"{'row':<{width}}  {'model':>9}  {'tokens/s':>9}  {'pre-training':>22}  {'fine-tuning':>22}",
+    ]
+    for plan in plans:
+        pre = "as a row above" if plan.shared else _part(plan.pretraining)
+        lines.append(
+            f"{plan.name:<{width}}  {plan.model:>9}  {plan.rate:>9,.0f}  {pre:>22}  {_part(plan.finetuning):>22}"
+        )
+    total = sum((plan.pretraining + plan.finetuning for plan in plans), Part())
+    left = total.seconds - total.seconds_done
+    lines += [
+        "",
+        f"{total.tokens / 1e6:,.1f} M tokens, {total.seconds / 3600:.2f} hours in one process"
+        + (f", of which {total.seconds_done / 3600:.2f} are done and in the cache" if total.seconds_done else ""),
+        f"{left / jobs / 3600:.2f} hours to go with {jobs} at the same time"
+        + (" (--jobs N runs rows side by side)" if jobs == 1 else ""),
+        "rates are of one process that computes alone, measured here; fine-tuning is taken at that of pre-training",
+    ]
+    return "\n".join(lines)
+
+
+def _part(part: Part) -> str:
+    return f"{part.tokens / 1e6:,.1f} M, {part.seconds / 60:.1f} min"
+
+
+def _pretraining(model: Wanted, rate: float) -> Part:
+    config = model.config
+    data, _ = _data(config)
+    _, each = phases.mean_micro_batch(data, config.token_budget)
+    tokens = config.steps * config.accumulate * each
+    evaluations = config.steps // config.eval_every + 1
+    seconds = (tokens + evaluations * config.eval_tokens * _FORWARD) / rate
+    return Part(tokens, seconds, seconds if model.result() is not None else 0.0)
+
+
+def _data(config):
+    return _open(config.data, config.samples)
+
+
+@functools.lru_cache(maxsize=8)
+def _open(directory: str, samples):
+    from ..train.config import PretrainConfig
+
+    return open_data(PretrainConfig(data=directory, samples=samples))
+
+
+def _finetuning(cell: Cell, rate: float, data: Path) -> Part:
+    config = cell.task.config(cell.seed)
+    train, dev = _tokens(dataclasses.replace(cell.task, column="", paper="", features=None), cell, data)
+    trained, looked_at = train * config.epochs, dev * (config.epochs + 1)
+    if cell.task.features is None:
+        seconds = (trained + looked_at * _FORWARD) / rate
+    else:
+        lstm = _lstm_rate(*_lstm_sizes(cell))
+        seconds = (train + dev) * _FORWARD / rate + (trained + looked_at * _FORWARD) / lstm
+    return Part(trained, seconds, seconds if cell.result() is not None else 0.0)
+
+
+_counted: dict = {}
+
+
+def _tokens(spec, cell: Cell, data: Path) -> tuple[int, int]:
+    """Tokens of the training and of the dev rows of a task, by the study's own vocabulary."""
+    place = (spec.task, cell.train, cell.dev, spec.dev_share, spec.train_rows, spec.dev_rows, str(spec.finetune), data)
+    if place not in _counted:
+        task, train, dev = cells.rows_of(dataclasses.replace(cell, task=spec))
+        config = spec.config(cell.seed)
+        task.configure(config)
+        tokenizer = load_tokenizer(data)
+        lengths = [
+            sum(example.num_tokens for example in task.encode(rows, tokenizer, config.max_seqlen))
+            for rows in (train, dev)
+        ]
+        _counted[place] = tuple(lengths)
+    return _counted[place]
+
+
+def _lstm_sizes(cell: Cell) -> tuple[int, int]:
+    from ..config import BertConfig
+    from ..tasks.feature_tagger import UNITS
+
+    hidden = BertConfig.from_name(cell.model.config.model).hidden_size
+    return hidden * (4 if cell.task.features == "last4-concat" else 1), cell.task.feature_units or UNITS
+
+
+@functools.cache
+def _lstm_rate(width: int, units: int) -> float:
+    """Tokens a second of a training step of the tagger's BiLSTM, on sentences of 16 words."""
+    import torch
+
+    lstm = torch.nn.LSTM(width, units, num_layers=2, bidirectional=True)
+    batch = torch.randn(16, 32, width)
+    lstm(batch)[0].sum().backward()
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < _LSTM_SECONDS:
+        lstm(batch)[0].sum().backward()
+        steps += 1
+    return steps * 16 * 32 / (time.perf_counter() - began)
+
+
+class _Measured:
+    """Rates, one for all pre-trainings of one size and one kind of sample."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float] = {}
+
+    def __call__(self, model: Wanted) -> float:
+        samples = dataclasses.replace(model.config.samples, seed=0, mask_mix=(0.8, 0.1, 0.1))
+        like = f"{model.config.model} {model.config.token_budget} {samples}"
+        if like not in self._known:
+            data, _ = _data(model.config)
+            planned = of_run.make_plan(model.config, data=data, throughput="measure")
+            self._known[like] = planned.rates[0]
+        return self._known[like]

@@ -1,0 +1,164 @@
+"""Pre-trained models in a cache: made once, gone on with after any end, found again by what determines them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..tasks.files import write_json
+from ..train.config import PretrainConfig
+from . import keys
+from .spec import RowSpec, Study
+
+_CURVE = ("step", "mlm_loss", "mlm_acc", "unigram_entropy", "nsp_loss", "nsp_acc", "tokens_seen")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model that a study needs.
+
+    Args:
+        config: of its pre-training.
+        key: the hash of what determines it.
+        steps: after which its weights are kept, besides the end.
+    """
+
+    config: PretrainConfig
+    key: str
+    steps: tuple[int, ...] = ()
+
+    @property
+    def directory(self) -> Path:
+        """Its place in the cache."""
+        return Path(self.config.out).parent
+
+    def model_at(self, step: int) -> Path:
+        """The model's directory after so many steps; the best by held-out loss where that is the end."""
+        return self.directory / "steps" / str(step) if step < self.config.steps else Path(self.config.out) / "model"
+
+    def result(self) -> dict | None:
+        """What it came to, if it is done and has all that is wanted."""
+        try:
+            found = json.loads((self.directory / "result.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return None if self.missing() else found
+
+    def missing(self) -> list[int]:
+        """The steps whose weights are wanted and not there."""
+        return [step for step in self.steps if not self.model_at(step).is_dir()]
+
+
+def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wanted:
+    """The model of a row."""
+    config = study.pretraining(row, seed, data, "")
+    key = keys.of_pretraining(config, data / "manifest.json")
+    config = dataclasses.replace(config, out=str(cache / "models" / key / "run"))
+    steps = sorted({step_at(config, share) for share in (*row.keep, row.at)} - {config.steps})
+    return Wanted(config, key, tuple(steps))
+
+
+def step_at(config: PretrainConfig, share: float) -> int:
+    """The step after which a share of the pre-training is done; of those before the end one that is evaluated, since
+    there a model is looked at, and another evaluation could choose another best."""
+    every = config.eval_every
+    return config.steps if share == 1 else min(max(round(share * config.steps / every), 1) * every, config.steps)
+
+
+def merged(models: Sequence[Wanted]) -> list[Wanted]:
+    """Each model once, with all the steps that anyone wants of it, in the order in which they are first wanted."""
+    found: dict[str, Wanted] = {}
+    for model in models:
+        steps = {*model.steps, *(found[model.key].steps if model.key in found else ())}
+        found[model.key] = dataclasses.replace(model, steps=tuple(sorted(steps)))
+    return list(found.values())
+
+
+def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
+    """The model's result; pre-trains it where it is not there, from its last checkpoint where there is one.
+
+    Raises:
+        KeyboardInterrupt: a signal ended the pre-training; it has saved where it is.
+    """
+    from filelock import FileLock
+
+    directory = model.directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Another study of the same cache may be at it.
+    with FileLock(f"{directory}.lock"):
+        done = model.result()
+        if done is None:
+            say("begins" if not Path(model.config.out).is_dir() else "goes on")
+            done = _pretrain(model)
+    return done
+
+
+def _pretrain(model: Wanted) -> dict:
+    result = _run(model)
+    if model.missing():  # it went on from a place behind them
+        _forget(model)
+        result = _run(model)
+    found = _figures(model, result)
+    write_json(found, model.directory / "result.json")
+    shutil.rmtree(Path(model.config.out) / "checkpoints")  # thrice the model's size, and of no use any more
+    return found
+
+
+def _forget(model: Wanted) -> None:
+    """Makes the next run begin anew. What says that the model is done goes last but for the model itself."""
+    shutil.rmtree(Path(model.config.out) / "checkpoints", ignore_errors=True)
+    (model.directory / "result.json").unlink(missing_ok=True)
+
+
+def _run(model: Wanted):
+    from ..train.pretrain import build_model, open_data, pretrain
+
+    if (model.directory / "result.json").is_file():  # done, but without steps that are wanted now: the same bits again
+        _forget(model)
+    data, heldout = open_data(model.config)
+    network = build_model(model.config, data)
+
+    def keep(row: dict) -> None:
+        if row["kind"] == "heldout" and row["step"] in model.steps:
+            _save(network, model.model_at(row["step"]))
+
+    config = dataclasses.replace(model.config, save_every=model.config.eval_every)
+    result = pretrain(config, model=network, data=data, heldout=heldout, callbacks=[keep], quiet=True)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result
+
+
+def _save(network, target: Path) -> None:
+    """Writes a model directory, whole or not at all."""
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    network.save_pretrained(fresh)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+
+
+def _figures(model: Wanted, result) -> dict:
+    """What a study says of a pre-training; what a clock decides is kept apart."""
+    from .machine import made_by
+
+    rows = [row for row in result.history if row["kind"] == "heldout"]
+    each = result.tokens / result.steps
+    curve = [
+        {n: v for n, v in {**row, "tokens_seen": round(row["step"] * each)}.items() if n in _CURVE} for row in rows
+    ]
+    names = ("mlm_loss", "mlm_acc", "unigram_entropy", "most_frequent_acc", "nsp_acc")
+    return {
+        "key": model.key,
+        "heldout": {name: result.heldout[name] for name in names if name in result.heldout},
+        "best_step": result.heldout["step"],
+        "steps": result.steps,
+        "tokens": result.tokens,
+        "curve": curve,
+        "weights": keys.file_digest(Path(model.config.out) / "model" / "model.safetensors"),
+        "measured": {"seconds": result.seconds, **made_by()},
+    }

@@ -1,0 +1,167 @@
+"""What a study came to, as one JSON value: everything the report shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from . import compare
+from .cells import Cell
+from .compare import Figure
+from .run import Work
+from .spec import RowSpec, Study, TaskSpec
+
+PERPLEXITY = "held-out perplexity"
+
+
+def collect(work: Work, command: str) -> dict:
+    """Reads the results of all jobs, which must be done.
+
+    Returns:
+        strict JSON; what a clock or the machine decides is under "measured", all else is the same in every run.
+    """
+    from .machine import description
+
+    study = work.study
+    models = {(row.name, seed): work.model_of[row.name, seed].result() for row in study.rows for seed in study.seeds}
+    cells = {(cell.row, cell.task.column, cell.seed): cell for cell in work.cells}
+    pretraining = {row.name: _pretraining(study, row, work, models) for row in study.rows}
+    columns = _columns(study, cells, pretraining)
+    margins = {name: min(found["margins"]) for name, found in pretraining.items()}
+    pairs = {c["column"]: compare.pairs(c["column"], figures) for c, figures in columns}
+    return {
+        "study": study.name,
+        "title": study.title,
+        "about": study.about,
+        "scale": study.scale,
+        "seeds": list(study.seeds),
+        "corpus": list(study.corpus),
+        "data": work.data.name,
+        "rows": [
+            {
+                "row": row.name,
+                "pretraining": pretraining[row.name],
+                "figures": {c["column"]: _figure(figures[row.name]) for c, figures in columns},
+            }
+            for row in study.rows
+        ],
+        "columns": [column for column, _ in columns],
+        "orders": {name: compare.summary(found) for name, found in pairs.items()},
+        "against_the_paper": [
+            _disagreement(pair, figures, margins)
+            for column, figures in columns
+            for pair in pairs[column["column"]]
+            if not pair.agrees
+        ],
+        "measured": {"command": command, **description(), **_effort(work, models)},
+    }
+
+
+def scaled(task: TaskSpec, value: float) -> float:
+    """A metric in per cent, as the paper has them; SQuAD's official figures are so already."""
+    return value if task.task.startswith("squad") else 100 * value
+
+
+def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
+    """A row's pre-training over its seeds, at the place where its model is taken."""
+    from .pretrained import step_at
+
+    found = [models[row.name, seed] for seed in study.seeds]
+    wanted = [work.model_of[row.name, seed] for seed in study.seeds]
+    config = wanted[0].config
+    step = step_at(config, row.at)
+    points = [f["heldout"] if step == config.steps else _point(f["curve"], step) for f in found]
+    losses = [point["mlm_loss"] for point in points]
+    entropies = [point["unigram_entropy"] for point in points]
+    return {
+        "model": config.model,
+        "steps": step,
+        "tokens": [round(f["tokens"] * step / f["steps"]) for f in found],
+        "losses": losses,
+        "unigram_entropies": entropies,
+        "margins": [entropy - loss for entropy, loss in zip(entropies, losses, strict=True)],
+        "accuracies": [point["mlm_acc"] for point in points],
+        "next_sentence": [point["nsp_acc"] for point in points if "nsp_acc" in point],
+        "curve": found[0]["curve"],
+        "keys": [f["key"] for f in found],
+        "weights": [f["weights"] for f in found],
+    }
+
+
+def _point(curve: Sequence[dict], step: int) -> dict:
+    return next(point for point in curve if point["step"] == step)
+
+
+def _columns(study: Study, cells: dict, pretraining: dict) -> list[tuple[dict, dict[str, Figure]]]:
+    """Of every column what it is, and its figures by row."""
+    found = []
+    if study.perplexity:
+        figures = {
+            row.name: Figure(
+                tuple(math.exp(loss) for loss in pretraining[row.name]["losses"]), row.paper.get(study.perplexity)
+            )
+            for row in study.rows
+        }
+        found.append(({"column": PERPLEXITY, "metric": "perplexity", "paper": study.perplexity}, figures))
+    for task in study.tasks:
+        figures = {}
+        for row in study.rows:
+            own = [cells[row.name, task.column, seed] for seed in study.seeds]
+            figures[row.name] = _figure_of(row, own)
+        one = cells[study.rows[0].name, task.column, study.seeds[0]]
+        result = one.result()
+        column = {"column": task.column, "metric": _metric(one, result), "paper": task.paper, "task": task.task}
+        column |= {"training_rows": result["rows"][0], "dev_rows": result["rows"][1]}
+        found.append((column, figures))
+    return found
+
+
+def _metric(cell: Cell, result: dict) -> str:
+    return cell.task.metric or next(iter(result["metrics"]))
+
+
+def _figure_of(row: RowSpec, own: Sequence[Cell]) -> Figure:
+    task, results = own[0].task, [cell.result() for cell in own]
+    metric = _metric(own[0], results[0])
+    guess = results[0]["guess"].get(metric)
+    return Figure(
+        tuple(scaled(task, result["metrics"][metric]) for result in results),
+        row.paper.get(task.paper) if task.paper else None,
+        None if guess is None else scaled(task, guess),
+    )
+
+
+def _figure(figure: Figure) -> dict:
+    return {**dataclasses.asdict(figure), "mean": figure.mean, "sd": figure.sd}
+
+
+def _disagreement(pair: compare.Pair, figures: dict[str, Figure], margins: dict[str, float]) -> dict:
+    errors = None if pair.errors is None or math.isinf(pair.errors) else pair.errors
+    return {**dataclasses.asdict(pair), "errors": errors, "reason": compare.reason(pair, figures, margins)}
+
+
+def _effort(work: Work, models: dict) -> dict:
+    """Seconds and rates of the jobs, wherever they were done; each once."""
+    once = {found["key"]: found for found in models.values()}.values()
+    cells = {cell.key: cell.result() for cell in work.cells}.values()
+    seconds = [found["measured"]["seconds"] for found in once], [found["measured"]["seconds"] for found in cells]
+    rates = {
+        row.name: statistics.fmean(
+            models[row.name, seed]["tokens"] / models[row.name, seed]["measured"]["seconds"]
+            for seed in work.study.seeds
+        )
+        for row in work.study.rows
+    }
+    commits = sorted({str(found["measured"]["commit"]) for found in (*once, *cells)})
+    devices = sorted({found["measured"]["device"] for found in (*once, *cells)})
+    return {
+        "pretraining_seconds": sum(seconds[0]),
+        "finetuning_seconds": sum(seconds[1]),
+        "pretrained_tokens": sum(found["tokens"] for found in once),
+        "finetuned_tokens": sum(found["tokens"] for found in cells),
+        "tokens_per_second": rates,
+        "made_at_commits": commits,
+        "made_on": devices,
+    }

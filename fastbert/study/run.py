@@ -1,0 +1,208 @@
+"""Runs what a study needs and the cache has not: pre-trainings, then what is fine-tuned from them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data.encode import end_with
+from ..errors import DataError
+from . import cells, pretrained
+from .cells import Cell
+from .pretrained import Wanted
+from .spec import Study
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything that a study needs.
+
+    Args:
+        data: the data directory.
+        models: each once, seeds first, so that what an interruption leaves is a whole table of fewer seeds.
+        cells: in the order of seeds, rows and columns.
+        model_of: the model of every (row, seed).
+    """
+
+    study: Study
+    data: Path
+    models: list[Wanted]
+    cells: list[Cell]
+    model_of: dict[tuple[str, int], Wanted]
+
+    @property
+    def missing(self) -> tuple[list[Wanted], list[Cell]]:
+        """What the cache has not."""
+        done = {model.key for model in self.models if model.result() is not None}
+        left = {cell.key: cell for cell in self.cells if cell.result() is None}
+        return [model for model in self.models if model.key not in done], list(left.values())
+
+
+def work_of(study: Study, cache: Path) -> Work:
+    """Prepares the corpus and finds out what there is to do; reads every file of every task, so that what is wrong with
+    one is told before hours are spent.
+
+    Raises:
+        InputError, DataError: of files and options.
+    """
+    from . import corpus
+
+    cache = cache.resolve()
+    for row, task in itertools.product(study.rows, study.tasks):
+        asked = study.task_of(row, task)
+        for path in (asked.train, asked.dev):
+            if path is not None:
+                study.file(path)
+    data = corpus.prepared(study, cache)
+    models, found, model_of = [], [], {}
+    for seed, row in itertools.product(study.seeds, study.rows):
+        model = model_of[row.name, seed] = pretrained.wanted(study, row, seed, data, cache)
+        models.append(model)
+        step = pretrained.step_at(model.config, row.at)
+        found += [cells.cell(study, row, task, seed, model, step, cache) for task in study.tasks]
+    models = pretrained.merged(models)
+    by_key = {model.key: model for model in models}
+    for cell in {(cell.task.column, cell.task.features): cell for cell in found}.values():
+        cells.rows_of(cell)
+    return Work(study, data, models, found, {place: by_key[model.key] for place, model in model_of.items()})
+
+
+def execute(work: Work, *, jobs: int = 1, threads: int = 1, say: Callable[[str], None] = print) -> None:
+    """Computes what is missing.
+
+    Args:
+        jobs: how many at the same time, each in a process of its own; on GPUs the processes take them in turn.
+        threads: of each. Bits are the same for any number of jobs; they are promised for equal threads only.
+        say: takes a line when a job is done.
+
+    Raises:
+        KeyboardInterrupt: what was done is kept, and a pre-training has saved where it is.
+    """
+    models, left = work.missing
+    total = len(models) + len(left)
+    if not total:
+        return
+    counter = itertools.count(1)
+
+    def told(line: str) -> None:
+        say(f"[{next(counter)}/{total}] {line}")
+
+    if jobs == 1:
+        with with_threads(threads):
+            _in_turn(models, left, told)
+    else:
+        _side_by_side(models, left, min(jobs, total), threads, told)
+
+
+def _in_turn(models: Sequence[Wanted], left: Sequence[Cell], told: Callable[[str], None]) -> None:
+    unmade, models, left = {model.key for model in models}, list(models), list(left)
+    while (job := _next(models, left, unmade)) is not None:
+        told(_line(job, _make(job)))
+        unmade.discard(job.key)
+
+
+def _side_by_side(
+    models: Sequence[Wanted], left: Sequence[Cell], jobs: int, threads: int, told: Callable[[str], None]
+) -> None:
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not live through a fork
+    numbers, started = context.Queue(), context.Queue()
+    for number in range(jobs):
+        numbers.put(number)
+    unmade, models, left = {model.key for model in models}, list(models), list(left)
+    pool = ProcessPoolExecutor(jobs, context, _initialise, (os.getpid(), threads, numbers, started))
+    running: dict[Future, Wanted | Cell] = {}
+    try:
+        while models or left or running:
+            # Cells whose model is there come first, as in turn, so that what an interruption leaves is of few seeds.
+            while len(running) < jobs and (job := _next(models, left, unmade)) is not None:
+                running[pool.submit(_do, job)] = job
+            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                job = running.pop(future)
+                told(_line(job, future.result()))
+                unmade.discard(job.key)
+    except BrokenProcessPool:
+        raise DataError(
+            "a process of the study was killed (out of memory?); the same command goes on where it was"
+        ) from None
+    finally:
+        if running:  # they save and end, also where the signal was for this process alone
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(started.get(timeout=0.1), signal.SIGINT)
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _next(models: list[Wanted], left: list[Cell], unmade: set[str]) -> Wanted | Cell | None:
+    """Takes the next job that can be done now."""
+    for place, cell in enumerate(left):
+        if cell.model.key not in unmade:
+            return left.pop(place)
+    return models.pop(0) if models else None
+
+
+def _do(job: Wanted | Cell) -> dict:
+    """A job in a process of its own, which a signal ends; a process that waits for one is ended by the pool."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _make(job)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _make(job: Wanted | Cell) -> dict:
+    return cells.compute(job) if isinstance(job, Cell) else pretrained.make(job)
+
+
+def _initialise(parent: int, threads: int, numbers, started) -> None:
+    """Makes a process ready for jobs: its threads, its GPU, and an end that comes with the parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    import torch
+
+    number = numbers.get()
+    torch.set_num_threads(threads)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(number % torch.cuda.device_count())
+    started.put(os.getpid())
+
+
+@contextlib.contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """torch with so many threads while the block runs."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _line(job: Wanted | Cell, result: dict) -> str:
+    """What a job came to."""
+    seconds = result["measured"]["seconds"]
+    if isinstance(job, Cell):
+        name, value = next(iter(result["metrics"].items()))
+        return f"{job.row} on {job.task.column}, seed {job.seed}: {name} {value:.4f} in {seconds:.0f} s"
+    held = result["heldout"]
+    return (
+        f"pre-trained {job.config.model}, seed {job.config.seed}: {result['tokens']:,} tokens in {seconds:.0f} s, "
+        f"{result['tokens'] / max(seconds, 1e-9):,.0f} a second; held-out loss {held['mlm_loss']:.3f}, unigram entropy "
+        f"{held['unigram_entropy']:.3f}"
+    )

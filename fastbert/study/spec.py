@@ -1,0 +1,304 @@
+"""What a study is: a small YAML file, read at one scale; importable without torch.
+
+Any value of the file may be a mapping with the keys smoke, small and base; the study is read at one of them. What a
+file does not say is in defaults.yaml.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..tasks.config import FinetuneConfig
+from ..train.config import PretrainConfig, fitted_options
+
+SCALES = ("smoke", "small", "base")
+BUILTIN = "builtin"
+_HERE = Path(__file__).resolve().parent
+# What a study decides for each of its pre-trainings, so that a file cannot.
+_OURS = ("data", "out", "seed", "resume", "epochs", "max_minutes", "cache", "cache_gb", "phases")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """One column of the table.
+
+    Args:
+        column: its name, the key in the file.
+        task: what `fastbert finetune` calls the task; the column's name where it is not given.
+        train, dev: files, below the data directory unless absolute.
+        dev_share: in place of dev, the share of the training rows to evaluate on.
+        train_rows, dev_rows: the most rows, spread evenly over the file, the same ones for every row and seed.
+        metric: the one in the table; the task's first by default.
+        paper: the column of the paper's table that it stands beside; empty for none.
+        features: a BiLSTM on these features of the frozen model, in place of the model (ner).
+        feature_units: of that BiLSTM each way; the paper's 768 by default.
+        dropout: of the model while it is fine-tuned.
+        finetune: options of `fastbert finetune`.
+        feature_finetune: in place of those where features are used.
+    """
+
+    column: str
+    train: str
+    task: str = ""
+    dev: str | None = None
+    dev_share: float | None = None
+    train_rows: int | None = None
+    dev_rows: int | None = None
+    metric: str = ""
+    paper: str = ""
+    features: str | None = None
+    feature_units: int | None = None
+    dropout: float = 0.1
+    finetune: dict = field(default_factory=dict)
+    feature_finetune: dict = field(default_factory=dict)
+
+    def config(self, seed: int) -> FinetuneConfig:
+        """The recipe of one fine-tuning."""
+        options = self.finetune if self.features is None else self.feature_finetune
+        return FinetuneConfig(**{**fitted_options(options, FinetuneConfig, f"task {self.column}"), "seed": seed})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpec:
+    """One row of the table: a pre-training, and how its model is used.
+
+    Args:
+        pretrain: options of `fastbert pretrain`, over the study's.
+        task: changes to every task of the study (features: last; finetune: {...}).
+        at: the share of the pre-training after which its model is taken.
+        keep: shares after which models are kept besides, so that another study finds them.
+        paper: the paper's figures by the columns of its table.
+    """
+
+    name: str
+    pretrain: dict = field(default_factory=dict)
+    task: dict = field(default_factory=dict)
+    at: float = 1.0
+    keep: tuple[float, ...] = ()
+    paper: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study at one scale.
+
+    Args:
+        name, title, about: of the report.
+        source: where it was read from.
+        corpus: "builtin", or text files as `fastbert prepare` takes them.
+        vocab_size, lowercase, heldout: of the vocabulary and the held-out share of the documents.
+        data_dir: where the files of tasks are.
+        seeds: each governs a pre-training and what is fine-tuned from it.
+        perplexity: the paper's column for the held-out perplexity; empty where the table has none.
+        rows, tasks: of the table.
+    """
+
+    name: str
+    scale: str
+    source: str = ""
+    title: str = ""
+    about: str = ""
+    corpus: tuple[str, ...] = (BUILTIN,)
+    vocab_size: int
+    lowercase: bool = False
+    heldout: float = 0.05
+    data_dir: str = ""
+    seeds: tuple[int, ...]
+    perplexity: str = ""
+    pretrain: dict
+    rows: tuple[RowSpec, ...]
+    tasks: tuple[TaskSpec, ...]
+
+    def pretraining(self, row: RowSpec, seed: int, data: str | os.PathLike, out: str | os.PathLike) -> PretrainConfig:
+        """The recipe of a row's pre-training. Raises InputError for an option that does not fit."""
+        values = _merged(self.pretrain, row.pretrain)
+        where = f"{self.source}, row {row.name!r}"
+        taken = [name for name in _OURS if name in values]
+        if taken:
+            raise InputError(f"{where}: {', '.join(taken)} is the study's own to decide, expected no such option")
+        if values.get("steps") is None:
+            raise InputError(f"{where}: expected steps in pretrain, so that every row does as much, got none")
+        values |= {"data": os.fspath(data), "out": os.fspath(out), "seed": seed, "resume": "auto"}
+        values["samples"] = {"seed": seed, **(values.get("samples") or {})}
+        return PretrainConfig.from_mapping(values, where)
+
+    def task_of(self, row: RowSpec, task: TaskSpec) -> TaskSpec:
+        """A column as one row has it."""
+        merged = _merged(dataclasses.asdict(task), row.task)
+        return TaskSpec(**fitted_options(merged, TaskSpec, f"{self.source}, row {row.name!r}, task"))
+
+    def file(self, path: str) -> Path:
+        """A task's file. Raises InputError where it is not there."""
+        found = Path(self.data_dir) / path
+        if not found.is_file():
+            raise InputError(f"study {self.name} needs {found}, found no such file: --data-dir says where task data is")
+        return found
+
+
+def names() -> list[str]:
+    """The studies that come with the package."""
+    return sorted(path.stem for path in (_HERE / "recipes").glob("*.yaml"))
+
+
+def find(name: str) -> Path:
+    """The file of a study: one that comes with the package, or any YAML file.
+
+    Raises:
+        InputError: neither.
+    """
+    if name in names():
+        return _HERE / "recipes" / f"{name}.yaml"
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    raise InputError(f"no study is called {name!r}; there are {', '.join(names())}, or any file that ends in .yaml")
+
+
+def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
+    """Reads a study.
+
+    Args:
+        scale: one of `SCALES`.
+        given: values of `Study` that win over the file's; None is passed over.
+
+    Raises:
+        InputError: no such file, no YAML, a key that is not known, or a value that does not fit.
+    """
+    path = Path(path)
+    if scale not in SCALES:
+        raise InputError(f"a scale is one of {', '.join(SCALES)}, got {scale!r}")
+    values = _at_scale(_load(path), scale, str(path))
+    values |= {name: value for name, value in given.items() if value is not None}
+    defaults = _at_scale(_load(_HERE / "defaults.yaml"), scale, "defaults.yaml")
+    known = {f.name for f in dataclasses.fields(Study)} - {"scale", "source"} | {"at"}
+    unknown = set(values) - known
+    if unknown:
+        raise InputError(f"{path}: unknown key {', '.join(sorted(map(str, unknown)))}; known are {_listed(known)}")
+    task_defaults = defaults.pop("tasks")
+    tasks = _tasks(values.pop("tasks", None), task_defaults, path)
+    rows = _rows(values.pop("rows", None), path)
+    rows = _at(rows, values.pop("at", None), path)
+    merged = _merged(defaults, values)
+    merged["corpus"] = (merged["corpus"],) if isinstance(merged["corpus"], str) else tuple(merged["corpus"])
+    merged["seeds"] = tuple(merged["seeds"]) if isinstance(merged["seeds"], (list, tuple)) else (merged["seeds"],)
+    merged.setdefault("name", path.stem)
+    study = Study(scale=scale, source=str(path), rows=rows, tasks=tasks, **merged)
+    _check(study, path)
+    return study
+
+
+def _load(path: Path) -> dict:
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise InputError(f"{path}: expected a study, a YAML file, found none") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected a mapping, got {type(values).__name__}")
+    return values
+
+
+def _at_scale(value: Any, scale: str, source: str) -> Any:
+    """The value with every mapping by scale replaced by what it has for this one."""
+    if isinstance(value, dict):
+        if value and set(value) <= set(SCALES):
+            if scale not in value:
+                raise InputError(f"{source}: expected a value for the scale {scale}, got only {_listed(value)}")
+            return _at_scale(value[scale], scale, source)
+        return {key: _at_scale(entry, scale, source) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_at_scale(entry, scale, source) for entry in value]
+    return value
+
+
+def _merged(base: dict, over: dict) -> dict:
+    """Both, mapping by mapping; where both say something, ``over`` wins."""
+    result = copy.deepcopy(base)
+    for name, value in over.items():
+        below = result.get(name)
+        result[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _tasks(given: Any, defaults: dict, path: Path) -> tuple[TaskSpec, ...]:
+    if isinstance(given, list):
+        given = dict.fromkeys(given)
+    if not isinstance(given, dict) or not given:
+        raise InputError(f"{path}: expected tasks, a mapping of columns or a list of names, got {given!r:.60}")
+    found = []
+    for column, changes in given.items():
+        changes = changes or {}
+        if not isinstance(changes, dict):
+            raise InputError(f"{path}, task {column}: expected a mapping of options, got {changes!r:.60}")
+        values = _merged(defaults.get(column) or defaults.get(changes.get("task", column)) or {}, changes)
+        values.setdefault("task", str(column))
+        if "train" not in values:
+            raise InputError(f"{path}, task {column}: expected train, the file of its training rows, got none")
+        if (values.get("dev") is None) == (values.get("dev_share") is None):
+            raise InputError(f"{path}, task {column}: expected either dev or dev_share, got both or neither")
+        found.append(TaskSpec(**fitted_options({**values, "column": str(column)}, TaskSpec, f"{path}, task {column}")))
+    return tuple(found)
+
+
+def _rows(given: Any, path: Path) -> tuple[RowSpec, ...]:
+    if not isinstance(given, list) or not given or not all(isinstance(row, dict) and "name" in row for row in given):
+        raise InputError(f"{path}: expected rows, a list of mappings each with a name, got {given!r:.60}")
+    rows = []
+    for row in given:
+        where = f"{path}, row {row['name']!r}"
+        values = dict(row)
+        keep = tuple(values.pop("keep", None) or ())
+        paper = {str(k): v for k, v in (values.pop("paper", None) or {}).items()}
+        if not all(isinstance(v, int | float) for v in paper.values()):
+            raise InputError(f"{where}: expected numbers in paper, got {paper!r:.60}")
+        if not all(isinstance(share, int | float) and 0 < share < 1 for share in keep):
+            raise InputError(f"{where}: expected shares between 0 and 1 in keep, got {keep!r:.60}")
+        rows.append(
+            RowSpec(**fitted_options({**values, "name": str(row["name"])}, RowSpec, where), keep=keep, paper=paper)
+        )
+    return tuple(rows)
+
+
+def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path) -> tuple[RowSpec, ...]:
+    """Each row once for every share of its pre-training, where the study asks for some."""
+    if shares is None:
+        return rows
+    if not isinstance(shares, list) or not shares or not all(isinstance(s, int | float) and 0 < s <= 1 for s in shares):
+        raise InputError(f"{path}: expected at, a list of shares of the pre-training up to 1, got {shares!r:.60}")
+    return tuple(
+        dataclasses.replace(row, name=f"{row.name}, {100 * share:g} %", at=float(share))
+        for row in rows
+        for share in shares
+    )
+
+
+def _check(study: Study, path: Path) -> None:
+    """Raises InputError for what no single value shows."""
+    row_names = [row.name for row in study.rows]
+    twice = {name for name in row_names if row_names.count(name) > 1}
+    if twice:
+        raise InputError(f"{path}: expected rows of different names, got {_listed(twice)} twice")
+    if (
+        not study.seeds
+        or not all(type(seed) is int for seed in study.seeds)
+        or len(set(study.seeds)) < len(study.seeds)
+    ):
+        raise InputError(f"{path}: expected seeds, a list of different whole numbers, got {study.seeds!r:.60}")
+    if not 0 < study.heldout < 1:
+        raise InputError(f"{path}: heldout is a share of the documents above 0 and below 1, got {study.heldout!r:.60}")
+    for row in study.rows:
+        study.pretraining(row, study.seeds[0], "", "")
+        for task in study.tasks:
+            study.task_of(row, task).config(study.seeds[0])
+
+
+def _listed(values) -> str:
+    return ", ".join(sorted(map(str, values)))

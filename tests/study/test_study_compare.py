@@ -1,0 +1,80 @@
+"""Means, spreads, orders and reasons, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fastbert.study import compare
+from fastbert.study.compare import Figure
+
+CLEAR = {"a": 2.0, "b": 2.0}
+
+
+def one_pair(a: Figure, b: Figure) -> compare.Pair:
+    (pair,) = compare.pairs("column", {"a": a, "b": b})
+    return pair
+
+
+def test_a_difference_in_units_of_its_standard_error():
+    # Means 2 and 6, variances 1 and 4: the error is sqrt(1 / 3 + 4 / 3).
+    pair = one_pair(Figure((1, 2, 3), 5.0), Figure((4, 6, 8), 4.0))
+    assert pair.ours == -4
+    assert pair.paper == 1
+    assert pair.error == pytest.approx(math.sqrt(5 / 3), rel=1e-12)
+    assert pair.errors == pytest.approx(-4 / math.sqrt(5 / 3), rel=1e-12)
+    assert not pair.agrees
+
+
+def test_one_seed_has_no_error_and_no_spread():
+    figure = Figure((3.0,), 1.0)
+    assert figure.sd is None
+    assert one_pair(figure, Figure((4.0,), 2.0)).errors is None
+
+
+def test_rows_without_a_figure_of_the_paper_or_with_equal_ones_have_no_order():
+    figures = {"a": Figure((1, 2), 5.0), "b": Figure((1, 2), 5.0), "c": Figure((1, 2))}
+    assert compare.pairs("column", figures) == []
+
+
+def test_equal_figures_do_not_agree_with_an_order():
+    assert not one_pair(Figure((1, 2), 5.0), Figure((1, 2), 4.0)).agrees
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "margins", "words"),
+    [
+        # 50 +- 1: the guess of 50 is within two errors of both.
+        (Figure((49, 50, 51), 80, 50), Figure((50, 51, 52), 70, 50), CLEAR, "neither has learned the task"),
+        (Figure((59, 60, 61), 80, 50), Figure((69, 70, 71), 70, 50), {"a": 0.1, "b": 2.0}, "hardly begun"),
+        (
+            Figure((50, 60, 70), 80, 20),
+            Figure((60, 70, 80), 70, 20),
+            CLEAR,
+            "the seeds' spread covers it: 1.2 ",
+        ),
+        (Figure((60,), 80, 20), Figure((70,), 70, 20), CLEAR, "one seed has no spread"),
+        (Figure((59, 60, 61), 80, 20), Figure((69, 70, 71), 70, 20), CLEAR, "none of the checks explains it"),
+    ],
+)
+def test_the_reason_is_the_first_check_that_holds(a, b, margins, words):
+    figures = {"a": a, "b": b}
+    reason = compare.reason(one_pair(a, b), figures, margins)
+    assert words in reason
+    assert "\n" not in reason
+    assert ("a by 0.10 nats" in reason) == (margins["a"] == 0.1)
+
+
+def test_the_summary_counts():
+    figures = {
+        "a": Figure((59, 60, 61), 90),
+        "b": Figure((69, 70, 71), 80),  # 12 errors against the paper
+        "c": Figure((40, 50, 60), 70),  # below both, as in the paper: 1.7 and 3.4 errors
+    }
+    found = compare.pairs("column", figures)
+    assert compare.summary(found) == (
+        "2 of 3 pairs of rows are in the paper's order; 2 differences are 2 standard errors or more, 1 of them in the "
+        "paper's order and 1 against it."
+    )
+    assert "no order" in compare.summary([])

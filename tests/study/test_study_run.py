@@ -1,0 +1,204 @@
+"""A tiny study from the file to the report: cached, shared, killed and gone on with, the same to the bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pretraining_runs
+import pytest
+import study_runs
+
+from fastbert.cli.main import main
+from fastbert.study import page, results, run, spec
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A directory with the files of the tasks, the corpus and tiny.yaml."""
+    directory = study_runs.write_files(tmp_path_factory.mktemp("study"))
+    (directory / "tiny.yaml").write_text(study_runs.TINY)
+    return directory
+
+
+def read(place: Path, name: str = "tiny.yaml", **given) -> spec.Study:
+    return spec.read(place / name, "smoke", data_dir=str(place), corpus=(str(place / "corpus.txt"),), **given)
+
+
+def complete(study: spec.Study, cache: Path, **options) -> tuple[dict, list[str]]:
+    """Runs a study to the end; its results, and a line for each job that was done."""
+    lines: list[str] = []
+    work = run.work_of(study, cache)
+    run.execute(work, say=lines.append, **options)
+    return results.collect(work, "fastbert study"), lines
+
+
+@pytest.fixture(scope="module")
+def done(place, tmp_path_factory) -> tuple[Path, dict]:
+    """The cache of a finished study and its results."""
+    cache = tmp_path_factory.mktemp("cache")
+    found, lines = complete(read(place), cache)
+    # Two rows share their pre-training: two models and three cells, for two seeds.
+    assert len(lines) == 2 * 2 + 2 * 3
+    return cache, found
+
+
+def test_a_finished_study_does_nothing_again(place, done):
+    cache, found = done
+    again, lines = complete(read(place), cache)
+    assert lines == []
+    assert study_runs.same_in_every_run(again) == study_runs.same_in_every_run(found)
+
+
+def test_two_runs_agree_to_the_bit_also_side_by_side(place, done, tmp_path):
+    again, lines = complete(read(place, seeds=(0,)), tmp_path / "cache", jobs=2)
+    assert len(lines) == 5
+    one, other = study_runs.kept(tmp_path / "cache"), study_runs.kept(done[0])
+    assert len(one) == 5
+    assert one.items() <= other.items()
+    assert again["rows"][0]["pretraining"]["weights"] == done[1]["rows"][0]["pretraining"]["weights"][:1]
+
+
+def test_a_missing_cell_is_computed_alone_and_to_the_same_bits(place, done):
+    cache, found = done
+    cell = run.work_of(read(place), cache).cells[2]
+    before = cell.result()
+    cell.path.unlink()
+    again, lines = complete(read(place), cache)
+    assert len(lines) == 1
+    assert lines[0].startswith(f"[1/1] {cell.row} on ner, seed {cell.seed}")
+    assert cell.result()["metrics"] == before["metrics"]
+    assert study_runs.same_in_every_run(again) == study_runs.same_in_every_run(found)
+
+
+def test_another_study_finds_the_models_and_the_cells(place, done):
+    cache, _ = done
+    text = study_runs.TINY.replace("name: full", "name: another name").replace("seeds: [0, 1]", "seeds: [1]")
+    (place / "other.yaml").write_text(text)
+    _, lines = complete(read(place, "other.yaml"), cache)
+    assert lines == []
+
+
+def test_what_determines_a_model_makes_another(place, done):
+    cache, _ = done
+    study = read(place)
+    keys = {model.key for model in run.work_of(study, cache).models}
+    (place / "changed.yaml").write_text(study_runs.TINY.replace("steps: 12", "steps: 13"))
+    assert not keys & {model.key for model in run.work_of(read(place, "changed.yaml"), cache).models}
+    # How often a line is told changes nothing.
+    (place / "same.yaml").write_text(study_runs.TINY.replace("steps: 12", "steps: 12\n  log_every: 3"))
+    assert keys == {model.key for model in run.work_of(read(place, "same.yaml"), cache).models}
+
+
+def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done):
+    cache, found = done
+    text = study_runs.TINY.replace("rows:", "at: [0.3, 1]\nrows:").replace("seeds: [0, 1]", "seeds: [0]")
+    (place / "at.yaml").write_text(text)
+    after, lines = complete(read(place, "at.yaml"), cache)
+    # The two models again, since their weights after 4 steps had not been kept, and the cells from there.
+    assert len(lines) == 2 + 3
+    early, end = after["rows"][0]["pretraining"], after["rows"][1]["pretraining"]
+    assert (early["steps"], end["steps"]) == (4, 12)
+    assert end["weights"][0] == found["rows"][0]["pretraining"]["weights"][0]
+    assert early["losses"][0] == early["curve"][0]["mlm_loss"]
+    shown = page.write(after, text, place / "at")
+    assert (place / "at" / "steps-ner.svg") in shown
+
+
+def test_a_killed_study_goes_on_and_comes_to_the_same_bits(place, tmp_path):
+    rows = study_runs.TINY.index("  - {name: no NSP"), study_runs.TINY.index("tasks:")
+    text = study_runs.TINY[: rows[0]] + study_runs.TINY[rows[1] :]
+    text = text.replace("steps: 12", "steps: 60").replace("eval_every: 4", "eval_every: 2")
+    (place / "long.yaml").write_text(text.replace("seeds: [0, 1]", "seeds: [0]"))
+    straight, _ = complete(read(place, "long.yaml"), tmp_path / "straight")
+    cache, out = tmp_path / "killed", tmp_path / "out"
+    command = ["study", str(place / "long.yaml"), "--data-dir", str(place), "--corpus", str(place / "corpus.txt")]
+    command += ["--cache", str(cache), "--out", str(out)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fastbert", *command], env=pretraining_runs.environment(), stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not any(cache.glob("models/*/run/checkpoints/step_*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait(timeout=30)
+    assert not any(cache.glob("models/*/result.json"))
+    assert any(cache.glob("models/*/run/checkpoints/step_*"))
+    assert main(command) == 0
+    assert study_runs.kept(cache) == study_runs.kept(tmp_path / "straight")
+    found = json.loads((out / "results.json").read_text())
+    assert study_runs.same_in_every_run(found) == json.loads(json.dumps(study_runs.same_in_every_run(straight)))
+
+
+def test_the_report_says_what_was_found(place, done, tmp_path):
+    _, found = done
+    paths = page.write(found, study_runs.TINY, tmp_path)
+    assert {path.name for path in paths} == {"report.md", "report.html", "results.json", "pretraining.svg"}
+    text = (tmp_path / "report.md").read_text()
+    for row in found["rows"]:
+        held = row["pretraining"]
+        assert held["margins"] == [e - l for e, l in zip(held["unigram_entropies"], held["losses"], strict=True)]
+        figure = row["figures"]["ner"]
+        assert f"{figure['mean']:.1f} ± {figure['sd']:.1f}" in text
+        assert f"(least {min(held['margins']):.3f})" in text
+    assert found["orders"]["ner"] in text
+    for pair in found["against_the_paper"]:
+        assert pair["reason"] in text
+    assert found["measured"]["command"] in text
+    assert study_runs.TINY in text
+    page_text = (tmp_path / "report.html").read_text()
+    assert "<svg" in page_text
+    assert "http" not in page_text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path, capsys):
+    from fastbert.study import plan
+
+    work = run.work_of(read(place), tmp_path / "cache")
+    plans = plan.make_plan(work, rate_of=lambda model: 1000.0)
+    assert [p.shared for p in plans] == [False, False, True]
+    for p in plans[:2]:
+        # 12 steps of at most 256 tokens, for two seeds.
+        assert 0.6 * 2 * 12 * 256 < p.pretraining.tokens <= 2 * 12 * 256
+        assert p.pretraining.seconds > p.pretraining.tokens / 1000
+    # Two epochs over the training sentences, for two seeds.
+    sentences = (place / "tags.txt").read_text().strip().split("\n\n")
+    words = sum(len(sentence.splitlines()) for sentence in sentences)
+    assert plans[0].finetuning.tokens >= 2 * 2 * (words + 2 * len(sentences))
+    assert not (tmp_path / "cache" / "models").exists()
+    text = plan.text(plans, work, 2)
+    assert "4 pre-trainings and 6 fine-tunings" in text
+    assert "as a row above" in text
+    cache, _ = done
+    finished = plan.make_plan(run.work_of(read(place), cache), rate_of=lambda model: 1000.0)
+    assert all(p.pretraining.seconds_done == p.pretraining.seconds for p in finished)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["table9"], "no study is called 'table9'"),
+        (
+            ["table5", "--data-dir", "nowhere"],
+            "study table5 needs nowhere/mrpc/msr_paraphrase_train.txt, found no such",
+        ),
+        (["table5", "--jobs", "0"], "jobs and threads must be at least 1, got 0 and 1"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(options, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", *options]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_list_of_studies(capsys):
+    assert main(["study", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == spec.names()

@@ -1,0 +1,122 @@
+"""Studies as files: what they say, what they inherit, and every mistake in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+import study_runs
+import yaml
+
+from fastbert.errors import InputError
+from fastbert.study import spec
+
+# Devlin et al. 2019, table 8: shares of [MASK], same and random, and the three columns.
+TABLE_8 = [
+    ((80, 10, 10), (84.2, 95.4, 94.9)),
+    ((100, 0, 0), (84.3, 94.9, 94.0)),
+    ((80, 0, 20), (84.1, 95.2, 94.6)),
+    ((80, 20, 0), (84.4, 95.2, 94.7)),
+    ((0, 20, 80), (83.7, 94.8, 94.6)),
+    ((0, 0, 100), (83.6, 94.9, 94.6)),
+]
+
+
+def study(tmp_path, changes=None, drop=(), **given) -> spec.Study:
+    values = {**yaml.safe_load(study_runs.TINY), **(changes or {})}
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in values.items() if name not in drop}))
+    return spec.read(path, "smoke", **given)
+
+
+@pytest.mark.parametrize("name", spec.names())
+@pytest.mark.parametrize("scale", spec.SCALES)
+def test_every_study_fits_together_at_every_scale(name, scale):
+    found = spec.read(spec.find(name), scale)
+    assert found.name == name
+    assert found.title
+    papers = {column for row in found.rows for column in row.paper}
+    # A column that claims to stand beside one of the paper's finds figures there.
+    assert {task.paper for task in found.tasks if task.paper} <= papers
+    assert len(found.seeds) >= 2
+
+
+def test_the_masks_of_table_8_are_the_papers():
+    rows = spec.read(spec.find("table8"), "small").rows
+    assert len(rows) == len(TABLE_8)
+    for row, ((mask, same, random), figures) in zip(rows, TABLE_8, strict=True):
+        assert row.pretrain["samples"]["mask_mix"] == [mask / 100, random / 100, same / 100], row.name
+        assert tuple(row.paper.values()) == figures
+        words = (f"{word} {share}" for word, share in (("MASK", mask), ("same", same), ("random", random)) if share)
+        assert row.name == ", ".join(words)
+
+
+def test_the_sizes_of_table_6_at_base_are_the_papers():
+    rows = spec.read(spec.find("table6"), "base").rows
+    sizes = [row.pretrain["model"] for row in rows]
+    assert sizes == ["3x768x12", "6x768x3", "6x768x12", "base", "12x1024x16", "large"]
+
+
+def test_a_value_may_depend_on_the_scale(tmp_path):
+    changes = {"pretrain": {"steps": {"smoke": 3, "small": 30, "base": 300}}}
+    assert study(tmp_path, changes).pretrain["steps"] == 3
+    assert spec.read(tmp_path / "tiny.yaml", "small").pretrain["steps"] == 30
+
+
+def test_rows_and_tasks_change_only_what_they_name(tmp_path):
+    found = study(tmp_path)
+    full, without, features = found.rows
+    config = found.pretraining(full, 7, "data", "out")
+    assert (config.seed, config.samples.seed, config.samples.nsp, config.samples.max_seqlen) == (7, 7, True, 32)
+    config = found.pretraining(without, 7, "data", "out")
+    assert (config.samples.nsp, config.samples.max_seqlen, config.steps) == (False, 32, 12)
+    (task,) = found.tasks
+    assert found.task_of(full, task).config(5).epochs == 2
+    assert found.task_of(features, task).config(5).epochs == 1
+    assert found.task_of(features, task).config(5).seed == 5
+    # From defaults.yaml, since the file says nothing of it.
+    assert task.metric == "f1"
+
+
+def test_at_makes_a_row_of_every_share(tmp_path):
+    found = study(tmp_path, {"at": [0.25, 1]})
+    assert [(row.name, row.at) for row in found.rows[:2]] == [("full, 25 %", 0.25), ("full, 100 %", 1.0)]
+    assert len(found.rows) == 6
+
+
+def test_the_command_line_wins(tmp_path):
+    found = study(tmp_path, seeds=(5,), corpus=("books.txt",), data_dir="there")
+    assert (found.seeds, found.corpus, found.data_dir) == ((5,), ("books.txt",), "there")
+
+
+ROW = {"name": "full"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "drop", "sentence"),
+    [
+        ({"rwos": []}, (), "unknown key rwos"),
+        ({}, ("rows",), "expected rows, a list of mappings each with a name, got None"),
+        ({}, ("tasks",), "expected tasks"),
+        ({"rows": [ROW, ROW]}, (), "expected rows of different names, got full twice"),
+        ({"rows": [{**ROW, "pretrain": {"steeps": 3}}]}, (), "row 'full': unknown option steeps"),
+        ({"rows": [{**ROW, "pretrain": {"seed": 3}}]}, (), "seed is the study's own to decide"),
+        ({"rows": [{**ROW, "pretrain": {"steps": "many"}}]}, (), "steps must be"),
+        ({"rows": [{**ROW, "paper": {"A": "good"}}]}, (), "expected numbers in paper"),
+        ({"rows": [{**ROW, "task": {"colour": 3}}]}, (), "unknown option colour"),
+        ({"tasks": {"x": {"dev": "a"}}}, (), "task x: expected train"),
+        ({"tasks": {"x": {"train": "a"}}}, (), "expected either dev or dev_share, got both or neither"),
+        ({"seeds": [1, 1]}, (), "expected seeds, a list of different whole numbers"),
+        ({"at": [2]}, (), "expected at, a list of shares"),
+        ({"heldout": 0}, (), "heldout is a share"),
+        ({"pretrain": {"steps": {"small": 4}}}, (), "expected a value for the scale smoke, got only small"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, changes, drop, sentence):
+    with pytest.raises(InputError) as error:
+        study(tmp_path, changes, drop)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_such_study_names_the_known():
+    with pytest.raises(InputError, match=r"no study is called 'table9'; there are .*table5.*, or any file"):
+        spec.find("table9")
