@@ -81,6 +81,18 @@ def train(world: distributed.World, batches: list[PackedBatch], steps: int = 2, 
     return result
 
 
+def eight_bits(world: distributed.World) -> dict[str, torch.Tensor]:
+    """The largest values of this rank's tensors in a step, and those that its next scales are made of."""
+    bert = model().float()
+    engine = engines.make(bert, AdamW(param_groups(bert, 0.01), lr=0.01), world, precision="fp8")
+    batch = micro_batches(world.size)[world.rank]
+    engine.backward(lambda: engine.forward(batch).loss)
+    scales = engine.policy.fp8.scales
+    own = scales.maxima.view(torch.float32).amax(1)
+    engine.step(0.01)
+    return {"own": own, "history": scales.history.clone()}
+
+
 def main(directory: Path) -> dict:
     with distributed.joined() as world:
         poison = (1, world.size - 1)
@@ -88,6 +100,7 @@ def main(directory: Path) -> dict:
         result["gathered"] = engines.make(model(), AdamW([torch.nn.Parameter(torch.ones(1))]), world).gather(
             [world.rank, 10.0 * world.rank]
         )
+        result["fp8"] = eight_bits(world)
         options = {"steps": 6, "accumulate": 6 // world.size, "eval_every": 4, "save_every": 3}
         run = pretrain(pretraining_runs.config(directory / "data", directory / "run", **options), quiet=True)
     return result | {"steps": run.steps, "tokens": run.tokens}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .. import ops, rng
+from .. import fp8, ops, rng
 from ..config import BertConfig
 from ..errors import InputError
 from ..outputs import EncoderOutput
@@ -151,7 +151,7 @@ class BertEncoder(nn.Module):
             wanted = rows if number == len(self.layer) else None
             if recompute:
                 # Our dropout replays by its key; torch's generator is kept for what an adapter (LoRA) may draw.
-                x, probs = checkpoint(layer, x, layout, key, wanted, use_reentrant=False)
+                x, probs = checkpoint(layer, x, layout, key, wanted, use_reentrant=False, context_fn=fp8.contexts)
             else:
                 x, probs = layer(x, layout, key, wanted)
             attentions.append(probs)

@@ -17,6 +17,7 @@ from . import (  # noqa: F401
     _triton_cross_entropy,
     _triton_dropout,
     _triton_embedding,
+    _triton_fp8,
     _triton_gelu,
     _triton_layer_norm,
     _triton_linear,
@@ -35,6 +36,7 @@ from .encoder import LayerParameters, PackedEncoder, encoder, is_int8
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
+from .linear_fp8 import linear_fp8
 from .linear_int8 import linear_int8
 from .mlp import mlp
 from .packing import RoomPacking
@@ -58,6 +60,7 @@ __all__ = [
     "is_int8",
     "layer_norm",
     "linear",
+    "linear_fp8",
     "linear_int8",
     "mlp",
     "pack_int8",

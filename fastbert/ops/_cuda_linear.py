@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _native
+from .. import _native, fp8
 from . import _cpu, _cublaslt, _cuda, _dispatch
 from ._cublaslt import Epilogue, multiply
 
@@ -100,6 +100,8 @@ _mlp = _cpu.define(
 
 
 def _accepts_mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> str | None:
+    if fp8.site(weight1) is not None:
+        return "cuBLASLt's epilogues are for 16 bits, and this block is in 8"
     if approximate != "tanh":
         return f"cuBLASLt's GELU is the tanh one, got approximate={approximate!r}"
     return _why_not("mlp", x, weight1, bias1, weight2)

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from .. import fp8
 from ..rng import Dropout
-from . import _dispatch, _triton
+from . import _dispatch, _triton, _triton_fp8
 
 
 def _forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save):
@@ -107,4 +108,8 @@ def layer_norm(
 ) -> Tensor:
     tensors = (x, weight, bias, x_bias, residual)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    slot = fp8.output(weight)
+    if slot is not None and not slot.scales.cold:
+        random = _triton.random_arguments(dropout, x.device)
+        return _triton_fp8.layer_norm(x, weight, bias, eps, x_bias, residual, random, slot)
     return _layer_norm(x, weight, bias, eps, x_bias, residual, *_triton.random_arguments(dropout, x.device), save)[0]

@@ -12,12 +12,14 @@ from .encoder import encoder
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
+from .linear_fp8 import dequantize_fp8, linear_fp8, quantize_fp8
 from .linear_int8 import linear_int8
 
 __all__ = [
     "attention",
     "attention_padded",
     "cross_entropy",
+    "dequantize_fp8",
     "dropout",
     "embedding",
     "encoder",
@@ -25,6 +27,8 @@ __all__ = [
     "keep_mask",
     "layer_norm",
     "linear",
+    "linear_fp8",
     "linear_int8",
     "philox_4x32",
+    "quantize_fp8",
 ]

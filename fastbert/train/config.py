@@ -70,8 +70,9 @@ class PretrainConfig:
     """Adam's bias correction, which BERT's optimiser leaves out."""
     clip: float = 1.0
     """Largest norm of the gradient."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 scales the loss as it needs."""
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 scales the loss as it needs; fp8 is bf16 with
+    8-bit products in the encoder's dense layers (GPUs from Ada and Hopper on)."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Batches of one shape, filled up to token_budget, and each step one captured CUDA graph; auto = where that can be
     had. On a CPU, on has the batches and not the graph."""
@@ -153,7 +154,7 @@ class PretrainConfig:
             ("schedule", SCHEDULES),
             ("optimizer", ("adamw", "lamb")),
             ("lamb_variant", ("nvlamb", "apex", "clamped")),
-            ("precision", ("fp32", "bf16", "fp16")),
+            ("precision", ("fp32", "bf16", "fp16", "fp8")),
             ("position_embedding_type", ("absolute", "sinusoidal")),
             ("cuda_graph", ("auto", "on", "off")),
             ("last_layer", ("needed", "all")),

@@ -21,9 +21,8 @@ from ..optim.base import MasterWeightOptimizer
 from . import checkpoint
 from .distributed import World
 from .loss_scale import LossScale
+from .precision import Precision
 from .timing import StepTimer
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TrainingDiverged(FastbertError):
@@ -50,7 +49,8 @@ class LocalEngine:
     Args:
         model: trained in place.
         optimizer: over the model's parameters.
-        precision: "fp32"; or "bf16" or "fp16" for autocast on fp32 weights, fp16 with dynamic loss scaling.
+        precision: "fp32"; or "bf16" or "fp16" for autocast on fp32 weights, fp16 with dynamic loss scaling; or "fp8"
+            (`fastbert.train.precision`).
         clip: largest norm of the gradient.
         seed: of dropout.
         patience: that many skipped steps in a row end the training; in fp16 those alone count that a smaller loss scale
@@ -76,6 +76,7 @@ class LocalEngine:
         self.forward: Callable = model
         self.precision, self.clip, self.seed, self.patience = precision, clip, seed, patience
         self.device = next(model.parameters()).device
+        self.policy = Precision(precision, model, self.device)
         if self.device.type == "cpu":
             hardware.keep_freed_memory()
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -98,10 +99,12 @@ class LocalEngine:
         # How many steps were skipped, how many in a row without hope, and the most of those since the last look.
         self._counts = torch.zeros(3, dtype=torch.int64, device=self.device)
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager:
         """The precision policy, for a forward pass outside `backward` too."""
-        dtype = _AUTOCAST.get(self.precision)
-        return torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+        return self.policy.block()
+
+    # Makes each of some values (n,) on the device the largest of all ranks', in place; None where there is one rank.
+    _largest_of_ranks: Callable[[Tensor], object] | None = None
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
         """Runs a forward pass and adds its gradients; returns the loss, detached.
@@ -126,6 +129,7 @@ class LocalEngine:
     def leave_out(self) -> None:
         """Forgets the gradients of this step: no update."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.policy.end_step(self._largest_of_ranks)
 
     def step(self, lr: float) -> float | Tensor:
         """Clips, updates, clears the gradients; returns the norm before clipping, a tensor where it is on the device.
@@ -145,6 +149,7 @@ class LocalEngine:
         with self.timer.part("optimizer"):
             norm = float(clipped_step(self.optimizer, self.clip, grad_scale=float(self.scale.inverse)))
         self.optimizer.zero_grad(set_to_none=True)
+        self.policy.end_step(self._largest_of_ranks)
         hopeless = bool(self.scale.update(torch.tensor(math.isfinite(norm))))
         self.loss_scale = float(self.scale.scale)
         self._count(norm, hopeless)
@@ -171,6 +176,7 @@ class LocalEngine:
         skipped += (outcome.finite == 0).long()
         in_a_row.copy_((in_a_row + 1) * hopeless)
         most.copy_(torch.maximum(most, in_a_row))
+        self.policy.end_step(self._largest_of_ranks)
 
     def settle(self) -> None:
         """Waits for the device and brings counts back from it. Raises TrainingDiverged as `step` does."""
@@ -210,7 +216,7 @@ class LocalEngine:
         self.settle()
         tensors = {f"model.{name}": value.data for name, value in self.model.named_parameters()}
         more, numbers = checkpoint.optimizer_tensors(self.optimizer, list(self.model.named_parameters()))
-        return tensors | more, {"optimizer": numbers, **self._counters()}
+        return tensors | more | self.policy.state(), {"optimizer": numbers, **self._counters()}
 
     def _counters(self) -> dict:
         scale = {"loss_scale": self.scale.state()} if self.scale.enabled else {}
@@ -249,6 +255,7 @@ class LocalEngine:
                     )
                 value.copy_(saved)
         checkpoint.restore_optimizer(self.optimizer, list(self.model.named_parameters()), tensors, state["optimizer"])
+        self.policy.restore(path, tensors)
         self._restore_counters(state)
 
     def _restore_counters(self, state: dict) -> None:

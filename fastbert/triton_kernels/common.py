@@ -43,3 +43,22 @@ def rows_per_program(rows: int, programs: int = 528) -> int:
 def empty_rng(x: torch.Tensor) -> torch.Tensor:
     """What a kernel without dropout takes in the place of the random state."""
     return x.new_empty(0, dtype=torch.int64)
+
+
+@triton.jit
+def to_fp8(x, scale, LIMIT: tl.constexpr, KIND: tl.constexpr):
+    """x fp32 times scale in 8 bits; what is too large is clipped, what is not finite becomes NaN."""
+    clipped = tl.minimum(tl.maximum(x * scale, -LIMIT), LIMIT)
+    return tl.where(tl.abs(x) < float("inf"), clipped, float("nan")).to(KIND)
+
+
+@triton.jit
+def note_largest(maxima_ptr, x, LANES: tl.constexpr):
+    """Notes the largest magnitude of a tile for the scales of later steps (fastbert.fp8).
+
+    A maximum of integers is the same in any order: these atomics cost no repeatability. The bits of floats above zero
+    are ordered as these are.
+    """
+    largest = tl.max(tl.max(tl.abs(x), 1), 0)
+    lane = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) % LANES
+    tl.atomic_max(maxima_ptr + lane, largest.to(tl.int32, bitcast=True), sem="relaxed")

@@ -4,7 +4,8 @@
     g = dout weight;  dz = rstd (g - mean(g) - zhat mean(g zhat));  dresidual = dz;  dx = dropout(dz), the same bits
     dweight = sum dout zhat;  dbias = sum dout;  dx_bias = sum dx
 
-Forward reads x and residual and writes out and, for training, z: eight bytes an element in bf16. Backward reads dout
+Forward reads x and residual and writes out and, for training, z: eight bytes an element in bf16; with a slot
+(fastbert.fp8) also the 8 bits of out that the next products take. Backward reads dout
 and z and writes dx and, under dropout, dresidual. A row is one tile: its sums never leave the program. The sums over
 rows go into one partial row a program, which a second kernel adds up: no atomics, the same bits every time.
 """
@@ -16,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import empty_rng, keep_bits, next_power_of_2, rows_per_program
+from ..fp8 import LANES, LARGEST, Slot
+from .common import empty_rng, keep_bits, next_power_of_2, note_largest, rows_per_program, to_fp8
 
 # Warps by the width of a row's tile; not measured on a GPU yet.
 _WARPS = {1024: 4, 2048: 8, 4096: 8, 8192: 16}
@@ -38,6 +40,9 @@ def _layer_norm_fwd_kernel(
     mean_ptr,  # (M) fp32
     rstd_ptr,  # (M) fp32
     rng_ptr,  # (2) int64: seed, offset
+    data_ptr,  # (M, N) 8 bits of out
+    slot_scale_ptr,  # (1)
+    maxima_ptr,  # (LANES) int32
     N,
     eps,
     site,
@@ -47,6 +52,8 @@ def _layer_norm_fwd_kernel(
     HAS_RESIDUAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
     SAVE_SUM: tl.constexpr,
+    LIMIT: tl.constexpr,
+    LANES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -70,8 +77,13 @@ def _layer_norm_fwd_kernel(
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / N + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    out = centred * rstd[:, None] * weight + bias
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+    out = (centred * rstd[:, None] * weight + bias).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, out, mask=inside)
+    if LIMIT > 0:
+        wide = out.to(tl.float32)
+        note_largest(maxima_ptr, wide, LANES)
+        data = to_fp8(wide, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
+        tl.store(data_ptr + at, data, mask=inside)
     one = tl.arange(0, 1)
     tl.store(mean_ptr + row + one, mean)
     tl.store(rstd_ptr + row + one, rstd)
@@ -166,26 +178,32 @@ def sum_rows(partial: Tensor) -> Tensor:
     return out
 
 
-def layer_norm_forward(x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save):
-    """x, residual (M, N) contiguous -> out, z or empty, mean, rstd."""
+def layer_norm_forward(
+    x, weight, bias, eps, x_bias, residual, rng, site, threshold, scale, save, slot: Slot | None = None
+):
+    """x, residual (M, N) contiguous -> out, z or empty, mean, rstd; with a slot also the 8 bits of out."""
     rows, columns = x.shape
     out = torch.empty_like(x)
     total = torch.empty_like(x) if save else x.new_empty(0)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
+    data = [] if slot is None else [x.new_empty(rows, columns, dtype=slot.kind)]
+    casts = (out, mean, mean) if slot is None else (*data, slot.scale, slot.maxima)
     block = next_power_of_2(max(columns, 8))
     if rows:
         _layer_norm_fwd_kernel[(rows,)](
             *(x, x if x_bias is None else x_bias, x if residual is None else residual, weight, bias),
-            *(out, total, mean, rstd, empty_rng(x) if rng is None else rng),
+            *(out, total, mean, rstd, empty_rng(x) if rng is None else rng, *casts),
             *(columns, eps, site, threshold, scale),
             HAS_X_BIAS=x_bias is not None,
             HAS_RESIDUAL=residual is not None,
             HAS_DROPOUT=rng is not None,
             SAVE_SUM=save,
+            LIMIT=0.0 if slot is None else LARGEST[slot.kind],
+            LANES=LANES,
             BLOCK_N=block,
             num_warps=warps(block),
         )
-    return out, total, mean, rstd
+    return out, total, mean, rstd, *data
 
 
 def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias):

@@ -62,6 +62,14 @@ def test_every_rank_learns_all_values(runs):
     assert all(result["gathered"] == [[r, 10.0 * r] for r in range(size)] for result in runs[0])
 
 
+def test_ranks_have_the_8_bit_scales_of_all(runs):
+    """Each has other tokens, and so other largest values; what the first rank saves holds for all."""
+    own, history = (torch.stack([result["fp8"][name] for result in runs[0]]) for name in ("own", "history"))
+    assert (own != own[0]).any()
+    assert (history == history[0]).all()
+    assert torch.equal(history[0, :, 0], own.amax(0))
+
+
 def test_pretraining_is_that_of_one_process_with_as_many_micro_batches(runs, tmp_path):
     results, directory = runs
     options = {"steps": 6, "accumulate": 6, "eval_every": 4, "save_every": 3}

@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from fastbert import fp8
 from fastbert.triton_kernels import attention, attention_backward, cross_entropy, dropout, gelu, layer_norm, optimizer
 from fastbert.triton_kernels import embedding as embedding_kernels
 
@@ -32,9 +33,9 @@ _INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_inde
 }
 _FLOATS = {"eps", "scale", "keep_scale", "softmax_scale", "max_norm", "most_norm"}
 _FP32 = {"mean", "rstd", "partial", "lse", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
-_FP32 |= {"rates", "control", "squares", "trusts", "lr", "grad_scale"}
+_FP32 |= {"slot_scale", "rates", "control", "squares", "trusts", "lr", "grad_scale"}
 _INT64 = {"rng", "labels", "ids", "types", "order", "places"}
-_OTHERS = {"cu_seqlens": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64"}
+_OTHERS = {"cu_seqlens": "i32", "maxima": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64"}
 
 
 @dataclass
@@ -59,10 +60,17 @@ class Resources:
 
 def settings(dtype: str = "bf16"):
     """(name, kernel, dtype of the activations, constexprs, options) of every launch that ships."""
+    plain = {"LIMIT": 0.0, "LANES": fp8.LANES}  # nothing in 8 bits
     for block in (256, 1024, 4096):
         flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "BLOCK_N": block}
         launch = {"num_warps": layer_norm.warps(block)}
-        yield f"layer_norm_fwd {block}", layer_norm._layer_norm_fwd_kernel, dtype, {**flags, "SAVE_SUM": True}, launch
+        yield (
+            f"layer_norm_fwd {block}",
+            layer_norm._layer_norm_fwd_kernel,
+            dtype,
+            {**flags, "SAVE_SUM": True, **plain},
+            launch,
+        )
         yield f"layer_norm_bwd {block}", layer_norm._layer_norm_bwd_kernel, dtype, flags, launch
     yield "sum_rows", layer_norm.sum_rows_kernel, dtype, {"BLOCK_M": 32, "BLOCK_N": 64}, {}
     for tanh in (False, True):

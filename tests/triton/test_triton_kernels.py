@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 
+import interpreter
 import pytest
 import torch
 from close import assert_close
@@ -29,22 +30,8 @@ DROPOUT = Dropout(p=0.3, seed=(0x9234 << 48) + 99, offset=7, site=3)
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch):
-    """A masked load without ``other`` gives whatever is there on a GPU; the interpreter's zeros would hide it."""
-    if not INTERPRETING:
-        return
-    import numpy as np
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
-
-    load = InterpreterBuilder.create_masked_load
-
-    def poisoned(self, ptrs, mask, other, *options):
-        if other is None:
-            kind = _get_np_dtype(ptrs.get_element_ty())
-            value = np.nan if np.issubdtype(kind, np.floating) else np.iinfo(kind).max
-            other = TensorHandle(np.full_like(ptrs.data, value, dtype=kind), ptrs.get_element_ty())
-        return load(self, ptrs, mask, other, *options)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", poisoned)
+    if INTERPRETING:
+        interpreter.poison(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,9 @@ class DDPEngine(LocalEngine):
         with nullcontext() if last else self.forward.no_sync():
             return super().backward(compute_loss, last)
 
+    def _largest_of_ranks(self, values: Tensor) -> None:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+
     def reduce(self, values: Sequence[float]) -> list[float]:
         with self.timer.part("communication"):
             return distributed.total(values)

@@ -23,6 +23,8 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
         InputError: the file is no configuration, contradicts an option, or names an optimiser or a scheduler, which
             are the run's.
     """
+    if precision == "fp8":
+        raise InputError("precision fp8 does not go with DeepSpeed, which keeps the weights themselves in 16 bits")
     given = {"zero_optimization": _stage(options)} if options.file is None else _read(options.file)
     where = options.file or "zero"
     for section in ("optimizer", "scheduler"):

@@ -1,0 +1,185 @@
+"""Dense layer whose three products multiply 8-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import fp8, reference
+from ..errors import InputError
+from . import _dispatch, _triton
+
+
+@dataclass(frozen=True)
+class Casts:
+    """How a backend makes 8 bits of tensors. All note the largest magnitude in the slot and cast by its scale.
+
+    Attributes:
+        cast: (x (M, K), slot) -> (M, K).
+        cast_weight: (weight (N, K), slot, out or None) -> (N, K), (K, N), into ``out`` where that is given.
+        cast_gradient: (dout (M, N), slot, sums) -> (M, N), its transpose (N, M'), and its sum over rows (N,) float32
+            or None; M' is M rounded up to `fp8.ALIGNMENT`, the products' unit, and zeros fill it up.
+        transpose: 8 bits (M, K) -> (K, M').
+    """
+
+    cast: Callable[[Tensor, fp8.Slot], Tensor]
+    cast_weight: Callable[[Tensor, fp8.Slot, tuple[Tensor, Tensor] | None], tuple[Tensor, Tensor]]
+    cast_gradient: Callable[[Tensor, fp8.Slot, bool], tuple[Tensor, Tensor, Tensor | None]]
+    transpose: Callable[[Tensor], Tensor]
+
+
+def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> Tensor:
+    """x' W'^T + b; backward is dx = dy' W' and dW = dy'^T x', with x' and W' in e4m3 and dy' in e5m2.
+
+    x comes with its 8 bits where its maker has left them (`fp8.attach`); others find those that were made here.
+
+    Args:
+        x: (..., K) floating.
+        weight: (N, K), that of ``site``; its 8 bits are made once for each of its versions.
+        bias: (N,) or None.
+        site: the scales, in which the largest magnitudes of x, W and dy are noted.
+
+    Returns:
+        (..., N) in the dtype that autocast gives to products, else in that of x. For backward it keeps x' alone, a byte
+        an element.
+
+    Raises:
+        InputError: sizes that are no multiples of 16, or another layer's site.
+
+    Ref:
+        Micikevicius et al. 2022, "FP8 formats for deep learning".
+    """
+    if weight is not site.weight:
+        raise InputError("linear_fp8 must get the weight that its site was made for, got another")
+    if x.shape[-1] != weight.shape[1] or any(size % fp8.ALIGNMENT for size in weight.shape):
+        raise InputError(
+            f"linear_fp8 takes a weight (N, K) of multiples of {fp8.ALIGNMENT} and x (..., K), "
+            f"got {tuple(weight.shape)} and {tuple(x.shape)}"
+        )
+    return _dispatch.call("linear_fp8", x, weight, bias, site)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Of what a product gives: autocast's, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, bias=None, quick=False):
+    """a (M, K) times the transpose of b (N, K), both in 8 bits, -> (M, N).
+
+    Args:
+        scale_a, scale_b: (1,) float32, what the 8 bits are multiplied by.
+        bias: (N,), added in the product.
+        quick: let a GPU add up in fewer bits; for the forward pass, whose results are rounded to 8 bits soon after.
+    """
+    if not a.numel():
+        return torch.zeros(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+    # In float32 the library has no place for a bias.
+    inside = None if bias is None or dtype == torch.float32 else bias.to(dtype)
+    out = torch._scaled_mm(a, b.t(), scale_a, scale_b, bias=inside, out_dtype=dtype, use_fast_accum=quick)
+    return out if bias is None or inside is not None else out.add_(bias)
+
+
+def eight_bits(x: Tensor, rows: Tensor, slot: fp8.Slot, casts: Casts) -> Tensor:
+    """Those of x (..., K), as ``rows`` (M, K): its maker's, or an earlier reader's, or new ones."""
+    data = fp8.attached(x)
+    if data is None:
+        data = casts.cast(rows.detach(), slot)
+        fp8.attach(x, data)
+    return data
+
+
+def transposed(data: Tensor, casts: Casts) -> Tensor:
+    """The transpose of 8 bits, made once for all who keep these."""
+    found = getattr(data, "fastbert_transposed", None)
+    if found is None:
+        found = data.fastbert_transposed = casts.transpose(data)
+    return found
+
+
+class _LinearFp8(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, data, site, casts, dtype):
+        own, across = site.copies(casts.cast_weight)
+        ctx.save_for_backward(data, across)
+        ctx.site, ctx.casts, ctx.dtypes = site, casts, (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        out = multiply(data, own, site.x.inverse, site.own.inverse, dtype, bias, quick=True)
+        return out.view(*x.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx, dout):
+        data, across = ctx.saved_tensors
+        site, casts, (x_dtype, weight_dtype, bias_dtype) = ctx.site, ctx.casts, ctx.dtypes
+        g, g_across, sums = casts.cast_gradient(_triton.flat(dout), site.grad, bias_dtype is not None)
+        dx = dweight = None
+        if ctx.needs_input_grad[0]:
+            dx = multiply(g, across, site.grad.inverse, site.own.inverse, dout.dtype)
+            dx = dx.to(x_dtype).view(*dout.shape[:-1], across.shape[0])
+        if ctx.needs_input_grad[1]:
+            x_across = transposed(data, casts)
+            dweight = multiply(g_across, x_across, site.grad.inverse, site.x.inverse, torch.float32).to(weight_dtype)
+        return dx, dweight, None if sums is None else sums.to(bias_dtype), None, None, None, None
+
+
+def apply(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site, casts: Casts) -> Tensor:
+    """`linear_fp8` by one backend's casts and torch's scaled product."""
+    data = eight_bits(x, _triton.flat(x), site.x, casts)
+    return _LinearFp8.apply(x, weight, bias, data, site, casts, product_dtype(x))
+
+
+@_dispatch.register("linear_fp8", "reference")
+def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> Tensor:
+    for tensor, slot in ((x, site.x), (weight, site.own)):
+        slot.note(tensor.detach())
+    out = reference.linear_fp8(x, weight, bias, site.x.scale, site.own.scale, site.grad.scale, product_dtype(x))
+    if out.requires_grad:
+        out.register_hook(site.grad.note)  # before the gradient is rounded
+    return out
+
+
+# --- on a CPU, by torch's own functions ---
+
+
+def _cast(x: Tensor, slot: fp8.Slot) -> Tensor:
+    slot.note(x)
+    return reference.quantize_fp8(x, slot.scale, slot.kind)
+
+
+def _cast_weight(weight: Tensor, slot: fp8.Slot, out: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    data = _cast(weight, slot)
+    if out is None:
+        return data, data.t().contiguous()
+    for target, source in zip(out, (data, data.t()), strict=True):
+        target.copy_(source)
+    return out
+
+
+def _cast_gradient(dout: Tensor, slot: fp8.Slot, sums: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    data = _cast(dout, slot)
+    return data, _transpose(data), dout.sum(0, dtype=torch.float32) if sums else None
+
+
+def _transpose(data: Tensor) -> Tensor:
+    rows, columns = data.shape
+    out = torch.zeros(columns, -(-rows // fp8.ALIGNMENT) * fp8.ALIGNMENT, dtype=data.dtype, device=data.device)
+    out[:, :rows].copy_(data.t())
+    return out
+
+
+_CASTS = Casts(_cast, _cast_weight, _cast_gradient, _transpose)
+
+
+def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> str | None:
+    devices = {t.device.type for t in (x, weight)}
+    if devices != {"cpu"}:
+        return f"this path takes CPU tensors, got some on {sorted(devices)}"
+    return None if x.is_floating_point() and x.dtype != torch.float64 else f"it takes at most float32, got {x.dtype}"
+
+
+@_dispatch.register("linear_fp8", "cpu", accepts=_accepts)
+def _cpu(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> Tensor:
+    return apply(x, weight, bias, site, _CASTS)

@@ -1,0 +1,238 @@
+"""Tensors in 8-bit floats (fastbert.fp8): cast, transposed, and written by the GELU that makes them.
+
+    data = x scale in e4m3 or e5m2;  across = data transposed, for products take both operands by rows of what is summed
+
+A cast reads two bytes an element and writes one, or two with the transpose; GELU forward and backward write theirs in
+place of 16 bits, so that nothing between the two products of a feed-forward block is ever there in 16 bits but the
+GELU's input. Rows of ``across`` are filled up with zeros to whole 16 bytes. What is cast is the result rounded to the
+dtype of the input: the bits are those of a cast after the plain op.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..fp8 import ALIGNMENT, LANES, LARGEST, Slot
+from .common import note_largest, to_fp8
+from .gelu import _gelu, _gelu_slope
+from .layer_norm import sum_rows
+
+# A square tile of bytes: 64 of them are two sectors of memory, along rows and across them. Not measured on a GPU yet.
+BLOCK = 64
+
+
+@triton.jit
+def _place(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rows (BLOCK_M, 1) and columns (1, BLOCK_N) of this program's tile."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    return rows, tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
+def _store_across(across_ptr, data, rows, columns, N, M_up):
+    """A tile of zeros beyond the last row goes to the transpose too, as far as its rows are filled up."""
+    at = tl.trans(columns).to(tl.int64) * M_up + tl.trans(rows)
+    tl.store(across_ptr + at, tl.trans(data), mask=(tl.trans(columns) < N) & (tl.trans(rows) < M_up))
+
+
+@triton.jit
+def _cast_kernel(
+    x_ptr,  # (M, N)
+    data_ptr,  # (M, N) 8 bits
+    across_ptr,  # (N, M_up) 8 bits
+    partial_ptr,  # (row blocks, N) fp32
+    slot_scale_ptr,  # (1)
+    maxima_ptr,  # (LANES) int32
+    M,
+    N,
+    M_up,
+    LIMIT: tl.constexpr,
+    ACROSS: tl.constexpr,
+    HAS_SUM: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    rows, columns = _place(BLOCK_M, BLOCK_N)
+    inside = (rows < M) & (columns < N)
+    x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
+    note_largest(maxima_ptr, x, LANES)
+    data = to_fp8(x, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
+    tl.store(data_ptr + rows * N + columns, data, mask=inside)
+    if ACROSS:
+        _store_across(across_ptr, data, rows, columns, N, M_up)
+    if HAS_SUM:
+        sums = tl.sum(x, 0)[None, :]
+        tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + columns, sums, mask=columns < N)
+
+
+@triton.jit
+def _transpose_kernel(
+    data_ptr,  # (M, N) 8 bits
+    across_ptr,  # (N, M_up)
+    M,
+    N,
+    M_up,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    rows, columns = _place(BLOCK_M, BLOCK_N)
+    data = tl.load(data_ptr + rows * N + columns, mask=(rows < M) & (columns < N), other=0)
+    _store_across(across_ptr, data, rows, columns, N, M_up)
+
+
+@triton.jit
+def _gelu_cast_kernel(
+    x_ptr,  # (M, N)
+    bias_ptr,  # (N)
+    data_ptr,  # (M, N) 8 bits
+    across_ptr,  # (N, M_up) 8 bits
+    slot_scale_ptr,
+    maxima_ptr,
+    M,
+    N,
+    M_up,
+    TANH: tl.constexpr,
+    LIMIT: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    rows, columns = _place(BLOCK_M, BLOCK_N)
+    inside = (rows < M) & (columns < N)
+    x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    # Rows past the end hold the bias alone by now.
+    hidden = tl.where(inside, _gelu(x, TANH), 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
+    note_largest(maxima_ptr, hidden, LANES)
+    data = to_fp8(hidden, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
+    tl.store(data_ptr + rows * N + columns, data, mask=inside)
+    _store_across(across_ptr, data, rows, columns, N, M_up)
+
+
+@triton.jit
+def _gelu_bwd_cast_kernel(
+    dout_ptr,  # (M, N)
+    x_ptr,  # (M, N)
+    bias_ptr,  # (N)
+    data_ptr,  # (M, N) 8 bits, the gradient of x
+    across_ptr,  # (N, M_up) 8 bits
+    partial_ptr,  # (row blocks, N) fp32
+    slot_scale_ptr,
+    maxima_ptr,
+    M,
+    N,
+    M_up,
+    TANH: tl.constexpr,
+    LIMIT: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    rows, columns = _place(BLOCK_M, BLOCK_N)
+    inside = (rows < M) & (columns < N)
+    x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
+    dout = tl.load(dout_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
+    dx = dout * _gelu_slope(x, TANH)
+    sums = tl.sum(dx, 0)[None, :]
+    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + columns, sums, mask=columns < N)
+    dx = dx.to(x_ptr.dtype.element_ty).to(tl.float32)
+    note_largest(maxima_ptr, dx, LANES)
+    data = to_fp8(dx, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
+    tl.store(data_ptr + rows * N + columns, data, mask=inside)
+    _store_across(across_ptr, data, rows, columns, N, M_up)
+
+
+def _grid(rows: int, columns: int) -> tuple[int, int]:
+    return triton.cdiv(rows, BLOCK), triton.cdiv(columns, BLOCK)
+
+
+def _up(rows: int) -> int:
+    return triton.cdiv(rows, ALIGNMENT) * ALIGNMENT
+
+
+def _outputs(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """For x (M, N): (M, N) and (N, M_up)."""
+    rows, columns = x.shape
+    return x.new_empty(rows, columns, dtype=kind), x.new_empty(columns, _up(rows), dtype=kind)
+
+
+def cast(
+    x: Tensor, slot: Slot, *, across: bool = False, sums: bool = False, out: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """x (M, N) contiguous -> its 8 bits; where asked for, their transpose and the sum of x over rows (N,) fp32."""
+    rows, columns = x.shape
+    if out is not None:
+        data, turned = out
+    elif across:
+        data, turned = _outputs(x, slot.kind)
+    else:
+        data, turned = x.new_empty(rows, columns, dtype=slot.kind), None
+    blocks = triton.cdiv(rows, BLOCK)
+    partial = torch.empty(blocks, columns if sums else 0, dtype=torch.float32, device=x.device)
+    if rows:
+        _cast_kernel[_grid(rows, columns)](
+            *(x, data, data if turned is None else turned, partial, slot.scale, slot.maxima),
+            *(rows, columns, _up(rows)),
+            LIMIT=LARGEST[slot.kind],
+            ACROSS=turned is not None,
+            HAS_SUM=sums,
+            LANES=LANES,
+            BLOCK_M=BLOCK,
+            BLOCK_N=BLOCK,
+            num_warps=4,
+        )
+    return data, turned, sum_rows(partial) if sums else None
+
+
+def transpose(data: Tensor) -> Tensor:
+    """8 bits (M, N) -> (N, M_up)."""
+    rows, columns = data.shape
+    across = data.new_empty(columns, _up(rows))
+    if rows:
+        _transpose_kernel[_grid(rows, columns)](
+            *(data.view(torch.uint8), across.view(torch.uint8), rows, columns, _up(rows)),
+            BLOCK_M=BLOCK,
+            BLOCK_N=BLOCK,
+            num_warps=4,
+        )
+    return across
+
+
+def gelu_cast(x: Tensor, bias: Tensor, tanh: bool, slot: Slot) -> tuple[Tensor, Tensor]:
+    """8 bits of gelu(x + bias), (M, N), and their transpose."""
+    rows, columns = x.shape
+    data, across = _outputs(x, slot.kind)
+    if rows:
+        _gelu_cast_kernel[_grid(rows, columns)](
+            *(x, bias, data, across, slot.scale, slot.maxima, rows, columns, _up(rows)),
+            TANH=tanh,
+            LIMIT=LARGEST[slot.kind],
+            LANES=LANES,
+            BLOCK_M=BLOCK,
+            BLOCK_N=BLOCK,
+            num_warps=4,
+        )
+    return data, across
+
+
+def gelu_backward_cast(dout: Tensor, x: Tensor, bias: Tensor, tanh: bool, slot: Slot) -> tuple[Tensor, Tensor, Tensor]:
+    """8 bits of the gradient of x (M, N), their transpose, and the gradient of the bias (N,) fp32."""
+    rows, columns = x.shape
+    data, across = _outputs(x, slot.kind)
+    partial = torch.empty(triton.cdiv(rows, BLOCK), columns, dtype=torch.float32, device=x.device)
+    if rows:
+        _gelu_bwd_cast_kernel[_grid(rows, columns)](
+            *(dout, x, bias, data, across, partial, slot.scale, slot.maxima, rows, columns, _up(rows)),
+            TANH=tanh,
+            LIMIT=LARGEST[slot.kind],
+            LANES=LANES,
+            BLOCK_M=BLOCK,
+            BLOCK_N=BLOCK,
+            num_warps=4,
+        )
+    return data, across, sum_rows(partial)

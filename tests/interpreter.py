@@ -1,0 +1,41 @@
+"""Triton's interpreter as a GPU would be: memory that nobody wrote holds rubbish, and casts round."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def poison(monkeypatch) -> None:
+    """A masked load without ``other`` gives whatever is there on a GPU; the interpreter's zeros would hide it."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
+
+    load = InterpreterBuilder.create_masked_load
+
+    def poisoned(self, ptrs, mask, other, *options):
+        if other is None:
+            kind = _get_np_dtype(ptrs.get_element_ty())
+            value = np.nan if np.issubdtype(kind, np.floating) else np.iinfo(kind).max
+            other = TensorHandle(np.full_like(ptrs.data, value, dtype=kind), ptrs.get_element_ty())
+        return load(self, ptrs, mask, other, *options)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", poisoned)
+
+
+def round_casts(monkeypatch) -> None:
+    """The interpreter's own casts from float32 to fewer bits cut off, or lose what a rounding carries into the
+    exponent; a GPU's round to nearest, ties to even, as torch's."""
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+    narrow = {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+
+    def rounding(data, source, target, mode):
+        kind = narrow.get(str(target))
+        if str(source) != "fp32" or kind is None:
+            return convert(data, source, target, mode)
+        values = torch.from_numpy(np.ascontiguousarray(data).view(np.float32).copy())
+        bits = values.to(kind).view(torch.int16 if kind is torch.bfloat16 else torch.uint8).numpy()
+        return bits.view(f"uint{8 * bits.itemsize}").reshape(data.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounding)

@@ -1,0 +1,166 @@
+"""The Triton kernels that write 8-bit floats: the bits of a cast after the plain op, and what products make of them."""
+
+from __future__ import annotations
+
+import os
+
+import interpreter
+import pytest
+import torch
+from close import assert_close
+
+from fastbert import fp8, ops, reference
+from fastbert.rng import Dropout
+
+pytest.importorskip("triton")
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETING and (not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9)):
+    pytest.skip("needs TRITON_INTERPRET=1 or a GPU with 8-bit products", allow_module_level=True)
+
+DEVICE = "cpu" if INTERPRETING else "cuda"
+DROPOUT = Dropout(p=0.3, seed=99, offset=7, site=3)
+SHAPES = [(5, 16), (70, 48), (64, 128), (1, 16)]
+
+
+@pytest.fixture(autouse=True)
+def triton(monkeypatch):
+    """Casts that round, rubbish in what nobody wrote; no other backend."""
+    if INTERPRETING:
+        interpreter.poison(monkeypatch)
+        interpreter.round_casts(monkeypatch)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(0)
+    with ops.backend("triton"):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+def slot_of(kind: torch.dtype, largest: float) -> fp8.Slot:
+    """One whose last step had this value as its largest."""
+    scales = fp8.Scales([kind], torch.device(DEVICE))
+    slot = scales.slot(0)
+    slot.note(torch.tensor([largest], device=DEVICE))
+    scales.end_step()
+    return slot
+
+
+def noted(slot: fp8.Slot) -> float:
+    return float(slot.maxima.view(torch.float32).max())
+
+
+def up(rows: int) -> int:
+    return -(-rows // 16) * 16
+
+
+def check_across(across: torch.Tensor, data: torch.Tensor) -> None:
+    """The transpose, filled up with zeros."""
+    rows, columns = data.shape
+    assert across.shape == (columns, up(rows))
+    assert torch.equal(across[:, :rows].float(), data.t().float())
+    assert not across[:, rows:].float().any()
+
+
+@pytest.mark.parametrize("kind", [fp8.E4M3, fp8.E5M2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cast(kind, dtype, shape):
+    from fastbert.triton_kernels import fp8 as kernels
+
+    x = (torch.randn(shape) * torch.exp(3 * torch.randn(shape))).to(DEVICE, dtype)
+    slot = slot_of(kind, float(x.abs().max()) / 4)  # what is larger is clipped
+    data, across, sums = kernels.cast(x, slot, across=True, sums=True)
+    expected = reference.quantize_fp8(x, slot.scale, kind)
+    assert torch.equal(data.float(), expected.float())
+    check_across(across, data)
+    assert noted(slot) == float(x.abs().max())
+    assert_close(sums, x.double().sum(0), x.float().sum(0), gradient=True)
+    again = kernels.cast(x, slot)
+    assert torch.equal(again[0].float(), data.float())
+    assert again[1:] == (None, None)
+    check_across(kernels.transpose(data), data)
+
+
+def test_what_is_not_finite_stays_so():
+    from fastbert.triton_kernels import fp8 as kernels
+
+    x = torch.ones(16, 16, device=DEVICE)
+    x[3, 4], x[5, 6] = float("inf"), float("nan")
+    data = kernels.cast(x, slot_of(fp8.E4M3, 1.0))[0].float()
+    assert data.isnan().nonzero().tolist() == [[3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gelu(tanh, shape):
+    """The bits of GELU, then cast, forward and backward."""
+    from fastbert.triton_kernels import fp8 as kernels
+    from fastbert.triton_kernels import gelu
+
+    x, dout = (torch.randn(shape, device=DEVICE).bfloat16() for _ in range(2))
+    bias = torch.randn(shape[1], device=DEVICE) * 3
+    slot, twin = slot_of(fp8.E4M3, 2.0), slot_of(fp8.E4M3, 2.0)
+    data, across = kernels.gelu_cast(x, bias, tanh, slot)
+    plain = gelu.gelu_forward(x, bias, tanh)
+    assert torch.equal(data.float(), kernels.cast(plain, twin)[0].float())
+    assert noted(slot) == noted(twin) == float(plain.abs().max())
+    check_across(across, data)
+    slot, twin = slot_of(fp8.E5M2, 2.0), slot_of(fp8.E5M2, 2.0)
+    data, across, dbias = kernels.gelu_backward_cast(dout, x, bias, tanh, slot)
+    dx, expected = gelu.gelu_backward(dout, x, bias, tanh)
+    assert torch.equal(data.float(), kernels.cast(dx, twin)[0].float())
+    assert noted(slot) == noted(twin) == float(dx.abs().max())
+    check_across(across, data)
+    torch.testing.assert_close(dbias, expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (3, 48), (2, 13)])
+def test_layer_norm(shape):
+    """The bits of LayerNorm, then cast; the gradients are LayerNorm's."""
+    columns = shape[1]
+    leaves = [torch.randn(size, device=DEVICE) for size in (shape, (columns,), (columns,), (columns,), shape)]
+    twins = [leaf.clone().requires_grad_() for leaf in leaves]
+    x, weight, bias, x_bias, residual = (leaf.requires_grad_() for leaf in leaves)
+    slot = slot_of(fp8.E4M3, 2.0)
+    policy = fp8.Policy(slot.scales, [], [(weight, slot)])
+    with fp8.use(policy):
+        out = ops.layer_norm(x, weight, bias, 1e-5, x_bias=x_bias, residual=residual, dropout=DROPOUT)
+        with torch.no_grad():
+            assert fp8.attached(ops.layer_norm(x, weight, bias, 1e-5)) is None
+    plain = ops.layer_norm(*twins[:3], 1e-5, x_bias=twins[3], residual=twins[4], dropout=DROPOUT)
+    assert fp8.attached(plain) is None
+    assert torch.equal(out, plain)
+    expected = reference.quantize_fp8(out.detach(), slot.scale, fp8.E4M3)
+    assert torch.equal(fp8.attached(out).float(), expected.float())
+    assert noted(slot) == float(out.detach().abs().max())
+    dout = torch.randn(shape, device=DEVICE)
+    out.backward(dout)
+    plain.backward(dout)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(leaves, twins, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "columns", "features"), [(5, 16, 32), (33, 48, 16)])
+def test_linear(rows, columns, features):
+    """Against the fp64 reference by the one tolerance rule; twice to the same bits."""
+    leaves = [torch.randn(rows, columns), torch.randn(features, columns), torch.randn(features)]
+    leaves = [leaf.to(DEVICE) for leaf in leaves]
+    dout = (torch.randn(rows, features) * 1e-4).to(DEVICE)
+    scales = fp8.Scales([fp8.E4M3, fp8.E4M3, fp8.E5M2], torch.device(DEVICE))
+    slots = [scales.slot(i) for i in range(3)]
+
+    def run(function, kind):
+        given = [leaf.detach().to(kind).requires_grad_() for leaf in leaves]
+        out = function(*given)
+        out.backward(dout.to(out.dtype))
+        return [out.detach(), *(leaf.grad for leaf in given)]
+
+    def ours(x, weight, bias):
+        return ops.linear_fp8(x, weight, bias, fp8.Site(weight, *slots))
+
+    def truth(x, weight, bias):
+        return reference.linear_fp8(x, weight, bias, *(slot.scale for slot in slots))
+
+    got, again = run(ours, torch.float32), run(ours, torch.float32)  # the first step, which measures
+    true, same = run(truth, torch.float64), run(truth, torch.float32)
+    for i, (g, a, t, s) in enumerate(zip(got, again, true, same, strict=True)):
+        assert torch.equal(g, a)
+        assert_close(g, t, s, gradient=i > 0, what=f"result {i}")
