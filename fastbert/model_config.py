@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from .errors import InputError
+from .files import whole
 
 _MAX_CONFIG_BYTES = 16 << 20
 
@@ -172,12 +173,9 @@ class ModelConfig:
 
     def save_pretrained(self, directory: str | os.PathLike) -> Path:
         """Writes config.json into a directory, which is made if need be, and returns its path."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / "config.json"
-        partial = directory / f"config.json.tmp-{os.getpid()}"
-        partial.write_text(self.to_json_string(), encoding="utf-8")
-        os.replace(partial, path)
+        path = Path(directory) / "config.json"
+        with whole(path) as temporary:
+            temporary.write_text(self.to_json_string(), encoding="utf-8")
         return path
 
     def to_json_string(self) -> str:

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from .files import whole
+
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
 h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; }
@@ -86,7 +88,6 @@ class HtmlReport:
             + "\n".join(self._parts)
             + "\n</body></html>\n"
         )
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, path)
+        with whole(path) as temporary:
+            temporary.write_text(page, encoding="utf-8")
         return path

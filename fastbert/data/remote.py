@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError, InputError
+from ..files import whole
 from .manifest import FILE_NAME, Manifest, check_file
 
 _MAX_MANIFEST_BYTES = 256 << 20
@@ -192,14 +193,11 @@ def _file_system(url: str):
 
 
 def _put(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with whole(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
         raise DataError(f"{path}: expected to write {len(content)} bytes, got: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _said(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..errors import InputError
+from ..files import whole
 from .manifest import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -153,12 +153,11 @@ def save_vocab(tokenizer: Tokenizer, path: str | Path) -> list[Path]:
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file whole or not at all."""
-    part, content = path.with_name(path.name + ".part"), text.encode("utf-8")
+    content = text.encode("utf-8")
     try:
-        part.write_bytes(content)
-        os.replace(part, path)
+        with whole(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise InputError(f"{path}: expected to write {len(content)} bytes, got: {error.strerror}") from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, InputError
+from ..files import whole
 
 OPSET = 18
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -126,19 +126,14 @@ def write_onnx(found, target: Path) -> None:
     # Three tensors: the exporter takes one that is given twice for one input.
     shape = (2, 3, 8) if module.dims == 3 else (2, 8)
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in _INPUTS)
-    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
         program = _export(module, example)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        program.save(temporary, external_data=False)
-        os.replace(temporary, target)
+        with whole(target) as temporary:
+            program.save(temporary, external_data=False)
     except ImportError as error:
         raise InputError(f"writing ONNX needs the packages onnx and onnxscript: {error}") from error
     except OSError as error:
         raise CheckpointError(f"{target}: expected to write it, got: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def _export(module: PaddedBert, example: tuple[Tensor, ...]) -> Any:

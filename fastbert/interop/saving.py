@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..files import flush
 from ..modules.quantized import is_quantized
 from .names import is_computed, unwrapped_name
 from .weight_files import SAFETENSORS
@@ -120,21 +121,13 @@ def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> 
         for name, write in writers.items():
             partial[name] = directory / f".{name}.tmp-{os.getpid()}"
             write(partial[name])
-            _flush(partial[name])
+            flush(partial[name])
         for name in partial:
             os.replace(partial[name], directory / name)
-        _flush(directory)
+        flush(directory)
     except OSError as error:
         raise CheckpointError(f"{directory / name}: expected to write it, got: {error.strerror or error}") from error
     finally:
         for path in partial.values():
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

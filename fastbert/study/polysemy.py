@@ -9,7 +9,6 @@ sentences have the sense of the first, and that is what it reaches.
 from __future__ import annotations
 
 import csv
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from ..errors import DataError, InputError
 from ..tasks.files import atomic_write, write_json
 from ..tasks.metrics import silhouette
 from ..tasks.runs import show_cell
+from ..train.plots import save_figure
 
 Embed = Callable[[Sequence[str], str], np.ndarray]
 """(sentences, word) -> (sentences, H): the word's vector in each sentence."""
@@ -253,11 +253,4 @@ def picture(found: Polysemy, path: Path) -> Path:
         )
         if separation.model == models[0]:
             ax.legend(fontsize=6, loc="best")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"tmp-{path.name}")
-    try:
-        figure.savefig(temporary, dpi=110)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return save_figure(figure, path)

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..files import flush
 from .tensor_file import write_bytes, write_tensors
 
 FORMAT = 1
@@ -33,15 +34,6 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)
 _NAME = re.compile(r"step_(\d+)")
 _ASIDE = re.compile(r"step_(\d+)\.old-[0-9a-f]+")
 _LEFTOVER = re.compile(r"step_\d+\.(tmp|old|gone)-[0-9a-f]+")
-
-
-def _sync(path: Path) -> None:
-    """Forces a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -102,7 +94,7 @@ def save(
             if not directory.is_dir():
                 directory.mkdir(parents=True)
                 for above in (directory.parent, directory.parent.parent):
-                    _sync(above)
+                    flush(above)
             _bring_back(directory)
             temporary.mkdir()
             files = {
@@ -121,9 +113,9 @@ def save(
                 "torch": str(torch.__version__),
             }
             write_bytes(temporary / _MANIFEST, json.dumps(manifest, indent=1).encode())
-            _sync(temporary)
+            flush(temporary)
             _put_in_place(temporary, final)
-            _sync(directory)
+            flush(directory)
         except OSError as error:
             size = sum(value.numel() * value.element_size() for value in tensors.values()) + len(text)
             raise CheckpointError(f"{final}: {size} bytes could not be written: {error.strerror or error}") from error
@@ -140,7 +132,7 @@ def _list(directory: Path, known: set[str]) -> dict[str, dict]:
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
         if name not in known:
-            _sync(path)
+            flush(path)
             if path.is_file():
                 entries[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     return entries

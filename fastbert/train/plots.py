@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..files import whole
+
 _MOST_POINTS = 2000
 _INK, _TRAIN, _HELDOUT = "#57606a", "#8fb8e8", "#0b57a4"
 
@@ -55,12 +57,8 @@ def loss_plot(
 
 def save_figure(figure, path: Path) -> Path:
     """Writes a picture whole or not at all."""
-    temporary = path.with_name(f"tmp-{path.name}")
-    try:
+    with whole(path) as temporary:
         figure.savefig(temporary, dpi=150)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike) -> Iterator[Path]:
+    """Gives a free name beside ``path``, with its suffix, to write a file under.
+
+    When the block ends the file is forced to the disk and takes its name; when it fails nothing is left, and what was
+    there before stays. Directories above are made.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}-{path.name}")
+    try:
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush(path: str | os.PathLike) -> None:
+    """Forces a file or the entries of a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
