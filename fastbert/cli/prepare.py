@@ -23,7 +23,7 @@ class Prepare:
     corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]")]]
     """Text files or directories."""
     vocab: Annotated[Path, arg(metavar="PATH")]
-    """A vocab.txt, a tokenizer.json, or a directory that holds one."""
+    """A vocab.txt, a tokenizer.json, a vocab.json with its merges.txt, or a directory that holds one."""
     out: Annotated[Path, arg(metavar="DATA")]
     """The directory to write; it appears whole or not at all."""
     heldout: float = 0.0
@@ -68,7 +68,8 @@ def run(args: Prepare) -> None:
             f"{len(manifest.splits[split])} shard{'s'[: len(manifest.splits[split]) != 1]}"
         )
     print(f"[UNK]: {100 * manifest.unknown_tokens / tokens:.3f} % of the tokens")
-    print(f"masking by default: {_default_shares(args.out)}")
+    if manifest.special_ids.mask != manifest.special_ids.sep:  # a GPT's vocabulary has nothing to mask with
+        print(f"masking by default: {_default_shares(args.out)}")
     print(args.out)
 
 

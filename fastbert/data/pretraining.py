@@ -51,6 +51,8 @@ class PretrainingData:
         config, vocab_size = self.config, self.shards.manifest.vocab_size
         if config.objective == "causal":
             return None
+        if self._special.mask == self._special.sep:
+            raise DataError(f"{self.shards.directory}: objective mlm needs a vocabulary with [MASK], got a GPT's")
         maskable = np.ones(vocab_size, dtype=bool)
         maskable[list(self._special.all)] = False
         replacements = np.flatnonzero(maskable)

@@ -1,4 +1,7 @@
-"""WordPiece tokenizers: loading, training, saving; the work itself is done by the `tokenizers` library."""
+"""WordPiece tokenizers: loading, training, saving; the work itself is done by the `tokenizers` library.
+
+GPT's and GPT-2's byte-pair encodings (`data.bpe`) are loaded and saved here too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from ..errors import InputError
 from ..files import whole
+from . import bpe
 from .manifest import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -32,25 +36,28 @@ class Normalisation:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a tokenizer that gives the ids of transformers' BertTokenizer, without truncation or padding.
+    """Loads a tokenizer that gives the ids of transformers' BertTokenizer, GPT2Tokenizer or OpenAIGPTTokenizer, without
+    truncation or padding.
 
     Args:
-        path: a directory holding tokenizer.json or vocab.txt, or one of these two files. A file named vocab.txt is read
-            with the tokenizer_config.json beside it; without one, text is lower-cased when hardly a word of the
-            vocabulary has an upper-case letter.
+        path: a directory holding tokenizer.json, vocab.txt or vocab.json, or one of these files. A file named vocab.txt
+            is read with the tokenizer_config.json beside it; without one, text is lower-cased when hardly a word of the
+            vocabulary has an upper-case letter. A vocab.json is read with the merges.txt beside it.
 
     Raises:
         InputError: a file is missing or unreadable, or the vocabulary lacks a special token.
     """
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+        found = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json") if (path / name).is_file()]
         if not found:
             raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got neither")
         path = found[0]
     elif not path.is_file():
         raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there")
-    if path.suffix == ".json":
+    if path.name == "vocab.json":
+        tokenizer = bpe.load_bpe(path)
+    elif path.suffix == ".json":
         tokenizer = _from_json(path)
     else:
         vocab = read_vocab(path)
@@ -126,15 +133,16 @@ def train_wordpiece(
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
-    """Writes vocab.txt, tokenizer_config.json and tokenizer.json; returns their paths.
+    """Writes vocab.txt (of a WordPiece), tokenizer_config.json and tokenizer.json; returns their paths.
 
     The first two serve tools that know only BERT's own files, the third any other tokenizer.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / name for name in ("vocab.txt", "tokenizer_config.json", "tokenizer.json")]
-    texts = (vocab_text(tokenizer), config_text(tokenizer), tokenizer.to_str(pretty=True))
-    for path, text in zip(paths, texts, strict=True):
+    texts = {} if bpe.is_bpe(tokenizer) else {"vocab.txt": vocab_text(tokenizer)}
+    texts |= {"tokenizer_config.json": config_text(tokenizer), "tokenizer.json": tokenizer.to_str(pretty=True)}
+    paths = [directory / name for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
         write_whole(path, text)
     return paths
 
@@ -175,6 +183,8 @@ def vocab_text(tokenizer: Tokenizer) -> str:
 
 def config_text(tokenizer: Tokenizer) -> str:
     """The text of tokenizer_config.json, in transformers' words."""
+    if bpe.is_bpe(tokenizer):
+        return bpe.config_text(tokenizer)
     normaliser = tokenizer.normalizer
     settings = {"tokenizer_class": "BertTokenizer"}
     if isinstance(normaliser, normalizers.BertNormalizer):
@@ -189,11 +199,14 @@ def config_text(tokenizer: Tokenizer) -> str:
 
 
 def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> SpecialIds:
-    """Ids of [PAD] [UNK] [CLS] [SEP] [MASK] and of every other special token.
+    """Ids of [PAD] [UNK] [CLS] [SEP] [MASK] and of every other special token; of a byte-pair encoding, the token that
+    stands between texts in their place.
 
     Raises:
         InputError: one of the five is missing.
     """
+    if bpe.is_bpe(tokenizer):
+        return bpe.boundary_ids(tokenizer, source)
     ids = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
     if None in ids:
         _require_special({t: i for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is not None}, source)
@@ -218,12 +231,13 @@ def _from_json(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises bare Exception
         raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
-    if not isinstance(tokenizer.model, models.WordPiece):
-        raise InputError(f"{path}: expected a WordPiece tokenizer, got {type(tokenizer.model).__name__}")
+    if not isinstance(tokenizer.model, models.WordPiece | models.BPE):
+        raise InputError(f"{path}: expected a WordPiece or BPE tokenizer, got {type(tokenizer.model).__name__}")
     special_ids(tokenizer, source=str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    _set_template(tokenizer)
+    if not bpe.is_bpe(tokenizer):
+        _set_template(tokenizer)
     return tokenizer
 
 

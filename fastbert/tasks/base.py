@@ -190,6 +190,8 @@ def check_fit(tokenizer: Tokenizer, config: BertConfig, max_seqlen: int) -> None
             f"max_seqlen must be between 3 and the model's max_position_embeddings, {config.max_position_embeddings}, "
             f"got {max_seqlen}"
         )
+    if config.model_type == "bert" and tokenizer.token_to_id("[CLS]") is None:
+        raise InputError("a BERT reads [CLS] first, got a tokenizer that has no such token")
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if largest >= config.vocab_size:
         raise InputError(

@@ -156,7 +156,7 @@ class FinetuneRun:
         try:
             model.save_pretrained(fresh)
             # A model that came from a directory brought its tokenizer's files along, untouched.
-            if not any((fresh / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+            if not any((fresh / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
                 save_tokenizer(tokenizer, fresh)
             fresh.rename(model_dir)
         finally:

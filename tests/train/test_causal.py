@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from pretraining_runs import assert_same_run
 
-from fastbert import BertForPreTraining
+from fastbert import BertForPreTraining, GPTForPreTraining
 from fastbert.data.budget import BudgetData, real
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.pretraining import PretrainingData, next_tokens, realised_shares
@@ -18,7 +20,7 @@ from fastbert.errors import InputError
 from fastbert.models import registry
 from fastbert.train import plan
 from fastbert.train.metrics import read_metrics
-from fastbert.train.pretrain import pretrain
+from fastbert.train.pretrain import build_model, pretrain
 
 CAUSAL = PretrainingConfig(max_seqlen=32, objective="causal", nsp=False)
 
@@ -63,7 +65,7 @@ def test_batches_of_one_shape_hold_all_next_words(prepared):
 
 def test_a_left_to_right_bert_learns_and_is_one(recipe, tmp_path):
     """The words of the corpus are drawn at random, so the entropy of their distribution is what can be reached."""
-    config = recipe(model="1x32x2", samples=CAUSAL, steps=25, lr=5e-3, position_embedding_type="sinusoidal")
+    config = recipe(model="1x32x2", samples=CAUSAL, steps=15, lr=1e-2, position_embedding_type="sinusoidal")
     pretrain(config, quiet=True)
     saved = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert (saved["is_decoder"], saved["position_embedding_type"]) == (True, "sinusoidal")
@@ -76,19 +78,41 @@ def test_a_left_to_right_bert_learns_and_is_one(recipe, tmp_path):
     with torch.no_grad():
         a, b = (model.bert(x).last_hidden_state[0] for x in (ids, other))
     torch.testing.assert_close(a[:-1], b[:-1])
-    # a run goes on from it, as causal as before
-    more = recipe(model=str(tmp_path / "run" / "model"), out=str(tmp_path / "more"), samples=CAUSAL, steps=1)
-    assert pretrain(more, quiet=True).steps == 1
 
 
-def test_one_loss_in_any_number_of_micro_batches_and_resumed(recipe, tmp_path):
-    whole = recipe(model="1x32x2", samples=CAUSAL, dropout=0.1, steps=4, out=str(tmp_path / "whole"))
-    half = dataclasses.replace(whole, out=str(tmp_path / "half"), save_every=2)
-    pretrain(whole, quiet=True)
-    pretrain(dataclasses.replace(half, steps=4, save_every=2), quiet=True)
-    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "half")]
-    first, second = ([row["mlm_loss"] for row in r if "lr" in row] for r in rows)
-    assert first == second
+@pytest.mark.parametrize("kind", ["gpt", "gpt2"])
+def test_a_gpt_learns_in_the_same_loop_and_resumes_to_the_bit(recipe, tmp_path, kind):
+    config = recipe(
+        model=f"{kind}-1x32x2", samples=CAUSAL, dropout=0.1, steps=16, lr=1e-2, save_every=8, eval_every=100, keep=5
+    )
+    result = pretrain(config, quiet=True)
+    losses = [row["mlm_loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "lr" in row]
+    assert losses[-1] < losses[0] - 0.5
+    model = GPTForPreTraining.from_pretrained(result.model_dir)
+    special = ShardSet.open(config.data).manifest.special_ids
+    assert (model.config.bos_token_id, model.config.eos_token_id) == (special.cls, special.sep)
+    assert model.config.attn_pdrop == model.config.embd_pdrop == model.config.resid_pdrop == 0.1
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / "step_16")
+    again = dataclasses.replace(config, out=str(tmp_path / "again"), resume="auto")
+    pretrain(again, quiet=True)
+    assert_same_run(tmp_path / "again", tmp_path / "run", 16)
+    # and from its directory, with what else fits
+    more = recipe(model=str(result.model_dir), out=str(tmp_path / "more"), samples=CAUSAL, steps=1, precision="bf16")
+    assert pretrain(dataclasses.replace(more, cuda_graph="on"), quiet=True).steps == 1
+
+
+def test_what_a_gpt_cannot_do_is_said_before_anything_is_written(recipe, tmp_path):
+    for changes, said in (
+        ({"samples": PretrainingConfig(max_seqlen=32, nsp=False)}, "expected objective causal"),
+        ({"samples": dataclasses.replace(CAUSAL, nsp=True)}, "set nsp false"),
+        ({"samples": CAUSAL, "init": "small"}, "a start for a BERT"),
+        ({"samples": CAUSAL, "position_embedding_type": "sinusoidal"}, "is a BERT's"),
+        ({"samples": CAUSAL, "model": "gpt-huge"}, "gpt-huge"),
+    ):
+        with pytest.raises(InputError, match=said):
+            pretrain(recipe(**{"model": "gpt2-1x32x2", **changes}), quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -113,15 +137,19 @@ def test_options_that_mask_do_not_go_with_it(prepared):
 
 
 def test_a_plan_counts_next_words(recipe, prepared):
-    config = recipe(model="1x32x2", samples=CAUSAL, token_budget=128)
-    made = plan.make_plan(config, data=PretrainingData(ShardSet.open(prepared), CAUSAL))
-    samples = made.phases[0].samples
-    assert made.model.is_decoder
-    assert samples.labels == pytest.approx(samples.seqlen - 1)
+    for model in ("1x32x2", "gpt-1x32x2", "gpt2-1x32x2"):
+        config = recipe(model=model, samples=CAUSAL, token_budget=128)
+        made = plan.make_plan(config, data=PretrainingData(ShardSet.open(prepared), CAUSAL))
+        samples = made.phases[0].samples
+        assert made.model.is_decoder
+        assert samples.labels == pytest.approx(samples.seqlen - 1)
+        assert made.parameters == build_model(config, PretrainingData(ShardSet.open(prepared), CAUSAL)).num_parameters()
 
 
 def test_the_registry_knows_names_and_directories(tiny_model, tmp_path):
     assert registry.of_model("base").model_type == registry.of_model("4x96x3").model_type == "bert"
+    assert registry.of_model("gpt-small").model_type == "openai-gpt"
+    assert registry.of_model("GPT2-small").model_type == "gpt2"
     assert registry.of_model(tiny_model).model_class is BertForPreTraining
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(InputError, match=r"config\.json: model_type must be one of bert"):

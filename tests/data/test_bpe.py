@@ -1,0 +1,101 @@
+"""GPT's and GPT-2's tokenizers give the ids of transformers', and their shards are pre-trained on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import transformers
+
+from fastbert.data.bpe import save_bpe, train_bpe
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.prepare import prepare
+from fastbert.data.pretraining import PretrainingData
+from fastbert.data.shards import ShardSet
+from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids
+from fastbert.errors import DataError, InputError
+
+TEXT = [
+    "The quick brown fox jumps over the lazy dog; the dog sleeps.",
+    "Every model reads from left to right, and every token sees the ones before it.",
+    "Numbers such as 1,024 and 3.14 are cut, it's cut too, and so isn't this.",
+    "Ünïcödé words and naïve café, repeated: naïve café, naïve café.",
+]
+ODD = [
+    *(
+        "",
+        " ",
+        "  two  spaces ",
+        "line\nbreak\tand tab",
+        "never seen: żółć 漢字 🙂 é",
+        "don't we'll I'D",
+        "UPPER lower",
+    ),
+    *("<|endoftext|>", "a<|endoftext|>b", "<unk> here", "\u00a0\u200b\ufeff", "...!!!", "x" * 300),
+]
+CLASSES = {True: transformers.GPT2Tokenizer, False: transformers.OpenAIGPTTokenizer}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["gpt2", "gpt"])
+def files(request, tmp_path_factory):
+    """Whether it is GPT-2's, and a directory with vocab.json and merges.txt."""
+    directory = tmp_path_factory.mktemp("bpe")
+    save_bpe(train_bpe(TEXT * 3, 400 if request.param else 120, byte_level=request.param), directory)
+    return request.param, directory
+
+
+def test_ids_and_text_are_those_of_transformers(files):
+    byte_level, directory = files
+    theirs, ours = CLASSES[byte_level].from_pretrained(directory), load_tokenizer(directory)
+    for text in TEXT + ODD:
+        ids = ours.encode(text).ids
+        assert ids == theirs.encode(text), text
+        decoded = ours.decode(ids, skip_special_tokens=False)
+        assert decoded == theirs.decode(ids, clean_up_tokenization_spaces=False), text
+        if byte_level:
+            assert decoded == text
+
+
+def test_saved_it_is_the_same_here_and_in_transformers(files, tmp_path):
+    byte_level, directory = files
+    ours = load_tokenizer(directory)
+    save_tokenizer(ours, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    again, theirs = load_tokenizer(tmp_path), CLASSES[byte_level].from_pretrained(tmp_path)
+    for text in TEXT + ODD:
+        assert again.encode(text).ids == ours.encode(text).ids == theirs.encode(text), text
+
+
+def test_shards_of_it_are_read_from_left_to_right(files, tmp_path):
+    _, directory = files
+    documents = [(f"document {d}", [TEXT[(d + s) % 4] for s in range(5)]) for d in range(6)]
+    prepare(documents, directory, tmp_path / "data", num_workers=1)
+    shards = ShardSet.open(tmp_path / "data")
+    special = special_ids(load_tokenizer(directory))
+    assert special.cls == special.sep == special.pad == special.mask
+    data = PretrainingData(shards, PretrainingConfig(max_seqlen=64, objective="causal", nsp=False))
+    batch = data.collate(0, data.batches(0, 256)[0])
+    assert set(batch.input_ids[batch.cu_seqlens[:-1].long()].tolist()) == {special.cls}
+    assert shards.tokenizer().encode(TEXT[0]).ids == load_tokenizer(directory).encode(TEXT[0]).ids
+    with pytest.raises(DataError, match=r"vocabulary with \[MASK\]"):
+        PretrainingData(shards, PretrainingConfig(max_seqlen=64))
+
+
+def test_files_that_do_not_fit_are_named(files, tmp_path):
+    _, directory = files
+    vocab = json.loads((directory / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    with pytest.raises(InputError, match=r"expected merges\.txt beside it"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nnot there\n")
+    with pytest.raises(InputError, match=r"merges\.txt: expected merges of pieces in vocab\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("[]")
+    with pytest.raises(InputError, match=r"vocab\.json: expected a vocabulary"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    with pytest.raises(InputError, match=r"expected the token <\|endoftext\|>"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(InputError, match="at least 257, got 256"):
+        train_bpe(TEXT, 256)
