@@ -18,13 +18,14 @@ class Study:
 
     Example:
         fastbert study table5 --scale smoke --data-dir DATA
-        fastbert study table8 --scale small --data-dir DATA --jobs 2 --plan
+        fastbert study all --scale small --data-dir DATA --jobs 2 --plan
         fastbert study list
         fastbert study my.yaml --corpus books.txt --data-dir DATA
     """
 
-    name: Positional[Annotated[str, arg(metavar="NAME")]]
-    """A study that comes with fastbert, a YAML file of your own, or list: show which there are."""
+    names: Positional[Annotated[tuple[str, ...], arg(metavar="NAME...")]]
+    """Studies that come with fastbert (all = every one of them, list = show which there are), or YAML files of your
+    own."""
     scale: Literal["smoke", "small", "base"] = "smoke"
     """smoke runs to the end in a minute or two and shows the way; small takes hours on a processor; base is the paper's
     size, for GPUs."""
@@ -40,44 +41,66 @@ class Study:
     """Threads of each."""
     plan: bool = False
     """Print tokens and hours of every row and of all, from rates measured here, and do not run."""
-    out: Annotated[Path | None, arg(metavar="OUT")] = None
-    """Where the report goes; fastbert-studies/NAME-SCALE by default."""
-    cache: Annotated[Path, arg(metavar="DIR")] = Path("fastbert-studies/cache")
-    """Where prepared data, pre-trained models and finished cells are kept."""
+    out: Annotated[Path, arg(metavar="OUT")] = Path("fastbert-studies")
+    """Where reports go, each in a directory NAME-SCALE."""
+    cache: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Where prepared data, pre-trained models and finished cells are kept; OUT/cache by default."""
 
 
 def run(args: Study) -> None:
     from ..errors import InputError
     from ..study import spec
 
-    if args.name == "list":
+    if not args.names:
+        raise InputError(f"expected a study, got none; there are {', '.join(spec.names())}")
+    if args.names == ("list",):
         _list(spec)
         return
     if args.jobs < 1 or args.threads < 1:
         raise InputError(f"jobs and threads must be at least 1, got {args.jobs} and {args.threads}")
-    path = spec.find(args.name)
+    paths = [spec.find(name) for name in (spec.names() if args.names == ("all",) else args.names)]
     given = {
         "data_dir": None if args.data_dir is None else str(args.data_dir),
         "corpus": tuple(map(str, args.corpus)) or None,
         "seeds": args.seeds or None,
     }
-    study = spec.read(path, args.scale, **given)
-    from ..study import page, results
-    from ..study import plan as planning
+    studies = [spec.read(path, args.scale, **given) for path in paths]
+    from ..study import plan
     from ..study import run as runner
 
-    work = runner.work_of(study, args.cache)
+    works = [runner.work_of(study, args.cache or args.out / "cache") for study in studies]
     if args.plan:
         with runner.with_threads(args.threads):
-            print(planning.text(planning.make_plan(work), work, args.jobs))
+            print(plan.text(works, args.jobs))
         return
-    runner.execute(work, jobs=args.jobs, threads=args.threads, say=lambda line: print(line, flush=True))
-    out = args.out or Path("fastbert-studies") / f"{study.name}-{study.scale}"
+    for work, path in zip(works, paths, strict=True):
+        _run(args, work, path)
+
+
+def _run(args: Study, work, path: Path) -> None:
+    """One study to its report."""
+    import sys
+
+    from ..study import page, results, senses
+    from ..study import run as runner
+
+    study = work.study
+    try:
+        runner.execute(work, jobs=args.jobs, threads=args.threads, say=lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        models, cells = work.missing
+        left = f"{len(models)} pre-trainings and {len(cells)} fine-tunings are left"
+        print(f"{study.name}: {left}; the same command goes on from here", file=sys.stderr)
+        raise
+    out = args.out / f"{study.name}-{study.scale}"
     found = results.collect(work, _command())
-    paths = page.write(found, path.read_text(encoding="utf-8"), out)
+    if study.polysemy:
+        with runner.with_threads(args.threads):
+            found["polysemy"] = senses.measure(work, out)
+    written = page.write(found, path.read_text(encoding="utf-8"), out)
     for column in found["columns"]:
         print(f"{column['column']}: {found['orders'][column['column']]}")
-    for path in paths:
+    for path in written:
         print(path)
 
 

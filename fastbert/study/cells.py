@@ -152,6 +152,8 @@ def _compute(cell: Cell) -> dict:
     began = time.monotonic()
     spec, directory = cell.task, cell.model.model_at(cell.step)
     task, train, dev = rows_of(cell)
+    config = spec.config(cell.seed)
+    task.configure(config)
     torch.manual_seed(cell.seed)  # the new head
     with _without_warnings(), tempfile.TemporaryDirectory(dir=cell.path.parent) as folder:
         if spec.features is not None:
@@ -162,7 +164,7 @@ def _compute(cell: Cell) -> dict:
 
             task.cache = Cached(model, folder)
         set_dropout(model, spec.dropout)
-        result = finetune(task, model, load_tokenizer(directory), train, dev, spec.config(cell.seed))
+        result = finetune(task, model, load_tokenizer(directory), train, dev, config)
     trained_tokens = sum(row["tokens_per_second"] * row["train_seconds"] for row in result.history)
     figures = {name: result.best[name] for name in task.metrics}
     return {
@@ -179,7 +181,9 @@ def _compute(cell: Cell) -> dict:
 
 def set_dropout(model, p: float) -> None:
     """Dropout of every part of a model that was pre-trained with another; layers read it when they run."""
-    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = p
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if hasattr(model.config, name):
+            setattr(model.config, name, p)
     for module in model.modules():
         part = getattr(module, "dropout", None)
         if hasattr(part, "p"):

@@ -89,7 +89,8 @@ def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) ->
 
     Args:
         figures: of the column, by row.
-        margins: by row, the fewest nats that a seed's pre-training came under the unigram entropy.
+        margins: by row, the fewest nats that a seed's pre-training came under the unigram entropy; a row that predicts
+            no words has none.
     """
     both = (pair.first, pair.second)
     if all(_only_guesses(figures[row]) for row in both):
@@ -98,10 +99,10 @@ def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) ->
             f"neither has learned the task: one answer for all rows has {guess:.1f}, and both are within two standard "
             "errors of it or below"
         )
-    hardly = [row for row in dict.fromkeys(both) if margins[row] < CLEAR_MARGIN]
+    hardly = [row for row in both if margins.get(row, math.inf) < CLEAR_MARGIN]
     if hardly:
-        said = " and ".join(f"{row} by {margins[row]:.2f} nats" for row in hardly)
-        return f"pre-training has hardly begun: it came under the unigram entropy, {said}, less than {CLEAR_MARGIN:g}"
+        said = " and ".join(f"{row} {_beside_entropy(margins[row])}" for row in hardly)
+        return f"pre-training has hardly begun: {said}, where {CLEAR_MARGIN:g} under it would count as begun"
     if pair.errors is None:
         return "one seed has no spread to hold the difference to: add seeds"
     if abs(pair.errors) < CLEAR:
@@ -109,11 +110,17 @@ def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) ->
             f"the seeds' spread covers it: {abs(pair.errors):.1f} standard errors are under {CLEAR:g}; the paper's own "
             f"difference is {abs(pair.paper):.1f}, the standard error here {pair.error:.1f}"
         )
+    begun = [margins[row] for row in both if row in margins]
+    pretrained = f"pre-training came {min(begun):.2f} nats or more under the unigram entropy, " if begun else ""
     return (
-        f"none of the checks explains it: both were pre-trained {min(margins[row] for row in both):.2f} nats or more "
-        "under the unigram entropy, the task is learned, and the seeds' spread does not cover it; it is a result of "
-        "this scale"
+        f"none of the checks explains it: {pretrained}the task is learned, and the seeds' spread does not cover it; it "
+        "is a result of this scale"
     )
+
+
+def _beside_entropy(margin: float) -> str:
+    where = "under" if margin >= 0 else "over"
+    return f"ended {abs(margin):.2f} nats {where} the unigram entropy"
 
 
 def _only_guesses(figure: Figure) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,6 +46,12 @@ class Page:
         self._pictures.append(path)
         self._lines += [f"![{what}]({name})", ""]
 
+    def image(self, name: str, what: str) -> None:
+        """A picture that is in the directory already."""
+        self._html.picture(self.out / name, what)
+        self._pictures.append(self.out / name)
+        self._lines += [f"![{what}]({name})", ""]
+
     def save(self) -> list[Path]:
         """Writes both; returns all paths."""
         with atomic_write(self.out / "report.md") as file:
@@ -70,6 +75,8 @@ def write(results: dict, source: str, out: Path) -> list[Path]:
     _order(page, results)
     _pretraining(page, results)
     _curves(page, results)
+    if "polysemy" in results:
+        _senses(page, results["polysemy"])
     _again(page, results, source)
     return [*page.save(), out / "results.json"]
 
@@ -122,7 +129,9 @@ def _order(page: Page, results: dict) -> None:
         name = column["column"]
         beside = f", held to the paper's {column['paper']}" if _has_paper(results, column) else ""
         page.text(f"{name}{beside}: {results['orders'][name]}")
-    against = results["against_the_paper"]
+    for (column, reason), pairs in _ties(results).items():
+        page.text(f"{column}: {len(pairs)} pairs of rows came out equal; {reason}.")
+    against = [pair for pair in results["against_the_paper"] if pair["ours"]]
     if not against:
         return
     page.text(
@@ -146,34 +155,47 @@ def _order(page: Page, results: dict) -> None:
     )
 
 
+def _ties(results: dict) -> dict[tuple[str, str], list[dict]]:
+    """Pairs that came out equal, by column and reason."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for pair in results["against_the_paper"]:
+        if not pair["ours"]:
+            found.setdefault((pair["column"], pair["reason"]), []).append(pair)
+    return found
+
+
 def _pretraining(page: Page, results: dict) -> None:
     page.heading("Pre-training")
     rates = results["measured"]["tokens_per_second"]
-    rows = []
-    for row in results["rows"]:
-        found = row["pretraining"]
-        mean, sd = _over(found["losses"])
-        accuracy, pairs = statistics.fmean(found["accuracies"]), found["next_sentence"]
-        rows.append(
-            (
-                row["row"],
-                found["model"],
-                f"{found['steps']:,}",
-                f"{statistics.fmean(found['tokens']):,.0f}",
-                spread(mean, sd, 3),
-                f"{statistics.fmean(found['unigram_entropies']):.3f}",
-                f"{statistics.fmean(found['margins']):.3f} (least {min(found['margins']):.3f})",
-                f"{100 * accuracy:.1f} %",
-                f"{100 * statistics.fmean(pairs):.1f} %" if pairs else "",
-                f"{rates[row['row']]:,.0f}",
-            )
-        )
     header = ("", "model", "steps", "tokens", "held-out loss (nats)", "unigram entropy", "under it by")
-    page.table((*header, "accuracy", "next sentence", "tokens a second"), rows)
+    page.table(
+        (*header, "accuracy", "next sentence", "tokens a second"),
+        [_pretraining_line(row["row"], row["pretraining"], rates[row["row"]]) for row in results["rows"]],
+    )
     page.text(
-        "The loss is the cross-entropy of the predicted tokens of held-out documents; the unigram entropy is that of "
-        "the very same tokens, the least loss of a model that knows how often each occurs and nothing else. A row that "
-        "is not clearly under it has learned next to nothing, and its fine-tuning starts from little more than chance."
+        "The loss is the cross-entropy of the predicted tokens of held-out documents, each row's by its own objective "
+        "and masks; the unigram entropy is that of the very same tokens, the least loss of a model that knows how "
+        "often each occurs and nothing else. A row that is not clearly under it has learned next to nothing, and its "
+        "fine-tuning starts from little more than chance."
+    )
+
+
+def _pretraining_line(name: str, found: dict, rate: float) -> tuple[str, ...]:
+    tokens = f"{statistics.fmean(found['tokens']):,.0f}"
+    if not found["losses"]:
+        return (name, found["model"], "", tokens, "predicts no words", "", "", "", "", f"{rate:,.0f}")
+    pairs = found["next_sentence"]
+    return (
+        name,
+        found["model"],
+        f"{found['steps']:,}",
+        tokens,
+        spread(*_over(found["losses"]), 3),
+        f"{statistics.fmean(found['unigram_entropies']):.3f}",
+        f"{statistics.fmean(found['margins']):.3f} (least {min(found['margins']):.3f})",
+        f"{100 * statistics.fmean(found['accuracies']):.1f} %",
+        f"{100 * statistics.fmean(pairs):.1f} %" if pairs else "",
+        f"{rate:,.0f}",
     )
 
 
@@ -181,7 +203,7 @@ def _curves(page: Page, results: dict) -> None:
     lines, seen = [], set()
     for row in results["rows"]:
         key = row["pretraining"]["keys"][0]
-        if key in seen:
+        if key in seen or not row["pretraining"]["curve"]:
             continue
         seen.add(key)
         points = [(point["tokens_seen"] / 1e6, point["mlm_loss"]) for point in row["pretraining"]["curve"]]
@@ -210,6 +232,21 @@ def _against_steps(results: dict, column: str) -> list[svg.Line]:
             colour = svg.COLOURS[len(lines) % len(svg.COLOURS)]
             lines.append(svg.Line(points, colour, _short(rows[0]["row"].rpartition(",")[0]), True))
     return lines
+
+
+def _senses(page: Page, found: dict) -> None:
+    page.heading("Senses of words")
+    page.text(
+        "Words of two meanings, each in eight sentences of either. For how many of the sentences is the one with the "
+        "nearest vector of the word of the same sense (1-NN), and how far apart do the senses stand (silhouette, from "
+        f"-1 to 1)? Vectors that do not see the sentence reach {100 * found['chance']:.1f} %."
+    )
+    rows = [
+        (name, spread(*_over([100 * v for v in of["accuracy"]]), 1) + " %", spread(*_over(of["silhouette"]), 3))
+        for name, of in found["rows"].items()
+    ]
+    page.table(("", "1-NN", "silhouette"), rows)
+    page.image("polysemy.png", "uses of each word by their first two principal components, a panel a model and word")
 
 
 def _again(page: Page, results: dict, source: str) -> None:
@@ -246,8 +283,3 @@ def _over(values: Sequence[float]) -> tuple[float, float | None]:
 def _short(name: str) -> str:
     """A name for a legend, which has little room."""
     return name if len(name) <= 16 else name[:15] + "…"
-
-
-def read(out: Path) -> dict:
-    """The results that an earlier run wrote."""
-    return json.loads((out / "results.json").read_text(encoding="utf-8"))

@@ -21,6 +21,8 @@ from .run import Work
 # A forward pass is a third of a training step's arithmetic.
 _FORWARD = 1 / 3
 _LSTM_SECONDS = 1.0
+_UNITS = 768  # of a BiLSTM where nothing is said
+_STATIC_RATE = 100_000.0  # tokens a second of word2vec on one core of 2026, roughly; it takes seconds
 
 
 @dataclass(frozen=True)
@@ -47,55 +49,65 @@ class RowPlan:
     shared: bool
 
 
-def make_plan(work: Work, rate_of=None) -> list[RowPlan]:
+def make_plan(work: Work, rate_of=None, seen: set[str] | None = None) -> list[RowPlan]:
     """Plans the rows of a study.
 
     Args:
         rate_of: tokens a second of a pre-training `Wanted` on one process; measured by default, a few steps of every
             size and objective.
+        seen: keys of models and cells that were counted elsewhere; those counted here are added.
     """
-    rate_of = rate_of or _Measured()
-    seen: set[str] = set()
+    rate_of, seen = rate_of or _Measured(), set() if seen is None else seen
     plans = []
     for row in work.study.rows:
         wanted = [work.model_of[row.name, seed] for seed in work.study.seeds]
-        rate = rate_of(wanted[0])
+        rate = rate_of(wanted[0]) if wanted[0].static is None else _STATIC_RATE
         models = [model for model in wanted if model.key not in seen]
         own = [cell for cell in work.cells if cell.row == row.name and cell.key not in seen]
         seen |= {model.key for model in models} | {cell.key for cell in own}
         pretraining = sum((_pretraining(model, rate) for model in models), Part())
         finetuning = sum((_finetuning(cell, rate, work.data) for cell in own), Part())
-        plans.append(RowPlan(row.name, wanted[0].config.model, rate, pretraining, finetuning, not models))
+        plans.append(RowPlan(row.name, wanted[0].name, rate, pretraining, finetuning, not models))
     return plans
 
 
-def text(plans: Sequence[RowPlan], work: Work, jobs: int) -> str:
-    """The plan for people."""
-    study = work.study
-    width = max(len(plan.name) for plan in plans)
+def text(works: Sequence[Work], jobs: int, rate_of=None) -> str:
+    """The plan of some studies that share a cache, for people."""
+    rate_of, seen, lines, total = rate_of or _Measured(), set(), [], Part()
+    for work in works:
+        plans = make_plan(work, rate_of, seen)
+        own = sum((plan.pretraining + plan.finetuning for plan in plans), Part())
+        lines += [*_study_lines(work, plans), f"{own.tokens / 1e6:,.1f} M tokens, {own.seconds / 3600:.2f} hours", ""]
+        total += own
+    if len(works) > 1:
+        lines.append(f"{len(works)} studies: {total.tokens / 1e6:,.1f} M tokens, {total.seconds / 3600:.2f} hours")
+    if total.seconds_done:
+        lines.append(f"{total.seconds_done / 3600:.2f} hours of it are done and in the cache")
+    left = (total.seconds - total.seconds_done) / jobs / 3600
+    return "\n".join(
+        [
+            *lines,
+            f"{left:.2f} hours to go with {jobs} at the same time" + (" (--jobs N: side by side)" if jobs == 1 else ""),
+            "hours are those of one process that computes alone, at rates measured here; fine-tuning is taken at the "
+            "rate of pre-training",
+        ]
+    )
+
+
+def _study_lines(work: Work, plans: Sequence[RowPlan]) -> list[str]:
+    study, width = work.study, max(len(plan.name) for plan in plans)
     lines = [
         f"study {study.name} at scale {study.scale}: {len(study.rows)} rows x {len(study.tasks)} tasks x "
         f"{len(study.seeds)} seeds; {len(work.models)} pre-trainings and {len({cell.key for cell in work.cells})} "
         "fine-tunings",
-        "",
-        f"{'row':<{width}}  {'model':>9}  {'tokens/s':>9}  {'pre-training':>22}  {'fine-tuning':>22}",
+        f"{'row':<{width}}  {'model':>12}  {'tokens/s':>9}  {'pre-training':>22}  {'fine-tuning':>22}",
     ]
     for plan in plans:
-        pre = "as a row above" if plan.shared else _part(plan.pretraining)
+        pre = "counted above" if plan.shared else _part(plan.pretraining)
         lines.append(
-            f"{plan.name:<{width}}  {plan.model:>9}  {plan.rate:>9,.0f}  {pre:>22}  {_part(plan.finetuning):>22}"
+            f"{plan.name:<{width}}  {plan.model:>12}  {plan.rate:>9,.0f}  {pre:>22}  {_part(plan.finetuning):>22}"
         )
-    total = sum((plan.pretraining + plan.finetuning for plan in plans), Part())
-    left = total.seconds - total.seconds_done
-    lines += [
-        "",
-        f"{total.tokens / 1e6:,.1f} M tokens, {total.seconds / 3600:.2f} hours in one process"
-        + (f", of which {total.seconds_done / 3600:.2f} are done and in the cache" if total.seconds_done else ""),
-        f"{left / jobs / 3600:.2f} hours to go with {jobs} at the same time"
-        + (" (--jobs N runs rows side by side)" if jobs == 1 else ""),
-        "rates are of one process that computes alone, measured here; fine-tuning is taken at that of pre-training",
-    ]
-    return "\n".join(lines)
+    return lines
 
 
 def _part(part: Part) -> str:
@@ -155,11 +167,12 @@ def _tokens(spec, cell: Cell, data: Path) -> tuple[int, int]:
 
 
 def _lstm_sizes(cell: Cell) -> tuple[int, int]:
-    from ..config import BertConfig
-    from ..tasks.feature_tagger import UNITS
+    """Numbers of a feature vector, and units of the BiLSTM each way."""
+    from ..models import registry
 
-    hidden = BertConfig.from_name(cell.model.config.model).hidden_size
-    return hidden * (4 if cell.task.features == "last4-concat" else 1), cell.task.feature_units or UNITS
+    name, static = cell.model.config.model, cell.model.static
+    hidden = registry.of_model(name).config_class.from_name(name).hidden_size if static is None else static["size"]
+    return hidden * (4 if cell.task.features == "last4-concat" else 1), cell.task.feature_units or _UNITS
 
 
 @functools.cache

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import InputError
 from ..tasks.files import write_json
 from ..train.config import PretrainConfig
 from . import keys
@@ -25,11 +27,18 @@ class Wanted:
         config: of its pre-training.
         key: the hash of what determines it.
         steps: after which its weights are kept, besides the end.
+        static: options of word2vec, where vectors without context are wanted in place of a model.
     """
 
     config: PretrainConfig
     key: str
     steps: tuple[int, ...] = ()
+    static: dict | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        return self.config.model if self.static is None else "word2vec"
 
     @property
     def directory(self) -> Path:
@@ -57,6 +66,13 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
     """The model of a row."""
     config = study.pretraining(row, seed, data, "")
     key = keys.of_pretraining(config, data / "manifest.json")
+    if row.static is not None:
+        if row.at != 1.0 or row.keep:
+            raise InputError(
+                f"{study.source}, row {row.name!r}: static vectors are taken at their end, got another place"
+            )
+        key = keys.digest({"static": row.static, "like": key})
+        return Wanted(dataclasses.replace(config, out=str(cache / "models" / key / "run")), key, (), row.static)
     config = dataclasses.replace(config, out=str(cache / "models" / key / "run"))
     steps = sorted({step_at(config, share) for share in (*row.keep, row.at)} - {config.steps})
     return Wanted(config, key, tuple(steps))
@@ -93,7 +109,7 @@ def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
         done = model.result()
         if done is None:
             say("begins" if not Path(model.config.out).is_dir() else "goes on")
-            done = _pretrain(model)
+            done = _pretrain(model) if model.static is None else _train_static(model)
     return done
 
 
@@ -131,6 +147,41 @@ def _run(model: Wanted):
     if result.interrupted:
         raise KeyboardInterrupt
     return result
+
+
+def _train_static(model: Wanted) -> dict:
+    """word2vec on as many tokens as the pre-training of such a row would see, whole passes over the text."""
+    from ..train.config import fitted_options
+    from ..train.pretrain import open_data
+    from ..train.word2vec import ShardSentences, Word2VecConfig, train_word2vec
+    from .machine import made_by
+
+    began, config = time.monotonic(), model.config
+    shards = open_data(config)[0].shards
+    epochs = max(round(config.steps * config.accumulate * config.token_budget / shards.num_tokens), 1)
+    options = fitted_options({"epochs": epochs, **model.static, "seed": config.seed}, Word2VecConfig, "static")
+    manifest = shards.manifest
+    network = train_word2vec(
+        ShardSentences(shards),
+        manifest.vocab_size,
+        Word2VecConfig(**options),
+        pad_token_id=manifest.special_ids.pad,
+    )
+    network.tokenizer_source = shards.directory
+    target = model.model_at(config.steps)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _save(network, target)
+    found = {
+        "key": model.key,
+        "heldout": {},
+        "steps": config.steps,
+        "tokens": options["epochs"] * shards.num_tokens,
+        "curve": [],
+        "weights": keys.file_digest(target / "model.safetensors"),
+        "measured": {"seconds": time.monotonic() - began, **made_by()},
+    }
+    write_json(found, model.directory / "result.json")
+    return found
 
 
 def _save(network, target: Path) -> None:

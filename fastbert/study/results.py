@@ -29,7 +29,7 @@ def collect(work: Work, command: str) -> dict:
     cells = {(cell.row, cell.task.column, cell.seed): cell for cell in work.cells}
     pretraining = {row.name: _pretraining(study, row, work, models) for row in study.rows}
     columns = _columns(study, cells, pretraining)
-    margins = {name: min(found["margins"]) for name, found in pretraining.items()}
+    margins = {name: min(found["margins"]) for name, found in pretraining.items() if found["margins"]}
     pairs = {c["column"]: compare.pairs(c["column"], figures) for c, figures in columns}
     return {
         "study": study.name,
@@ -73,10 +73,11 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     config = wanted[0].config
     step = step_at(config, row.at)
     points = [f["heldout"] if step == config.steps else _point(f["curve"], step) for f in found]
+    points = [point for point in points if point]  # static vectors have no loss
     losses = [point["mlm_loss"] for point in points]
     entropies = [point["unigram_entropy"] for point in points]
     return {
-        "model": config.model,
+        "model": wanted[0].name,
         "steps": step,
         "tokens": [round(f["tokens"] * step / f["steps"]) for f in found],
         "losses": losses,

@@ -200,9 +200,12 @@ def _line(job: Wanted | Cell, result: dict) -> str:
     if isinstance(job, Cell):
         name, value = next(iter(result["metrics"].items()))
         return f"{job.row} on {job.task.column}, seed {job.seed}: {name} {value:.4f} in {seconds:.0f} s"
-    held = result["heldout"]
-    return (
-        f"pre-trained {job.config.model}, seed {job.config.seed}: {result['tokens']:,} tokens in {seconds:.0f} s, "
-        f"{result['tokens'] / max(seconds, 1e-9):,.0f} a second; held-out loss {held['mlm_loss']:.3f}, unigram entropy "
-        f"{held['unigram_entropy']:.3f}"
+    rate = result["tokens"] / max(seconds, 1e-9)
+    line = (
+        f"pre-trained {job.name}, seed {job.config.seed}: {result['tokens']:,} tokens in {seconds:.0f} s, "
+        f"{rate:,.0f} a second"
     )
+    if not result["heldout"]:
+        return line
+    held = result["heldout"]
+    return f"{line}; held-out loss {held['mlm_loss']:.3f}, unigram entropy {held['unigram_entropy']:.3f}"

@@ -70,6 +70,7 @@ class RowSpec:
 
     Args:
         pretrain: options of `fastbert pretrain`, over the study's.
+        static: in place of a pre-training, options of word2vec (`train.word2vec.Word2VecConfig`), from the same tokens.
         task: changes to every task of the study (features: last; finetune: {...}).
         at: the share of the pre-training after which its model is taken.
         keep: shares after which models are kept besides, so that another study finds them.
@@ -78,6 +79,7 @@ class RowSpec:
 
     name: str
     pretrain: dict = field(default_factory=dict)
+    static: dict | None = None
     task: dict = field(default_factory=dict)
     at: float = 1.0
     keep: tuple[float, ...] = ()
@@ -96,6 +98,7 @@ class Study:
         data_dir: where the files of tasks are.
         seeds: each governs a pre-training and what is fine-tuned from it.
         perplexity: the paper's column for the held-out perplexity; empty where the table has none.
+        polysemy: whether the rows' models are asked to tell the senses of words apart besides.
         rows, tasks: of the table.
     """
 
@@ -111,6 +114,7 @@ class Study:
     data_dir: str = ""
     seeds: tuple[int, ...]
     perplexity: str = ""
+    polysemy: bool = False
     pretrain: dict
     rows: tuple[RowSpec, ...]
     tasks: tuple[TaskSpec, ...]
@@ -296,6 +300,8 @@ def _check(study: Study, path: Path) -> None:
         raise InputError(f"{path}: heldout is a share of the documents above 0 and below 1, got {study.heldout!r:.60}")
     for row in study.rows:
         study.pretraining(row, study.seeds[0], "", "")
+        if row.static is not None and study.perplexity:
+            raise InputError(f"{path}, row {row.name!r}: static vectors have no perplexity, expected a model")
         for task in study.tasks:
             study.task_of(row, task).config(study.seeds[0])
 

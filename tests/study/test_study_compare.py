@@ -63,7 +63,15 @@ def test_the_reason_is_the_first_check_that_holds(a, b, margins, words):
     reason = compare.reason(one_pair(a, b), figures, margins)
     assert words in reason
     assert "\n" not in reason
-    assert ("a by 0.10 nats" in reason) == (margins["a"] == 0.1)
+    assert ("a ended 0.10 nats under the unigram entropy" in reason) == (margins["a"] == 0.1)
+
+
+def test_a_loss_over_the_unigram_entropy_is_said_so_and_a_row_without_one_is_passed_over():
+    figures = {"a": Figure((59, 60, 61), 80, 20), "b": Figure((69, 70, 71), 70, 20)}
+    pair = one_pair(figures["a"], figures["b"])
+    assert "a ended 0.50 nats over the unigram entropy" in compare.reason(pair, figures, {"a": -0.5, "b": 2.0})
+    assert "none of the checks" in compare.reason(pair, figures, {"a": 2.0})
+    assert "pre-training came" not in compare.reason(pair, figures, {})
 
 
 def test_the_summary_counts():

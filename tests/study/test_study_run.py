@@ -130,7 +130,7 @@ def test_a_killed_study_goes_on_and_comes_to_the_same_bits(place, tmp_path):
     assert any(cache.glob("models/*/run/checkpoints/step_*"))
     assert main(command) == 0
     assert study_runs.kept(cache) == study_runs.kept(tmp_path / "straight")
-    found = json.loads((out / "results.json").read_text())
+    found = json.loads((out / "long-smoke" / "results.json").read_text())
     assert study_runs.same_in_every_run(found) == json.loads(json.dumps(study_runs.same_in_every_run(straight)))
 
 
@@ -170,9 +170,12 @@ def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path,
     words = sum(len(sentence.splitlines()) for sentence in sentences)
     assert plans[0].finetuning.tokens >= 2 * 2 * (words + 2 * len(sentences))
     assert not (tmp_path / "cache" / "models").exists()
-    text = plan.text(plans, work, 2)
+    text = plan.text([work, work], 2, rate_of=lambda model: 1000.0)
     assert "4 pre-trainings and 6 fine-tunings" in text
-    assert "as a row above" in text
+    seconds = sum(p.pretraining.seconds + p.finetuning.seconds for p in plans)
+    # The second time all is counted already.
+    assert f"{seconds / 2 / 3600:.2f} hours to go with 2" in text
+    assert text.count("counted above") == 1 + 3
     cache, _ = done
     finished = plan.make_plan(run.work_of(read(place), cache), rate_of=lambda model: 1000.0)
     assert all(p.pretraining.seconds_done == p.pretraining.seconds for p in finished)
@@ -186,6 +189,7 @@ def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path,
             ["table5", "--data-dir", "nowhere"],
             "study table5 needs nowhere/mrpc/msr_paraphrase_train.txt, found no such",
         ),
+        ([], "expected a study, got none; there are"),
         (["table5", "--jobs", "0"], "jobs and threads must be at least 1, got 0 and 1"),
     ],
 )

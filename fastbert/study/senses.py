@@ -1,0 +1,37 @@
+"""The polysemy test of a study's rows: which of the pre-trained models tells the senses of a word apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import polysemy
+from .run import Work
+
+
+def measure(work: Work, out: Path) -> dict:
+    """Runs `polysemy.compare` on the last layer of every row's model, and draws the first seed's.
+
+    Returns:
+        strict JSON: accuracy and silhouette of every row, a value a seed; chance; the table of words of the first seed.
+    """
+    from ..data.tokenizer import load_tokenizer
+    from ..models.encoders import load_encoder
+    from .pretrained import step_at
+
+    study = work.study
+    rows: dict[str, dict[str, list[float]]] = {row.name: {"accuracy": [], "silhouette": []} for row in study.rows}
+    words, chance = [], 0.0
+    for number, seed in enumerate(study.seeds):
+        embedders = {}
+        for row in study.rows:
+            model = work.model_of[row.name, seed]
+            directory = model.model_at(step_at(model.config, row.at))
+            embedders[row.name] = polysemy.word_embedder(load_encoder(directory), load_tokenizer(directory))
+        found = polysemy.compare(embedders, out if number == 0 else None)
+        if number == 0:
+            words = [list(line) for line in found.table()]
+        for name, means in found.means().items():
+            rows[name]["accuracy"].append(means["accuracy"])
+            rows[name]["silhouette"].append(means["silhouette"])
+            chance = means["chance"]
+    return {"rows": rows, "chance": chance, "words": words}
