@@ -53,7 +53,8 @@ def predict_file(
     name: str, run: Path, data: Path, options: PredictOptions, *, labelled: bool = False
 ) -> tuple[Task, list[Row], list, float | None]:
     """Reads the rows, loads the model, predicts; returns the task, the rows, the predictions and the mean loss."""
-    from .. import BertConfig, load_tokenizer
+    from .. import load_tokenizer
+    from ..models.registry import of_model
 
     task = registry.get(name)
     rows = read_rows(task, data, options.skip_bad_rows, labelled=labelled)
@@ -62,9 +63,10 @@ def predict_file(
     trained = recipe.get("task", name)
     if trained != name:
         raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
-    task.restore(BertConfig.from_pretrained(directory))
+    task.restore(of_model(directory).config_class.from_pretrained(directory))
     tokenizer = load_tokenizer(directory)
     model = load_trained(task.model, directory)
+    task.adopt(model.config)
     task.configure(TaskOptions(**{f.name: recipe[f.name] for f in fields(TaskOptions) if f.name in recipe}))
     if options.null_threshold is not None:
         task.null_threshold = options.null_threshold

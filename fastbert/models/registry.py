@@ -16,7 +16,8 @@ and has the habits of `PreTrainedModel`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -34,6 +35,7 @@ class Architecture:
             "module:name" within this package; imported when they are asked for.
         prefix: what the names of its sizes begin with; empty for BERT, whose sizes have none.
         dropout_fields: of the configuration, the rates that one rate for all sets.
+        heads: of tasks, by what they read: "sequence" (a class or a number of a text or a pair), "choice".
     """
 
     model_type: str
@@ -41,6 +43,7 @@ class Architecture:
     pretraining: str
     prefix: str
     dropout_fields: tuple[str, ...]
+    heads: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config_class(self) -> type[ModelConfig]:
@@ -49,6 +52,15 @@ class Architecture:
     @property
     def model_class(self) -> type:
         return _load(self.pretraining)
+
+    def head(self, reads: str) -> type:
+        """The class of a task's model. Raises InputError where this kind has none."""
+        if reads not in self.heads:
+            raise InputError(
+                f"a task that reads a {reads} needs a model with such a head, got a {self.model_type}, which has "
+                f"{' and '.join(self.heads) or 'none'}"
+            )
+        return _load(self.heads[reads])
 
     def rates(self, dropout: float | None) -> dict[str, float]:
         """Values of the configuration for one dropout rate everywhere; none for None."""
@@ -65,6 +77,10 @@ class Architecture:
 
 
 _GPT_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+_GPT_HEADS = {
+    "sequence": "models.gpt_heads:GPTForSequenceClassification",
+    "choice": "models.gpt_heads:GPTForMultipleChoice",
+}
 
 ARCHITECTURES = (
     Architecture(
@@ -73,9 +89,10 @@ ARCHITECTURES = (
         "models:BertForPreTraining",
         "",
         ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+        {"sequence": "models:BertForSequenceClassification", "choice": "models:BertForMultipleChoice"},
     ),
-    Architecture("openai-gpt", "gpt_config:GPTConfig", "models.gpt:GPTForPreTraining", "gpt", _GPT_RATES),
-    Architecture("gpt2", "gpt_config:GPT2Config", "models.gpt:GPTForPreTraining", "gpt2", _GPT_RATES),
+    Architecture("openai-gpt", "gpt_config:GPTConfig", "models.gpt:GPTForPreTraining", "gpt", _GPT_RATES, _GPT_HEADS),
+    Architecture("gpt2", "gpt_config:GPT2Config", "models.gpt:GPTForPreTraining", "gpt2", _GPT_RATES, _GPT_HEADS),
 )
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from ..config import BertConfig
+    from ..model_config import ModelConfig
     from ..packing import PackedBatch
+    from .transforms import Transform
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Task(abc.ABC):
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
     bilstm: int | None = None
+    auxiliary_lm: float = 0.0
+    transform: Transform | None = None
 
     def configure(self, options: TaskOptions) -> None:
         """Takes the options that the task knows: those whose names it has as attributes. Some decide what `model`
@@ -112,6 +116,18 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_seqlen: int) -> list[Example]:
         """Examples of at most max_seqlen tokens, in the order of the rows."""
+
+    def adopt(self, config: ModelConfig) -> None:
+        """Takes from the model how it reads rows: a GPT's input transforms, or BERT's sequences. Before `encode`.
+
+        Raises:
+            InputError: an option that this kind of model has no use for.
+        """
+        from .transforms import Transform
+
+        self.transform = Transform.of(config)
+        if self.auxiliary_lm and self.transform is None:
+            raise InputError(f"auxiliary_lm is the loss of a language model's next words, got a {config.model_type}")
 
     def on_top(self) -> dict[str, Any]:
         """What the options ask for between encoder and head, as keyword arguments of `from_pretrained`."""

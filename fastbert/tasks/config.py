@@ -31,8 +31,12 @@ class TaskOptions:
     """ner: read a sentence together with those of its document around it, as many as fit."""
     bilstm: int | None = None
     """Put a BiLSTM of so many units each way, begun at random, between encoder and head (the paper's table 5)."""
+    auxiliary_lm: float = 0.0
+    """Of a GPT: add so much of the next-word loss on the task's texts to its own (0.5 in Radford et al. 2018)."""
 
     def __post_init__(self) -> None:
+        if not self.auxiliary_lm >= 0:
+            raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}")
         if self.doc_stride < 1:
             raise InputError(f"doc_stride must be at least 1, got {self.doc_stride}")
         if self.bilstm is not None and self.bilstm < 1:

@@ -137,6 +137,7 @@ def prepare(
 ) -> Data:
     """Encodes the rows, after all checks of what could not fit; see `finetune` for the errors."""
     task.configure(config)
+    task.adopt(model.config)
     train_rows, dev_rows = train_rows[: config.limit_train], dev_rows[: config.limit_dev]
     check_fit(tokenizer, model.config, config.max_seqlen)
     examples = task.encode(train_rows, tokenizer, config.max_seqlen)

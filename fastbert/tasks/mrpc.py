@@ -13,4 +13,5 @@ class MRPC(Classification):
     labels = ("0", "1")
     label_names = ("not_equivalent", "equivalent")
     text_columns = ("#1 String", "#2 String")
+    similarity = True
     label_column = "Quality"

@@ -12,5 +12,6 @@ class QQP(Classification):
     labels = ("0", "1")
     label_names = ("not_duplicate", "duplicate")
     text_columns = ("question1", "question2")
+    similarity = True
     label_column = "is_duplicate"
     id_column = "id"

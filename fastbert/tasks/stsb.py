@@ -10,6 +10,7 @@ class STSB(Regression):
     name = "stsb"
     submission = "STS-B.tsv"
     text_columns = ("sentence1", "sentence2")
+    similarity = True
     label_column = "score"
     bare_columns = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
     extra_columns = True

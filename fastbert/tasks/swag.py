@@ -13,6 +13,7 @@ from .base import Example, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, read_json_lines, read_lines, shorten
+from .transforms import example, parts_of, with_next_words
 
 CHOICES = 4
 REGULAR = ("sent1", "sent2", *(f"ending{i}" for i in range(CHOICES)))
@@ -64,6 +65,10 @@ class SWAG(Task):
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """An example a row: its four sequences one after the other, with their lengths in ``meta``."""
         pairs = [(row.texts[0], ending) for row in rows for ending in row.texts[1:]]
+        if self.transform is not None:
+            parts = self.transform.sequences(pairs, tokenizer, max_seqlen)
+            labels = [None if row.label is None else int(row.label) for row in rows]
+            return [example(i, parts[i * CHOICES : (i + 1) * CHOICES], label) for i, label in enumerate(labels)]
         encodings = encode_texts(pairs, tokenizer, max_seqlen)
         examples = []
         for index, row in enumerate(rows):
@@ -76,24 +81,20 @@ class SWAG(Task):
         return examples
 
     def model(self, directory: str | os.PathLike):
-        from ..models import BertForMultipleChoice
+        from ..models.registry import of_model
 
-        return BertForMultipleChoice.from_pretrained(directory, ignore_mismatched_sizes=True, **self.on_top())
+        cls = of_model(directory).head("choice")
+        return cls.from_pretrained(directory, ignore_mismatched_sizes=True, **self.on_top())
 
     def collate(self, examples: Sequence[Example]):
-        sequences = []
-        for example in examples:
-            ids, types, begin = example.input_ids, example.token_type_ids, 0
-            for length in example.meta:
-                part = slice(begin, begin + length)
-                sequences.append(Example(example.row, ids[part], types[part]))
-                begin += length
-        batch, _ = super().collate(sequences)
+        batch, _ = super().collate(list(parts_of(examples)))
         keywords: dict = {"num_choices": CHOICES}
-        if all(example.label is not None for example in examples):
+        if self.transform is not None:
+            batch, keywords["lm_weight"] = with_next_words(batch), self.auxiliary_lm
+        if all(e.label is not None for e in examples):
             import torch
 
-            keywords["labels"] = torch.tensor([example.label for example in examples])
+            keywords["labels"] = torch.tensor([e.label for e in examples])
         return batch, keywords
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:

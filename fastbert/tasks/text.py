@@ -13,6 +13,7 @@ from .encoding import encode_texts
 from .exported import read_exported
 from .files import atomic_write, shorten
 from .tables import read_table
+from .transforms import example, parts_of, with_next_words
 
 
 class TextTask(Task):
@@ -20,6 +21,7 @@ class TextTask(Task):
 
     Attributes:
         text_columns: the columns of the text or of the pair.
+        similarity: a pair that means the same in both orders, in which a GPT reads it then.
         label_column: the column of the answer; a file without it is a test file.
         id_column: the column that names a row; without it rows are numbered from 0.
         bare_columns: the columns of files without a header; empty where the task has none.
@@ -28,6 +30,7 @@ class TextTask(Task):
 
     text_columns: tuple[str, ...] = ("sentence",)
     label_column: str = "label"
+    similarity: bool = False
     id_column: str = "index"
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
@@ -87,6 +90,8 @@ class TextTask(Task):
             raise ValueError("expected a text in every text column, got an empty one")
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
+        if self.transform is not None:
+            return self._transformed(rows, tokenizer, max_seqlen)
         encodings = encode_texts([row.texts for row in rows], tokenizer, max_seqlen)
         return [
             Example(
@@ -99,6 +104,29 @@ class TextTask(Task):
             for index, (row, encoding) in enumerate(zip(rows, encodings, strict=True))
         ]
 
+    def _transformed(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
+        """Examples of one sequence, or of a pair in both orders."""
+        orders = self._orders
+        texts = [row.texts[::step] for row in rows for step in (1, -1)[:orders]]
+        parts = self.transform.sequences(texts, tokenizer, max_seqlen)
+        labels = [None if row.label is None else self._target(row) for row in rows]
+        return [example(i, parts[i * orders : (i + 1) * orders], label) for i, label in enumerate(labels)]
+
+    @property
+    def _orders(self) -> int:
+        return 2 if self.similarity and self.transform is not None else 1
+
+    def collate(self, examples: Sequence[Example]):
+        if self.transform is None:
+            return super().collate(examples)
+        batch, _ = super().collate(list(parts_of(examples)))
+        keywords: dict[str, Any] = {"orders": self._orders, "lm_weight": self.auxiliary_lm}
+        if all(e.label is not None for e in examples):
+            import torch
+
+            keywords["labels"] = torch.tensor([e.label for e in examples])
+        return with_next_words(batch), keywords
+
     def _target(self, row: Row) -> int | float:
         try:
             return self.target(row.label)
@@ -106,12 +134,11 @@ class TextTask(Task):
             raise DataError(f"row {row.id}: {error}") from None
 
     def model(self, directory: str | os.PathLike):
-        from ..models import BertForSequenceClassification
+        from ..models.registry import of_model
 
         # A model of a task with other labels is a fine start (RTE from MNLI); only its head cannot be used.
-        return BertForSequenceClassification.from_pretrained(
-            directory, ignore_mismatched_sizes=True, **self.head(), **self.on_top()
-        )
+        options = self.head() | self.on_top()
+        return of_model(directory).head("sequence").from_pretrained(directory, ignore_mismatched_sizes=True, **options)
 
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
         """Writes GLUE's submission format: ``index<TAB>prediction``."""

@@ -1,0 +1,140 @@
+"""One output layer on a GPT, for fine-tuning (Radford et al. 2018, sections 3.2 and 3.3).
+
+A sequence is what the decoder says of its last token, the extract token. ``lm_weight`` adds the next-word loss of the
+same sequences to a task's (L3 = L2 + lambda L1, the paper's lambda is 0.5), while training.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import ops
+from ..errors import InputError
+from ..gpt_config import GPTConfig
+from ..modules.linear import apply_linear
+from ..outputs import LogitsOutput
+from ..packing import PackedBatch
+from .bert import Encoded, HeadDropout, as_asked
+from .door import check_labels
+from .gpt import GPTModel, GPTPreTrainedModel
+from .task_heads import classification_loss
+
+
+class GPTHead(GPTPreTrainedModel):
+    """Base class of the heads: a `GPTModel` named ``transformer``, and a classifier of its last tokens."""
+
+    def __init__(self, config: GPTConfig, outputs: int | None = None) -> None:
+        super().__init__(config)
+        if getattr(self.config, "bilstm_units", None) is not None:
+            raise InputError(f"a BiLSTM stands on an encoder, got bilstm_units for a {self.config.model_type}")
+        self.transformer = GPTModel(self.config)
+        self.num_labels = outputs or self.config.num_labels
+        self.dropout = HeadDropout(self.config.resid_pdrop)
+        self.classifier = nn.Linear(self.config.n_embd, self.num_labels)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, directory, **options) -> GPTHead:
+        """As `PreTrainedModel.from_pretrained`; the tokens that the input transforms need are added to the vocabulary
+        of a model that has none yet."""
+        model = super().from_pretrained(directory, **options)
+        model.add_task_tokens()
+        return model
+
+    def add_task_tokens(self) -> None:
+        """Gives start, delimiter and extract tokens new rows of the embedding, drawn as at the start, at its end (the
+        paper's "randomly initialized start and end tokens"). A model that knows where texts begin keeps that token."""
+        config = self.config
+        if config.start_token_id is None:
+            config.start_token_id = config.bos_token_id
+        missing = [name for name in ("start", "delimiter", "extract") if getattr(config, f"{name}_token_id") is None]
+        first = config.vocab_size
+        if missing:
+            self.resize_token_embeddings(first + len(missing))
+        for number, name in enumerate(missing):
+            setattr(config, f"{name}_token_id", first + number)
+
+    def _states(self, encoded: Encoded, sequences: int = 1) -> Tensor:
+        """(B, H) of the last tokens, of so many sequences each added up."""
+        last = encoded.tokens.pooled_tokens(encoded.hidden)
+        return last if sequences == 1 else last.view(-1, sequences, last.shape[-1]).sum(1)
+
+    def _logits(self, states: Tensor, encoded: Encoded) -> Tensor:
+        return apply_linear(self.classifier, self.dropout(states, encoded.tokens))
+
+    def _with_lm(self, loss: Tensor, encoded: Encoded, batch, lm_weight: float) -> Tensor:
+        if not lm_weight or not self.training:
+            return loss
+        if not isinstance(batch, PackedBatch) or batch.mlm_positions is None:
+            raise InputError("lm_weight needs a packed batch with the labels of next words, got none")
+        logits = ops.linear(encoded.hidden.index_select(0, batch.mlm_positions), self.get_input_embeddings().weight)
+        return loss + lm_weight * ops.cross_entropy(logits, batch.mlm_labels)
+
+
+class GPTForSequenceClassification(GPTHead):
+    """A classifier or regressor of a sequence, or of a pair in both orders."""
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        orders: int = 1,
+        lm_weight: float = 0.0,
+        return_dict: bool | None = None,
+        **options,
+    ) -> LogitsOutput | tuple:
+        """Inputs are those of `GPTModel.forward`; labels those of `task_heads.classification_loss`.
+
+        Args:
+            orders: sequences of a row, beside each other; their states are added up before the classifier (2 for the
+                paper's similarity tasks).
+            lm_weight: of the next-word loss, at ``mlm_positions`` of a `PackedBatch`.
+
+        Returns:
+            ``loss``, ``logits`` (B / orders, num_labels).
+        """
+        encoded = self.transformer.encode(input_ids, attention_mask, position_ids, **options)
+        logits = self._logits(self._states(encoded, orders), encoded)
+        loss = None
+        if labels is not None:
+            loss = classification_loss(logits, labels, self.num_labels, self.config.problem_type)
+            loss = self._with_lm(loss, encoded, input_ids, lm_weight)
+        return as_asked(LogitsOutput(loss, logits, encoded.hidden_states), return_dict, self.config)
+
+
+class GPTForMultipleChoice(GPTHead):
+    """One score for each choice; a softmax over the choices of a question."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config, outputs=1)
+
+    def forward(
+        self,
+        input_ids: PackedBatch,
+        *,
+        labels: Tensor | None = None,
+        num_choices: int,
+        lm_weight: float = 0.0,
+        return_dict: bool | None = None,
+        **options,
+    ) -> LogitsOutput | tuple:
+        """Scores the choices of questions.
+
+        Args:
+            input_ids: a `PackedBatch` of B * num_choices sequences, the choices of a question beside each other.
+            labels: (B,) int64, the right choice.
+            lm_weight: as in `GPTForSequenceClassification`.
+
+        Returns:
+            ``loss``, ``logits`` (B, num_choices).
+        """
+        encoded = self.transformer.encode(input_ids, **options)
+        logits = self._logits(self._states(encoded), encoded).view(-1, num_choices)
+        loss = None
+        if labels is not None:
+            check_labels(labels, num_choices)
+            loss = self._with_lm(ops.cross_entropy(logits, labels), encoded, input_ids, lm_weight)
+        return as_asked(LogitsOutput(loss, logits, encoded.hidden_states), return_dict, self.config)

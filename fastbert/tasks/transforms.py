@@ -1,0 +1,103 @@
+"""The input transforms of GPT (Radford et al. 2018, section 3.3 and figure 1): rows as sequences that end in an extract
+token, whose state the classifier reads.
+
+    one text            start  text  extract
+    a pair              start  premise  delimiter  hypothesis  extract
+    a pair, similarity  both orders of it; their states are added up
+    choices             start  context  delimiter  choice  extract, for each choice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InputError
+from .base import Example
+from .encoding import private_copy
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from ..packing import PackedBatch
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Ids of the tokens that a GPT's inputs are built with."""
+
+    start: int
+    delimiter: int
+    extract: int
+
+    @classmethod
+    def of(cls, config: Any) -> Transform | None:
+        """That of a model's configuration; None for one that reads rows as BERT does.
+
+        Raises:
+            InputError: a GPT that has not been given the tokens (`models.gpt_heads.GPTHead.add_task_tokens`).
+        """
+        if not hasattr(config, "extract_token_id"):
+            return None
+        ids = [getattr(config, f"{name}_token_id") for name in ("start", "delimiter", "extract")]
+        if None in ids:
+            raise InputError(f"a {config.model_type} needs start, delimiter and extract tokens for a task, got {ids}")
+        return cls(*ids)
+
+    def sequences(self, texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int) -> list[Ids]:
+        """Rows of one text or of a pair as ids; a pair that is too long loses tokens from its longer text first.
+
+        Raises:
+            InputError: max_seqlen has no room for a token of each text.
+        """
+        special = 1 + max(map(len, texts), default=1)
+        if max_seqlen <= special:
+            raise InputError(f"max_seqlen must be above the {special} tokens that a transform adds, got {max_seqlen}")
+        cutter = private_copy(tokenizer, max_seqlen - special)
+        inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
+        made = []
+        for row, encoding in zip(texts, cutter.encode_batch(inputs, add_special_tokens=False), strict=True):
+            ids = [self.start]
+            for number in range(len(row)):
+                ids += [self.delimiter] if number else []
+                ids += [i for i, part in zip(encoding.ids, encoding.sequence_ids, strict=True) if part == number]
+            made.append(Ids([*ids, self.extract], bool(encoding.overflowing)))
+        return made
+
+
+@dataclass(frozen=True)
+class Ids:
+    """One sequence, and whether tokens were cut off to fit."""
+
+    ids: list[int]
+    truncated: bool
+
+
+def example(row: int, parts: Sequence[Ids], label: Any) -> Example:
+    """An example of several sequences, one after the other, with their lengths in ``meta``."""
+    ids = [i for part in parts for i in part.ids]
+    cut = any(part.truncated for part in parts)
+    return Example(row, ids, [0] * len(ids), label, cut, meta=[len(part.ids) for part in parts])
+
+
+def parts_of(examples: Iterable[Example]) -> Iterator[Example]:
+    """The sequences of examples whose lengths are in ``meta``, each as an example without a label."""
+    for whole in examples:
+        begin = 0
+        for length in whole.meta:
+            part = slice(begin, begin + length)
+            yield Example(whole.row, whole.input_ids[part], whole.token_type_ids[part])
+            begin += length
+
+
+def with_next_words(batch: PackedBatch) -> PackedBatch:
+    """The batch with the labels of the auxiliary language-model loss: every place that has a next token."""
+    import torch
+
+    from ..data.pretraining import next_tokens
+
+    positions, labels = next_tokens(batch.input_ids.numpy(), batch.cu_seqlens.numpy().astype(np.int64))
+    return replace(batch, mlm_positions=torch.from_numpy(positions), mlm_labels=torch.from_numpy(labels))
