@@ -66,7 +66,9 @@ class Training(Adapter):
         )
         defaults = PretrainConfig()
         self.model.last_layer = defaults.last_layer
-        self.rate = 1e-4
+        # Small enough that the loss on one batch falls from the first step: BERT's AdamW has no bias correction, which
+        # makes these about three times as large, and there is no warm-up here.
+        self.rate = 2e-5
         optimizer = optim.AdamW(optim.param_groups(self.model, 0.01), lr=self.rate)
         self.engine = LocalEngine(self.model, optimizer, precision="bf16" if dtype == "bf16" else "fp32")
 
