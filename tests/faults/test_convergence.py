@@ -6,7 +6,6 @@ side draws its own, and what is compared is where training arrives.
 
 from __future__ import annotations
 
-import random
 import statistics
 from itertools import islice, pairwise
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from fastbert import BertConfig, optim
+from fastbert.data import builtin_corpus
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.prepare import prepare
@@ -28,21 +28,14 @@ STEPS, LR, LAST = 1000, 2e-3, 200
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> PretrainingData:
-    """Sentences whose verb and place depend on the noun, so that there is something to learn for long."""
-    draw = random.Random(0)
-    nouns = [f"{a}{b}" for a in ("ca", "do", "bi", "fi", "mo") for b in ("t", "g", "rd", "sh")]
-    verbs = ["sees", "eats", "likes", "finds", "takes"]
-    documents = []
-    for d in range(60):
-        place = draw.choice(["today", "here", "now", "again"])
-        sentences = []
-        for _ in range(20):
-            n = draw.randrange(len(nouns))
-            other = nouns[(3 * n + draw.randrange(2)) % len(nouns)]
-            sentences.append(f"the {nouns[n]} {verbs[n % 5]} the {other} {place}")
-        documents.append((f"document {d}", sentences))
+    """Real text, on which the loss falls smoothly.
+
+    On sentences of a few rules it stays on a plateau until the rules are found, sooner or later by a hundred steps with
+    each draw of the dropout; with that the final losses of one side alone lie 15 % apart.
+    """
+    documents = list(islice(builtin_corpus.documents(), 300))
     directory = tmp_path_factory.mktemp("convergence") / "data"
-    prepare(documents, train_wordpiece((s for _, text in documents for s in text), 120), directory)
+    prepare(documents, train_wordpiece((s for _, text in documents for s in text), 1000), directory)
     return PretrainingData(ShardSet.open(directory), PretrainingConfig(max_seqlen=48, nsp=False))
 
 
@@ -94,7 +87,7 @@ def train(seed: int, data: PretrainingData, ours: bool) -> float:
         loss = (lambda b=batch: model(b).mlm_loss) if ours else (lambda b=batch: model(**padded(b)).loss)
         losses.append(engine.backward(loss).item())
         engine.step(LR * optim.schedules.linear(step / STEPS, 0.1))
-    assert losses[0] > 1.5 * losses[-1], "the model learns"
+    assert statistics.fmean(losses[-LAST:]) < losses[0] - 1.2, "the model learns"
     return statistics.fmean(losses[-LAST:])
 
 
