@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..tasks.config import RECIPES, FinetuneConfig
-from ..tasks.feature_tagger import Cached
+from ..tasks.feature_files import Cached
 from ..tasks.features import LAYERS
 from ..tasks.files import atomic_write
 from ..tasks.runs import show_cell
@@ -33,7 +33,8 @@ def train(
         start = time.perf_counter()
         if name == WHOLE:
             task.features = None
-            recipe = {key: value for key, value in RECIPES["ner"].items() if key != "batch_size"}
+            usual = {key: getattr(FinetuneConfig, key) for key in ("epochs", "lr")}
+            recipe = usual | {key: value for key, value in RECIPES.get(args.task, {}).items() if key in usual}
             configs = [dataclasses.replace(config, **recipe) for config in configs]
             result = finetune.train(dataclasses.replace(one, **recipe), task, directory, rows, also, configs)
         else:

@@ -54,7 +54,7 @@ def predict_file(
 ) -> tuple[Task, list[Row], list, float | None]:
     """Reads the rows, loads the model, predicts; returns the task, the rows, the predictions and the mean loss."""
     from .. import load_tokenizer
-    from ..models.registry import of_model
+    from ..models.encoders import read_config
 
     task = registry.get(name)
     rows = read_rows(task, data, options.skip_bad_rows, labelled=labelled)
@@ -63,7 +63,7 @@ def predict_file(
     trained = recipe.get("task", name)
     if trained != name:
         raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
-    task.restore(of_model(directory).config_class.from_pretrained(directory))
+    task.restore(read_config(directory))
     tokenizer = load_tokenizer(directory)
     model = load_trained(task.model, directory)
     task.adopt(model.config)

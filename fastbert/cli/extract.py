@@ -36,8 +36,9 @@ class Extract:
 
 def run(args: Extract) -> None:
     """Streams the file through the model; the two results appear together at the end, or not at all."""
-    from .. import BertModel, load_tokenizer
+    from .. import load_tokenizer
     from ..errors import DataError
+    from ..models.encoders import load_encoder
     from ..tasks.features import token_features
     from ..tasks.files import atomic_write, read_lines, write_npy
     from ..tasks.runs import model_directory
@@ -45,7 +46,7 @@ def run(args: Extract) -> None:
 
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
-    model = BertModel.from_pretrained(directory, add_pooling_layer=False)
+    model = load_encoder(directory)
     texts = (text for _, text in read_lines(args.file))
     features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
     with (

@@ -46,10 +46,11 @@ class Finetune(FinetuneConfig, SearchConfig):
     out: Annotated[Path, arg(metavar="OUT")]
     """The run directory to make."""
     features: (
-        Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum", "all"] | None
+        Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum", "mix", "all"] | None
     ) = None
-    """ner: train a BiLSTM on these features of the frozen model in place of the model (the paper's section 5.3); "all"
-    trains each of the six and the whole model, and prints one table."""
+    """ner and tasks of texts: train a BiLSTM on these features of the frozen model in place of the model (the paper's
+    section 5.3), which may then be an ELMo or static vectors; "mix" learns ELMo's mix of all layers, "all" trains each
+    of the first six and the whole model, and prints one table."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
 
@@ -110,11 +111,11 @@ def _run(args: Finetune) -> None:
 
     if (args.dev is None) == (args.dev_share is None):
         raise InputError("expected either --dev or --dev-share, got both or neither")
-    if args.features is not None and args.task != "ner":
-        raise InputError(f"--features belongs to ner, got the task {args.task}")
+    task = registry.get(args.task)
+    if args.features is not None and not hasattr(task, "features"):
+        raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
-    task = registry.get(args.task)
     distributed.on_first(distributed.current(), lambda: check_new(args.out))
     train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
     task.learn(train_rows)

@@ -140,7 +140,7 @@ class PreTrainedModel(nn.Module):
         """The tensors of a file under the names, and in the shapes, that our modules have."""
         from ..interop import checkpoint
 
-        return checkpoint.canonical_keys(state)
+        return checkpoint.canonical_keys(state, cls.base_model_prefix)
 
     @classmethod
     def tensors_to_file(cls, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

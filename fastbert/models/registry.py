@@ -9,8 +9,9 @@ A new kind is a line in `ARCHITECTURES`. Its configuration is a `ModelConfig` wi
 
 and, where BERT's arithmetic is not its own, ``forward_flops(tokens, squares, predicted)`` (`train.flops`). Its model
 takes a `PackedBatch`, returns ``mlm_loss`` and ``mlm_logits`` of the batch's labels and ``nsp_loss`` and ``nsp_logits``
-of its pairs (None, with ``next_sentence = False`` on the class, where it predicts none), holds its layers as ``layers``
-and has the habits of `PreTrainedModel`.
+of its pairs (None, with ``next_sentence = False`` on the class, where it predicts none), holds its layers as
+``layers``, and has the habits of `PreTrainedModel`. ``fixed_shapes = False`` on the class: no graph of its step can be
+captured.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ ARCHITECTURES = (
     ),
     Architecture("openai-gpt", "gpt_config:GPTConfig", "models.gpt:GPTForPreTraining", "gpt", _GPT_RATES, _GPT_HEADS),
     Architecture("gpt2", "gpt_config:GPT2Config", "models.gpt:GPTForPreTraining", "gpt2", _GPT_RATES, _GPT_HEADS),
+    Architecture("elmo", "elmo_config:ElmoConfig", "models.elmo:ElmoForPreTraining", "elmo", ("hidden_dropout_prob",)),
 )
 
 

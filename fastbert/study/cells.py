@@ -96,12 +96,13 @@ def rows_of(cell: Cell) -> tuple:
 
 
 def _check_features(spec: TaskSpec) -> None:
-    from ..tasks.features import LAYERS
+    from ..tasks import registry
+    from ..tasks.features import LAYERS, MIX
 
-    if spec.task != "ner" or spec.features not in LAYERS:
+    if not hasattr(registry.get(spec.task), "features") or spec.features not in (*LAYERS, MIX):
         raise InputError(
-            f"task {spec.column}: features belong to ner and are one of {', '.join(LAYERS)}, got {spec.features!r} for "
-            f"{spec.task}"
+            f"task {spec.column}: features belong to ner and to tasks of texts and are one of "
+            f"{', '.join((*LAYERS, MIX))}, got {spec.features!r} for {spec.task}"
         )
 
 
@@ -160,7 +161,7 @@ def _compute(cell: Cell) -> dict:
             task.features, task.feature_units = spec.features, spec.feature_units
         model = task.model(directory)
         if spec.features is not None:
-            from ..tasks.feature_tagger import Cached
+            from ..tasks.feature_files import Cached
 
             task.cache = Cached(model, folder)
         set_dropout(model, spec.dropout)

@@ -125,7 +125,8 @@ class Task(abc.ABC):
         """
         from .transforms import Transform
 
-        self.transform = Transform.of(config)
+        # Features are looked at token by token, in the sequences that a BERT has.
+        self.transform = None if getattr(config, "feature_layers", None) else Transform.of(config)
         if self.auxiliary_lm and self.transform is None:
             raise InputError(f"auxiliary_lm is the loss of a language model's next words, got a {config.model_type}")
 
@@ -201,11 +202,10 @@ def require_labels(rows: Sequence[Row], path: str | os.PathLike) -> None:
 
 def check_fit(tokenizer: Tokenizer, config: BertConfig, max_seqlen: int) -> None:
     """Raises InputError where a tokenizer or a length does not fit a model."""
-    if not 2 < max_seqlen <= config.max_position_embeddings:
-        raise InputError(
-            f"max_seqlen must be between 3 and the model's max_position_embeddings, {config.max_position_embeddings}, "
-            f"got {max_seqlen}"
-        )
+    most = config.max_position_embeddings
+    if max_seqlen < 3 or (most is not None and max_seqlen > most):
+        bound = "at least 3" if most is None else f"between 3 and the model's max_position_embeddings, {most}"
+        raise InputError(f"max_seqlen must be {bound}, got {max_seqlen}")
     if config.model_type == "bert" and tokenizer.token_to_id("[CLS]") is None:
         raise InputError("a BERT reads [CLS] first, got a tokenizer that has no such token")
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values())

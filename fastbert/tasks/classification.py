@@ -37,6 +37,7 @@ class Classification(TextTask):
 
     def restore(self, config: BertConfig) -> None:
         """Takes the order of the classes from a model that names them: published ones have MNLI's in any order."""
+        super().restore(config)
         names = [str(name).lower() for _, name in sorted((int(i), name) for i, name in config.id2label.items())]
         for own in (self.label_names, self.labels):
             if own is not None and sorted(names) == sorted(name.lower() for name in own):

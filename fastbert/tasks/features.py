@@ -17,6 +17,9 @@ from .encoding import private_copy
 
 LAYERS = ("embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum")
 
+# ELMo's: a task learns its own mix of all layers (`modules.scalar_mix`), so these features are no fixed ones.
+MIX = "mix"
+
 # Lines read ahead, so that batches can be made of like lengths.
 WINDOW = 256
 
@@ -33,14 +36,15 @@ class TokenFeatures:
 def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.Tensor:
     """Combines hidden states, the embeddings' output first, each (T, H), into features (T, H) or (T, 4H).
 
-    ``all12-sum`` sums every layer of the encoder, however many the model has; the embeddings are no layer.
+    ``all12-sum`` sums every layer of the encoder, however many the model has; the embeddings are no layer, but for a
+    model without one, whose last layer they are.
 
     Raises:
         InputError: no such choice, or the model has too few layers for it.
     """
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
-    encoder = list(hidden_states[1:])
+    encoder = list(hidden_states[1:]) or list(hidden_states)
     needed = {"second-to-last": 2, "last4-sum": 4, "last4-concat": 4}.get(layers, 1)
     if layers != "embeddings" and len(encoder) < needed:
         raise InputError(f"layers {layers} needs a model of at least {needed} layers, got {len(encoder)}")
@@ -67,8 +71,8 @@ def token_features(
     """Features of each text, in order; reads the texts as it goes, so memory does not grow with their number.
 
     Args:
-        model: a BertModel.
-        truncate: cut texts over the model's max_position_embeddings; otherwise they are an error.
+        model: one of `models.encoders`.
+        truncate: cut texts over the model's max_position_embeddings, where it has any; otherwise they are an error.
 
     Raises:
         DataError: a text is too long; the message counts texts from 1.
@@ -81,7 +85,7 @@ def token_features(
     while window := list(islice(source, WINDOW)):
         encodings = encoder.encode_batch(window)
         for number, encoding in enumerate(encodings, start):
-            if len(encoding.ids) > limit:
+            if limit is not None and len(encoding.ids) > limit:
                 raise DataError(
                     f"line {number} has {len(encoding.ids)} tokens, the model takes at most {limit} "
                     "unless told to truncate"

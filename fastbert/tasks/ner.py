@@ -45,8 +45,8 @@ class NER(Task):
 
     Attributes:
         document_context: sentences are read together with those of their document around them, as many as fit.
-        features: which features of a frozen BERT a BiLSTM is trained on (see `feature_tagger`); None to train BERT.
-        feature_units: of that BiLSTM each way; None for the paper's 768.
+        features: which features of a frozen model a BiLSTM is trained on (see `feature_tagger`); None to train a BERT.
+        feature_units: of each direction of that BiLSTM; None for the paper's 768.
         cache: where features are kept while training; None computes them when they are needed.
     """
 
@@ -74,6 +74,7 @@ class NER(Task):
         names = {int(index): name for index, name in config.id2label.items()}
         self.labels = tuple(names[index] for index in sorted(names))
         self.features = getattr(config, "feature_layers", None)
+        self.feature_units = getattr(config, "feature_units", None)
         strange = [name for name in self.labels if not is_tag(name)]
         if strange or "O" not in self.labels:
             raise InputError(f"expected a model with the labels O, B-TYPE and I-TYPE, got {', '.join(self.labels)}")
@@ -89,12 +90,11 @@ class NER(Task):
         if self.features is None:
             options = head | self.on_top()
             return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **options)
-        from .feature_tagger import BertForFeatureTagging
+        from .feature_tagger import FeatureTagger
+        from .on_features import load_head
 
-        head["feature_layers"] = self.features
-        if self.feature_units is not None:
-            head["feature_units"] = self.feature_units
-        return BertForFeatureTagging.from_pretrained(directory, ignore_mismatched_sizes=True, **head)
+        head |= {"feature_layers": self.features, "feature_units": self.feature_units}
+        return load_head(FeatureTagger, directory, **head)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """Windows over sentences, or over documents; each word is decided on in the one where it has most context.
@@ -157,7 +157,7 @@ class NER(Task):
 
         batch, keywords = super().collate([Example(e.row, e.input_ids, e.token_type_ids) for e in examples])
         if self.cache is not None:
-            from .feature_tagger import gather
+            from .feature_files import gather
 
             keywords |= gather(examples)
         if all(example.label is not None for example in examples):

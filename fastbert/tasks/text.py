@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from .base import Example, Row, Task
@@ -14,6 +14,10 @@ from .exported import read_exported
 from .files import atomic_write, shorten
 from .tables import read_table
 from .transforms import example, parts_of, with_next_words
+
+if TYPE_CHECKING:
+    from ..config import BertConfig
+    from ..packing import PackedBatch
 
 
 class TextTask(Task):
@@ -26,6 +30,10 @@ class TextTask(Task):
         id_column: the column that names a row; without it rows are numbered from 0.
         bare_columns: the columns of files without a header; empty where the task has none.
         extra_columns: rows may have columns after the last of these.
+        features: which features of a frozen model a BiLSTM is trained on (see `feature_classifier`); None to train a
+            BERT.
+        feature_units: of each direction of that BiLSTM; None for 768.
+        cache: where features are kept while training; None computes them when they are needed.
     """
 
     text_columns: tuple[str, ...] = ("sentence",)
@@ -34,6 +42,9 @@ class TextTask(Task):
     id_column: str = "index"
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
+    features: str | None = None
+    feature_units: int | None = None
+    cache = None
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
@@ -89,11 +100,15 @@ class TextTask(Task):
         if not (all(texts) if labelled else any(texts)):
             raise ValueError("expected a text in every text column, got an empty one")
 
+    def restore(self, config: BertConfig) -> None:
+        self.features = getattr(config, "feature_layers", None)
+        self.feature_units = getattr(config, "feature_units", None)
+
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         if self.transform is not None:
             return self._transformed(rows, tokenizer, max_seqlen)
         encodings = encode_texts([row.texts for row in rows], tokenizer, max_seqlen)
-        return [
+        examples = [
             Example(
                 index,
                 encoding.ids,
@@ -103,6 +118,7 @@ class TextTask(Task):
             )
             for index, (row, encoding) in enumerate(zip(rows, encodings, strict=True))
         ]
+        return examples if self.cache is None else self.cache.add(examples)
 
     def _transformed(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """Examples of one sequence, or of a pair in both orders."""
@@ -116,11 +132,16 @@ class TextTask(Task):
     def _orders(self) -> int:
         return 2 if self.similarity and self.transform is not None else 1
 
-    def collate(self, examples: Sequence[Example]):
+    def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, Any]]:
         if self.transform is None:
-            return super().collate(examples)
+            batch, keywords = super().collate(examples)
+            if self.cache is not None:
+                from .feature_files import gather
+
+                keywords |= gather(examples)
+            return batch, keywords
         batch, _ = super().collate(list(parts_of(examples)))
-        keywords: dict[str, Any] = {"orders": self._orders, "lm_weight": self.auxiliary_lm}
+        keywords = {"orders": self._orders, "lm_weight": self.auxiliary_lm}
         if all(e.label is not None for e in examples):
             import torch
 
@@ -134,6 +155,13 @@ class TextTask(Task):
             raise DataError(f"row {row.id}: {error}") from None
 
     def model(self, directory: str | os.PathLike):
+        if self.features is not None:
+            from .feature_classifier import FeatureClassifier
+            from .on_features import load_head
+
+            options = {"feature_layers": self.features, "feature_units": self.feature_units}
+            options["feature_pairs"] = len(self.text_columns) > 1
+            return load_head(FeatureClassifier, directory, **options, **self.head())
         from ..models.registry import of_model
 
         # A model of a task with other labels is a fine start (RTE from MNLI); only its head cannot be used.

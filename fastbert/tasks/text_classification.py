@@ -50,5 +50,6 @@ class TextClassification(Classification):
             self.labels = tuple(sorted({row.label for row in rows if row.label is not None}))
 
     def restore(self, config) -> None:
+        super().restore(config)
         names = {int(index): name for index, name in config.id2label.items()}
         self.labels = tuple(names[index] for index in sorted(names))

@@ -87,9 +87,10 @@ def header(loop: PretrainLoop) -> str:
     length = f"{loop.total_steps} steps" if loop.total_steps else f"{config.max_minutes:g} minutes"
     plans = [phases.describe(config, phase) for phase in loop.phases]
     peak, source = loop.peak
+    heads = f"{bert.num_attention_heads} heads, " if hasattr(bert, "num_attention_heads") else ""
     return "\n".join(
         [
-            f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {bert.num_attention_heads} heads, "
+            f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {heads}"
             f"vocabulary {bert.vocab_size}: {loop.num_parameters:,} parameters",
             f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens",
             f"training   {length}, {config.optimizer}, {config.precision}, seed {config.seed}",

@@ -67,6 +67,8 @@ def _option_in_the_way(config: PretrainConfig, engine: LocalEngine) -> str | Non
         return "spike_sigma needs the loss of a step before its update"
     if config.activation_checkpointing:
         return "activation_checkpointing reads the generator of the host in the backward pass"
+    if not getattr(engine.model, "fixed_shapes", True):
+        return f"the layers of a {type(engine.model).__name__} read the lengths of sequences on the host"
     return None
 
 

@@ -113,8 +113,8 @@ def _probe(settings: ModelConfig, layers: int, batch: PackedBatch, precision: st
         model = registry.of_type(settings.model_type).model_class(small)
     model.to_empty(device=batch.input_ids.device).train()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.zero_()
     model.last_layer = last_layer
     element: list[int] = []
     model.layers[0].register_forward_pre_hook(lambda _, args: element.append(args[0].element_size()))

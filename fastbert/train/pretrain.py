@@ -243,7 +243,8 @@ def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: Pretraining
         )
     if data.config.nsp and not getattr(model, "next_sentence", True):
         raise InputError(
-            f"samples have sentence pairs, of which a {settings.model_type} predicts nothing: set nsp false"
+            f"samples have sentence pairs, of which a model of type {settings.model_type} predicts nothing: "
+            "set nsp false"
         )
     most = settings.max_position_embeddings
     for max_seqlen, token_budget in config.batch_limits(data.config.max_seqlen):

@@ -9,10 +9,10 @@ import torch
 
 import fastbert
 from fastbert.cli.main import main
-from fastbert.tasks import feature_tagger, registry
+from fastbert.tasks import on_features, registry
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
-from fastbert.tasks.feature_tagger import Cached
+from fastbert.tasks.feature_files import Cached
 from fastbert.tasks.features import LAYERS, token_features
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import predict, run_model
@@ -26,7 +26,7 @@ def directory(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """768 units are too slow for a test; one test asks for them."""
-    monkeypatch.setattr(feature_tagger, "UNITS", 16)
+    monkeypatch.setattr(on_features, "UNITS", 16)
 
 
 def rows_of(count, seed):
@@ -67,7 +67,7 @@ def test_features_in_the_file_are_extracts(directory, tmp_path, layers):
 
 
 def test_the_network_is_two_bilstm_layers_of_768(directory, monkeypatch):
-    monkeypatch.setattr(feature_tagger, "UNITS", 768)
+    monkeypatch.setattr(on_features, "UNITS", 768)
     model = task_for("last4-concat", rows_of(3, 1)).model(directory)
     sizes = {name: tuple(p.shape) for name, p in model.named_parameters() if name.startswith("lstm.weight_ih")}
     assert sizes == {
@@ -126,5 +126,5 @@ def test_all_rows_of_the_table_in_one_command(directory, tmp_path, capsys):
     capsys.readouterr()
     assert main(["evaluate", "ner", "--model", str(out / "last4-sum"), "--data", str(data)]) == 0
     assert json.loads(capsys.readouterr().out)["f1"] == pytest.approx(metrics["f1"])
-    assert main(["finetune", "sst2", *given, "--features", "last"]) == 2
-    assert "--features belongs to ner" in capsys.readouterr().err
+    assert main(["finetune", "swag", *given, "--features", "last"]) == 2
+    assert "--features belongs to ner and to tasks of texts, got the task swag" in capsys.readouterr().err

@@ -1,0 +1,317 @@
+"""ELMo (Peters et al. 2018): two language models of LSTM layers, one in each direction, over words read as characters.
+
+Both directions share the vectors of words and the softmax layer (section 3.1). A token's hidden state in a layer is
+that of both directions side by side, each of which has read the token itself: the forward one everything up to it, the
+backward one everything from it on. What predicts a token is the forward state one before it and the backward state one
+after it, neither of which has seen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .. import ops, rng
+from ..data.characters import PAD, characters_of_sentences
+from ..elmo_config import ElmoConfig
+from ..errors import InputError
+from ..modules.bilm import Order, ProjectedLSTM
+from ..modules.character_cnn import CharacterCNN, Highway
+from ..modules.linear import apply_linear
+from ..outputs import BertModelOutput, PreTrainingOutput
+from ..packing import PackedBatch, cu_seqlens_from_lengths
+from .bert import as_asked
+from .pretrained import PreTrainedModel
+
+
+class ElmoEmbeddings(nn.Module):
+    """Vectors of tokens from the characters of their vocabulary, (T,) ids -> (T, P).
+
+    ``characters`` (vocab_size, max_characters) int16 is a table that goes with the weights into the file.
+    """
+
+    def __init__(self, config: ElmoConfig) -> None:
+        super().__init__()
+        shape = (config.vocab_size, config.max_characters)
+        characters = torch.full(shape, PAD, dtype=torch.int16)
+        if config.characters is not None:
+            given = torch.as_tensor(config.characters)
+            if given.dim() != 2 or given.shape[0] > shape[0] or given.shape[1] != shape[1]:
+                raise InputError(f"characters must be {shape}, a row a token, got {tuple(given.shape)}")
+            characters[: len(given)] = given.to(characters)
+        self.register_buffer("characters", characters)
+        self.cnn = CharacterCNN(
+            config.num_characters,
+            config.character_embedding_size,
+            config.character_filters,
+            config.num_highway_layers,
+            config.projection_size,
+            PAD,
+        )
+
+    def forward(self, input_ids: Tensor, characters: Tensor | None = None) -> Tensor:
+        """The vectors of tokens.
+
+        Args:
+            input_ids: (T,) int64; a token that stands there often is computed once.
+            characters: (T, W) in place of the ids.
+        """
+        if characters is not None:
+            return self.cnn(characters)
+        distinct, places = input_ids.unique(return_inverse=True)
+        return self.cnn(self.characters.index_select(0, distinct)).index_select(0, places)
+
+
+class ElmoEncoder(nn.Module):
+    """The LSTM layers of both directions; from the second on a layer's input is added to its output."""
+
+    gradient_checkpointing = False
+
+    def __init__(self, config: ElmoConfig) -> None:
+        super().__init__()
+        size = config.projection_size
+        options = (size, config.lstm_size, size, config.lstm_cell_clip, config.lstm_projection_clip)
+        layers = range(config.num_hidden_layers)
+        self.forward_layers = nn.ModuleList(ProjectedLSTM(*options) for _ in layers)
+        self.backward_layers = nn.ModuleList(ProjectedLSTM(*options) for _ in layers)
+        self.p = config.hidden_dropout_prob
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, key: rng.DropoutKey | None) -> tuple[list[Tensor], list[Tensor]]:
+        """States of all layers.
+
+        Args:
+            x: (T, P) vectors of words.
+            key: of dropout, None for none.
+
+        Returns:
+            (T, P) of every layer, the words' vectors first: forward, backward.
+        """
+        directions = []
+        for side, layers in enumerate((self.forward_layers, self.backward_layers)):
+            order, states = Order(cu_seqlens, backwards=bool(side)), [x]
+            for number, layer in enumerate(layers):
+                taken = self.dropout(states[-1], number, side, key)
+                if self.gradient_checkpointing and self.training:
+                    found = checkpoint(layer, taken, order, use_reentrant=False)
+                else:
+                    found = layer(taken, order)
+                states.append(found + taken if number else found)
+            directions.append(states)
+        return directions[0], directions[1]
+
+    def dropout(self, x: Tensor, number: int, side: int, key: rng.DropoutKey | None) -> Tensor:
+        """Drops at the input of a layer, or after the last one; each direction by itself."""
+        site = rng.FIRST_LAYER_SITE + number * rng.LAYER_SITES + side
+        return x if key is None else ops.dropout(x, key.site(self.p, site))
+
+
+class ElmoPreTrainedModel(PreTrainedModel):
+    """What the two share: configuration, first weights."""
+
+    config_class = ElmoConfig
+    base_model_prefix = "elmo"
+    _no_split_modules: ClassVar[list[str]] = ["ElmoEmbeddings", "ProjectedLSTM"]
+    # A step reads lengths on the host, so it cannot be captured in a CUDA graph.
+    fixed_shapes = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Every matrix by the numbers that it adds up, so that signals keep their size whatever the model's is."""
+        if isinstance(module, CharacterCNN):
+            nn.init.uniform_(module.embeddings.weight, -1.0, 1.0)
+            for convolution in module.convolutions:
+                convolution.weight.normal_(0.0, convolution.weight[0].numel() ** -0.5)
+                convolution.bias.zero_()
+            _start(module.projection)
+        elif isinstance(module, Highway):
+            module.reset_parameters(module.gate.in_features**-0.5)
+        elif isinstance(module, ProjectedLSTM):
+            _start_lstm(module)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The module that makes vectors of words: it has characters and no row a word."""
+        return self.base_model.embeddings
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """How many numbers the model has, the characters' table not among them."""
+        embeddings = {id(p) for p in self.get_input_embeddings().parameters()} if exclude_embeddings else set()
+        chosen = (p for p in self.parameters() if id(p) not in embeddings)
+        return sum(p.numel() for p in chosen if p.requires_grad or not only_trainable)
+
+    def resize_token_embeddings(self, *_args, **_kwargs) -> nn.Module:
+        """Refused: a vocabulary is a table of characters here."""
+        raise InputError("an ELMo's vocabulary is its table of characters: make a new model from another tokenizer")
+
+
+class ElmoModel(ElmoPreTrainedModel):
+    """The two language models without their softmax layer.
+
+    Args:
+        config: sizes, and the characters of the vocabulary (`fastbert.data.characters.character_table`); weights that
+            are loaded bring them along.
+    """
+
+    def __init__(self, config: ElmoConfig) -> None:
+        super().__init__(config)
+        self.embeddings = ElmoEmbeddings(self.config)
+        self.encoder = ElmoEncoder(self.config)
+        self.post_init()
+
+    def states(
+        self, batch: PackedBatch, characters: Tensor | None = None
+    ) -> tuple[list[Tensor], list[Tensor], rng.DropoutKey | None]:
+        """(T, P) states of every layer, the words' vectors first: forward, backward; and the key of dropout."""
+        _check_batch(batch, characters, self.config)
+        key = rng.current() if self.training else None
+        x = self.embeddings(batch.input_ids, characters)
+        return *self.encoder(x, batch.cu_seqlens, key), key
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        *,
+        characters: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BertModelOutput | tuple:
+        """Encodes a batch.
+
+        Args:
+            batch: packed; its positions and segments are not read.
+            characters: (T, W) of words that need not be of the vocabulary, in place of ``batch.input_ids``
+                (`of_words`).
+            output_hidden_states: every layer's states, and not the last one's alone.
+
+        Returns:
+            ``last_hidden_state`` (T, H); ``hidden_states``, L+1 of them, of which the first has the words' vectors
+            twice, so that all can be mixed (section 3.2).
+
+        Raises:
+            InputError: not a packed batch, or an id or characters that do not fit.
+        """
+        forward, backward, _ = self.states(batch, characters)
+        keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        both = [torch.cat(pair, 1) for pair in zip(forward, backward, strict=True)][0 if keep else -1 :]
+        output = BertModelOutput(last_hidden_state=both[-1], hidden_states=tuple(both) if keep else None)
+        return as_asked(output, return_dict, self.config)
+
+    def of_words(self, sentences: Sequence[Sequence[str]], **options) -> tuple[PackedBatch, BertModelOutput]:
+        """Encodes whole words, whether a vocabulary has them or not, by their characters.
+
+        Args:
+            sentences: lists of words; each is put between the marks of a sentence's ends.
+            options: of `forward`.
+
+        Returns:
+            the batch, whose ids mean nothing, and its output.
+        """
+        characters, lengths = characters_of_sentences(sentences, self.config.max_characters)
+        ids = torch.zeros(len(characters), dtype=torch.int64)
+        bounds = cu_seqlens_from_lengths(torch.from_numpy(lengths))
+        longest = int(lengths.max()) if len(lengths) else 0
+        batch = PackedBatch(ids, ids, ids, bounds, longest).to(self.device)
+        return batch, self(batch, characters=torch.from_numpy(characters).to(self.device), **options)
+
+
+class ElmoForPreTraining(ElmoPreTrainedModel):
+    """Both language models with the softmax layer that they share.
+
+    ``last_layer`` is there for the trainer and changes nothing: every token is predicted.
+    """
+
+    last_layer = "all"
+    next_sentence = False
+
+    def __init__(self, config: ElmoConfig) -> None:
+        super().__init__(config)
+        self.elmo = ElmoModel(self.config)
+        self.decoder = nn.Linear(self.config.projection_size, self.config.vocab_size)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if module is self.decoder:
+            _start(module)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Of the forward direction, for what looks at one."""
+        return self.elmo.encoder.forward_layers
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.decoder
+
+    def forward(self, batch: PackedBatch, *, return_dict: bool | None = None) -> PreTrainingOutput | tuple:
+        """The losses of both directions.
+
+        Args:
+            batch: packed and not masked. Its ``mlm_positions`` and ``mlm_labels`` are the places that have a next token
+                and those tokens (objective "causal"), or None, which is the same.
+
+        Returns:
+            ``loss`` = ``mlm_loss``, the mean of both directions' cross-entropy in nats; ``mlm_logits`` (N, V) of the
+            forward one for ``mlm_labels``. The backward one predicts, from the place after it, each of the N places.
+
+        Raises:
+            InputError: labels that are not the next tokens.
+        """
+        forward, backward, key = self.elmo.states(batch)
+        places = _places_with_next(batch)
+        labels = batch.input_ids.index_select(0, places + 1)
+        _check_next(labels, batch.mlm_labels)
+        encoder, last = self.elmo.encoder, self.config.num_hidden_layers
+        logits = []
+        for side, (states, rows) in enumerate(((forward[-1], places), (backward[-1], places + 1))):
+            logits.append(apply_linear(self.decoder, encoder.dropout(states, last, side, key).index_select(0, rows)))
+        before = batch.input_ids.index_select(0, places)
+        loss = (ops.cross_entropy(logits[0], labels) + ops.cross_entropy(logits[1], before)) / 2
+        return as_asked(PreTrainingOutput(loss=loss, mlm_loss=loss, mlm_logits=logits[0]), return_dict, self.config)
+
+
+def _places_with_next(batch: PackedBatch) -> Tensor:
+    """(N,) the tokens of a batch that are not the last of their sequence."""
+    if batch.mlm_positions is not None:
+        return batch.mlm_positions
+    inner = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.input_ids.device)
+    inner[batch.cu_seqlens[1:][batch.cu_seqlens.diff() > 0].long() - 1] = False
+    return inner.nonzero().flatten()
+
+
+def _check_next(labels: Tensor, given: Tensor | None) -> None:
+    """Raises InputError for labels that are not the next tokens; not looked at on a GPU, as ids are not."""
+    if given is not None and labels.device.type == "cpu" and not torch.equal(labels, given):
+        raise InputError("an ELMo predicts next tokens, so its batches need the objective causal, got other labels")
+
+
+def _check_batch(batch: PackedBatch, characters: Tensor | None, config: ElmoConfig) -> None:
+    if not isinstance(batch, PackedBatch):
+        raise InputError(f"an ELMo takes a PackedBatch, got {type(batch).__name__}")
+    values, bound, name = batch.input_ids, config.vocab_size, "vocab_size"
+    if characters is not None:
+        widest = max(width for width, _ in config.character_filters)
+        if characters.dim() != 2 or characters.shape[0] != batch.num_tokens or characters.shape[1] < widest:
+            raise InputError(
+                f"characters must be (T, W), W at least {widest}, T {batch.num_tokens}, got {tuple(characters.shape)}"
+            )
+        values, bound, name = characters, config.num_characters, "num_characters"
+    if values.device.type == "cpu" and values.numel() and not 0 <= int(values.min()) <= int(values.max()) < bound:
+        found = f"{int(values.min())} to {int(values.max())}"
+        raise InputError(f"ids must be between 0 and {name} - 1, {bound - 1}, got {found}")
+
+
+def _start(linear: nn.Linear) -> None:
+    linear.weight.normal_(0.0, linear.in_features**-0.5)
+    linear.bias.zero_()
+
+
+def _start_lstm(layer: ProjectedLSTM) -> None:
+    """torch's weights, and gates that remember."""
+    layer.reset_parameters()
+    for bias in (layer.bias_ih_l0, layer.bias_hh_l0):
+        bias.zero_()
+    layer.bias_ih_l0[layer.hidden_size : 2 * layer.hidden_size] = 1.0  # torch's order: input, forget, cell, output

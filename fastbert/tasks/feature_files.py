@@ -1,0 +1,83 @@
+"""Features of a frozen model, computed once for a training and kept in memory-mapped files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..packing import PackedBatch
+from .base import Example
+from .batching import evaluation_batches
+from .predict import TOKEN_BUDGET
+
+if TYPE_CHECKING:
+    from .on_features import OnFeatures
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The ``meta`` of an example that has nothing else there: where its features are."""
+
+    features: tuple | None = None
+
+
+class FeatureFile:
+    """Features of examples in one memory-mapped file, (tokens, W) float32 as .npy; W as `OnFeatures.stored` has it.
+
+    Example k has the rows ``starts[k]`` to ``starts[k + 1]``.
+    """
+
+    def __init__(self, path: str | os.PathLike, starts: np.ndarray):
+        self.path, self.starts = Path(path), starts
+        self._values = np.load(path, mmap_mode="r")
+
+    @classmethod
+    def compute(cls, model: OnFeatures, examples: Sequence[Example], path: str | os.PathLike) -> FeatureFile:
+        """Runs the frozen model once over the examples and writes what it says of every token."""
+        lengths = [example.num_tokens for example in examples]
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        width, device = model.stored_width, model.device
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(int(starts[-1]), width))
+        for indices in evaluation_batches(lengths, TOKEN_BUDGET):
+            chosen = [examples[index] for index in indices]
+            batch = PackedBatch.from_sequences([e.input_ids for e in chosen], [e.token_type_ids for e in chosen])
+            found = model.eval().stored(batch.to(device)).float().cpu().numpy()
+            bounds = batch.cu_seqlens.tolist()
+            for index, begin, end in zip(indices, bounds[:-1], bounds[1:], strict=True):
+                values[starts[index] : starts[index + 1]] = found[begin:end]
+        values.flush()
+        return cls(path, starts)
+
+    def rows(self, example: int) -> np.ndarray:
+        """The features of an example, read from the file."""
+        return self._values[self.starts[example] : self.starts[example + 1]]
+
+
+class Cached:
+    """Gives examples their features: a directory of `FeatureFile`, one for each list of examples."""
+
+    def __init__(self, model: OnFeatures, directory: str | os.PathLike):
+        self.model, self.directory, self.files = model, Path(directory), []
+
+    def add(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples, each with ``meta.features`` (file, number); without a meta they get a `Kept`."""
+        if not examples:
+            return []
+        file = FeatureFile.compute(self.model, examples, self.directory / f"features-{len(self.files)}.npy")
+        self.files.append(file)
+        return [replace(e, meta=replace(e.meta or Kept(), features=(file, n))) for n, e in enumerate(examples)]
+
+
+def gather(examples: Sequence[Example]) -> dict[str, Tensor]:
+    """The keyword ``features`` for a batch of examples that all have them in files; none otherwise."""
+    if any(example.meta is None or example.meta.features is None for example in examples):
+        return {}
+    return {"features": torch.from_numpy(np.concatenate([f.rows(n) for f, n in (e.meta.features for e in examples)]))}

@@ -1,0 +1,124 @@
+"""word2vec (Mikolov et al. 2013) by gensim: vectors of tokens from the very tokens that the other models train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from ..data.shards import ShardSet
+from ..errors import DataError, InputError
+from ..models.static import StaticEncoder
+
+# gensim leaves out what stands after so many tokens of a sentence.
+_LONGEST = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word2VecConfig:
+    """How vectors are made; the values are those of the paper's code, but for tokens that are rare.
+
+    One process with one thread: with one seed the vectors come to the same bits.
+    """
+
+    algorithm: Literal["cbow", "skipgram"] = "skipgram"
+    """Predict a token from the sum of its neighbours, or each neighbour from the token."""
+    size: int = 300
+    """Numbers of a vector."""
+    window: int = 5
+    """The most tokens on either side that are neighbours."""
+    negative: int = 5
+    """Tokens drawn by chance against each right one."""
+    epochs: int = 5
+    """Passes over the text."""
+    min_count: int = 1
+    """Tokens that stand less often in the text have zeros."""
+    sample: float = 1e-3
+    """Share of the text above which a token is left out at times, the more often the more frequent it is."""
+    lr: float = 0.025
+    """The rate at the start; it falls to next to nothing."""
+    seed: int = 0
+    """Of the first vectors and all draws."""
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ("cbow", "skipgram"):
+            raise InputError(f"algorithm must be cbow or skipgram, got {self.algorithm!r:.100}")
+        for name in ("size", "window", "negative", "epochs", "min_count"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class ShardSentences:
+    """The sentences of a split, as ids; can be read again and again."""
+
+    def __init__(self, shards: ShardSet) -> None:
+        self.shards = shards
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self.shards.sentence(number) for number in range(self.shards.num_sentences))
+
+
+class TextSentences:
+    """Texts as ids of a tokenizer, without the marks of their ends; can be read again and again."""
+
+    def __init__(self, texts: Sequence[str], tokenizer) -> None:
+        self.texts, self.tokenizer = texts, tokenizer
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in range(0, len(self.texts), 1024):
+            chunk = list(self.texts[first : first + 1024])
+            yield from (e.ids for e in self.tokenizer.encode_batch(chunk, add_special_tokens=False))
+
+
+class _Words:
+    """What gensim reads: lists of strings, no longer than it takes them."""
+
+    def __init__(self, sentences: Iterable[Sequence[int]]) -> None:
+        self.sentences = sentences
+
+    def __iter__(self) -> Iterator[list[str]]:
+        for ids in self.sentences:
+            words = [str(int(index)) for index in ids]
+            yield from (words[begin : begin + _LONGEST] for begin in range(0, len(words), _LONGEST))
+
+
+def train_word2vec(
+    sentences: Iterable[Sequence[int]], vocab_size: int, config: Word2VecConfig | None = None, **values
+) -> StaticEncoder:
+    """Trains vectors.
+
+    Args:
+        sentences: ids of tokens; read `epochs` + 1 times, so no iterator (`ShardSentences`, `TextSentences`, a list).
+        vocab_size: rows of the table.
+        config: how; None for the defaults.
+        values: further fields of the model's configuration, such as pad_token_id.
+
+    Returns:
+        the encoder, in evaluation mode.
+
+    Raises:
+        InputError: gensim is not installed, or the sentences can be read only once.
+        DataError: the sentences hold no token often enough.
+    """
+    try:
+        from gensim.models import Word2Vec
+    except ImportError as error:
+        raise InputError(f"word2vec needs gensim: pip install 'fastbert[study]' ({error})") from error
+    if iter(sentences) is sentences:
+        raise InputError("sentences must be readable more than once, got an iterator")
+    config = config or Word2VecConfig()
+    options = {"window": config.window, "negative": config.negative, "min_count": config.min_count, "workers": 1}
+    options |= {"sg": int(config.algorithm == "skipgram"), "vector_size": config.size, "sample": config.sample}
+    try:
+        found = Word2Vec(_Words(sentences), alpha=config.lr, epochs=config.epochs, seed=config.seed, **options)
+    except RuntimeError as error:
+        raise DataError(f"word2vec: expected tokens that stand {config.min_count} times, got none ({error})") from error
+    vectors = torch.zeros(vocab_size, config.size)
+    ids = [int(word) for word in found.wv.index_to_key]
+    if max(ids) >= vocab_size:
+        raise DataError(f"word2vec: expected ids below vocab_size {vocab_size}, got {max(ids)}")
+    vectors[ids] = torch.from_numpy(found.wv.vectors)
+    return StaticEncoder.of_vectors(vectors, trained_by={"word2vec": asdict(config)}, **values)
