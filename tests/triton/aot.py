@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from fastbert import fp8
 from fastbert.triton_kernels import attention, attention_backward, cross_entropy, dropout, gelu, layer_norm, optimizer
 from fastbert.triton_kernels import embedding as embedding_kernels
+from fastbert.triton_kernels import fp8 as fp8_kernels
 
 ARCHITECTURES = (80, 90)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have (CUDA guide, table 27)
@@ -30,12 +31,15 @@ _INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_inde
     "TYPES",
     "P",
     "num_chunks",
+    "M_up",
 }
 _FLOATS = {"eps", "scale", "keep_scale", "softmax_scale", "max_norm", "most_norm"}
 _FP32 = {"mean", "rstd", "partial", "lse", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
 _FP32 |= {"slot_scale", "rates", "control", "squares", "trusts", "lr", "grad_scale"}
 _INT64 = {"rng", "labels", "ids", "types", "order", "places"}
 _OTHERS = {"cu_seqlens": "i32", "maxima": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64"}
+
+_EIGHT_BITS = {fp8.LARGEST[fp8.E4M3]: "fp8e4nv", fp8.LARGEST[fp8.E5M2]: "fp8e5"}
 
 
 @dataclass
@@ -58,8 +62,21 @@ class Resources:
         )
 
 
-def settings(dtype: str = "bf16"):
-    """(name, kernel, dtype of the activations, constexprs, options) of every launch that ships."""
+def settings(arch: int):
+    """(name, kernel, dtype of the activations, constexprs, options) of every launch that ships for an architecture."""
+    yield from layer_settings()
+    yield from attention_settings((32, 64, 128), (64, 128, 256, 512, 1024))
+    yield from attention_settings((64,), (128, 512, 1024), causal=True)
+    # The other 16 bits take the same tiles; one of each kind shows that they fit.
+    yield from attention_settings((64,), (512,), dtype="fp16")
+    wanted = ("layer_norm_fwd 1024", "layer_norm_bwd 1024", "gelu_fwd tanh", "gelu_bwd tanh")
+    yield from ((f"{name} fp16", *rest) for name, *rest in layer_settings("fp16") if name in wanted)
+    yield from optimizer_settings()
+    if arch >= 89:  # older ones have no 8-bit floats
+        yield from fp8_settings()
+
+
+def layer_settings(dtype: str = "bf16"):
     plain = {"LIMIT": 0.0, "LANES": fp8.LANES}  # nothing in 8 bits
     for block in (256, 1024, 4096):
         flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "BLOCK_N": block}
@@ -88,17 +105,41 @@ def settings(dtype: str = "bf16"):
         yield f"embedding_bwd {block}", embedding_kernels._embedding_bwd_kernel, dtype, flags, launch
     yield "lookup_bwd chunks", embedding_kernels._sum_chunks_kernel, dtype, {"BLOCK_N": 256}, {}
     yield "lookup_bwd runs", embedding_kernels._sum_runs_kernel, dtype, {"BLOCK_N": 256}, {}
-    for head_dim in (32, 64, 128):
-        sizes = {"CAUSAL": False, "HAS_DROPOUT": True, "PRECISION": "tf32", "HEAD_DIM": head_dim, "BLOCK_D": head_dim}
-        for max_seqlen in (64, 128, 256, 512, 1024):
+
+
+def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str = "bf16"):
+    """As `settings`: forward at each length, backward at each head dimension."""
+    more = " causal" * causal + (f" {dtype}" if dtype != "bf16" else "")
+    for head_dim in head_dims:
+        sizes = {"CAUSAL": causal, "HAS_DROPOUT": True, "PRECISION": "tf32", "HEAD_DIM": head_dim, "BLOCK_D": head_dim}
+        for max_seqlen in lengths:
             tiles, launch = _apart(attention.forward_settings(head_dim, max_seqlen, 2))
             kernel = attention._attention_fwd_whole_kernel if "BLOCKS" in tiles else attention._attention_fwd_kernel
-            yield f"attention_fwd d={head_dim} S={max_seqlen}", kernel, dtype, {**sizes, **tiles}, launch
+            yield f"attention_fwd d={head_dim} S={max_seqlen}{more}", kernel, dtype, {**sizes, **tiles}, launch
         tiles, launch = _apart(attention_backward.backward_settings(head_dim, 2))
         flags = {**sizes, **tiles}
-        yield f"attention_dkdv d={head_dim}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
-        yield f"attention_dq d={head_dim}", attention_backward._attention_bwd_dq_kernel, dtype, flags, launch
-    yield from optimizer_settings()
+        yield f"attention_dkdv d={head_dim}{more}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
+        yield f"attention_dq d={head_dim}{more}", attention_backward._attention_bwd_dq_kernel, dtype, flags, launch
+
+
+def fp8_settings(dtype: str = "bf16"):
+    """As `settings`: what writes 8 bits. Activations are e4m3, gradients e5m2."""
+    e4m3, e5m2 = ({"LIMIT": fp8.LARGEST[kind], "LANES": fp8.LANES} for kind in (fp8.E4M3, fp8.E5M2))
+    flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "SAVE_SUM": True, **e4m3}
+    for block in (256, 1024):
+        launch = {"num_warps": layer_norm.warps(block)}
+        flags["BLOCK_N"] = block
+        yield f"layer_norm_fwd {block} e4m3", layer_norm._layer_norm_fwd_kernel, dtype, dict(flags), launch
+    tile = {"BLOCK_M": fp8_kernels.BLOCK, "BLOCK_N": fp8_kernels.BLOCK}
+    cast = fp8_kernels._cast_kernel
+    yield "cast e4m3", cast, dtype, {**tile, **e4m3, "ACROSS": False, "HAS_SUM": False}, {}
+    yield "cast e4m3 of a weight", cast, "fp32", {**tile, **e4m3, "ACROSS": True, "HAS_SUM": False}, {}
+    yield "cast e5m2, sums", cast, dtype, {**tile, **e5m2, "ACROSS": True, "HAS_SUM": True}, {}
+    yield "transpose of 8 bits", fp8_kernels._transpose_kernel, "u8", tile, {}
+    for tanh in (False, True):
+        kind = "tanh" if tanh else "erf"
+        yield f"gelu_fwd {kind} e4m3", fp8_kernels._gelu_cast_kernel, dtype, {**tile, **e4m3, "TANH": tanh}, {}
+        yield f"gelu_bwd {kind} e5m2", fp8_kernels._gelu_bwd_cast_kernel, dtype, {**tile, **e5m2, "TANH": tanh}, {}
 
 
 def optimizer_settings():
@@ -129,7 +170,8 @@ def _signature(kernel, dtype: str, constexprs: dict) -> dict[str, str]:
             types[name] = "constexpr"
         elif name.endswith("_ptr"):
             what = name.removesuffix("_ptr")
-            kind = _OTHERS.get(what) or ("i64" if what in _INT64 else "fp32" if what in _FP32 else dtype)
+            kind = _EIGHT_BITS.get(constexprs.get("LIMIT")) if what in ("data", "across") else None
+            kind = kind or _OTHERS.get(what) or ("i64" if what in _INT64 else "fp32" if what in _FP32 else dtype)
             types[name] = f"*{kind}"
         elif name in _FLOATS:
             types[name] = "fp32"
@@ -150,7 +192,7 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, argument in enumerate(kernel.arg_names)
-            if argument.endswith("_ptr") or argument == "N" or argument.startswith("stride_")
+            if argument.endswith("_ptr") or argument in ("N", "M_up") or argument.startswith("stride_")
         },
     )
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch)
@@ -175,17 +217,17 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
 
 def _compile_at(place: tuple[int, int]) -> Resources:
     setting, arch = place
-    return compile_one(*list(settings())[setting], arch)
+    return compile_one(*list(settings(arch))[setting], arch)
 
 
 def table() -> list[Resources]:
-    places = [(setting, arch) for arch in ARCHITECTURES for setting in range(len(list(settings())))]
+    places = [(setting, arch) for arch in ARCHITECTURES for setting in range(len(list(settings(arch))))]
     with ProcessPoolExecutor() as pool:  # a minute and a half of compiling
         return list(pool.map(_compile_at, places))
 
 
 if __name__ == "__main__":
-    print("| kernel, bf16 | | registers | shared KiB | stack bytes | HMMA | HGMMA |")
+    print("| kernel, bf16 where not said otherwise | | registers | shared KiB | stack bytes | HMMA | HGMMA |")
     print("|---|---|---|---|---|---|---|")
     for one in table():
         print(one.row)

@@ -3,8 +3,8 @@
 Use:  python tests/triton/planted_bugs.py [--short] [--only WORD]     (without a GPU; about a minute, --short 15 s)
 
 The package of kernels is copied to a temporary place, patched there and run in Triton's interpreter by
-tests/triton/test_triton_kernels.py until the first failure. Without a bug the same tests must pass. Exits with 1 where
-a bug was not caught.
+tests/triton/test_triton_kernels.py and test_triton_fp8.py until the first failure. Without a bug the same tests must
+pass. Exits with 1 where a bug was not caught.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Bug:
 
 
 ATTENTION = "test_attention and dtype0 and "
+CAST = "test_cast and shape0 and dtype0"
+TESTS = ("test_triton_kernels.py", "test_triton_fp8.py")
 BUGS = [
     Bug(
         "attention: keys past the end count (a dropped mask)",
@@ -252,6 +254,51 @@ BUGS = [
         "chunk = (place // CHUNK + 2) * CHUNK",
         "test_embedding and dtype0",
     ),
+    Bug(
+        "8 bits: what is too large is not clipped (a dropped limit)",
+        "common.py",
+        "clipped = tl.minimum(tl.maximum(x * scale, -LIMIT), LIMIT)",
+        "clipped = x * scale",
+        CAST,
+        short=True,
+    ),
+    Bug("8 bits: tensors are cast as they are (a wrong scale)", "common.py", "maximum(x * scale", "maximum(x", CAST),
+    Bug("8 bits: the sign counts in the largest magnitude", "common.py", "tl.max(tl.abs(x), 1)", "tl.max(x, 1)", CAST),
+    Bug(
+        "8 bits: what is not finite is made finite",
+        "common.py",
+        'tl.where(tl.abs(x) < float("inf"), clipped, float("nan"))',
+        "clipped",
+        "not_finite",
+    ),
+    Bug(
+        "8 bits: the transpose is not filled up (an off-by-one tile)",
+        "fp8.py",
+        "(tl.trans(rows) < M_up)",
+        "(tl.trans(rows) < M_up - 15)",
+        CAST,
+    ),
+    Bug(
+        "8 bits: rows past the end hold the GELU of the bias (a dropped mask)",
+        "fp8.py",
+        "tl.where(inside, _gelu(x, TANH), 0.0)",
+        "_gelu(x, TANH)",
+        "test_gelu and shape0 and True",
+    ),
+    Bug(
+        "8 bits: the gradient of the GELU's input is cast before it is rounded",
+        "fp8.py",
+        "dx = dx.to(x_ptr.dtype.element_ty).to(tl.float32)",
+        "dx = dx.to(tl.float32)",
+        "test_gelu and shape2 and True",
+    ),
+    Bug(
+        "8 bits: LayerNorm's are those of another scale",
+        "layer_norm.py",
+        "to_fp8(wide, tl.load(slot_scale_ptr)",
+        "to_fp8(wide, tl.load(slot_scale_ptr) * 2",
+        "test_layer_norm and shape0 and not dtype0 and not dtype1",
+    ),
 ]
 
 
@@ -269,7 +316,7 @@ def first_failure(words: str) -> str:
     out = io.StringIO()
     options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-k", words)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = pytest.main([*options, str(HERE / "test_triton_kernels.py")])
+        code = pytest.main([*options, *(str(HERE / name) for name in TESTS)])
     if code not in (0, 1):
         sys.exit(f"{out.getvalue()}\nthe tests of {words!r} did not run")
     failed = [line for line in out.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))]

@@ -9,8 +9,10 @@ import pytest
 import torch
 from close import assert_close
 
-from fastbert import fp8, ops, reference
+from fastbert import BertConfig, fp8, ops, reference
+from fastbert.modules.encoder import BertEncoder
 from fastbert.rng import Dropout
+from fastbert.train.precision import Precision
 
 pytest.importorskip("triton")
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
@@ -164,3 +166,68 @@ def test_linear(rows, columns, features):
     for i, (g, a, t, s) in enumerate(zip(got, again, true, same, strict=True)):
         assert torch.equal(g, a)
         assert_close(g, t, s, gradient=i > 0, what=f"result {i}")
+
+
+class OnlyValues:
+    """A layout whose attention is the values: the kernels of attention have nothing to do with 8 bits."""
+
+    def attend(self, q, k, v, dropout):
+        return v + 0 * (q + k), None
+
+
+def train(backend: str, precision: str = "fp8", after_step=lambda: None):
+    """(output, gradients by name) of two steps of two layers without an optimiser, and the policy."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    encoder = BertEncoder(BertConfig(**sizes)).to(DEVICE)
+    policy = Precision(precision, encoder, torch.device(DEVICE))
+    x, dout = (torch.randn(5, 32, device=DEVICE) for _ in range(2))
+    found = []
+    with ops.backend(backend):
+        for number in range(2):
+            encoder.zero_grad()
+            hidden = x * (1 + 0.1 * number)
+            with policy.block():
+                for layer in encoder.layer:
+                    hidden, _ = layer(hidden, OnlyValues(), None)
+            hidden.backward(dout.to(hidden.dtype))
+            found.append({"out": hidden.detach()} | {name: p.grad for name, p in encoder.named_parameters()})
+            policy.end_step(None)
+            after_step()
+    return found, policy.fp8
+
+
+def test_a_step_with_operands_that_stay_in_8_bits(monkeypatch):
+    """Who casts what, that it makes the bits of plain kernels and casts of their own, and that these are right."""
+    from fastbert.triton_kernels import fp8 as kernels
+
+    casts, cast, counts = [], kernels.cast, []
+    monkeypatch.setattr(kernels, "cast", lambda x, slot, **more: casts.append(slot) or cast(x, slot, **more))
+    fused, policy = train("triton", after_step=lambda: counts.append(len(casts)))
+    # Two layers. The first step casts in each what q, k, v read, what attention, LayerNorm and GELU gave; six weights
+    # and six gradients.
+    assert counts[0] == 2 * (4 + 6 + 6)
+    # Later the second layer reads what a LayerNorm left, GELU's output and the gradient of its input are never there in
+    # 16 bits; and the weights did not change here.
+    assert counts[1] - counts[0] == 1 + 2 * (1 + 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(fp8, "output", lambda weight: None)
+        patch.setattr(ops, "is_fused", lambda *_: False)
+        plain, other = train("triton")
+    for one, two in zip(fused, plain, strict=True):
+        for name, value in one.items():
+            if name.endswith("intermediate.dense.bias"):  # its sums are taken in another order
+                torch.testing.assert_close(value, two[name])
+            else:
+                assert torch.equal(value, two[name]), name
+    for table in ("scale", "history"):
+        assert torch.equal(getattr(policy.scales, table), getattr(other.scales, table))
+    # The reference has numbers in place of bits: as far from float32 as that is, and no further.
+    wanted, exact = (train("reference", precision)[0] for precision in ("fp8", "fp32"))
+    for got, same, true in zip(fused, wanted, exact, strict=True):
+        for name, value in true.items():
+            if name.endswith(("query.bias", "query.weight", "key.bias", "key.weight")):
+                continue  # nothing comes through them here
+            off, allowed = ((t[name].float() - value).norm() for t in (got, same))
+            assert off <= 1.5 * allowed + 1e-6 * value.norm(), name
+            assert off < 0.2 * value.norm(), name
