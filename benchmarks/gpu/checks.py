@@ -13,10 +13,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import fp8_kernels
 import torch
 
-from fastbert import ops
+from fastbert import fp8, ops
 from fastbert.rng import Dropout
+from fastbert.train.precision import why_no_fp8
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DROPOUT = Dropout(0.1, seed=1, offset=2, site=3)
@@ -40,7 +42,7 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
 
 def kernel_tests(dry: bool) -> dict:
     """Every op against fp64, every gradient, twice to the same bits."""
-    return pytest(dry, ("tests/triton/test_triton_kernels.py",))
+    return pytest(dry, ("tests/triton/test_triton_kernels.py", "tests/triton/test_triton_fp8.py"))
 
 
 def step_tests(dry: bool) -> dict:
@@ -77,7 +79,7 @@ def cases(device: str, tokens: int, columns: int) -> dict[str, tuple[Callable, l
     def embedding(word, token_type, position):
         return ops.embedding(ids, types, positions, word, token_type, position, weight, bias, 1e-12, dropout=DROPOUT)
 
-    return {
+    found = {
         "attention": (
             lambda q, k, v: ops.attention(q, k, v, cu_seqlens, 512, dropout=DROPOUT),
             [random(tokens, heads, width) for _ in "qkv"],
@@ -91,6 +93,24 @@ def cases(device: str, tokens: int, columns: int) -> dict[str, tuple[Callable, l
         "embedding": (embedding, [random(60, columns), random(2, columns), random(64, columns)]),
         "dropout": (lambda x: ops.dropout(x, DROPOUT), [random(tokens, columns)]),
     }
+    if why_no_fp8(torch.device(device)) is None:
+        found["feed-forward in 8 bits"] = (_eight_bits(random, tokens, columns), [random(tokens, columns), bias])
+    return found
+
+
+def _eight_bits(random: Callable, tokens: int, columns: int) -> Callable:
+    """LayerNorm and a feed-forward block that hand each other 8 bits, after the step that makes their scales."""
+    up, down = (torch.nn.Parameter(random(*shape)) for shape in ((4 * columns, columns), (columns, 4 * columns)))
+    norm, between = torch.nn.Parameter(random(columns)), random(4 * columns)
+    policy = fp8_kernels.policy([up, down], norm)
+
+    def block(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        with fp8.use(policy):
+            return fp8_kernels.block(ops.layer_norm(x, norm, bias, 1e-12), up, between, down)
+
+    bits(block, [random(tokens, columns), random(columns)])
+    policy.scales.end_step()
+    return block
 
 
 def bits(function: Callable, leaves: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -31,6 +31,7 @@ TRAINING = [
 SYSTEMS = (
     "fastbert",
     "transformers sdpa",
+    "fastbert fp8",
     "fastbert uncaptured",
     "transformers compiled",
     "transformers flash-attention-2",
@@ -131,7 +132,8 @@ def _ours(config: BertConfig, batch: StaticBatch, shape: BatchShape, system: str
     network = BertForPreTraining(config).to(device).train()
     network.last_layer = "needed"
     optimizer = fastbert.optim.AdamW(fastbert.optim.param_groups(network, 0.01), lr=1e-4)
-    engine = LocalEngine(network, optimizer, precision="fp16" if "fp16" in system else "bf16")
+    precision = next((name for name in ("fp16", "fp8") if name in system), "bf16")
+    engine = LocalEngine(network, optimizer, precision=precision)
     if system == "fastbert uncaptured":
         moved, losses = batch.to(device), []
 
@@ -166,7 +168,7 @@ def _theirs(config: BertConfig, padded: dict, system: str, device: str, dry: boo
 
 
 def training(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:
-    """Forward, backward, clipping and AdamW in bf16 (fp16 where it says so) on fp32 weights, dropout 0.1."""
+    """Forward, backward, clipping and AdamW in bf16 (fp16 or fp8 where it says so) on fp32 weights, dropout 0.1."""
     device = "cpu" if dry else "cuda"
     config = config_of(model, dry)
     tokens = 512 if dry else 16384 if model == "large" else 32768

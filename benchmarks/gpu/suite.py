@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import checks
 import cuda_kernels
+import fp8_kernels
 import kernels
 import steps
 
@@ -161,6 +162,8 @@ def parts(results: Results, histogram, dry: bool) -> dict:
 
     def of_kernels() -> None:
         for name, function in kernels.measurements(dry):
+            results.measure(f"kernel {name}", function)
+        for name, function in fp8_kernels.measurements(dry):
             results.measure(f"kernel {name}", function)
         for name, function in cuda_kernels.measurements(dry):  # record.py chooses by these
             results.measure(name, function)
