@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .. import ops, rng
+from .. import fp8, ops, rng
 from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..modules.decoder import GPTBlock, normalise
@@ -152,7 +152,10 @@ class GPTModel(GPTPreTrainedModel):
         states = [] if show is None else [show(x)]
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, block in enumerate(self.h, 1):
-            x = checkpoint(block, x, layout, key, use_reentrant=False) if recompute else block(x, layout, key)
+            if recompute:
+                x = checkpoint(block, x, layout, key, use_reentrant=False, context_fn=fp8.contexts)
+            else:
+                x = block(x, layout, key)
             if number == len(self.h) and self.config.pre_norm:
                 x = normalise(self.ln_f, x)
             if show is not None:

@@ -1,4 +1,4 @@
-"""Which dense layers of a model multiply in 8 bits: those of its encoder's layers.
+"""Which dense layers of a model multiply in 8 bits: those of its stack's layers.
 
 Embeddings, pooler and heads stay as they are: what they make is a small part of the arithmetic, and their errors go
 straight into the loss.
@@ -7,26 +7,60 @@ straight into the loss.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import nn
 
 from .. import fp8
 from ..errors import InputError
 from ..fp8 import E4M3, E5M2
-from .encoder import BertEncoder
+from .decoder import GPTBlock
+from .layer import BertLayer
 from .linear import is_plain
 
-# Of a layer, by who reads it: what query, key and value, the attention's output, and both feed-forward products read.
-_INPUTS = ("attention.self", "attention.output", "intermediate", "output")
-# (dense layer, what it reads)
-_DENSE = (
-    ("attention.self.query", 0),
-    ("attention.self.key", 0),
-    ("attention.self.value", 0),
-    ("attention.output.dense", 1),
-    ("intermediate.dense", 2),
-    ("output.dense", 3),
+# What a layer's dense parts read: the attention's input, what attention gave, the feed-forward block's input, what GELU
+# gave.
+_INPUTS = 4
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Where a layer of one kind has what.
+
+    Args:
+        dense: (name, number of the input that it reads).
+        norms: (name of a LayerNorm, number of the input of this layer that it makes).
+        last: the LayerNorm that makes the first input of the next layer, if one does.
+    """
+
+    dense: tuple[tuple[str, int], ...]
+    norms: tuple[tuple[str, int], ...]
+    last: str | None = None
+
+
+_BERT = _Form(
+    dense=(
+        ("attention.self.query", 0),
+        ("attention.self.key", 0),
+        ("attention.self.value", 0),
+        ("attention.output.dense", 1),
+        ("intermediate.dense", 2),
+        ("output.dense", 3),
+    ),
+    norms=(("attention.output.LayerNorm", 2),),
+    last="output.LayerNorm",
 )
+_GPT_DENSE = (("attn.c_attn", 0), ("attn.c_proj", 1), ("mlp.c_fc", 2), ("mlp.c_proj", 3))
+_GPT = _Form(_GPT_DENSE, norms=(("ln_1", 2),), last="ln_2")
+_GPT2 = _Form(_GPT_DENSE, norms=(("ln_1", 0), ("ln_2", 2)))
+
+
+def _form(layer: nn.Module) -> _Form | None:
+    if isinstance(layer, BertLayer):
+        return _BERT
+    if isinstance(layer, GPTBlock):
+        return _GPT2 if layer.config.pre_norm else _GPT
+    return None
 
 
 def policy(model: nn.Module) -> fp8.Policy:
@@ -37,28 +71,34 @@ def policy(model: nn.Module) -> fp8.Policy:
     Raises:
         InputError: the model has no such layer, or one whose sizes are no multiples of 16.
     """
-    encoders = [module for module in model.modules() if isinstance(module, BertEncoder)]
-    kinds = [E4M3] * (len(_INPUTS) + len(_DENSE)) + [E5M2] * len(_DENSE)
-    count = sum(len(encoder.layer) for encoder in encoders)
-    scales = fp8.Scales(kinds * count, next(model.parameters()).device)
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    stacks = [[(layer, _form(layer)) for layer in stack] for stack in stacks]
+    stacks = [layers for layers in stacks if layers and all(form for _, form in layers)]
+    kinds = [kind for layers in stacks for _, form in layers for kind in _kinds(form)]
+    scales = fp8.Scales(kinds, next(model.parameters()).device)
     sites, outputs, first = [], [], 0
-    for encoder in encoders:
+    for layers in stacks:
         before = None
-        for layer in encoder.layer:
-            slots = [scales.slot(first + place) for place in range(len(kinds))]
-            sites += _sites(layer, slots)
-            outputs.append((layer.attention.output.LayerNorm.weight, slots[2]))
-            if before is not None:
-                outputs.append((before.output.LayerNorm.weight, slots[0]))
-            before, first = layer, first + len(kinds)
+        for layer, form in layers:
+            slots = [scales.slot(first + place) for place in range(len(_kinds(form)))]
+            sites += _sites(layer, form, slots)
+            outputs += [(layer.get_submodule(name).weight, slots[place]) for name, place in form.norms]
+            if before is not None and form.last:
+                outputs.append((before.get_submodule(form.last).weight, slots[0]))
+            before, first = layer, first + len(slots)
     if not sites:
-        raise InputError(f"precision fp8 is for dense layers of a BertEncoder, {type(model).__name__} has none")
+        raise InputError(f"precision fp8 is for the dense layers of BERT and GPT, {type(model).__name__} has none")
     return fp8.Policy(scales, sites, outputs)
 
 
-def _sites(layer: nn.Module, slots: list[fp8.Slot]) -> Iterator[fp8.Site]:
-    own, grad = len(_INPUTS), len(_INPUTS) + len(_DENSE)
-    for place, (name, reads) in enumerate(_DENSE):
+def _kinds(form: _Form) -> list:
+    """Of a layer's entries: its inputs, its weights, the gradients of what they give."""
+    return [E4M3] * (_INPUTS + len(form.dense)) + [E5M2] * len(form.dense)
+
+
+def _sites(layer: nn.Module, form: _Form, slots: list[fp8.Slot]) -> Iterator[fp8.Site]:
+    own, grad = _INPUTS, _INPUTS + len(form.dense)
+    for place, (name, reads) in enumerate(form.dense):
         dense = layer.get_submodule(name)
         if not is_plain(dense):
             continue

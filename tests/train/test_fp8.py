@@ -9,7 +9,7 @@ import pytest
 import torch
 from pretraining_runs import assert_same_run, checkpoint_of
 
-from fastbert import BertForPreTraining, fp8, optim
+from fastbert import BertForPreTraining, GPT2Config, GPTConfig, GPTForPreTraining, PackedBatch, fp8, optim
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
@@ -59,6 +59,31 @@ def test_the_dense_layers_of_the_encoder_multiply_in_8_bits_and_no_others(tiny_m
     with fp8.use(engine.policy.fp8), torch.enable_grad():
         engine.model(batches[0])
     assert called
+
+
+@pytest.mark.parametrize("kind", [GPTConfig, GPT2Config])
+def test_the_layers_of_a_gpt_too(kind):
+    """Recomputed or not; the same losses as in float32 but for the rounding."""
+    config = kind(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+    ids = torch.randint(50, (20,), generator=torch.Generator().manual_seed(0))
+    bounds = torch.tensor([0, 9, 20], dtype=torch.int32)
+    places = torch.cat([torch.arange(9), torch.arange(11)])
+    labelled = torch.tensor([0, 1, 2, 3, 10, 11, 12])
+    batch = PackedBatch(ids, torch.zeros_like(ids), places, bounds, 11, labelled, ids[labelled + 1])
+    losses = {}
+    for name, recompute in (("fp32", False), ("fp8", False), ("fp8 again", True)):
+        torch.manual_seed(0)
+        model = GPTForPreTraining(config).train()
+        if recompute:
+            model.gradient_checkpointing_enable()
+        engine = LocalEngine(model, optim.AdamW(optim.param_groups(model, 0.01), lr=2e-3), precision=name.split()[0])
+        losses[name] = take(engine, [batch] * 3)
+        if engine.policy.fp8:
+            assert len(engine.policy.fp8) == 2 * 4
+            assert (engine.policy.fp8.scales.history[:, 0] > 0).all()
+    assert losses["fp8"] == losses["fp8 again"]
+    assert losses["fp8"] == pytest.approx(losses["fp32"], rel=2e-2)
+    assert losses["fp8"] != losses["fp32"]
 
 
 def test_losses_are_those_of_float32_but_for_the_rounding(tiny_model, batches):
@@ -151,7 +176,7 @@ def test_what_cannot_be_had_is_refused_in_words(tiny_model, recipe, monkeypatch)
     model.bert.encoder.layer[0].output.dense = torch.nn.Linear(64, 40)
     with pytest.raises(InputError, match=r"multiples of 16, got \(64, 40\) of output.dense"):
         policy(model)
-    with pytest.raises(InputError, match="BertEncoder, Linear has none"):
+    with pytest.raises(InputError, match="BERT and GPT, Linear has none"):
         policy(torch.nn.Linear(16, 16))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
