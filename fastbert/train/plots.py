@@ -19,15 +19,21 @@ def _thin(points: list) -> list:
 
 
 def loss_plot(
-    rows: Sequence[dict], path: str | os.PathLike, *, baseline: float | None = None, title: str | None = None
+    rows: Sequence[dict],
+    path: str | os.PathLike,
+    *,
+    baseline: float | None = None,
+    title: str | None = None,
+    words: str = "masked-LM",
 ) -> Path:
-    """Draws the masked-LM loss and, where there is one, the next-sentence accuracy against the step.
+    """Draws the loss of predicted words and, where there is one, the next-sentence accuracy against the step.
 
     Args:
         rows: of metrics.jsonl; kinds "train" and "heldout".
         path: .png or .svg.
         baseline: the unigram entropy of the held-out targets, drawn as a line.
         title: above the picture.
+        words: which words are predicted.
     """
     from matplotlib.figure import Figure
 
@@ -38,7 +44,7 @@ def loss_plot(
     _curves(axes[0], rows, "mlm_loss", 1.0)
     if baseline is not None:
         axes[0].axhline(baseline, color=_INK, linestyle=":", label="unigram entropy (held out)")
-    axes[0].set_ylabel("masked-LM cross-entropy (nats)")
+    axes[0].set_ylabel(f"{words} cross-entropy (nats)")
     if with_pairs:
         _curves(axes[1], rows, "nsp_acc", 100.0)
         axes[1].axhline(50, color=_INK, linestyle=":", label="guessing")

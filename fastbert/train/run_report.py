@@ -19,9 +19,9 @@ from .metrics import read_metrics
 _MOST_POINTS = 1000
 # Figures of a row that are drawn against the step: name, what the axis says, scale, logarithmic.
 _CURVES = (
-    ("mlm_loss", "masked-LM cross-entropy (nats)", 1.0, False),
+    ("mlm_loss", "{words} cross-entropy (nats)", 1.0, False),
     ("nsp_loss", "next-sentence cross-entropy (nats)", 1.0, False),
-    ("mlm_acc", "masked-LM accuracy (%)", 100.0, False),
+    ("mlm_acc", "{words} accuracy (%)", 100.0, False),
     ("nsp_acc", "next-sentence accuracy (%)", 100.0, False),
     ("lr", "learning rate", 1.0, False),
     ("grad_norm", "norm of the gradient", 1.0, True),
@@ -82,9 +82,15 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [f"{path} ({number})" for number, path in enumerate(paths, 1)]
 
 
+def predicted_words(configs: Sequence[PretrainConfig]) -> str:
+    """What the figures of words are of: the objective that the runs have."""
+    names = {"mlm": "masked-LM", "causal": "next-word"}
+    return " or ".join(name for key, name in names.items() if any(c.samples.objective == key for c in configs))
+
+
 def figures(run: Run) -> dict[str, float | int | str]:
     """What the run came to, by name; what it did not measure is left out."""
-    train, heldout = run.kind("train"), run.kind("heldout")
+    train, heldout, words = run.kind("train"), run.kind("heldout"), predicted_words([run.config])
     last = train[-1] if train else {}
     seconds = sum(row.get("seconds", 0.0) for row in train)
     found = {
@@ -101,9 +107,9 @@ def figures(run: Run) -> dict[str, float | int | str]:
         best = min(phase, key=lambda row: row["mlm_loss"] + row.get("nsp_loss", 0.0))
         found |= {
             "best held-out step": best["step"],
-            "held-out masked-LM loss (nats)": best["mlm_loss"],
+            f"held-out {words} loss (nats)": best["mlm_loss"],
             "unigram entropy of the same (nats)": best.get("unigram_entropy"),
-            "held-out masked-LM accuracy (%)": 100 * best["mlm_acc"],
+            f"held-out {words} accuracy (%)": 100 * best["mlm_acc"],
             "held-out next-sentence accuracy (%)": 100 * best["nsp_acc"] if "nsp_acc" in best else None,
         }
     for name, label, scale in (
@@ -165,6 +171,7 @@ def write_report(runs: Sequence[Run], path: str | os.PathLike) -> Path:
     page.text("Thin lines are training, thick ones with dots held-out documents.", note=True)
     for name, label, scale, logarithmic in _CURVES:
         if any(name in row for run in runs for row in run.rows):
+            label = label.format(words=predicted_words([run.config for run in runs]))
             page.drawing(_curve(runs, name, label, scale, logarithmic))
     if any(f"{part}_seconds" in row for run in runs for row in run.rows for part in _PARTS):
         page.heading("Where the time goes")
@@ -179,7 +186,8 @@ def write_pages(run_dir: Path, config: PretrainConfig, rows: list[dict], best: d
     """loss.png and report.html of a run that ends; returns all that is in its directory."""
     from .plots import loss_plot
 
-    plot = loss_plot(rows, run_dir / "loss.png", baseline=best.get("unigram_entropy"))
+    words = predicted_words([config])
+    plot = loss_plot(rows, run_dir / "loss.png", baseline=best.get("unigram_entropy"), words=words)
     report = write_report([Run(run_dir.name, run_dir, config, rows)], run_dir / "report.html")
     names = ("model", "checkpoints", "metrics.jsonl", "steps.jsonl", "tensorboard", "config.yaml")
     return [run_dir / name for name in names] + [plot, report]

@@ -95,6 +95,8 @@ def test_filters_are_those_of_transformers(temperature, top_k, top_p):
 def test_draws_have_the_distribution_of_the_logits(pair):
     """4,000 draws of one token: each share within five standard deviations of its probability."""
     _, model = pair
+    if model.config.model_type != "gpt2" or not model.config.tie_word_embeddings:
+        pytest.skip("one kind is enough: the draws know nothing of it")
     prompt = ids(1, 3)
     with torch.no_grad():
         shares = filtered(model(prompt).logits[:, -1], 0.8, 6, None).softmax(-1)[0]

@@ -156,10 +156,10 @@ def test_choices_are_scored_each_by_its_last_token(word_directory, words):
 @pytest.mark.parametrize("auxiliary_lm", [0.0, 0.5])
 def test_a_gpt_learns_a_word(word_directory, words, tmp_path, auxiliary_lm):
     torch.manual_seed(0)
-    task, dev = registry.get("sst2"), rows_of(48, 2)
+    task, dev = registry.get("sst2"), rows_of(32, 2)
     model = task.model(word_directory)
     config = FinetuneConfig(epochs=4, batch_size=16, lr=5e-3, max_seqlen=16, auxiliary_lm=auxiliary_lm)
-    result = finetune(task, model, words, rows_of(192, 1), dev, config, out=tmp_path / "run")
+    result = finetune(task, model, words, rows_of(160, 1), dev, config, out=tmp_path / "run")
     assert result.best["accuracy"] == 1.0
     again = task.model(result.model_dir)
     task.adopt(again.config)
