@@ -63,8 +63,12 @@ class Wanted:
 
 
 def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wanted:
-    """The model of a row."""
+    """The model of a row. Raises InputError where its options do not go with its kind."""
+    from ..train.pretrain import model_settings
+
     config = study.pretraining(row, seed, data, "")
+    if row.static is None:
+        model_settings(config, None)
     key = keys.of_pretraining(config, data / "manifest.json")
     if row.static is not None:
         if row.at != 1.0 or row.keep:

@@ -14,6 +14,7 @@ import pytest
 import study_runs
 
 from fastbert.cli.main import main
+from fastbert.errors import InputError
 from fastbert.study import page, results, run, spec
 
 
@@ -112,7 +113,7 @@ def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done
 def test_a_killed_study_goes_on_and_comes_to_the_same_bits(place, tmp_path):
     rows = study_runs.TINY.index("  - {name: no NSP"), study_runs.TINY.index("tasks:")
     text = study_runs.TINY[: rows[0]] + study_runs.TINY[rows[1] :]
-    text = text.replace("steps: 12", "steps: 60").replace("eval_every: 4", "eval_every: 2")
+    text = text.replace("steps: 12", "steps: 40").replace("eval_every: 4", "eval_every: 2")
     (place / "long.yaml").write_text(text.replace("seeds: [0, 1]", "seeds: [0]"))
     straight, _ = complete(read(place, "long.yaml"), tmp_path / "straight")
     cache, out = tmp_path / "killed", tmp_path / "out"
@@ -132,6 +133,39 @@ def test_a_killed_study_goes_on_and_comes_to_the_same_bits(place, tmp_path):
     assert study_runs.kept(cache) == study_runs.kept(tmp_path / "straight")
     found = json.loads((out / "long-smoke" / "results.json").read_text())
     assert study_runs.same_in_every_run(found) == json.loads(json.dumps(study_runs.same_in_every_run(straight)))
+
+
+def test_vectors_without_context_and_an_elmo_are_rows_too(place, tmp_path):
+    pytest.importorskip("gensim")
+    rows = study_runs.TINY.index("rows:"), study_runs.TINY.index("tasks:")
+    text = f"""{study_runs.TINY[: rows[0]]}polysemy: true
+rows:
+  - {{name: BERT}}
+  - name: ELMo
+    pretrain: {{model: elmo-2x32x2, init: bert, samples: {{objective: causal, nsp: false}}}}
+    task: {{features: mix}}
+  - {{name: static, static: {{size: 16}}, task: {{features: embeddings}}}}
+{study_runs.TINY[rows[1] :]}"""
+    text = text.replace("steps: 12", "steps: 4").replace("seeds: [0, 1]", "seeds: [0]")
+    (place / "kinds.yaml").write_text(text.replace("init: bert, ", ""))
+    with pytest.raises(InputError, match="init small is a start for a BERT, got model 'elmo-2x32x2'"):
+        run.work_of(read(place, "kinds.yaml"), tmp_path / "cache")
+    (place / "kinds.yaml").write_text(text)
+    options = ["--data-dir", str(place), "--corpus", str(place / "corpus.txt"), "--out", str(tmp_path)]
+    assert main(["study", str(place / "kinds.yaml"), *options]) == 0
+    found = json.loads((tmp_path / "kinds-smoke" / "results.json").read_text())
+    bert, elmo, static = (row["pretraining"] for row in found["rows"])
+    assert (bert["model"], elmo["model"], static["model"]) == ("4x32x2", "elmo-2x32x2", "word2vec")
+    assert len(bert["margins"]) == len(elmo["margins"]) == 1
+    assert static["losses"] == []
+    assert all(row["figures"]["ner"]["values"] for row in found["rows"])
+    senses = found["polysemy"]["rows"]
+    assert list(senses) == ["BERT", "ELMo", "static"]
+    # A vector that is the same in every sentence has each of the fifteen others as its nearest.
+    assert senses["static"]["accuracy"] == [pytest.approx(found["polysemy"]["chance"])]
+    report = (tmp_path / "kinds-smoke" / "report.md").read_text()
+    assert "predicts no words" in report
+    assert "polysemy.png" in report
 
 
 def test_the_report_says_what_was_found(place, done, tmp_path):
