@@ -24,6 +24,7 @@ from . import (  # noqa: F401
 )
 from ._cpu_int8 import pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused
+from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
 from ._invariant import batch_invariant
 from ._invariant import refuse as refuse_variant
@@ -55,6 +56,7 @@ __all__ = [
     "embedding",
     "encoder",
     "gelu",
+    "gradients_in_place",
     "is_batch_invariant",
     "is_fused",
     "is_int8",

@@ -1,16 +1,22 @@
 """Embedding sum, LayerNorm and dropout in one pass by the CPU kernels.
 
 Kept for backward: two numbers a token. The sums are made again from the tables, the dropout's bits drawn again.
+Where the engine allows it (`_in_place`), rows of the word table's gradient go straight into ``word.grad``.
 """
 
 from __future__ import annotations
+
+import threading
 
 import torch
 from torch import Tensor
 
 from .. import _native
 from ..rng import Dropout
-from . import _cpu, _dispatch
+from . import _cpu, _dispatch, _in_place
+
+# The word table of the call under way whose gradient this op adds itself; `_setup_context` takes it over.
+_own = threading.local()
 
 
 def _ids(*ids: Tensor) -> list[Tensor]:
@@ -83,7 +89,7 @@ def _backward(
         rows,
         columns,
     )
-    return *dtables, dweight, dbias
+    return *dtables, dweight, dbias, dsum
 
 
 def _backward_fake(
@@ -92,7 +98,8 @@ def _backward_fake(
 ):  # fmt: skip
     tables = (word, token_type, position)
     dtables = [t.new_empty(t.shape if want else 0) for t, want in zip(tables, wanted, strict=True)]
-    return *dtables, *(dout.new_empty(dout.shape[1], dtype=torch.float32) for _ in range(2))
+    sizes = (dout.shape[1], dout.shape[1], dout.shape)
+    return *dtables, *(dout.new_empty(size, dtype=torch.float32) for size in sizes)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -102,12 +109,17 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*ids_and_tables, weight, mean, rstd)
     ctx.dropout, ctx.bias_dtype = (threshold, seed, offset, site), bias.dtype
+    ctx.own = getattr(_own, "word", None)
 
 
 def _gradient(ctx, dout: Tensor, *_):
     weight = ctx.saved_tensors[6]
     wanted = list(ctx.needs_input_grad[3:6])
-    *dtables, dweight, dbias = _embedding_backward(dout, *ctx.saved_tensors, ctx.padding_idx, wanted, *ctx.dropout)
+    *dtables, dweight, dbias, rows = _embedding_backward(
+        dout, *ctx.saved_tensors, ctx.padding_idx, wanted, *ctx.dropout
+    )
+    if ctx.own is not None:
+        _in_place.add_rows(ctx.own, ctx.saved_tensors[0].to(torch.int64), rows, ctx.padding_idx)
     dtables = [d if want else None for d, want in zip(dtables, wanted, strict=True)]
     return None, None, None, *dtables, dweight.to(weight.dtype), dbias.to(ctx.bias_dtype), *(None,) * 6
 
@@ -118,7 +130,7 @@ _INPUTS = (
 )
 _embedding_backward = _cpu.define(
     f"embedding_backward(Tensor dout, {_INPUTS}, Tensor mean, Tensor rstd, int padding_idx, bool[] wanted, "
-    f"{_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"{_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
@@ -159,5 +171,11 @@ def embedding(
         padding_idx = -1
     elif padding_idx < 0:  # counted from the end, as torch does
         padding_idx += word.shape[0]
-    tensors = (input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias)
-    return _embedding(*tensors, eps, padding_idx, *_cpu.dropout_arguments(dropout))[0]
+    # Something else must lead backward here when the word table does not.
+    if _in_place.is_allowed(word) and any(t.requires_grad for t in (token_type, position, weight, bias)):
+        _own.word, word = word, word.detach()
+    try:
+        tensors = (input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias)
+        return _embedding(*tensors, eps, padding_idx, *_cpu.dropout_arguments(dropout))[0]
+    finally:
+        _own.word = None

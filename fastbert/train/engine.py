@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .. import hardware, rng
+from .. import hardware, ops, rng
 from ..errors import CheckpointError, FastbertError
 from ..optim import clipped_step, device_step
 from ..optim.base import MasterWeightOptimizer
@@ -60,6 +60,8 @@ class LocalEngine:
 
     world = World()
     loss_scale = 1.0
+    # Whether an op may add to a gradient by itself; not where something waits for autograd to bring it.
+    gradients_in_place = True
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class LocalEngine:
 
     def _forward(self, compute_loss: Callable[[], Tensor]) -> Tensor:
         key = rng.DropoutKey(self.seed, self.micro_step + self.world.rank)
-        with rng.use(key), self.autocast():
+        with rng.use(key), self.autocast(), ops.gradients_in_place(self.gradients_in_place):
             loss = compute_loss()
         self.micro_step += self.world.size
         return loss

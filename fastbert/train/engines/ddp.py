@@ -22,6 +22,8 @@ class DDPEngine(LocalEngine):
     the same on all ranks, bit for bit; so is what follows: norm, clipping, the decision to skip, and the update.
     """
 
+    gradients_in_place = False
+
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, **options) -> None:
         super().__init__(model, optimizer, **options)
         self.world = world

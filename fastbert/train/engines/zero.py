@@ -53,6 +53,8 @@ class DeepSpeedEngine(LocalEngine):
         model, optimizer, world, options: as in `LocalEngine`; the optimiser is over the whole parameters.
     """
 
+    gradients_in_place = False
+
     def __init__(
         self,
         model: nn.Module,
