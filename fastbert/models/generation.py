@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..errors import InputError
 from ..modules.cache import KeyValueCache
 from ..modules.layout import PackedLayout
@@ -50,6 +51,7 @@ def generate(
 
     Raises:
         InputError: an empty prompt, an option out of range, or more tokens than the model has positions for.
+        BackendError: in batch-invariant mode with ``use_cache``.
     """
     config = model.config
     rows = _rows(prompts, attention_mask)
@@ -85,6 +87,7 @@ def _continue(model, rows, count: int, filters: tuple, draws: Tensor | None, end
     done = torch.zeros(len(rows), dtype=torch.bool, device=device)
     cache = None
     if use_cache:
+        ops.refuse_variant("generate keeps keys and values, which torch attends to; expected use_cache=False")
         room = (config.n_layer, config.n_head, config.head_dim, len(rows), int(lengths.max()) + count)
         cache = KeyValueCache(*room, device=device, dtype=model.dtype)
     chosen: list[Tensor] = []

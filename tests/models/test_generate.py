@@ -12,7 +12,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from fastbert.errors import InputError
+import fastbert
+from fastbert.errors import BackendError, InputError
 from fastbert.models.generation import filtered
 from fastbert.models.gpt import GPTForPreTraining
 
@@ -105,6 +106,16 @@ def test_draws_have_the_distribution_of_the_logits(pair):
     found = torch.bincount(out[:, 3], minlength=SIZES["vocab_size"]) / count
     assert int((found > 0).sum()) <= 6
     assert bool(((found - shares).abs() <= 5 * (shares * (1 - shares) / count).sqrt()).all())
+
+
+def test_batch_invariant_a_prompt_goes_on_alike_in_any_batch(pair):
+    _, model = pair
+    a, b = ids(5).tolist(), ids(9).tolist()
+    with fastbert.batch_invariant():
+        alone = model.generate([a], max_new_tokens=4, use_cache=False)
+        assert model.generate([b, a], max_new_tokens=4, use_cache=False)[1:] == alone
+        with pytest.raises(BackendError, match="expected use_cache=False"):
+            model.generate([a], max_new_tokens=4)
 
 
 def test_a_model_in_training_is_left_so_and_drops_nothing(pair):
