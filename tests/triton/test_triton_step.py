@@ -17,6 +17,7 @@ from fastbert.data.budget import BatchShape, fill_up
 from fastbert.models import door, pretraining_heads
 from fastbert.train import graph
 from fastbert.train.engine import LocalEngine
+from fastbert.train.precision import why_no_fp8
 
 pytest.importorskip("triton")
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
@@ -76,13 +77,17 @@ def run(backend: str, steps: int = 3, precision: str = "fp32", forbid: bool = Fa
     return losses, [p.detach() for p in engine.parameters]
 
 
+def leave_out_checks(monkeypatch) -> None:
+    """On a CPU these look at the ids; on a GPU they return at once."""
+    if INTERPRETING:
+        monkeypatch.setattr(door, "check_ids", lambda *_: None)
+        monkeypatch.setattr(pretraining_heads, "check_labels", lambda *_: None)
+
+
 def test_a_step_is_right_and_never_waits_for_the_device(monkeypatch):
     """The kernels read seed and offset from memory, the reference is told them: the dropout is the same."""
     expected, same = run("reference", 2) if INTERPRETING else (None, None)
-    if INTERPRETING:
-        # On a CPU these look at the ids; on a GPU they return at once.
-        monkeypatch.setattr(door, "check_ids", lambda *_: None)
-        monkeypatch.setattr(pretraining_heads, "check_labels", lambda *_: None)
+    leave_out_checks(monkeypatch)
     losses, weights = run("triton", 2, forbid=True)
     if INTERPRETING:  # a graph cannot be told numbers
         assert losses == pytest.approx(expected, rel=1e-5)
@@ -90,15 +95,26 @@ def test_a_step_is_right_and_never_waits_for_the_device(monkeypatch):
             torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
+NO_FP8 = why_no_fp8(torch.device(DEVICE))
+
+
+@pytest.mark.skipif(bool(NO_FP8), reason=str(NO_FP8))
+def test_a_step_in_8_bits_never_waits_either(monkeypatch):
+    """Scales are made and read where the tensors are."""
+    leave_out_checks(monkeypatch)
+    run("triton", 2, "fp8", forbid=True)
+
+
 if not INTERPRETING:
 
-    def test_replays_of_a_graph_are_steps_that_were_not_captured(monkeypatch):
+    @pytest.mark.parametrize("precision", ["fp32", *([] if NO_FP8 else ["fp8"])])
+    def test_replays_of_a_graph_are_steps_that_were_not_captured(monkeypatch, precision):
         """Eight steps, five of them replayed; twice to the same bits."""
-        captured = run("triton", 8)
-        again = run("triton", 8)
+        captured = run("triton", 8, precision)
+        again = run("triton", 8, precision)
         assert captured[0] == again[0]
         assert all(torch.equal(a, b) for a, b in zip(captured[1], again[1], strict=True))
         monkeypatch.setattr(graph, "_WARM_UP", 100)
-        plain = run("triton", 8)
+        plain = run("triton", 8, precision)
         assert captured[0] == plain[0]
         assert all(torch.equal(a, b) for a, b in zip(captured[1], plain[1], strict=True))
