@@ -35,7 +35,8 @@ class Tensors(nn.Module):
 def shares(gradient: np.ndarray, ranks: int, micro: int, seed: int) -> list[list[torch.Tensor]]:
     """Unequal summands of a gradient, one a micro-batch of each rank."""
     random = np.random.default_rng(seed)
-    parts = random.standard_normal((ranks * micro - 1, *gradient.shape))
+    # Of the gradient's own size: the float32 sum of much larger ones would not be the gradient.
+    parts = random.standard_normal((ranks * micro - 1, *gradient.shape)) * np.nanstd(gradient)
     parts = np.concatenate([parts, (gradient - parts.sum(0))[None]])
     return [[torch.tensor(parts[r * micro + m], dtype=torch.float32) for m in range(micro)] for r in range(ranks)]
 
