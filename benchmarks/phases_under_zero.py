@@ -1,10 +1,10 @@
 """BERT's two phases with LAMB under ZeRO, left alone and killed: both runs must come to the same curve.
 
-Makes a vocabulary and shards of a corpus, then trains twice by the commands that a user types, `torchrun` and `fastbert
-pretrain --zero`: once left alone, once ended by SIGKILL of all its processes as often as --kills says, the first time
-within the first phase and the last time within the second, and resumed by --resume auto. Every row of both
-metrics.jsonl, losses, accuracies, gradient norms and rates of both phases, and every tensor of the last model must be
-equal to the bit; the exit status is 1 where one is not. Prints the curve, and a picture of both goes to OUT.
+Makes a vocabulary and shards of a corpus, then trains twice by `fastbert pretrain --zero`: once alone, once ended by
+SIGKILL of all its processes as often as --kills says, the last time within the second phase, and resumed by --resume
+auto. Every row of both metrics.jsonl (losses, accuracies, gradient norms and rates of both phases) and every tensor of
+the last model must be equal to the bit; the exit status is 1 where one is not. Prints the curve, and a picture of both
+goes to OUT.
 
     python benchmarks/phases_under_zero.py books.txt --out RUNS                      # 300 steps: about 10 minutes
     python benchmarks/phases_under_zero.py books.txt --out RUNS --steps 20 --model 2x64 --save-every 3    # a rehearsal
@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 import random
-import signal
+import socket
 import subprocess
 import sys
 import time
@@ -74,40 +74,51 @@ def fastbert(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "fastbert", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
 
 
-def start(options: argparse.Namespace, data: Path, recipe: Path, run: Path) -> subprocess.Popen:
-    """All processes of a run, in a session of their own so that one signal reaches them all."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.processes}"]
-    command = ["pretrain", "--config", recipe, "--data", data, "--out", run, "--zero", options.zero, "--resume", "auto"]
-    log = open(run.parent / f"{run.name}.log", "a")  # noqa: SIM115  (the processes hold it)
-    return subprocess.Popen(
-        [*launcher, "-m", "fastbert", *map(str, command)],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
+class Run:
+    """All processes of a run, as a launcher would start them; without one, whose death they would outlive."""
+
+    def __init__(self, options: argparse.Namespace, data: Path, recipe: Path, run: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = ["pretrain", "--config", recipe, "--data", data, "--out", run, "--zero", options.zero]
+        common = {"WORLD_SIZE": options.processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        common |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
+        self.run = run
+        self.log = run.parent / f"{run.name}.log"
+        with open(self.log, "a") as log:
+            self.processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "fastbert", *map(str, command), "--resume", "auto"],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **{k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}},
+                )
+                for rank in range(options.processes)
+            ]
+
+    def finish(self) -> None:
+        codes = [process.wait() for process in self.processes]
+        if any(codes):
+            raise SystemExit(f"{self.run}: exit statuses {codes}; see {self.log}")
+
+    def kill_at(self, step: int) -> int:
+        """SIGKILL for all processes once that step is in the log; returns the last step that was logged."""
+        while max((row["step"] for row in rows(self.run)), default=0) < step:
+            if any(process.poll() is not None for process in self.processes):
+                raise SystemExit(f"{self.run}: ended before step {step}; see {self.log}")
+            time.sleep(0.05)
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        return max(row["step"] for row in rows(self.run))
 
 
 def rows(run: Path) -> list[dict]:
     path = run / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def finish(process: subprocess.Popen, run: Path) -> None:
-    if process.wait():
-        raise SystemExit(f"{run}: exit status {process.returncode}; see {run.parent / run.name}.log")
-
-
-def kill_at(process: subprocess.Popen, run: Path, step: int) -> int:
-    """Ends all processes by SIGKILL once that step is in the log; returns the last step that was logged."""
-    while max((row["step"] for row in rows(run)), default=0) < step:
-        if process.poll() is not None:
-            raise SystemExit(f"{run}: ended before step {step}; see {run.parent / run.name}.log")
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return max(row["step"] for row in rows(run))
 
 
 def compare(whole: Path, cut: Path) -> list[str]:
@@ -154,15 +165,15 @@ def main() -> int:
     rates = {"lr": options.lr, "lower": options.lr * 2 / 3}
     recipe.write_text(RECIPE.format(model=options.model, first=options.steps - second, second=second, **rates, **every))
     whole, cut = out / "whole", out / "cut"
-    finish(start(options, data, recipe, whole), whole)
+    Run(options, data, recipe, whole).finish()
     # The first in the first phase, the last in the second, each between two checkpoints.
     draws = random.Random(0)
     asked = sorted(draws.randrange(2, options.steps - second) for _ in range(options.kills - 1))
     killed = []
     for step in [*asked, options.steps - second // 2]:
-        killed.append(kill_at(start(options, data, recipe, cut), cut, step))
+        killed.append(Run(options, data, recipe, cut).kill_at(step))
         print(f"killed after step {killed[-1]}", flush=True)
-    finish(start(options, data, recipe, cut), cut)
+    Run(options, data, recipe, cut).finish()
     differences = compare(whole, cut)
     draw(whole, cut, killed, out / "phases.png")
     for row in rows(whole):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -26,6 +27,7 @@ from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
 from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop
+from .run_lock import only_run
 from .wandb_log import check_installed
 
 _log = logging.getLogger("fastbert")
@@ -80,7 +82,8 @@ def pretrain(
         quiet: print nothing.
 
     Raises:
-        InputError: options, data and model do not fit together; found out before anything is written.
+        InputError: options, data and model do not fit together, found out before anything is written; or another run
+            works in the same directory.
         DataError: the data directory is damaged.
         CheckpointError: weights or a checkpoint cannot be read, or a checkpoint cannot be written.
         TrainingDiverged: the gradient was not finite five steps in a row.
@@ -91,8 +94,8 @@ def pretrain(
     if phases.total_steps(config) is None and config.epochs is None and config.max_minutes is None:
         config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
     options = DeepSpeedOptions(config.deepspeed, config.zero, config.offload)
-    with distributed.joined(always=options.asked) as world:
-        loop = _prepare(config, world, model, data, heldout, callbacks, Console(quiet or not world.first))
+    with distributed.joined(always=options.asked) as world, contextlib.ExitStack() as held:
+        loop = _prepare(config, world, model, data, heldout, callbacks, Console(quiet or not world.first), held)
         try:
             result = loop.run()
             # Rank 0 is still writing when others are done; a launcher may end it with them.
@@ -112,8 +115,12 @@ def pretrain(
         return result
 
 
-def _prepare(config, world: World, model, data, heldout, callbacks, console: Console) -> PretrainLoop:
-    """The loop at its starting point; nothing is written before everything has been checked."""
+def _prepare(config, world: World, model, data, heldout, callbacks, console: Console, held) -> PretrainLoop:
+    """The loop at its starting point; nothing is written before everything has been checked.
+
+    Args:
+        held: an ExitStack that keeps the directory to this run.
+    """
     run_dir = Path(config.out)
     resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir))
     if data is None:
@@ -134,6 +141,7 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         loop.checkpoints.restore(resume_from)
         console.say(f"resumed from {resume_from} at step {loop.step}")
     run_dir.mkdir(parents=True, exist_ok=True)
+    distributed.on_first(world, lambda: held.enter_context(only_run(run_dir)))
     if world.first:
         checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
         if deepspeed is not None:

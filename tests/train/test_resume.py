@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import random
 import signal
 import subprocess
@@ -281,3 +282,29 @@ def test_saved_moments_are_those_of_the_optimiser(whole):
         assert all(bool(tensors[prefix + name].abs().max() > 0) for name in names if "token_type" not in name)
     assert (state["step"], state["micro_step"]) == (STEPS, 2 * STEPS)
     assert all(bool((tensors[f"optimizer.exp_avg_sq.{name}"] >= 0).all()) for name in names)
+
+
+def test_two_runs_in_one_directory_are_refused(tmp_path):
+    """The second by another process, and only while the first is at work."""
+    held = tmp_path / "run"
+    held.mkdir()
+    code = f"""
+import sys
+from pathlib import Path
+from fastbert.train.run_lock import only_run
+with only_run(Path({str(held)!r})):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **runs.environment()}, cwd=tmp_path,
+    )  # fmt: skip
+    assert other.stdout.readline() == "held\n"
+    data = runs.prepare_data(tmp_path / "data")
+    with pytest.raises(InputError, match=f"no other run in this directory, got one by process {other.pid}"):
+        pretrain(runs.config(data, held, steps=1), quiet=True)
+    other.kill()
+    other.communicate()
+    pretrain(runs.config(data, held, steps=1), quiet=True)
+    assert not (held / "run.lock").exists()
