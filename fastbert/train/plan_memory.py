@@ -46,13 +46,14 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
 
     Without DeepSpeed weights are float32 and so are gradients and two moments. Under it weights are in the precision,
     gradients add up in float32 (at stage 0 in the precision), and the optimiser has float32 masters besides its
-    moments; not at stage 0 in float32.
+    moments; not at stage 0 in float32. In fp8 each weight has its 8 bits and their transpose besides; here all are
+    counted, though embeddings and heads have none.
 
     Args:
         zero: DeepSpeed's stage, None without it.
     """
     if zero is None or (zero == 0 and precision == "fp32"):
-        return 4 * parameters, 4 * parameters, 8 * parameters
+        return (6 if precision == "fp8" else 4) * parameters, 4 * parameters, 8 * parameters
     share = -(-parameters // ranks)
     weight = 4 if precision == "fp32" else 2
     return (

@@ -139,6 +139,7 @@ def test_zero_divides_state_among_the_ranks():
         assert state_bytes(count, zero=zero, ranks=4, precision="bf16") == parts
     for zero in (None, 0):
         assert state_bytes(count, zero=zero, ranks=4, precision="fp32") == (4000, 4000, 8000)
+    assert state_bytes(count, zero=None, ranks=4, precision="fp8") == (6000, 4000, 8000)
 
 
 @pytest.mark.slow
