@@ -125,7 +125,8 @@ def _pretraining(model: Wanted, rate: float) -> Part:
 
 
 def _data(config):
-    return _open(config.data, config.samples)
+    # How long samples are depends on neither, and making them anew for each would take most of a plan's time.
+    return _open(config.data, dataclasses.replace(config.samples, seed=0, mask_mix=(0.8, 0.1, 0.1)))
 
 
 @functools.lru_cache(maxsize=8)
@@ -197,10 +198,9 @@ class _Measured:
         self._known: dict[str, float] = {}
 
     def __call__(self, model: Wanted) -> float:
-        samples = dataclasses.replace(model.config.samples, seed=0, mask_mix=(0.8, 0.1, 0.1))
-        like = f"{model.config.model} {model.config.token_budget} {samples}"
+        data, _ = _data(model.config)
+        like = f"{model.config.model} {model.config.token_budget} {data.config}"
         if like not in self._known:
-            data, _ = _data(model.config)
             planned = of_run.make_plan(model.config, data=data, throughput="measure")
             self._known[like] = planned.rates[0]
         return self._known[like]
