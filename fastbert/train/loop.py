@@ -196,6 +196,7 @@ class PretrainLoop:
     def _train_step(self) -> None:
         self._advance_phase()
         window = self.window
+        self.engine.timer.begin_step()
         began = time.perf_counter()
         micro = self._next_batches()
         window.data_seconds += time.perf_counter() - began

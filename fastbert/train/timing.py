@@ -46,6 +46,10 @@ class StepTimer:
         """Counts the time since a `mark`; may be called from another thread."""
         self._now.append((name, began, self.mark()))
 
+    def begin_step(self) -> None:
+        """Forgets what was timed since the last step's end: an evaluation communicates too."""
+        self._now = []
+
     def end_step(self) -> None:
         """What comes now is another step's."""
         self._steps.append(self._now)

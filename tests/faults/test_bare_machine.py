@@ -25,7 +25,8 @@ assert _native.why_missing()
 result = pretrain(PretrainConfig.from_yaml(sys.argv[1]), quiet=True)
 losses = [row["loss"] for row in result.history if row["kind"] == "train"]
 assert len(losses) == 5 and losses[-1] < losses[0], losses
-print({row["backend"] for row in _dispatch.table()})
+# Of 8-bit products the CPU path is torch's own.
+print({row["backend"] for row in _dispatch.table() if row["op"] != "linear_fp8"})
 """
 
 

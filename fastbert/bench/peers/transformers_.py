@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from . import Adapter
-from .fastbert_ import restore, taken
+from .fastbert_ import rate, restore, taken
 
 
 def _load(cls, directory: Path, attention: str, **options) -> torch.nn.Module:
@@ -71,7 +71,7 @@ class Training(Adapter):
         exempt = [p for n, p in self.model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
         plain = [p for n, p in self.model.named_parameters() if not (n.endswith("bias") or "LayerNorm" in n)]
         groups = [{"params": plain, "weight_decay": 0.01}, {"params": exempt, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=2e-5, eps=1e-6, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=rate(self.model.config.hidden_size), eps=1e-6, fused=True)
 
     def prepare(self, batch: dict[str, np.ndarray]) -> None:
         self.inputs = _tensors(batch)
