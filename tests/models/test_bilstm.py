@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
 import torch
+from close import assert_close
 from torch import nn
 
 from fastbert import (
@@ -54,6 +58,33 @@ def test_sequences_of_every_length_and_none():
     expected = torch.cat([by_hand(lstm, part) for part in (x[:5], x[5:6], x[6:])])
     torch.testing.assert_close(over_sequences(lstm, x, bounds), expected)
     assert over_sequences(lstm, x[:0], torch.zeros(1, dtype=torch.int32)).shape == (0, 6)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_results_and_gradients_of_torchs_lstm(directions):
+    """Two layers over packed sequences: the same numbers as `torch.nn.LSTM` run by itself, and of its own backward."""
+    torch.manual_seed(0)
+    truth = nn.LSTM(4, 3, num_layers=2, bidirectional=directions == 2).double()
+    lengths = [2, 7, 1, 0, 4]
+    bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    x, weights = torch.randn(14, 4).double(), torch.randn(14, 3 * directions).double()
+
+    def run(lstm, ours: bool) -> list[torch.Tensor]:
+        dtype = lstm.weight_ih_l0.dtype
+        inputs = x.to(dtype, copy=True).requires_grad_()
+        if ours:
+            out = over_sequences(lstm, inputs, bounds)
+        else:
+            packed = nn.utils.rnn.pack_sequence([part for part in inputs.split(lengths) if len(part)], False)
+            out = torch.cat(nn.utils.rnn.unpack_sequence(lstm(packed)[0]))
+        return [out.detach(), *torch.autograd.grad((out * weights.to(dtype)).sum(), [inputs, *lstm.parameters()])]
+
+    single = copy.deepcopy(truth).float()
+    results = run(truth, False), run(single, False), run(single, True)
+    for number, (exact, same, got) in enumerate(zip(*results, strict=True)):
+        assert_close(got, exact, same, gradient=number > 0)
+    for got, exact in zip(run(truth, True), results[0], strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-14)
 
 
 def states(model) -> list[torch.Tensor]:
