@@ -89,7 +89,7 @@ def targets(home: Path) -> list[Target]:
             entries = write_data(tensors, file)
         (d / "bert.ckpt.index").write_bytes(index_bytes(entries))
 
-    saved = {"w": torch.randn(4, 4)}
+    saved = {"w": torch.randn(4, 4), "optimizer.exp_avg.w": torch.randn(4, 4)}
     config = BertConfig(vocab_size=30, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
     weights = "model.safetensors"
     add("safetensors", "st", weights, read_state_dict, lambda d: safetensors.torch.save_file(tensors, d / weights))
@@ -99,7 +99,7 @@ def targets(home: Path) -> list[Target]:
     add("config", "config", "config.json", BertConfig.from_pretrained, config.save_pretrained)
     add("tokenizer.json", "tok", "tokenizer.json", load_tokenizer, tokenizer)
     add("vocab.txt", "vocab", "vocab.txt", lambda d: load_tokenizer(d / "vocab.txt"), tokenizer)
-    for part in ("manifest.json", "state.json", "tensors.safetensors"):
+    for part in ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors"):
         add(
             f"checkpoint {part}",
             part,

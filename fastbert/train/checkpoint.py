@@ -1,10 +1,11 @@
 """Checkpoints that cannot be half-written, and that are read only when they are whole.
 
-A checkpoint is the directory ``step_N`` with ``tensors.safetensors``, ``state.json`` and ``manifest.json``, which is
-written last and holds size and SHA-256 of all others. All of it is first written to ``step_N.tmp-<id>``, forced to the
-disk, and then renamed. A checkpoint that is written again stands aside as ``step_N.old-<id>`` until the new one is on
-the disk; one that is removed is first renamed to ``step_N.gone-<id>``. There is no pointer to the latest: a resume
-takes the newest directory that verifies. One process writes to a directory; any number may read.
+A checkpoint is the directory ``step_N`` with ``weights.safetensors``, ``optimizer.safetensors``, ``state.json`` and
+``manifest.json``, which is written last and holds size and SHA-256 of all others. All of it is first written to
+``step_N.tmp-<id>``, forced to the disk, and then renamed. A checkpoint that is written again stands aside as
+``step_N.old-<id>`` until the new one is on the disk; one that is removed is first renamed to ``step_N.gone-<id>``.
+There is no pointer to the latest: a resume takes the newest directory that verifies. One process writes to a directory;
+any number may read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import safetensors.torch
@@ -28,8 +30,14 @@ from ..errors import CheckpointError
 from ..files import flush
 from .tensor_file import write_bytes, write_tensors
 
-FORMAT = 1
-_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+FORMAT = 2
+_WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = (
+    "weights.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
+_OF_OPTIMIZER = "optimizer."
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME = re.compile(r"step_(\d+)")
 _ASIDE = re.compile(r"step_(\d+)\.old-[0-9a-f]+")
@@ -97,10 +105,7 @@ def save(
                     flush(above)
             _bring_back(directory)
             temporary.mkdir()
-            files = {
-                _TENSORS: write_tensors(temporary / _TENSORS, tensors),
-                _STATE: write_bytes(temporary / _STATE, text),
-            }
+            files = _write_tensors(temporary, tensors) | {_STATE: write_bytes(temporary / _STATE, text)}
             if more is not None:
                 more(temporary)
                 files |= _list(temporary, set(files))
@@ -124,6 +129,16 @@ def save(
     with contextlib.suppress(OSError):  # the checkpoint is there; the next save prunes again
         _prune(directory, keep, set(protect) | {step})
     return final
+
+
+def _write_tensors(directory: Path, tensors: dict[str, Tensor]) -> dict[str, dict]:
+    """Two files at the same time: SHA-256 of one alone, a byte after the other, is slower than a fast disk."""
+    parts: dict[str, dict[str, Tensor]] = {_WEIGHTS: {}, _OPTIMIZER: {}}
+    for name, value in tensors.items():
+        parts[_OPTIMIZER if name.startswith(_OF_OPTIMIZER) else _WEIGHTS][name] = value
+    with ThreadPoolExecutor(len(parts)) as pool:
+        entries = {name: pool.submit(write_tensors, directory / name, part) for name, part in parts.items()}
+    return {name: entry.result() for name, entry in entries.items()}
 
 
 def _list(directory: Path, known: set[str]) -> dict[str, dict]:
@@ -193,12 +208,17 @@ def verify(path: str | os.PathLike) -> dict:
         raise CheckpointError(f"{path}: expected a checkpoint with a {_MANIFEST}, found none") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST}: cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT or not {_TENSORS, _STATE} <= set(files) or step < 0:
-        raise CheckpointError(f"{path / _MANIFEST}: expected format {FORMAT} with {_TENSORS} and {_STATE}")
-    for name, size, digest in entries:
+    needed = (_WEIGHTS, _OPTIMIZER, _STATE)
+    if manifest.get("format") != FORMAT or not set(needed) <= set(files) or step < 0:
+        raise CheckpointError(
+            f"{path / _MANIFEST}: expected format {FORMAT} with {', '.join(needed)}, got format "
+            f"{manifest.get('format')!r:.20} with {', '.join(sorted(files)):.200}"
+        )
+    for name, _, _ in entries:
         if not _FILE.fullmatch(name):
             raise CheckpointError(f"{path / _MANIFEST}: expected names of files inside, got {name!r:.100}")
-        _check_file(path / name, size, digest)
+    with ThreadPoolExecutor(len(needed)) as pool:  # hashing takes most of a resume's reading
+        list(pool.map(lambda entry: _check_file(path / entry[0], *entry[1:]), entries))
     _check_strangers(path, set(files) | {_MANIFEST})
     return {**manifest, "step": step}
 
@@ -248,7 +268,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
     path = Path(path)
     manifest = verify(path)
     try:
-        tensors = safetensors.torch.load_file(path / _TENSORS)
+        tensors = {k: v for name in (_WEIGHTS, _OPTIMIZER) for k, v in safetensors.torch.load_file(path / name).items()}
         state = json.loads((path / _STATE).read_bytes())
         # A writer may have put another checkpoint of this step in its place between two of these.
         after = json.loads((path / _MANIFEST).read_bytes())
@@ -268,7 +288,7 @@ def optimizer_tensors(
     for name, parameter in named_parameters:
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{key}.{name}"] = value
+                tensors[f"{_OF_OPTIMIZER}{key}.{name}"] = value
             else:
                 numbers.setdefault(name, {})[key] = value
     return tensors, numbers
@@ -287,8 +307,8 @@ def restore_optimizer(
     """
     by_name: dict[str, dict] = {name: dict(values) for name, values in numbers.items()}
     for full_name, value in tensors.items():
-        if full_name.startswith("optimizer."):
-            key, _, name = full_name.removeprefix("optimizer.").partition(".")
+        if full_name.startswith(_OF_OPTIMIZER):
+            key, _, name = full_name.removeprefix(_OF_OPTIMIZER).partition(".")
             by_name.setdefault(name, {})[key] = value
     unknown = set(by_name) - {name for name, _ in named_parameters}
     if unknown:

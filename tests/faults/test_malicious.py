@@ -141,7 +141,9 @@ class Payload:
         return os.system, (f"touch {self.target}",)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "tensors.safetensors", "state.json", "rng.pkl"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "weights.safetensors", "optimizer.safetensors", "state.json", "rng.pkl"]
+)
 def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, name):
     """Neither under a name that is read nor under one that is not; nor if the manifest vouches for it."""
     import hashlib
@@ -156,7 +158,7 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, name):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (path / "manifest.json").write_text(json.dumps(manifest))
-    if name in ("tensors.safetensors", "state.json"):
+    if name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
         with pytest.raises(CheckpointError):
             checkpoint.load(path)
     else:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fastbert.errors import CheckpointError
 from fastbert.train import checkpoint, tensor_file
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+FILES = ["weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 STATE = {"step": 3, "place": [1, 7], "best": {"mlm_loss": 0.1 + 0.2}, "name": "é", "none": None}
 
 
@@ -26,6 +28,7 @@ def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
         "model.weight": torch.randn(17, 5),
         "model.half": torch.randn(3, 4).bfloat16(),
         "optimizer.step.w": torch.tensor(7.0),
+        "optimizer.exp_avg.w": torch.randn(9, 3),
         "ids": torch.arange(5),
         "empty": torch.zeros(0, 3),
         "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
@@ -50,7 +53,7 @@ def names(directory: Path) -> list[str]:
 def test_round_trip_is_bit_equal(tmp_path):
     path = checkpoint.save(tmp_path / "new" / "checkpoints", 3, some_tensors(), STATE)
     assert path == tmp_path / "new" / "checkpoints" / "step_3"
-    assert names(path) == ["manifest.json", "state.json", "tensors.safetensors"]
+    assert names(path) == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
     tensors, state, step = checkpoint.load(path)
     assert_same(tensors, some_tensors())
     assert state == STATE
@@ -61,7 +64,7 @@ def test_round_trip_is_bit_equal(tmp_path):
 def test_manifest_says_what_is_there(tmp_path):
     path = checkpoint.save(tmp_path, 3, some_tensors(), STATE)
     manifest = json.loads((path / "manifest.json").read_text())
-    for name in ("tensors.safetensors", "state.json"):
+    for name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
         data = (path / name).read_bytes()
         assert manifest["files"][name] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert manifest["step"] == 3
@@ -114,7 +117,7 @@ def test_nothing_there(tmp_path):
 # --- damage ---
 
 
-@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("file", FILES)
 def test_truncation_is_detected_at_any_length(tmp_path, file):
     old = checkpoint.save(tmp_path, 1, some_tensors(0), STATE)
     new = checkpoint.save(tmp_path, 2, some_tensors(1), STATE)
@@ -131,7 +134,7 @@ def test_truncation_is_detected_at_any_length(tmp_path, file):
             checkpoint.load(new)
 
 
-@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("file", FILES)
 def test_flipped_bits_are_detected(tmp_path, file):
     old = checkpoint.save(tmp_path, 1, some_tensors(0), STATE)
     new = checkpoint.save(tmp_path, 2, some_tensors(1), STATE)
@@ -150,7 +153,7 @@ def test_flipped_bits_are_detected(tmp_path, file):
             assert json.loads(broken)["files"] == json.loads(data)["files"]
 
 
-@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("file", FILES)
 def test_a_missing_file_is_detected(tmp_path, file):
     new = checkpoint.save(tmp_path, 2, some_tensors(1), STATE)
     (new / file).unlink()
@@ -163,8 +166,8 @@ def test_manifests_that_lie_are_refused(tmp_path):
     path = checkpoint.save(tmp_path / "c", 2, some_tensors(), STATE)
     good = json.loads((path / "manifest.json").read_text())
     outside = tmp_path / "outside.safetensors"
-    outside.write_bytes((path / "tensors.safetensors").read_bytes())
-    entry = good["files"]["tensors.safetensors"]
+    outside.write_bytes((path / "weights.safetensors").read_bytes())
+    entry = good["files"]["weights.safetensors"]
     lies = [
         {**good, "files": {"../../outside.safetensors": entry, "state.json": good["files"]["state.json"]}},
         {**good, "files": {str(outside): entry, "state.json": good["files"]["state.json"]}},
@@ -173,9 +176,10 @@ def test_manifests_that_lie_are_refused(tmp_path):
         {**good, "files": {**good["files"], "./x": entry}},
         {**good, "files": {**good["files"], "more//x": entry}},
         {**good, "files": {**good["files"], "more\\x": entry}},
-        {**good, "files": {"tensors.safetensors": entry}},
+        {**good, "files": {"weights.safetensors": entry}},
+        {**good, "files": {name: e for name, e in good["files"].items() if name != "optimizer.safetensors"}},
         {**good, "files": []},
-        {**good, "format": 2},
+        {**good, "format": 1},
         {**good, "step": -1},
         {**good, "step": "many"},
         {**good, "step": float("inf")},
@@ -195,9 +199,9 @@ def test_manifests_that_lie_are_refused(tmp_path):
 def test_a_link_in_place_of_a_file_is_refused(tmp_path):
     path = checkpoint.save(tmp_path / "c", 2, some_tensors(), STATE)
     outside = tmp_path / "outside"
-    (path / "tensors.safetensors").rename(outside)
-    (path / "tensors.safetensors").symlink_to(outside)
-    with pytest.raises(CheckpointError, match=r"tensors\.safetensors: expected a file"):
+    (path / "weights.safetensors").rename(outside)
+    (path / "weights.safetensors").symlink_to(outside)
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors: expected a file"):
         checkpoint.load(path)
 
 
@@ -211,7 +215,7 @@ def test_further_files_come_under_the_manifest(tmp_path):
 
     path = checkpoint.save(tmp_path, 1, some_tensors(), STATE, world_size=2, more=more)
     manifest = checkpoint.verify(path)
-    assert set(manifest["files"]) == {"tensors.safetensors", "state.json", "ranks/rank_0.pt", "ranks/deep/x"}
+    assert set(manifest["files"]) == {*FILES[:-1], "ranks/rank_0.pt", "ranks/deep/x"}
     assert manifest["world_size"] == 2
     good = (path / "ranks/rank_0.pt").read_bytes()
     for bad in (good[:-1], good[:-1] + b"!", b""):
@@ -243,7 +247,9 @@ def test_the_library_reads_every_dtype(tmp_path):
 
     tensors = some_tensors() | {f"t{i}": torch.arange(i).to(d) for i, d in enumerate(DTYPES)}
     path = checkpoint.save(tmp_path, 1, tensors, {})
-    again = safetensors.torch.load((path / "tensors.safetensors").read_bytes())
+    weights, moments = (safetensors.torch.load((path / name).read_bytes()) for name in FILES[:2])
+    assert sorted(moments) == ["optimizer.exp_avg.w", "optimizer.step.w"]
+    again = weights | moments
     assert_same(again, tensors)
     assert_same(safetensors.torch.load(safetensors.torch.save(tensors)), again)
 
@@ -254,7 +260,7 @@ def test_blocks_of_any_size_are_the_same_file(tmp_path, monkeypatch):
     for block in (1 << 24, 7, 64, 4096, 8192):
         monkeypatch.setattr(tensor_file, "_BLOCK", block)
         path = checkpoint.save(tmp_path, block, tensors, {}, keep=9)
-        files.append((path / "tensors.safetensors").read_bytes())
+        files.append((path / "weights.safetensors").read_bytes())
         checkpoint.verify(path)
     assert len(files[0]) > 4 * 4096
     assert all(file == files[0] for file in files)
@@ -299,17 +305,17 @@ def test_a_file_system_without_direct_writes_gets_the_same_file(tmp_path, monkey
     monkeypatch.setattr(tensor_file, "open", stubborn, raising=False)
     odd = checkpoint.save(tmp_path / "odd", 1, tensors, {})
     assert sum(file.refused for file in opened) >= 4
-    assert (odd / "tensors.safetensors").read_bytes() == (plain / "tensors.safetensors").read_bytes()
+    assert (odd / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
     checkpoint.verify(odd)
 
 
 def test_bytes_that_verify_but_are_no_tensors_are_one_sentence(tmp_path):
     path = checkpoint.save(tmp_path, 2, some_tensors(), STATE)
     payload = b"\x80\x04cos\nsystem\n."  # a pickle
-    (path / "tensors.safetensors").write_bytes(payload)
+    (path / "weights.safetensors").write_bytes(payload)
     manifest = json.loads((path / "manifest.json").read_text())
     digest = hashlib.sha256(payload).hexdigest()
-    manifest["files"]["tensors.safetensors"] = {"bytes": len(payload), "sha256": digest}
+    manifest["files"]["weights.safetensors"] = {"bytes": len(payload), "sha256": digest}
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.load(path)
@@ -324,16 +330,20 @@ class Disk:
     def __init__(self, monkeypatch, kind: str, fail_at: int, code: int) -> None:
         self.kind, self.left, self.code = kind, fail_at, code
         self.failed = False
+        self.lock = threading.Lock()  # two files are written at the same time
         for name in ("fsync", "rename", "mkdir", "replace"):
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
         monkeypatch.setattr(tensor_file, "open", self._open, raising=False)
 
     def _tick(self, kind: str) -> None:
-        if kind == self.kind:
+        if kind != self.kind:
+            return
+        with self.lock:
             self.left -= 1
-            if self.left == 0:
-                self.failed = True
-                raise OSError(self.code, os.strerror(self.code))
+            fails = self.left == 0
+        if fails:
+            self.failed = True
+            raise OSError(self.code, os.strerror(self.code))
 
     def _wrap(self, kind, function):
         def wrapped(*args, **kwargs):
@@ -367,9 +377,9 @@ class Disk:
         return Faulty()
 
 
-# How often a save does each: 3 files, written in blocks; fsync of these, of the temporary and of the parent directory;
+# How often a save does each: 4 files, written in blocks; fsync of these, of the temporary and of the parent directory;
 # renames into place.
-OPERATIONS = [("mkdir", 1), ("open", 3), ("write", None), ("fsync", 5), ("rename", 1)]
+OPERATIONS = [("mkdir", 1), ("open", 4), ("write", None), ("fsync", 6), ("rename", 1)]
 BLOCK = 100
 
 
@@ -405,7 +415,7 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, ki
         assert not skipped
         tensors, state, _ = checkpoint.load(path)
         # When only the last fsync fails, the new one is in place already, and whole.
-        assert state in ([{"n": 1}, {"n": 2}] if kind == "fsync" and fail_at == 5 else [{"n": 1}])
+        assert state in ([{"n": 1}, {"n": 2}] if kind == "fsync" and fail_at == 6 else [{"n": 1}])
         assert_same(tensors, some_tensors(state["n"] - 1))
         # The disk has room again.
         checkpoint.save(directory, 3, some_tensors(2), {"n": 3}, keep=1)

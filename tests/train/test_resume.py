@@ -123,7 +123,7 @@ def test_dropout_is_on_and_follows_the_seed(data, whole, tmp_path):
 def test_a_damaged_checkpoint_is_passed_over(data, whole, tmp_path, caplog):
     out = tmp_path / "run"
     pretrain(runs.config(data, out, save_every=10), callbacks=[_stop_after(20)], quiet=True)
-    file = out / "checkpoints" / "step_20" / "tensors.safetensors"
+    file = out / "checkpoints" / "step_20" / "weights.safetensors"
     blob = bytearray(file.read_bytes())
     blob[len(blob) // 2] ^= 1
     file.write_bytes(blob)
