@@ -30,13 +30,11 @@ from ..errors import CheckpointError
 from ..files import flush
 from .tensor_file import write_bytes, write_tensors
 
+_WEIGHTS, _OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
+_STATE, _MANIFEST = "state.json", "manifest.json"
 FORMAT = 2
-_WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = (
-    "weights.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "manifest.json",
-)
+# The files of tensors of each format that is read.
+_TENSORS = {1: ("tensors.safetensors",), FORMAT: (_WEIGHTS, _OPTIMIZER)}
 _OF_OPTIMIZER = "optimizer."
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME = re.compile(r"step_(\d+)")
@@ -208,16 +206,17 @@ def verify(path: str | os.PathLike) -> dict:
         raise CheckpointError(f"{path}: expected a checkpoint with a {_MANIFEST}, found none") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST}: cannot be read: {error}") from error
-    needed = (_WEIGHTS, _OPTIMIZER, _STATE)
-    if manifest.get("format") != FORMAT or not set(needed) <= set(files) or step < 0:
+    form = manifest.get("format")
+    needed = {_STATE, *_TENSORS.get(form if isinstance(form, int) else 0, ())}
+    if len(needed) == 1 or not needed <= set(files) or step < 0:
         raise CheckpointError(
-            f"{path / _MANIFEST}: expected format {FORMAT} with {', '.join(needed)}, got format "
-            f"{manifest.get('format')!r:.20} with {', '.join(sorted(files)):.200}"
+            f"{path / _MANIFEST}: expected format {FORMAT} with {', '.join((*_TENSORS[FORMAT], _STATE))}, got format "
+            f"{form!r:.20} with {', '.join(sorted(files)):.200}"
         )
     for name, _, _ in entries:
         if not _FILE.fullmatch(name):
             raise CheckpointError(f"{path / _MANIFEST}: expected names of files inside, got {name!r:.100}")
-    with ThreadPoolExecutor(len(needed)) as pool:  # hashing takes most of a resume's reading
+    with ThreadPoolExecutor(2) as pool:  # hashing takes most of a resume's reading
         list(pool.map(lambda entry: _check_file(path / entry[0], *entry[1:]), entries))
     _check_strangers(path, set(files) | {_MANIFEST})
     return {**manifest, "step": step}
@@ -268,7 +267,9 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
     path = Path(path)
     manifest = verify(path)
     try:
-        tensors = {k: v for name in (_WEIGHTS, _OPTIMIZER) for k, v in safetensors.torch.load_file(path / name).items()}
+        tensors = {}
+        for name in _TENSORS[manifest["format"]]:
+            tensors |= safetensors.torch.load_file(path / name)
         state = json.loads((path / _STATE).read_bytes())
         # A writer may have put another checkpoint of this step in its place between two of these.
         after = json.loads((path / _MANIFEST).read_bytes())

@@ -50,7 +50,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(small_disk):
     weight = torch.randn(100_000)
     checkpoint.save(small_disk / "c", 1, {"w": weight}, {"n": 1})
     ballast = fill(small_disk, 200_000)
-    with pytest.raises(CheckpointError, match=r"tensors\.safetensors: 400\d\d\d bytes could not be written: No space"):
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors: 400\d\d\d bytes could not be written: No space"):
         checkpoint.save(small_disk / "c", 2, {"w": weight + 1}, {"n": 2})
     path, skipped = checkpoint.latest_valid(small_disk / "c")
     assert (path.name, skipped) == ("step_1", [])
