@@ -1,4 +1,4 @@
-"""CoNLL's column files and tagging schemes.
+"""CoNLL's column files, the same from data-set hubs, and tagging schemes.
 
 One token a line, columns parted by blanks or tabs, the tag last; an empty line after each sentence, and ``-DOCSTART-``
 lines before documents. Entities are tagged IOB2, where B- begins each, or IOB1, where B- begins only one that follows
@@ -17,10 +17,14 @@ from ..errors import DataError
 from .bad_rows import STRICT, BadRows
 from .base import Row
 from .files import read_lines, shorten
+from .hub_files import Record, is_hub_file, read_records
 
 DOCUMENT = "-DOCSTART-"
 _TAG = re.compile(r"O|[BI]-.+")
 _BLANKS = re.compile(r"[ \t]+")
+_BREAKS = re.compile(r"[ \t\r\n]")
+WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
+"""The columns of data-set hubs."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,8 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[
 
     A sentence with a line of another number of columns, or with something else for a tag, is a bad row.
     """
+    if is_hub_file(path):
+        return _read_records(path, bad_rows)
     blocks = list(_blocks(path, bad_rows))
     if not blocks:
         raise DataError(f"{path}: expected sentences of one word a line, got none")
@@ -137,6 +143,48 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[
     if not rows:
         raise DataError(f"{path}: expected sentences, got none that can be used")
     return rows
+
+
+def _read_records(path: str | os.PathLike, bad_rows: BadRows) -> list[Sentence]:
+    """Sentences as data-set hubs have them: lists of words and of tags, and maybe the document that they are of."""
+    rows, documents = [], 0
+    before = None
+    for index, record in enumerate(read_records(path, bad_rows)):
+        document = record.values.get("document_id")
+        documents, before = documents + (index > 0 and document != before), document
+        try:
+            words, tags = _words_and_tags(record)
+        except ValueError as error:
+            bad_rows.refuse(f"{record.where}: {error}")
+            continue
+        lines = map(" ".join, zip(words, tags, strict=True)) if tags is not None else words
+        rows.append(Sentence(str(index), words, tags, tuple(lines), None if document is None else documents))
+    if not rows:
+        raise DataError(f"{path}: expected sentences, got none that can be used")
+    return rows
+
+
+def _words_and_tags(record: Record) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    column = next((name for name in WORDS if name in record.values), None)
+    words = record.values.get(column)
+    if not isinstance(words, list) or not words:
+        raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got {shorten(repr(words))}")
+    for word in words:
+        if not isinstance(word, str) or not word or _BREAKS.search(word):
+            raise ValueError(f"expected words without blanks in them, got {shorten(repr(word))}")
+    column = next((name for name in TAGS if name in record.values), None)
+    if column is None:
+        return tuple(words), None
+    tags, names = record.values[column], record.names.get(column, ())
+    if not isinstance(tags, list) or len(tags) != len(words):
+        raise ValueError(f"expected a tag for each of {len(words)} words, got {shorten(repr(tags))}")
+    # Numbers mean nothing without their names, which data sets order as they like.
+    tags = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in tags]
+    strange = next((tag for tag in tags if not isinstance(tag, str) or not is_tag(tag)), None)
+    if strange is not None:
+        known = f" (the file names {shorten(', '.join(names))})" if names else ""
+        raise ValueError(f"expected tags O, B-TYPE or I-TYPE, or numbers that the file names, got {strange!r}{known}")
+    return tuple(words), tuple(tags)
 
 
 def _sentence(name: str, block: _Block, opening: str | None, width: int, labelled: bool) -> Sentence:

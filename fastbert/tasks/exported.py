@@ -1,20 +1,22 @@
-"""GLUE's tasks as they are exported from data-set hubs: other names of columns, numbers for labels, .csv and .jsonl.
+"""GLUE's tasks as they are exported from data-set hubs: other names of columns, numbers for labels, .csv, .jsonl and
+.parquet.
 
-Such a file is known by its form: JSON lines, comma-separated, with a column ``idx``, or with names of columns that the
-authors' own files do not have. Labels are the words of the task or their numbers, in the order of GLUE's publication;
--1 says that there is none.
+Such a file is known by its form: JSON lines, Parquet, comma-separated, with a column ``idx``, or with names of columns
+that the authors' own files do not have. Labels are the words of the task or their numbers, in the order that the file
+names or that of GLUE's publication; -1 says that there is none.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from .base import Row
 from .csv_records import csv_fields, csv_records
-from .files import read_json_lines, read_lines, shorten
+from .files import read_lines, shorten
+from .hub_files import Record, is_hub_file, read_records
 
 if TYPE_CHECKING:
     from .text import TextTask
@@ -32,19 +34,20 @@ def read_exported(task: TextTask, path: str | os.PathLike) -> list[Row] | None:
     Raises:
         DataError: no rows that can be used; or by the task's ``bad_rows``.
     """
-    if os.fspath(path).endswith((".jsonl", ".ndjson")):
-        records = _json_records(task, path)
+    records: Iterable[Record]
+    if is_hub_file(path):
+        records = read_records(path, task.bad_rows)
     else:
         found = _table(task, path)
         if found is None:
             return None
-        records = found
+        records = (Record(f"{path}, line {number}", values) for number, values in found)
     rows = []
-    for index, (number, values) in enumerate(records):
+    for index, record in enumerate(records):
         try:
-            rows.append(_row(task, index, values))
+            rows.append(_row(task, index, record.values, record.names))
         except ValueError as error:
-            task.bad_rows.refuse(f"{path}, line {number}: {error}")
+            task.bad_rows.refuse(f"{record.where}: {error}")
     if not rows:
         raise DataError(f"{path}: expected rows, got none that can be used")
     return rows
@@ -53,11 +56,6 @@ def read_exported(task: TextTask, path: str | os.PathLike) -> list[Row] | None:
 def _forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
     """The names that the text columns may have, the task's own first."""
     return (task.text_columns, *(SINGLE if len(task.text_columns) == 1 else PAIRS))
-
-
-def _json_records(task: TextTask, path: str | os.PathLike) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, values in read_json_lines(path, task.bad_rows):
-        yield number, {key: value for key, value in values.items() if value is not None}
 
 
 def _table(task: TextTask, path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]] | None:
@@ -89,7 +87,7 @@ def _unquoted(field: str) -> str:
     return inner.replace('""', '"')
 
 
-def _row(task: TextTask, index: int, values: dict[str, Any]) -> Row:
+def _row(task: TextTask, index: int, values: dict[str, Any], names: Mapping[str, Sequence[str]]) -> Row:
     form = next((form for form in _forms(task) if set(form) <= set(values)), None)
     if form is None:
         got = ", ".join(map(str, values)) or "another number of columns, or a quote that is not closed"
@@ -98,19 +96,40 @@ def _row(task: TextTask, index: int, values: dict[str, Any]) -> Row:
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"expected texts in {', '.join(form)}, got {shorten(repr(texts))}")
     texts = tuple(text.strip() for text in texts)
-    label = _label(task, next((values[name] for name in (task.label_column, "label") if name in values), None))
+    column = next((name for name in (task.label_column, "label") if name in values), None)
+    label = None if column is None else _label(task, values[column], names.get(column, ()))
     task.check_texts(texts, labelled=label is not None)
     name = next((values[name] for name in ("idx", task.id_column, "index", "id") if name in values), index)
     return Row(str(name), texts, None if label is None else task.parse(label))
 
 
-def _label(task: TextTask, value: Any) -> str | None:
-    """A label as the task's own files have it."""
-    if value is None or str(value) in ("-1", "-1.0"):
-        return None
+def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
+    """A label as the task's own files have it.
+
+    Args:
+        names: of the file's classes, if it has any; they decide where they are those of the task.
+    """
     text = str(value).strip()
+    if text in task.no_label:
+        return None
     # The class's order: the instance's may be that of a model.
     words = getattr(type(task), "labels", ())
+    if isinstance(value, int) and 0 <= value < len(names):
+        called = _words(task, names)
+        if called is not None:
+            return called[value]
     if text not in words and text.isascii() and text.isdigit() and int(text) < len(words):
         return words[int(text)]
     return text
+
+
+def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:
+    """The task's labels in the order in which a file names its classes; None where these are no names of the task's."""
+    words = getattr(type(task), "labels", ())
+    if not words:
+        return names
+    lower = [name.lower() for name in names]
+    for own in (words, getattr(type(task), "label_names", None) or ()):
+        if sorted(lower) == sorted(own):
+            return [words[own.index(name)] for name in lower]
+    return None

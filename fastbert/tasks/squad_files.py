@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import DataError
 from .bad_rows import BadRows
 from .base import Row
-from .files import atomic_write, read_json_lines, shorten
+from .files import atomic_write, shorten
+from .hub_files import is_hub_file, read_records
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
     Args:
         impossible: whether questions without an answer belong to the task (version 2.0).
     """
-    if os.fspath(path).endswith((".jsonl", ".ndjson")):
-        return _read_lines(path, bad_rows, impossible)
+    if is_hub_file(path):
+        return _read_records(path, bad_rows, impossible)
     value, text = load_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise DataError(f"{path}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value")
@@ -82,16 +83,16 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
     return rows
 
 
-def _read_lines(path: str | os.PathLike, bad_rows: BadRows, impossible: bool) -> list[Row]:
-    """Questions of JSON lines as data-set hubs export them: a question with its context a line."""
+def _read_records(path: str | os.PathLike, bad_rows: BadRows, impossible: bool) -> list[Row]:
+    """Questions as data-set hubs export them: one with its context a row."""
     rows, seen = [], set()
-    for number, question in read_json_lines(path, bad_rows):
+    for record in read_records(path, bad_rows):
         try:
-            row = _row(question.get("context"), question, impossible)
+            row = _row(record.values.get("context"), record.values, impossible)
             if row.id in seen:
                 raise ValueError(f"expected every id once, got {row.id} again")
         except ValueError as error:
-            bad_rows.refuse(f"{path}, line {number}: {error}")
+            bad_rows.refuse(f"{record.where}: {error}")
             continue
         seen.add(row.id)
         rows.append(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from . import metrics
 from .base import Example, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
-from .files import atomic_write, read_json_lines, read_lines, shorten
+from .files import atomic_write, read_lines, shorten
+from .hub_files import is_hub_file, read_records
 from .transforms import example, parts_of, with_next_words
 
 CHOICES = 4
@@ -34,16 +36,16 @@ class SWAG(Task):
     submission = "swag_predictions.csv"
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        if os.fspath(path).endswith((".jsonl", ".ndjson")):
-            return self._rows(path, _regular, _json_records(path, self.bad_rows))
+        if is_hub_file(path):
+            return self._rows(path, _regular, _hub_records(path, self.bad_rows))
         lines = list(read_lines(path, self.bad_rows))
         header = csv_fields(lines[0][1]) if lines else []
         if set(REGULAR) <= set(header):
-            make, records = _regular, csv_records(lines, header)
+            make, records = _regular, _named(path, csv_records(lines, header))
         elif set(FULL) <= set(header):
-            make, records = _full, csv_records(lines, header)
+            make, records = _full, _named(path, csv_records(lines, header))
         elif len(lines) and len(lines[0][1].split("\t")) in (len(CODAH), len(CODAH) - 1):
-            make, records = _codah, [(number, line.split("\t")) for number, line in lines if line.strip()]
+            make, records = _codah, _named(path, ((n, line.split("\t")) for n, line in lines if line.strip()))
         else:
             raise DataError(
                 f"{path}, line 1: expected a .csv header with {', '.join(REGULAR)}, or with {', '.join(FULL)}, or "
@@ -53,11 +55,11 @@ class SWAG(Task):
 
     def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
         rows = []
-        for index, (number, fields) in enumerate(records):
+        for index, (where, fields) in enumerate(records):
             try:
                 rows.append(_checked(make(index, fields)))
             except ValueError as error:
-                self.bad_rows.refuse(f"{path}, line {number}: {error}")
+                self.bad_rows.refuse(f"{where}: {error}")
         if not rows:
             raise DataError(f"{path}: expected rows, got none that can be used")
         return rows
@@ -156,11 +158,16 @@ class SWAG(Task):
                 }
 
 
-def _json_records(path: str | os.PathLike, bad_rows) -> Iterator[tuple[int, dict[str, str]]]:
-    """Objects with the keys of the "regular" columns, as data-set hubs export them; {} for others."""
-    for number, values in read_json_lines(path, bad_rows):
-        values = {key: str(value).strip() for key, value in values.items() if value is not None}
-        yield number, values if set(REGULAR) <= set(values) else {}
+def _named(path: str | os.PathLike, numbered: Iterable[tuple[int, Any]]) -> Iterator[tuple[str, Any]]:
+    for number, fields in numbered:
+        yield f"{path}, line {number}", fields
+
+
+def _hub_records(path: str | os.PathLike, bad_rows) -> Iterator[tuple[str, dict[str, str]]]:
+    """Rows with the "regular" columns, as data-set hubs export them; {} for others."""
+    for record in read_records(path, bad_rows):
+        values = {key: str(value).strip() for key, value in record.values.items()}
+        yield record.where, values if set(REGULAR) <= set(values) else {}
 
 
 def _regular(index: int, values: dict[str, str]) -> Row:

@@ -27,6 +27,7 @@ class TextTask(Task):
         text_columns: the columns of the text or of the pair.
         similarity: a pair that means the same in both orders, in which a GPT reads it then.
         label_column: the column of the answer; a file without it is a test file.
+        no_label: what data-set hubs write in its place in a test file.
         id_column: the column that names a row; without it rows are numbered from 0.
         bare_columns: the columns of files without a header; empty where the task has none.
         extra_columns: rows may have columns after the last of these.
@@ -38,6 +39,7 @@ class TextTask(Task):
 
     text_columns: tuple[str, ...] = ("sentence",)
     label_column: str = "label"
+    no_label: tuple[str, ...] = ("-1", "-1.0")
     similarity: bool = False
     id_column: str = "index"
     bare_columns: tuple[str, ...] = ()

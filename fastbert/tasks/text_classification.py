@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ..errors import DataError
+from .bad_rows import BadRows
 from .base import Row
 from .classification import Classification
 from .files import read_json_lines
+from .hub_files import Record, is_hub_file, read_records
 
 
 class TextClassification(Classification):
-    """Tab-separated with the header ``text, label``, or JSON lines with the keys ``text``, ``label`` and maybe ``id``.
+    """Tab-separated with the header ``text, label``; or JSON lines or Parquet with ``text``, ``label``, maybe ``id``.
 
     Args:
         labels: the labels in the order of the class ids; empty to learn them from the training rows, sorted.
@@ -20,27 +24,37 @@ class TextClassification(Classification):
 
     name = "text-classification"
     text_columns = ("text",)
+    no_label = ()
 
     def __init__(self, labels: Sequence[str] = ()):
         self.labels = tuple(labels)
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        if os.fspath(path).endswith((".jsonl", ".json")):
-            return self._read_json(path)
-        return super().read(path)
+        if is_hub_file(path):
+            rows = self._rows(path, read_records(path, self.bad_rows))
+        elif os.fspath(path).endswith(".json"):
+            rows = self._rows(path, _json_records(path, self.bad_rows))
+        else:
+            rows = super().read(path)
+        # Sentiments may be -1, 0 and 1; hubs give -1 to every row of a test file.
+        if all(row.label == "-1" for row in rows):
+            return [replace(row, label=None) for row in rows]
+        return rows
 
-    def _read_json(self, path: str | os.PathLike) -> list[Row]:
+    def _rows(self, path: str | os.PathLike, records: Iterable[Record]) -> list[Row]:
         rows = []
-        for index, (number, value) in enumerate(read_json_lines(path, self.bad_rows)):
-            text, label = value.get("text"), value.get("label")
+        for index, record in enumerate(records):
+            values = record.values
+            text, label = values.get("text", values.get("sentence")), values.get("label")
             try:
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(f"expected a text under the key 'text', got {text!r}")
-                label = None if label is None else self.parse(str(label))
+                label = None if label is None else self.parse(_named(label, record.names.get("label", ())))
             except ValueError as error:
-                self.bad_rows.refuse(f"{path}, line {number}: {error}")
+                self.bad_rows.refuse(f"{record.where}: {error}")
                 continue
-            rows.append(Row(str(value.get("id", index)), (text.strip(),), label))
+            name = next((values[key] for key in ("id", "idx") if key in values), index)
+            rows.append(Row(str(name), (text.strip(),), label))
         if not rows:
             raise DataError(f"{path}: expected rows, got none that can be used")
         return rows
@@ -53,3 +67,13 @@ class TextClassification(Classification):
         super().restore(config)
         names = {int(index): name for index, name in config.id2label.items()}
         self.labels = tuple(names[index] for index in sorted(names))
+
+
+def _json_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
+    for number, values in read_json_lines(path, bad_rows):
+        yield Record(f"{path}, line {number}", values)
+
+
+def _named(label: Any, names: Sequence[str]) -> str:
+    """A class's name where the file has one."""
+    return names[label] if isinstance(label, int) and 0 <= label < len(names) else str(label).strip()

@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 
 import pytest
+from hub_files import HUB, exported
 
 from fastbert.errors import DataError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 
-SINGLE, PAIR = ("sentence",), ("sentence1", "sentence2")
-# What the hub's GLUE has: names of the text columns, and what the numbers of its labels mean to us.
-HUB = {
-    "cola": (SINGLE, {0: "0", 1: "1"}),
-    "sst2": (SINGLE, {0: "0", 1: "1"}),
-    "mrpc": (PAIR, {0: "0", 1: "1"}),
-    "stsb": (PAIR, {3.8: 3.8, 0.0: 0.0}),
-    "qqp": (("question1", "question2"), {0: "0", 1: "1"}),
-    "mnli": (("premise", "hypothesis"), {0: "entailment", 1: "neutral", 2: "contradiction"}),
-    "qnli": (("question", "sentence"), {0: "entailment", 1: "not_entailment"}),
-    "rte": (PAIR, {0: "entailment", 1: "not_entailment"}),
-    "wnli": (PAIR, {0: "0", 1: "1"}),
-}
 RTE = "sentence1,sentence2,label,idx\n"
-TEXTS = ['He said, "no".', "caf\u00e9, twice", '"quoted"', "plain"]
-
-
-def exported(name: str, form: str, labels=True) -> tuple[bytes, list[Row]]:
-    """A file with a row for each label, and the rows that it holds."""
-    columns, meaning = HUB[name]
-    records, rows = [], []
-    for number, (label, word) in enumerate(meaning.items()):
-        texts = tuple(TEXTS[(number + place) % len(TEXTS)] for place in range(len(columns)))
-        shown = label if labels else -1.0 if name == "stsb" else -1
-        records.append({**dict(zip(columns, texts, strict=True)), "label": shown, "idx": 10 + number})
-        rows.append(Row(str(10 + number), texts, word if labels else None))
-    if form == "jsonl":
-        return "".join(json.dumps(record) + "\n" for record in records).encode(), rows
-    out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, list(records[0]), delimiter="\t" if form == "tsv" else ",", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue().encode(), rows
 
 
 @pytest.fixture
@@ -61,11 +28,12 @@ def read(tmp_path):
 
 
 @pytest.mark.parametrize("name", HUB)
-@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet"])
 def test_the_hubs_columns_and_numbers(name, form, read):
     content, rows = exported(name, form)
     assert read(name, content, f"train.{form}") == rows
-    assert read(name, b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"), f"windows.{form}") == rows
+    if form != "parquet":
+        assert read(name, b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"), f"windows.{form}") == rows
     content, rows = exported(name, form, labels=False)
     assert read(name, content, f"test.{form}") == rows
     assert all(row.label is None for row in rows)

@@ -1,0 +1,113 @@
+"""Rows of the files that data-set hubs hand out: JSON lines, and Parquet, which most of them publish today."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import DataError, InputError
+from .bad_rows import STRICT, BadRows
+from .files import read_json_lines
+
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = (".parquet", ".pq")
+BATCH = 1024
+"""Rows of a Parquet file that are Python objects at a time."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row as its file has it.
+
+    Args:
+        where: the file and the line or row, for messages; both count from 1.
+        values: by column, without those that are null.
+        names: what the numbers of a column mean, where the file says so.
+    """
+
+    where: str
+    values: dict[str, Any]
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def is_hub_file(path: str | os.PathLike) -> bool:
+    """Whether `read_records` reads a file, by its name."""
+    return os.fspath(path).lower().endswith(JSON_LINES + PARQUET)
+
+
+def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[Record]:
+    """The rows of a file of JSON lines or, by its name, of Parquet; those that are no rows go to ``bad_rows``.
+
+    Raises:
+        DataError: a file that is no Parquet; or by bad_rows.
+        InputError: Parquet without pyarrow.
+    """
+    if os.fspath(path).lower().endswith(PARQUET):
+        yield from _parquet(path, bad_rows)
+        return
+    for number, values in read_json_lines(path, bad_rows):
+        values = {key: value for key, value in values.items() if value is not None}
+        yield Record(f"{path}, line {number}", values)
+
+
+def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(f"{path}: Parquet is read by pyarrow (pip install 'fastbert[tasks]'), got {error}") from error
+    number = 0
+    try:
+        with open(path, "rb") as source, pyarrow.parquet.ParquetFile(source) as file:
+            names = _names(file.schema_arrow)
+            for batch in file.iter_batches(BATCH):
+                columns = [(name, _shortest(column)) for name, column in zip(batch.schema.names, batch, strict=True)]
+                for index in range(len(batch)):
+                    number += 1
+                    where = f"{path}, row {number}"
+                    try:
+                        values = {name: column[index].as_py() for name, column in columns}
+                    except UnicodeDecodeError as error:
+                        got = f"0x{error.object[error.start]:02x} at byte {error.start + 1} of a text"
+                        bad_rows.refuse(f"{where}: expected UTF-8, got {got}")
+                        continue
+                    yield Record(where, {key: value for key, value in values.items() if value is not None}, names)
+    except (pyarrow.ArrowException, OSError) as error:
+        # What the operating system says of a path is no matter of the format.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: expected a Parquet file, got one that pyarrow cannot read: {reason}") from error
+
+
+def _shortest(column: Any) -> Any:
+    """Numbers of single precision as the shortest decimals that mean them: 3.8 would be 3.799999952316284."""
+    import pyarrow
+
+    return column.cast(pyarrow.string()) if column.type == pyarrow.float32() else column
+
+
+def _names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """The names of classes by column, which the `datasets` library keeps in a file's metadata."""
+    try:
+        kept = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = kept.get("info", {}).get("features", {})
+        found = {column: _class_names(kind) for column, kind in features.items()}
+    except (ValueError, AttributeError):
+        return {}  # others may have written there what they like
+    return {column: names for column, names in found.items() if names}
+
+
+def _class_names(kind: Any) -> tuple[str, ...] | None:
+    """Of a column of classes, or of lists of such."""
+    if isinstance(kind, list) and kind:
+        kind = kind[0]
+    if not isinstance(kind, dict):
+        return None
+    names = kind.get("names")
+    if names is None:
+        return _class_names(kind.get("feature"))
+    return tuple(map(str, names)) if isinstance(names, list) else None

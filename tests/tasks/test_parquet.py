@@ -1,0 +1,189 @@
+"""Parquet as data-set hubs publish it: every task's columns, names of classes, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pyarrow as pa
+import pytest
+import tiny_bert
+from hub_files import parquet
+
+from fastbert.cli.main import main
+from fastbert.errors import DataError, InputError
+from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row
+from fastbert.tasks.conll import Sentence
+from fastbert.tasks.hub_files import BATCH
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(task: str, content: bytes, skip: bool = False) -> list[Row]:
+        path = tmp_path / "train-00000-of-00001.parquet"
+        path.write_bytes(content)
+        made = registry.get(task)
+        made.bad_rows = BadRows(skip=skip)
+        rows = made.read(path)
+        reasons[:] = made.bad_rows.reasons
+        return rows
+
+    reasons: list[str] = []
+    read.reasons = reasons
+    return read
+
+
+PAIR = {"premise": "A", "hypothesis": "B"}
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "names", "label"),
+    [
+        # A file that numbers the classes in another order than GLUE, and one whose names are not the task's.
+        ("mnli", PAIR | {"label": 0}, ["contradiction", "entailment", "neutral"], "contradiction"),
+        ("mnli", PAIR | {"label": 0}, ["yes", "maybe", "no"], "entailment"),
+        ("sst2", {"sentence": "A", "label": 0}, ["Positive", "Negative"], "1"),
+        ("sst2", {"sentence": "A", "label": 0}, ["0", "1"], "0"),
+        ("mrpc", {"sentence1": "A", "sentence2": "B", "label": 1}, ["not_equivalent", "equivalent"], "1"),
+        ("text-classification", {"text": "A", "label": 2}, ["World", "Sports", "Business"], "Business"),
+        ("text-classification", {"text": "A", "label": 2}, None, "2"),
+        ("text-classification", {"sentence": "A", "label": "fine"}, None, "fine"),
+        ("text-classification", {"text": "A", "label": -1}, ["World", "Sports"], None),
+    ],
+)
+def test_the_names_of_classes_decide(task, values, names, label, read):
+    [row] = read(task, parquet([values], classes=names and {"label": names}))
+    assert row.label == label
+
+
+def test_a_sentiment_of_minus_one_is_a_label_where_there_are_others(read):
+    rows = read("text-classification", parquet([{"text": "A", "label": -1}, {"text": "B", "label": 1}]))
+    assert [row.label for row in rows] == ["-1", "1"]
+
+
+def test_squad(read):
+    context = "Z\u00fcrich lies by a lake."
+    base = {"title": "t", "context": context, "question": "Where?"}
+    types = {"answers": pa.struct({"text": pa.list_(pa.string()), "answer_start": pa.list_(pa.int32())})}
+    answered = {"id": "a", **base, "answers": {"text": ["a lake", "lake"], "answer_start": [15, 17]}}
+    none = {"id": "b", **base, "answers": {"text": [], "answer_start": []}}
+    rows = read("squad2", parquet([answered, none], types))
+    assert [(row.id, row.texts, row.label.texts, row.label.starts) for row in rows] == [
+        ("a", ("Where?", context), ("a lake", "lake"), (15, 17)),
+        ("b", ("Where?", context), (), ()),
+    ]
+    assert read("squad1", parquet([answered], types)) == rows[:1]
+    with pytest.raises(DataError, match="parquet, row 2: expected every id once, got a again"):
+        read("squad1", parquet([answered, answered], types))
+
+
+def test_swag(read):
+    values = {"sent1": "A man.", "sent2": "He", **{f"ending{i}": f"goes {i}." for i in range(4)}}
+    rows = read("swag", parquet([values | {"label": 2}, values | {"label": -1}]))
+    texts = ("A man.", *(f"He goes {i}." for i in range(4)))
+    assert rows == [Row("0", texts, "2"), Row("1", texts, None)]
+
+
+TAGS = ["O", "B-PER", "I-PER"]
+
+
+@pytest.mark.parametrize("numbers", [True, False])
+def test_ner(numbers, read, tmp_path):
+    tags = [[1, 2, 0], [0]]
+    if not numbers:
+        tags = [[TAGS[tag] for tag in sentence] for sentence in tags]
+    records = [{"tokens": words, "ner_tags": t} for words, t in zip([["Ann", "Lee", "left"], ["."]], tags, strict=True)]
+    rows = read("ner", parquet(records, classes={"ner_tags": TAGS} if numbers else None))
+    assert [(row.texts, row.label) for row in rows] == [
+        (("Ann", "Lee", "left"), ("B-PER", "I-PER", "O")),
+        ((".",), ("O",)),
+    ]
+    path = tmp_path / "tagged.txt"
+    registry.get("ner").write_predictions(rows, [("B-PER", "O", "O"), ("O",)], path)
+    assert path.read_text() == "Ann B-PER B-PER\nLee I-PER O\nleft O O\n\n. O O\n\n"
+    assert registry.get("ner").read_predictions(rows, path) == [("B-PER", "O", "O"), ("O",)]
+
+
+def test_ner_without_tags_and_of_documents(read):
+    rows = read("ner", parquet([{"tokens": [w], "document_id": d} for w, d in zip("abc", (7, 7, 3), strict=True)]))
+    assert rows == [Sentence(str(i), (w,), None, (w,), d) for i, w, d in zip(range(3), "abc", (0, 0, 1), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("task", "records", "names", "reason"),
+    [
+        ("ner", [{"tokens": ["a"], "ner_tags": [1]}], None, "row 1: expected tags O, .* got 1"),
+        ("ner", [{"tokens": ["a"], "ner_tags": [5]}], {"ner_tags": TAGS}, r"row 1: .* got 5 \(the file names O, B-PER"),
+        ("ner", [{"tokens": ["a"], "ner_tags": ["X"]}], None, "row 1: expected tags O, .* got 'X'"),
+        ("ner", [{"tokens": ["a", "b"], "ner_tags": ["O"]}], None, "row 1: expected a tag for each of 2 words"),
+        ("ner", [{"tokens": ["a b"], "ner_tags": ["O"]}], None, "row 1: expected words without blanks in them"),
+        ("ner", [{"text": "a b"}], None, "row 1: expected a list of words in the column tokens or words"),
+        ("rte", [{"sentence1": "A", "label": 0}], None, "row 1: expected the columns sentence1, sentence2"),
+        ("rte", [{"sentence1": "A", "sentence2": "B", "label": 7}], None, "row 1: expected the label to be one of"),
+        ("swag", [{"sent1": "A"}], None, "row 1: expected all columns"),
+        ("sst2", [{"sentence": 3, "label": 1}], None, "row 1: expected texts in sentence"),
+    ],
+)
+def test_what_cannot_be_used_is_named(task, records, names, reason, read):
+    with pytest.raises(DataError, match=f"parquet, {reason}") as refused:
+        read(task, parquet(records, classes=names))
+    assert "\n" not in str(refused.value)
+
+
+def test_bad_rows_are_skipped_beyond_one_batch_of_rows(read):
+    records = [{"sentence": f"S{n}", "label": n % 2, "idx": n} for n in range(2 * BATCH + 5)]
+    records[3]["label"], records[BATCH + 1]["sentence"] = 9, None
+    rows = read("sst2", parquet(records), skip=True)
+    assert [row.id for row in rows] == [str(n) for n in range(len(records)) if n not in (3, BATCH + 1)]
+    assert [reason.split(": ")[0].rsplit(", ")[-1] for reason in read.reasons] == ["row 4", f"row {BATCH + 2}"]
+
+
+def test_bytes_that_are_no_text_cost_their_row_alone(read):
+    raw = pa.array([b"fine", b"caf\xe9"]).view(pa.string())
+    columns = pa.Table.from_arrays([raw, pa.array([1, 0])], ["sentence", "label"])
+    content = parquet([], table=columns)
+    with pytest.raises(DataError, match="row 2: expected UTF-8, got 0xe9 at byte 4 of a text"):
+        read("sst2", content)
+    assert read("sst2", content, skip=True) == [Row("0", ("fine",), "1")]
+
+
+@pytest.mark.parametrize("content", [b"", b"sentence\tlabel\nA\t1\n", parquet([{"sentence": "A", "label": 1}])[:-20]])
+def test_what_is_no_parquet_is_refused(content, read):
+    with pytest.raises(DataError, match="expected a Parquet file, got one that pyarrow cannot read") as refused:
+        read("sst2", content)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_rows(read):
+    content = parquet([], table=pa.table({"sentence": pa.array([], pa.string()), "label": pa.array([], pa.int64())}))
+    with pytest.raises(DataError, match="expected rows, got none"):
+        read("sst2", content)
+
+
+def test_without_pyarrow_one_sentence_names_the_command(read, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"Parquet is read by pyarrow \(pip install 'fastbert\[tasks\]'\)"):
+        read("sst2", parquet([{"sentence": "A", "label": 1}]))
+
+
+def test_from_training_to_submission(tmp_path, capsys):
+    """The three commands, as on the hub's `stanfordnlp/sst2`."""
+    model, out = tiny_bert.save(tmp_path / "pretrained", "BertModel"), tmp_path / "submissions"
+    out.mkdir()
+    names = {"label": ["negative", "positive"]}
+    rows = [{"idx": 7 + n, "sentence": text, "label": n % 2} for n, text in enumerate(["a dull film", "a fine book"])]
+    train, test, run = tmp_path / "train.parquet", tmp_path / "test.parquet", tmp_path / "run"
+    train.write_bytes(parquet(rows, classes=names))
+    test.write_bytes(parquet([row | {"label": -1} for row in rows], classes=names))
+    files = ["--model", str(model), "--train", str(train), "--dev", str(train), "--out", str(run)]
+    assert main(["finetune", "sst2", *files, "--epochs", "1", "--max-seqlen", "16"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "sst2", "--model", str(run), "--data", str(train)]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 2
+    assert main(["predict", "sst2", "--model", str(run), "--data", str(test), "--out", str(out)]) == 0
+    assert [line.split("\t")[0] for line in (out / "SST-2.tsv").read_text().splitlines()] == ["index", "7", "8"]
+    capsys.readouterr()
+    assert main(["evaluate", "sst2", "--model", str(run), "--data", str(test)]) == 2
+    assert "expected labels in every row" in capsys.readouterr().err
