@@ -34,7 +34,7 @@ def read_rows(
     task.bad_rows = BadRows(skip_bad_rows, hint="--skip-bad-rows leaves such rows out")
     rows = task.read(path)
     if labelled:
-        require_labels(rows, path)
+        rows = require_labels(rows, path, task.bad_rows)
     if training:
         rows = task.for_training(rows, path)
         if not rows:

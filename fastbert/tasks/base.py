@@ -194,10 +194,19 @@ class Task(abc.ABC):
                 yield {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": prediction}
 
 
-def require_labels(rows: Sequence[Row], path: str | os.PathLike) -> None:
-    """Raises DataError where a file that must have labels has none."""
-    if any(row.label is None for row in rows):
+def require_labels(rows: Sequence[Row], path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[Row]:
+    """The rows with labels; others are bad rows (SNLI has some on whose label its annotators did not agree).
+
+    Raises:
+        DataError: no row has one; or by bad_rows.
+    """
+    kept = [row for row in rows if row.label is not None]
+    if not kept:
         raise DataError(f"{path}: expected labels in every row, got a file without them")
+    for row in rows:
+        if row.label is None:
+            bad_rows.refuse(f"{path}, the row of index {row.id}: expected a label as in other rows, got none")
+    return kept
 
 
 def check_fit(tokenizer: Tokenizer, config: BertConfig, max_seqlen: int) -> None:

@@ -63,9 +63,14 @@ def _table(task: TextTask, path: str | os.PathLike) -> Iterator[tuple[int, dict[
     lines = read_lines(path, task.bad_rows)
     first = next(lines, (1, ""))
     tabs = "\t" in first[1]
-    header = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
-    form = next((form for form in _forms(task) if set(form) <= set(header)), None)
-    if form is None or len(header) < 2 or (tabs and "idx" not in header and form == task.text_columns):
+    written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
+    # GLUE's diagnostic set with its labels has Premise, Hypothesis, Label; spreadsheets like capitals too.
+    for header in (written, [name.lower() for name in written]):
+        form = next((form for form in _forms(task) if set(form) <= set(header)), None)
+        if form is not None:
+            break
+    official = tabs and header is written and "idx" not in header and form == task.text_columns
+    if form is None or len(header) < 2 or official:
         return None
     if tabs:
         return _tab_records(lines, header)
@@ -109,18 +114,22 @@ def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
     Args:
         names: of the file's classes, if it has any; they decide where they are those of the task.
     """
-    text = str(value).strip()
+    text = str(int(value) if isinstance(value, bool) else value).strip()
     if text in task.no_label:
         return None
-    # The class's order: the instance's may be that of a model.
-    words = getattr(type(task), "labels", ())
     if isinstance(value, int) and 0 <= value < len(names):
         called = _words(task, names)
         if called is not None:
             return called[value]
-    if text not in words and text.isascii() and text.isdigit() and int(text) < len(words):
-        return words[int(text)]
-    return text
+    # The class's order: the instance's may be that of a model.
+    words = getattr(type(task), "labels", ())
+    if not words or text in words:
+        return text
+    whole = text.removesuffix(".0")  # pandas makes floats of numbers that it has with gaps
+    if whole.isascii() and whole.isdigit() and int(whole) < len(words):
+        return words[int(whole)]
+    called = [name.lower() for name in getattr(type(task), "label_names", None) or ()]
+    return words[called.index(text.lower())] if text.lower() in called else text
 
 
 def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:

@@ -23,10 +23,19 @@ FULL = ("sent1", "sent2", "gold-ending", *(f"distractor-{i}" for i in range(CHOI
 CODAH = ("category", "prompt", *(f"ending{i}" for i in range(CHOICES)), "label")
 
 
+LISTS = (
+    ("ctx_a", "ctx_b", "endings", "label"),  # HellaSwag on hubs
+    ("ctx_a", "ctx_b", "ending_options", "label"),  # and as its authors publish it
+    ("question_propmt", "", "candidate_answers", "correct_answer_idx"),  # CODAH on hubs, misspelt there
+)
+"""Context, beginning of every ending, list of endings, label."""
+
+
 class SWAG(Task):
     """SWAG's "regular" .csv (``sent1, sent2, ending0..3`` and, but for test files, ``label``) and "full" .csv
     (``gold-ending, distractor-0..3``), both with CSV quoting; CODAH's tab-separated files without header or quoting
-    (``category, prompt, ending0..3, label``). A row's texts are its context and four endings.
+    (``category, prompt, ending0..3, label``); HellaSwag's JSON lines; and all three as data-set hubs have them. A row's
+    texts are its context and four endings.
 
     Each ending makes a sequence ``[CLS] context [SEP] beginning and ending [SEP]``, as in Devlin et al. 2019.
     """
@@ -37,7 +46,8 @@ class SWAG(Task):
 
     def read(self, path: str | os.PathLike) -> list[Row]:
         if is_hub_file(path):
-            return self._rows(path, _regular, _hub_records(path, self.bad_rows))
+            records = read_records(path, self.bad_rows)
+            return self._rows(path, _of_hub, ((record.where, record.values) for record in records))
         lines = list(read_lines(path, self.bad_rows))
         header = csv_fields(lines[0][1]) if lines else []
         if set(REGULAR) <= set(header):
@@ -163,11 +173,21 @@ def _named(path: str | os.PathLike, numbered: Iterable[tuple[int, Any]]) -> Iter
         yield f"{path}, line {number}", fields
 
 
-def _hub_records(path: str | os.PathLike, bad_rows) -> Iterator[tuple[str, dict[str, str]]]:
-    """Rows with the "regular" columns, as data-set hubs export them; {} for others."""
-    for record in read_records(path, bad_rows):
-        values = {key: str(value).strip() for key, value in record.values.items()}
-        yield record.where, values if set(REGULAR) <= set(values) else {}
+def _of_hub(index: int, values: dict[str, Any]) -> Row:
+    """A row as data-set hubs have it: SWAG's columns, or the endings as a list."""
+    texts = {name: str(value).strip() for name, value in values.items()}
+    if set(REGULAR) <= set(texts):
+        return _regular(index, texts)
+    if set(FULL) - {f"distractor-{CHOICES - 1}"} <= set(texts):
+        return _full(index, dict.fromkeys(FULL, "") | texts)
+    for context, beginning, endings, label in LISTS:
+        if context in values and isinstance(values.get(endings), list):
+            choices = [str(ending).strip() for ending in values[endings]]
+            joined = _joined(texts.get(beginning, ""), choices)
+            return Row(str(index), (texts[context], *joined), _label(texts.get(label) or None))
+    raise ValueError(
+        f"expected all columns of SWAG ({', '.join(REGULAR)}), HellaSwag or CODAH, got {shorten(', '.join(values))}"
+    )
 
 
 def _regular(index: int, values: dict[str, str]) -> Row:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from hub_files import HUB, exported
+from hub_files import HUB, exported, parquet
 
+from fastbert.cli._tasks import read_rows
 from fastbert.errors import DataError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
@@ -64,6 +65,28 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
             "multinli.jsonl",
             '{"gold_label": "neutral", "sentence1": "A", "sentence2": "B", "pairID": "x", "genre": "g"}\n',
             [Row("0", ("A", "B"), "neutral")],
+        ),
+        # GLUE's diagnostic set with its labels.
+        (
+            "mnli",
+            "diagnostic-full.tsv",
+            'Logic\tDomain\tPremise\tHypothesis\tLabel\nNegation\t\tA "b".\tB\tcontradiction\n',
+            [Row("0", ('A "b".', "B"), "contradiction")],
+        ),
+        ("text-classification", "a.csv", "Text,Label\nA,x\n", [Row("0", ("A",), "x")]),
+        ("text-classification", "a.csv", "text,label\nA,-1\nB,1\n", [Row("0", ("A",), "-1"), Row("1", ("B",), "1")]),
+        ("text-classification", "a.csv", "text,label\nA,-1\nB,-1\n", [Row("0", ("A",), None), Row("1", ("B",), None)]),
+        # Names of labels, and what pandas makes of numbers.
+        ("sst2", "a.jsonl", '{"sentence": "A", "label": "Positive"}\n', [Row("0", ("A",), "1")]),
+        ("cola", "a.csv", "sentence,label,idx\nA,unacceptable,4\n", [Row("4", ("A",), "0")]),
+        ("rte", "a.csv", "sentence1,sentence2,label\nA,B,1.0\n", [Row("0", ("A", "B"), "not_entailment")]),
+        ("qqp", "a.jsonl", '{"question1": "A", "question2": "B", "label": true}\n', [Row("0", ("A", "B"), "1")]),
+        # Quora's own file.
+        (
+            "qqp",
+            "train.csv",
+            '"id","qid1","qid2","question1","question2","is_duplicate"\n"5","1","2","What is ""x"", then?","B","1"\n',
+            [Row("5", ('What is "x", then?', "B"), "1")],
         ),
         # Authors' quotes in a tab-separated export that a CSV writer did not make stay what they are.
         (
@@ -152,6 +175,53 @@ def test_swag_as_json_lines(read):
     assert rows == [Row("0", texts, "2"), Row("1", texts, None)]
     with pytest.raises(DataError, match="line 1: expected all columns"):
         read("swag", b'{"sent1": "A"}\n', "swag.jsonl")
+
+
+FOUR = ["goes.", "sits.", "runs.", "is."]
+
+
+@pytest.mark.parametrize(
+    ("values", "texts", "label"),
+    [
+        # SWAG's "full" form, HellaSwag as published and on hubs, with and without label, CODAH on hubs.
+        (
+            {"sent1": "A man.", "sent2": "He", "gold-ending": "goes.", "distractor-0": "sits.", "distractor-1": "runs."}
+            | {"distractor-2": "is.", "distractor-3": None},
+            ("A man.", "He goes.", "He sits.", "He runs.", "He is."),
+            "0",
+        ),
+        (
+            {"ctx_a": "A man.", "ctx_b": "he", "ctx": "A man. he", "ending_options": FOUR, "label": 3},
+            ("A man.", "he goes.", "he sits.", "he runs.", "he is."),
+            "3",
+        ),
+        ({"ctx_a": "A man.", "ctx_b": "", "endings": FOUR, "label": "2"}, ("A man.", *FOUR), "2"),
+        ({"ctx_a": "A man.", "ctx_b": "", "endings": FOUR, "label": ""}, ("A man.", *FOUR), None),
+        ({"question_propmt": "A man", "candidate_answers": FOUR, "correct_answer_idx": 1}, ("A man", *FOUR), "1"),
+        ({"question_propmt": "A man", "candidate_answers": FOUR, "correct_answer_idx": -1}, ("A man", *FOUR), None),
+    ],
+)
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_sets_of_four_endings_on_hubs(values, texts, label, form, read):
+    content = parquet([values]) if form == "parquet" else (json.dumps(values) + "\n").encode()
+    assert read("swag", content, f"train.{form}") == [Row("0", texts, label)]
+
+
+def test_three_endings_are_no_four(read):
+    values = {"ctx_a": "A man.", "ctx_b": "", "endings": FOUR[:3], "label": 0}
+    with pytest.raises(DataError, match="line 1: expected 4 endings"):
+        read("swag", (json.dumps(values) + "\n").encode(), "train.jsonl")
+
+
+def test_rows_without_a_label_among_others_are_bad_rows(tmp_path, capsys):
+    """SNLI on hubs has -1 where its annotators did not agree."""
+    path = tmp_path / "train.parquet"
+    path.write_bytes(parquet([{"premise": "A", "hypothesis": h, "label": l} for h, l in (("B", 0), ("C", -1))]))
+    with pytest.raises(DataError, match=r"parquet, the row of index 1: expected a label as in other rows, got none"):
+        read_rows(registry.get("mnli"), path, False, labelled=True)
+    assert read_rows(registry.get("mnli"), path, True, labelled=True) == [Row("0", ("A", "B"), "entailment")]
+    assert "1 bad rows skipped, 1 rows kept" in capsys.readouterr().err
+    assert len(read_rows(registry.get("mnli"), path, False)) == 2
 
 
 @pytest.mark.parametrize("name", ["squad1", "squad2"])
