@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import DataError
+from ..files import sha256
 
 FORMAT = "fastbert-shards"
 VERSION = 1
@@ -151,9 +151,6 @@ def check_file(directory: Path, name: str, file: dict) -> None:
 
 def check_hash(directory: Path, name: str, file: dict) -> None:
     """Raises DataError unless the content has its SHA-256."""
-    digest = hashlib.sha256()
-    with open(directory / name, "rb") as handle:
-        while block := handle.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != file["sha256"]:
-        raise DataError(f"{directory / name}: expected SHA-256 {file['sha256']}, got {digest.hexdigest()}")
+    got = sha256(directory / name)
+    if got != file["sha256"]:
+        raise DataError(f"{directory / name}: expected SHA-256 {file['sha256']}, got {got}")

@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+from ..files import sha256
 from ..train.config import PretrainConfig
 
 MATHS = 1
@@ -35,11 +36,7 @@ def file_digest(path: str | os.PathLike) -> str:
 
 @functools.cache
 def _file_digest(path: str, _mtime: int, _size: int) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+    return sha256(path)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ any number may read.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..files import flush
+from ..files import flush, sha256
 from .tensor_file import write_bytes, write_tensors
 
 _WEIGHTS, _OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
@@ -50,19 +49,6 @@ def write_text(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file) -> str:
-    """`hashlib.file_digest`, which Python 3.10 lacks."""
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def save(
@@ -147,7 +133,7 @@ def _list(directory: Path, known: set[str]) -> dict[str, dict]:
         if name not in known:
             flush(path)
             if path.is_file():
-                entries[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+                entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     return entries
 
 
@@ -229,7 +215,7 @@ def _check_file(file: Path, size: int, digest: str) -> None:
         got = file.stat().st_size
         if got != size:
             raise CheckpointError(f"{file}: expected {size} bytes, got {got}")
-        found = _sha256(file)
+        found = sha256(file)
     except OSError as error:  # or somebody removed it just now
         raise CheckpointError(f"{file}: {size} bytes could not be read: {error.strerror or error}") from error
     if found != digest:

@@ -473,7 +473,7 @@ def test_unreadable_bytes_are_skipped(tmp_path, monkeypatch):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return open(path, mode, **kwargs)
 
-    monkeypatch.setattr(checkpoint, "open", failing, raising=False)
+    monkeypatch.setattr("fastbert.files.open", failing, raising=False)
     path, [(skipped, reason)] = checkpoint.latest_valid(tmp_path)
     assert (path, skipped) == (old, new)
     assert os.strerror(errno.EIO) in reason
