@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import json
 import os
@@ -42,7 +43,7 @@ def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]
     return path, values
 
 
-class ModelConfig:
+class ModelConfig(abc.ABC):
     """Base class of `BertConfig` and its like: keys that it does not know are kept as attributes.
 
     A kind of model gives ``model_type`` (config.json's word), ``defaults`` (its fields), ``limits`` (the integers among
@@ -119,9 +120,9 @@ class ModelConfig:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             raise InputError(f"{name} must be a number between {low:g} and {high:g}, got {value!r:.100}")
 
+    @abc.abstractmethod
     def validate(self) -> None:
         """Raises InputError, one sentence, at the first field that does not fit."""
-        raise NotImplementedError
 
     # --- files and dictionaries ---
 

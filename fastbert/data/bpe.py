@@ -7,12 +7,14 @@ al. 2019, section 2.2) merges bytes, so that no text is unknown to it.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..errors import InputError
+from ..files import whole
 from .manifest import SpecialIds
 
 END_OF_WORD = "</w>"
@@ -139,10 +141,13 @@ def train_bpe(texts: Iterable[str], size: int, *, byte_level: bool = True) -> To
 
 
 def save_bpe(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
-    """Writes vocab.json, merges.txt and tokenizer_config.json, GPT's own files; returns their paths."""
+    """Writes vocab.json, merges.txt and tokenizer_config.json, GPT's own files, each whole; returns their paths."""
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [Path(path) for path in tokenizer.model.save(str(directory))]
-    settings = directory / "tokenizer_config.json"
-    settings.write_text(config_text(tokenizer), encoding="utf-8")
-    return [*paths, settings]
+    with tempfile.TemporaryDirectory() as aside:  # the library writes into a directory, and not all at once
+        saved = [Path(path) for path in tokenizer.model.save(aside)]
+        contents = {path.name: path.read_text(encoding="utf-8") for path in saved}
+    contents["tokenizer_config.json"] = config_text(tokenizer)
+    for name, content in contents.items():
+        with whole(directory / name) as path:
+            path.write_text(content, encoding="utf-8")
+    return [directory / name for name in contents]

@@ -64,10 +64,13 @@ def test_the_pad_gets_none():
 
 def test_bits_do_not_depend_on_threads():
     model, batch = model_and_batch()
-    found = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        found.append(gradients(model, batch, True)[NAME])
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(gradients(model, batch, True)[NAME])
+    finally:
+        torch.set_num_threads(before)
     assert found[0].equal(found[1])
 
 
