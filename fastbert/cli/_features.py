@@ -51,7 +51,7 @@ def train(
 
 def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also: dict, configs):
     """One training; the file of features lies beside OUT while it lasts."""
-    task.features = args.features
+    task.features, task.feature_units = args.features, args.feature_units
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}-") as folder:
 

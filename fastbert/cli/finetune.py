@@ -51,6 +51,8 @@ class Finetune(FinetuneConfig, SearchConfig):
     """ner and tasks of texts: train a BiLSTM on these features of the frozen model in place of the model (the paper's
     section 5.3), which may then be an ELMo or static vectors; "mix" learns ELMo's mix of all layers, "all" trains each
     of the first six and the whole model, and prints one table."""
+    feature_units: int | None = None
+    """With --features: units of the BiLSTM each way, 768 unless told, as in the paper."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
 
@@ -114,6 +116,8 @@ def _run(args: Finetune) -> None:
     task = registry.get(args.task)
     if args.features is not None and not hasattr(task, "features"):
         raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
+    if args.feature_units is not None and (args.features is None or args.feature_units < 1):
+        raise InputError(f"--feature-units is a number above 0 and belongs to --features, got {args.feature_units}")
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
     distributed.on_first(distributed.current(), lambda: check_new(args.out))

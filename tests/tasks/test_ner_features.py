@@ -116,12 +116,15 @@ def test_all_rows_of_the_table_in_one_command(directory, tmp_path, capsys):
     sentences = ("\n".join(f"{w} {t}" for w, t in zip(r.texts, r.label, strict=True)) for r in rows_of(16, 1))
     data.write_text("\n\n".join(sentences) + "\n")
     given = ["--model", str(directory), "--train", str(data), "--dev", str(data), "--out", str(out)]
-    options = ["--features", "all", "--max-seqlen", "16", "--epochs", "1"]
-    assert main(["finetune", "ner", *given, *options]) == 0
+    options = ["--max-seqlen", "16", "--epochs", "1", "--feature-units", "6"]
+    assert main(["finetune", "ner", *given, *options]) == 2
+    assert "--feature-units is a number above 0 and belongs to --features, got 6" in capsys.readouterr().err
+    assert main(["finetune", "ner", *given, *options, "--features", "all"]) == 0
     table = [line.split("\t") for line in (out / "features.tsv").read_text().splitlines()]
     assert [line[0] for line in table] == ["features", *LAYERS, "fine-tuning"]
     metrics = json.loads((out / "last4-sum" / "dev_metrics.json").read_text())
     assert table[4][1] == f"{metrics['f1']:.4f}"
+    assert json.loads((out / "last4-sum" / "model" / "config.json").read_text())["feature_units"] == 6
     assert not list(tmp_path.rglob("*.npy"))
     capsys.readouterr()
     assert main(["evaluate", "ner", "--model", str(out / "last4-sum"), "--data", str(data)]) == 0
