@@ -54,13 +54,13 @@ class _Steps(torch.autograd.Function):
         Args:
             sizes: sequences that have each step; they become no more.
         """
-        gates, units, transposed = gates.clone(), weight.shape[1], weight.t()
+        gates, units = gates.clone(), weight.shape[1]
         states, cells = (gates.new_empty(len(gates), units) for _ in range(2))
         h = c = gates.new_zeros(sizes[0], units)
         # Views of the results, so that a step writes into its place.
         for at, h_out, c_out in zip(*(x.split(sizes) for x in (gates, states, cells)), strict=True):
             n = len(at)
-            at.addmm_(h[:n], transposed)
+            at += nn.functional.linear(h[:n], weight)  # and no addmm: `ops.batch_invariant` knows this one
             i, f, g, o = at.chunk(4, 1)
             at[:, : 2 * units].sigmoid_()
             g.tanh_()

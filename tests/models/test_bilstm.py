@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fastbert import (
     BertForSequenceClassification,
     BertForTokenClassification,
     PackedBatch,
+    ops,
 )
 from fastbert.modules.bilstm import over_sequences
 from fastbert.tasks import registry
@@ -85,6 +87,17 @@ def test_results_and_gradients_of_torchs_lstm(directions):
         assert_close(got, exact, same, gradient=number > 0)
     for got, exact in zip(run(truth, True), results[0], strict=True):
         torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-14)
+
+
+def test_a_sequences_bits_are_its_own_in_batch_invariant_mode():
+    torch.manual_seed(0)
+    lstm, x = nn.LSTM(40, 24, num_layers=2, bidirectional=True), torch.randn(60, 40)
+    bounds = torch.tensor([0, 9, 11, 40, 60], dtype=torch.int32)
+    with torch.inference_mode(), ops.batch_invariant():
+        together = over_sequences(lstm, x, bounds)
+        for begin, end in itertools.pairwise(bounds.tolist()):
+            alone = over_sequences(lstm, x[begin:end], torch.tensor([0, end - begin], dtype=torch.int32))
+            assert torch.equal(alone, together[begin:end])
 
 
 def states(model) -> list[torch.Tensor]:
