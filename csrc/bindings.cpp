@@ -164,6 +164,7 @@ uint64_t fingerprint(Pointer data, int64_t bytes) {
 
 void bind_gemm(py::module_& m) {
     m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes.");
+    m.def("has_bf16x3", &has_bf16x3, "Whether this level multiplies float32 numbers in three bfloat16 parts.");
     m.def("packed_size", [](int dtype, int64_t n, int64_t k) { return packed_size(DType(dtype), n, k); });
     m.def("pack_weight",
           [](int dtype, Pointer w, int w_dtype, int64_t ldw, int64_t n, int64_t k, bool transposed, Pointer packed) {
@@ -290,9 +291,9 @@ void bind_encoder(py::module_& m) {
     m.def("sample_bytes", &sample_bytes, py::arg("addresses"), py::arg("sizes"));
     py::class_<Encoder>(m, "Encoder")
         .def(py::init([](int dtype, bool tanh, float eps, int64_t layers, int64_t hidden, int64_t intermediate,
-                         int64_t nheads, bool int8) {
+                         int64_t nheads, bool int8, bool three_parts) {
             const Activation gelu = tanh ? Activation::gelu_tanh : Activation::gelu;
-            return new Encoder({DType(dtype), gelu, eps, layers, hidden, intermediate, nheads, int8});
+            return new Encoder({DType(dtype), gelu, eps, layers, hidden, intermediate, nheads, int8, three_parts});
         }))
         .def("set_layer",
              [](Encoder& self, int64_t index, const std::array<Pointer, 6>& weights, const std::array<Pointer, 8>& v) {

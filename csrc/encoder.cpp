@@ -80,7 +80,8 @@ void product(const EncoderSizes& sizes, const void* a, const void* packed, const
     const DType dtype = sizes.dtype;
     if (sizes.int8) return product_int8(dtype, a, packed, bias, {rows, n, k, n}, activation, residual, c);
     GemmArgs args{};
-    args.dtype = args.c_dtype = dtype;
+    args.dtype = sizes.packed();
+    args.c_dtype = dtype;
     args.a = a;
     args.lda = k;
     args.packed = packed;
@@ -145,7 +146,7 @@ Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(size
     const int64_t h = sizes.hidden, wide = sizes.intermediate;
     auto lay_out = [&](Parts& parts) {
         auto linear = [&](int64_t n, int64_t k) {
-            const void* weight = sizes.int8 ? nullptr : parts.take(packed_size(sizes.dtype, n, k));
+            const void* weight = sizes.int8 ? nullptr : parts.take(packed_size(sizes.packed(), n, k));
             return Linear{weight, parts.floats(n)};
         };
         for (Layer& layer : layers_)
@@ -171,7 +172,7 @@ void Encoder::set_layer(int64_t index, const LayerParameters& p) {
         if (sizes_.int8)
             to.weight = weight;
         else
-            pack_weight(sizes_.dtype, weight, k, n, k, false, const_cast<void*>(to.weight));
+            pack_weight({sizes_.packed(), weight, sizes_.dtype, k, n, k, false, const_cast<void*>(to.weight)});
         std::memcpy(to.bias, bias, size_t(n) * 4);
     };
     if (sizes_.int8) {

@@ -158,12 +158,19 @@ void* thread_buffer(Scratch which, int64_t bytes) {
 
 int64_t packed_size(DType dtype, int64_t n, int64_t k) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
-    return panels * PANEL * (dtype == DType::bf16 ? (k + 31) / 32 * 32 * 2 : k * 4);
+    const int64_t half = (k + 31) / 32 * 32 * 2;
+    return panels * PANEL * (dtype == DType::f32 ? k * 4 : dtype == DType::bf16 ? half : 3 * half);
 }
 
 void pack_weight(const PackArgs& args) { kernels().pack_weight(args); }
 
+bool has_bf16x3() { return kernels().gemm_bf16x3 != nullptr; }
+
 void gemm(const GemmArgs& args) {
+    if (args.dtype == DType::bf16x3) {
+        if (!has_bf16x3()) throw std::invalid_argument("no tiles at this instruction-set level");
+        return kernels().gemm_bf16x3(args);
+    }
     (args.dtype == DType::bf16 ? kernels().gemm_bf16 : kernels().gemm_f32)(args);
 }
 

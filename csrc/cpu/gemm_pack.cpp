@@ -7,12 +7,28 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-inline void put(float x, float* to) { *to = x; }
-inline void put(float x, bf16* to) {
+inline uint16_t half(const bf16* p) { return p->bits; }
+inline uint16_t half(const float* p) {
     uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    to->bits = x != x ? uint16_t((bits >> 16) | 0x40) : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    std::memcpy(&bits, p, 4);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
+// Third P of a float32 number: what bfloat16 keeps of it, cut off, of what the parts before leave.
+template <int P> struct Third {
+    float whole;
+};
+template <int P> inline float one(const Third<P>* p) {
+    float parts[3];
+    split(p->whole, parts);
+    return parts[P];
+}
+template <int P> inline uint16_t half(const Third<P>* p) {
+    const float part = one(p);
+    return half(&part);
+}
+inline void put(float x, float* to) { *to = x; }
+inline void put(float x, bf16* to) { to->bits = half(&x); }
 
 // w(j, i) of a weight (n, k), however it is stored.
 template <class T> struct Source {
@@ -32,19 +48,58 @@ void pack_panel(const Source<T>& from, int64_t first, int width, int64_t k, int6
             }
 }
 
-// Rows of nn.Linear's weight where the panel is whole and nothing is converted.
-inline bool pack_quickly(const Source<float>& from, int64_t first, int64_t k, int64_t, float* out) {
-    if (from.step != 1) return false;
+// The same for a whole panel of a weight (k, n), of which a row holds what lies side by side here.
+template <class T> void pack_rows(const Source<T>& from, int64_t first, int64_t k, int64_t, float* out) {
+    for (int64_t i = 0; i < k; ++i) {
+        const T* row = from.at(first, i);
+        for (int j = 0; j < PANEL; ++j) out[i * PANEL + j] = one(row + j);
+    }
+}
+template <class T> void pack_rows(const Source<T>& from, int64_t first, int64_t k, int64_t padded, bf16* out) {
+    const T zeros[PANEL] = {};
+    for (int64_t i = 0; i < padded; i += 2) {
+        const T* even = i < k ? from.at(first, i) : zeros;
+        const T* odd = i + 1 < k ? from.at(first, i + 1) : zeros;
+        uint32_t words[PANEL];
+        for (int j = 0; j < PANEL; ++j) words[j] = half(even + j) | uint32_t(half(odd + j)) << 16;
+        std::memcpy(static_cast<void*>(out + i * PANEL), words, sizeof words);
+    }
+}
+
+// And of nn.Linear's weight (n, k), whose rows become columns.
+inline bool pack_columns(const Source<float>& from, int64_t first, int64_t k, int64_t, float* out) {
     rows_to_columns(from.at(first, 0), from.column, PANEL, k, out);
     return true;
 }
-inline bool pack_quickly(const Source<bf16>& from, int64_t first, int64_t k, int64_t padded, bf16* out) {
-    if (from.step != 1 || k % 2 || from.column % 2) return false;
+inline bool pack_columns(const Source<bf16>& from, int64_t first, int64_t k, int64_t padded, bf16* out) {
+    if (k % 2 || from.column % 2) return false;
     rows_to_columns(as_words(from.at(first, 0)), from.column / 2, PANEL, k / 2, as_words(out));
-    std::memset(out + k * PANEL, 0, size_t((padded - k) * PANEL) * sizeof(bf16));
+    std::memset(static_cast<void*>(out + k * PANEL), 0, size_t((padded - k) * PANEL) * sizeof(bf16));
     return true;
 }
-template <class T, class P> inline bool pack_quickly(const Source<T>&, int64_t, int64_t, int64_t, P*) { return false; }
+template <class T>
+bool pack_columns(const Source<T>& from, int64_t first, int64_t k, int64_t padded, bf16* out) {
+    constexpr int64_t STEPS = 32;
+    bf16 rounded[PANEL * STEPS];
+    for (int64_t i = 0; i < padded; i += STEPS) {
+        const int64_t inside = k - i < STEPS ? k - i : STEPS;
+        for (int r = 0; r < PANEL; ++r) {
+            const T* row = from.at(first + r, i);
+            for (int64_t c = 0; c < inside; ++c) rounded[r * STEPS + c].bits = half(row + c);
+            for (int64_t c = inside; c < STEPS; ++c) rounded[r * STEPS + c].bits = 0;
+        }
+        rows_to_columns(as_words(rounded), STEPS / 2, PANEL, STEPS / 2, as_words(out + i * PANEL));
+    }
+    return true;
+}
+inline bool pack_columns(const Source<bf16>&, int64_t, int64_t, int64_t, float*) { return false; }
+
+template <class T, class P>
+inline bool pack_whole(const Source<T>& from, int64_t first, int64_t k, int64_t padded, P* out) {
+    if (from.step == 1) return pack_columns(from, first, k, padded, out);
+    pack_rows(from, first, k, padded, out);
+    return true;
+}
 
 template <int PAIR, class T, class P> void pack(const PackArgs& g, int64_t padded) {
     const Source<T> from{static_cast<const T*>(g.w), g.transposed ? 1 : g.ldw, g.transposed ? g.ldw : 1};
@@ -53,7 +108,7 @@ template <int PAIR, class T, class P> void pack(const PackArgs& g, int64_t padde
         for (int64_t panel = begin; panel < end; ++panel) {
             const int64_t first = panel * PANEL, width = g.n - first < PANEL ? g.n - first : PANEL;
             P* out = static_cast<P*>(g.packed) + first * padded;
-            if (width == PANEL && pack_quickly(from, first, g.k, padded, out)) continue;
+            if (width == PANEL && pack_whole(from, first, g.k, padded, out)) continue;
             pack_panel<PAIR>(from, first, int(width), g.k, padded, out);
         }
     });
@@ -62,6 +117,15 @@ template <int PAIR, class T, class P> void pack(const PackArgs& g, int64_t padde
 }  // namespace
 
 void pack_panels(const PackArgs& g) {
+    if (g.dtype == DType::bf16x3) {
+        const int64_t padded = (g.k + 31) / 32 * 32;
+        PackArgs part = g;
+        pack<2, Third<0>, bf16>(part, padded);
+        part.packed = static_cast<char*>(g.packed) + packed_size(DType::bf16, g.n, g.k);
+        pack<2, Third<1>, bf16>(part, padded);
+        part.packed = static_cast<char*>(part.packed) + packed_size(DType::bf16, g.n, g.k);
+        return pack<2, Third<2>, bf16>(part, padded);
+    }
     const bool from_half = g.w_dtype == DType::bf16;
     if (g.dtype == DType::bf16)
         (from_half ? pack<2, bf16, bf16> : pack<2, float, bf16>)(g, (g.k + 31) / 32 * 32);

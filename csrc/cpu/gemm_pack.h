@@ -17,6 +17,24 @@ inline float one(const bf16* p) {
     return out;
 }
 
+// x as the sum of three numbers that bfloat16 holds: 24 bits of significand are three times eight. Cutting off, where
+// rounding might overflow. What is not finite is its own first part.
+inline void split(float x, float (&parts)[3]) {
+    const auto cut = [](float y) {
+        uint32_t bits;
+        std::memcpy(&bits, &y, 4);
+        bits = (bits & 0xffff0000) | ((bits & 0x7fffffff) > 0x7f800000 ? 0x400000 : 0);
+        float out;
+        std::memcpy(&out, &bits, 4);
+        return out;
+    };
+    const bool finite = x - x == 0.0f;
+    parts[0] = cut(x);
+    const float rest = finite ? x - parts[0] : 0.0f;
+    parts[1] = cut(rest);
+    parts[2] = rest - parts[1];
+}
+
 // Two neighbouring bfloat16 numbers travel as one float, whose value nobody looks at.
 inline const float* as_words(const bf16* p) { return reinterpret_cast<const float*>(p); }
 inline float* as_words(bf16* p) { return reinterpret_cast<float*>(p); }

@@ -1,7 +1,12 @@
 // dw = dy^T x and db = column sums of dy. (dx = dy w is the product of gemm.cpp.)
 #include "ops.h"
 
+#include "gemm_epilogue.h"
+#if defined(FASTBERT_TILES)
+#include "gemm_tile.h"
+#else
 #include "gemm_core.h"
+#endif
 
 namespace fastbert {
 namespace FASTBERT_ISA {
@@ -39,6 +44,25 @@ inline void take(C* dw, int64_t ldw, const float* tile, int rows, int64_t column
         });
 }
 
+#if defined(FASTBERT_TILES)
+// Columns of dy as tiles [tokens / 32][16][32]: two tokens side by side are a word, of which a square is turned over.
+void pack_transposed(const bf16* dy, int64_t ldy, int columns, int64_t tokens, bf16* out) {
+    const bf16 zeros[EDGE] = {};
+    for (int64_t t0 = 0; t0 < tokens; t0 += STEP) {
+        float square[EDGE * EDGE];
+        for (int pair = 0; pair < EDGE; ++pair) {
+            const int64_t t = t0 + 2 * pair;
+            const bf16* even = t < tokens ? dy + t * ldy : zeros;
+            const bf16* odd = t + 1 < tokens ? dy + (t + 1) * ldy : zeros;
+            uint32_t words[EDGE] = {};
+            for (int c = 0; c < columns; ++c) words[c] = even[c].bits | uint32_t(odd[c].bits) << 16;
+            std::memcpy(square + pair * EDGE, words, sizeof words);
+        }
+        rows_to_columns(square, EDGE, EDGE, EDGE, as_words(out + t0 * EDGE));
+    }
+}
+#endif
+
 // dw += dy^T x over `tokens` tokens from `token`.
 template <class T, class C>
 void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, int64_t ldw) {
@@ -46,20 +70,26 @@ void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, i
     const T* dy = static_cast<const T*>(g.dy) + token * g.ldy;
     void* packed = thread_buffer(Scratch::gemm_b, packed_size(g.dtype, g.k, tokens));
     pack_panels(PackArgs{g.dtype, x, g.dtype, g.ldx, g.k, tokens, true, packed});
-    multiply_all<T>(
-        g.n, g.k, tokens, packed,
-        [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
-            const int64_t inside = tokens - k0 < steps ? tokens - k0 : steps;
-            for (int64_t t = 0; t < inside; ++t)
-                for_columns(0, rows, [&](int64_t r, auto lanes) {
-                    store(out + t * rows + r, load(dy + (k0 + t) * g.ldy + row + r, lanes), lanes);
-                });
-            if (inside < steps) fill(out + inside * rows, rows, 0.0f);
-        },
-        [&](const float* tile, int64_t row, int rows, int64_t column) {
-            const int64_t columns = g.k - column < STRIP ? g.k - column : STRIP;
-            take(dw + row * ldw + column, ldw, tile, rows, columns, token == 0);
-        });
+    const auto finish = [&](const float* tile, int64_t row, int rows, int64_t column) {
+        const int64_t columns = g.k - column < STRIP ? g.k - column : STRIP;
+        take(dw + row * ldw + column, ldw, tile, rows, columns, token == 0);
+    };
+#if defined(FASTBERT_TILES)
+    const auto pack = [&](int64_t row, int rows, bf16* out, int64_t) {
+        pack_transposed(dy + row, g.ldy, rows, tokens, out);
+    };
+    multiply_tiles<1>(g.n, g.k, tokens, packed, pack, finish);
+#else
+    const auto pack = [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
+        const int64_t inside = tokens - k0 < steps ? tokens - k0 : steps;
+        for (int64_t t = 0; t < inside; ++t)
+            for_columns(0, rows, [&](int64_t r, auto lanes) {
+                store(out + t * rows + r, load(dy + (k0 + t) * g.ldy + row + r, lanes), lanes);
+            });
+        if (inside < steps) fill(out + inside * rows, rows, 0.0f);
+    };
+    multiply_all<T>(g.n, g.k, tokens, packed, pack, finish);
+#endif
 }
 
 template <class T, class C> void sum_tokens(const WeightGradArgs& g, C* dw, int64_t ldw) {
@@ -85,7 +115,9 @@ template <class T> void run(const WeightGradArgs& g) {
 
 }  // namespace
 
+#if !defined(FASTBERT_TILES)
 void weight_grad_f32(const WeightGradArgs& g) { run<float>(g); }
+#endif
 void weight_grad_bf16(const WeightGradArgs& g) { run<bf16>(g); }
 
 }  // namespace FASTBERT_ISA

@@ -8,6 +8,8 @@ void specialise(Kernels& table);
 void specialise(Kernels& table) {
 #if defined(FASTBERT_TILES)
     table.gemm_bf16 = gemm_bf16;
+    table.gemm_bf16x3 = gemm_bf16x3;
+    table.weight_grad_bf16 = weight_grad_bf16;
 #endif
     table.gemm_int8 = gemm_int8;
 #if defined(FASTBERT_LEVEL_AVX512_BF16) || defined(FASTBERT_LEVEL_AMX)

@@ -80,6 +80,7 @@ struct Kernels {
     void (*pack_weight)(const PackArgs&);
     void (*gemm_f32)(const GemmArgs&);
     void (*gemm_bf16)(const GemmArgs&);
+    void (*gemm_bf16x3)(const GemmArgs&);  // null at levels without tiles
     void (*weight_grad_f32)(const WeightGradArgs&);
     void (*weight_grad_bf16)(const WeightGradArgs&);
     // Returns the first token of which an id is no row of its table, or -1.

@@ -2,6 +2,7 @@
 //
 // A packed weight is cut into panels of 16 columns of the result; its layout is the same at every instruction-set level:
 //     float32   [n / 16][k][16]                 bfloat16  [n / 16][k / 2][16][2], k padded to 32
+//     float32 in three bfloat16 parts, the largest first: three bfloat16 weights, one after the other
 // so that 16 steps of a bfloat16 panel are one AMX tile of 1 KiB. Padding is zero. The buffer starts at a multiple of 64.
 //
 // Every element of a result is summed by one thread, in an order that depends on k alone: the bits do not depend on the
@@ -16,7 +17,7 @@ namespace fastbert {
 enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2 };
 
 struct GemmArgs {
-    DType dtype;  // of a and of the packed weight; sums are float32
+    DType dtype;  // of the packed weight, and of a, which is float32 for one in three parts; sums are float32
     const void* a;
     int64_t lda;  // elements between rows; a row is contiguous
     const void* packed;
@@ -61,7 +62,10 @@ void pack_weight(const PackArgs& args);
 inline void pack_weight(DType dtype, const void* w, int64_t ldw, int64_t n, int64_t k, bool transposed, void* packed) {
     pack_weight(PackArgs{dtype, w, dtype, ldw, n, k, transposed, packed});
 }
+// Throws std::invalid_argument for a weight in three parts where the instruction-set level has no tiles.
 void gemm(const GemmArgs& args);
+// Whether this level multiplies float32 numbers in three parts.
+bool has_bf16x3();
 // dx = dy w is gemm() with w packed as transposed.
 void weight_grad(const WeightGradArgs& args);
 

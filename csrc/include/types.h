@@ -4,7 +4,8 @@
 
 namespace fastbert {
 
-enum class DType : int { f32 = 0, bf16 = 1 };
+// bf16x3 is of packed weights only: float32 numbers, each as three bfloat16 ones whose sum it is.
+enum class DType : int { f32 = 0, bf16 = 1, bf16x3 = 2 };
 
 struct bf16 {
     uint16_t bits;

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
-from . import _cpu, _dispatch
+from . import _cpu, _cpu_linear, _dispatch
 from .encoder import LayerParameters, PackedEncoder, check_int8, is_int8
 
 _lock = threading.Lock()
@@ -32,7 +32,8 @@ def _version(t: Tensor) -> int:
 class _Packed:
     """The native encoder of one stack of layers, and what it was packed from."""
 
-    def __init__(self) -> None:
+    def __init__(self, three_parts: bool) -> None:
+        self._three_parts = three_parts
         self._key, self._samples, self._native = None, None, None
 
     def native(self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
@@ -46,17 +47,17 @@ class _Packed:
         key = (_native.isa(), x.dtype, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
         samples = _native.extension().sample_bytes(addresses, [t.numel() * t.element_size() for t in tensors])
         if key != self._key or samples != self._samples:
-            self._native = _pack(x, layers, nheads, eps, approximate)
+            self._native = _pack(x, layers, nheads, eps, approximate, self._three_parts)
             self._key, self._samples = key, samples
         return self._native
 
 
-def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
+def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, three_parts: bool):
     int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
     if int8:
         check_int8(layers)
     native = _native.extension().Encoder(
-        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8
+        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8, three_parts
     )
     for index, p in enumerate(layers):
         weights = _int8_weights(p) if int8 else _weights(p, x.dtype)
@@ -98,8 +99,11 @@ def _encoder(
     packed: PackedEncoder | None = None,
 ) -> list[Tensor]:
     x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
+    parts = not is_int8(layers) and _cpu_linear.three_parts(x.dtype, x.shape[0])
     with _lock:
-        held = _Packed() if packed is None else packed.held.setdefault("cpu", _Packed())
+        # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
+        new, name = _Packed(parts), "cpu, three parts" if parts else "cpu"
+        held = new if packed is None else packed.held.setdefault(name, new)
         native = held.native(x, layers, nheads, eps, approximate)
     states = torch.empty(len(layers) if keep_states else 1, *x.shape, dtype=x.dtype)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1

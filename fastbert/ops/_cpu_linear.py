@@ -1,8 +1,9 @@
 """Dense layers on the CPU: own products with packed weights where they are quicker than torch's, else torch's.
 
 Bfloat16 is always computed here, in training too: torch's own is slower than its float32 product without AMX, and dies
-of an illegal instruction on a processor that announces AMX without tiles. Float32 is computed here for few rows without
-a gradient, where reading the weights is what takes time.
+of an illegal instruction on a processor that announces AMX without tiles. Float32 is computed here without a gradient:
+for few rows, where reading the weights is what takes time, and for many on AMX's tiles, in three bfloat16 parts, where
+`torch.set_float32_matmul_precision` asks for less than "highest".
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from . import _cpu, _dispatch, _invariant
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
 FLOAT32_ROWS = 64
 
-# parameter -> {(dtype, transposed): (what it was made from, packed)}
+# Float32 numbers, each packed as three bfloat16 ones whose sum it is (DType::bf16x3 in csrc/include/types.h).
+_THREE_PARTS = 2
+
+# parameter -> {(form, transposed): (what it was made from, packed)}
 _packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -29,29 +33,42 @@ def _state(weight: Tensor) -> tuple:
     return version, weight.data_ptr(), weight.stride(0), _native.extension().fingerprint(weight.data_ptr(), span)
 
 
-def packed_weight(weight: Tensor, dtype: torch.dtype, transposed: bool = False) -> Tensor:
+def three_parts(dtype: torch.dtype, rows: int) -> bool:
+    """Whether products of so many rows are computed in three bfloat16 parts: as exact as float32's own, on tiles.
+
+    Few rows are bound by reading the weights, of which the parts are half as large again.
+    """
+    return (
+        dtype == torch.float32
+        and rows > FLOAT32_ROWS
+        and torch.get_float32_matmul_precision() != "highest"
+        and not _invariant.active()
+        and _native.extension().has_bf16x3()
+    )
+
+
+def packed_weight(weight: Tensor, form: int, transposed: bool = False) -> Tensor:
     """The weight in panels, kept until it changes or dies.
 
     Args:
         weight: (N, K) float32 or bfloat16.
-        dtype: of the product.
+        form: code of what is packed; three parts of a float32 weight alone.
         transposed: packs W^T, for the gradient of a layer's input.
     """
     source = weight.detach()
     source = source if source.stride(1) == 1 else source.contiguous()
     state = _state(source)
     forms = _packed.setdefault(weight, {})
-    kept = forms.get((dtype, transposed))
+    kept = forms.get((form, transposed))
     if kept is not None and kept[0] == state:
         return kept[1]
     extension = _native.extension()
-    code = _cpu._DTYPES[dtype]
     n, k = source.shape[::-1] if transposed else source.shape
-    packed = torch.empty(extension.packed_size(code, n, k), dtype=torch.uint8)
+    packed = torch.empty(extension.packed_size(form, n, k), dtype=torch.uint8)
     extension.pack_weight(
-        code, source.data_ptr(), _cpu.code(source), source.stride(0), n, k, transposed, packed.data_ptr()
+        form, source.data_ptr(), _cpu.code(source), source.stride(0), n, k, transposed, packed.data_ptr()
     )
-    forms[dtype, transposed] = state, packed
+    forms[form, transposed] = state, packed
     return packed
 
 
@@ -61,15 +78,17 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
 
 
-def _product(rows: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, transposed: bool = False) -> None:
     (m, k), n = rows.shape, out.shape[-1]
+    form = _THREE_PARTS if three_parts(rows.dtype, m) else _cpu.code(rows)
+    packed = packed_weight(weight, form, transposed)
     pointers = rows.data_ptr(), rows.stride(0), packed.data_ptr(), _cpu.pointer(bias), 0, 0, out.data_ptr()
-    _native.extension().gemm(_cpu.code(rows), *pointers, n, _cpu.code(out), m, n, k)
+    _native.extension().gemm(form, *pointers, n, _cpu.code(out), m, n, k)
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
-    _product(_rows(x), packed_weight(weight, x.dtype), _cpu.as_float32(bias), out)
+    _product(_rows(x), weight, _cpu.as_float32(bias), out)
     return out
 
 
@@ -81,7 +100,7 @@ def _backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tup
     dy, rows = _rows(dout), _rows(x)
     dx, dw, db = _backward_fake(dout, x, weight, wants)
     if wants[0]:
-        _product(dy, packed_weight(weight, x.dtype, transposed=True), None, dx)
+        _product(dy, weight, None, dx, transposed=True)
     if wants[1] or wants[2]:
         (m, n), k = dy.shape, x.shape[-1]
         matrices = dy.data_ptr(), dy.stride(0), rows.data_ptr(), rows.stride(0)
@@ -134,7 +153,8 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return True
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return False
-    return x.numel() <= FLOAT32_ROWS * x.shape[-1] and _native.isa() not in ("scalar", "avx2")
+    rows = x.numel() // max(x.shape[-1], 1)
+    return three_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and _native.isa() not in ("scalar", "avx2"))
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:

@@ -83,6 +83,36 @@ def test_every_state_is_right(level, dtype, act, restore_isa):
         assert_close(ours, truth, rounded, what=f"state {number}")
 
 
+def test_float32_in_three_parts(restore_isa, monkeypatch):
+    """Where torch's switch asks for it and there are tiles: every state as exact as by float32 products."""
+    _native.extension().set_isa("amx" if "amx" in _native.extension().supported_isas() else "amx_emulated")
+    encoder = small_encoder()
+    x, cu_seqlens, max_seqlen = batch()
+    packed = ops.PackedEncoder()
+    options = {"nheads": 3, "eps": encoder.config.layer_norm_eps, "approximate": encoder.config.gelu_approximate}
+
+    def states() -> list[torch.Tensor]:
+        layers = parameters(encoder)
+        return ops.encoder(x, layers, cu_seqlens, max_seqlen, keep_states=True, packed=packed, **options)
+
+    with torch.no_grad(), fastbert.backend("cpu"):
+        plain = states()
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        before = states()
+        assert sorted(packed.held) == ["cpu", "cpu, three parts"]
+        encoder.layer[1].output.dense.weight.mul_(1.5)
+        after = states()
+    assert not torch.equal(before[0], plain[0])  # else the switch has done nothing
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[2], after[2])
+    layers = [ops.LayerParameters(*(t.detach() for t in layer)) for layer in parameters(encoder)]
+    same = reference.encoder(x, layers, cu_seqlens, max_seqlen, **options)
+    wide = [ops.LayerParameters(*(t.double() for t in layer)) for layer in layers]
+    true = reference.encoder(x.double(), wide, cu_seqlens, max_seqlen, **options)
+    for number, (ours, truth, rounded) in enumerate(zip(after, true, same, strict=True)):
+        assert_close(ours, truth, rounded, what=f"state {number}")
+
+
 def test_the_module_takes_the_one_call(calls):
     encoder = small_encoder()
     given = batch()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from close import assert_close
 
+import fastbert
 from fastbert import _native, ops, reference
 from fastbert.ops import _cpu_linear
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_n
 LEVELS = [] if _native.why_missing() else [*_native.extension().supported_isas(), "amx_emulated"]
 DTYPES = [torch.float32, torch.bfloat16]
 CODE = {torch.float32: 0, torch.bfloat16: 1}
+THREE_PARTS = 2
 ACTIVATIONS = ["none", "gelu", "gelu_tanh"]
 # (M, N, K): single elements, odd everything, one tile and its neighbours, several blocks of K, no K at all.
 SHAPES = [(1, 1, 1), (1, 40, 768), (5, 17, 33), (13, 47, 300), (31, 33, 31), (32, 64, 64), (70, 48, 545), (3, 5, 0)]
@@ -53,26 +56,25 @@ def strided(matrix):
     return wide[:, : matrix.shape[1]]
 
 
-def pack(weight, dtype, transposed=False):
+def pack(weight, dtype, transposed=False, form=None):
     """The packed weight at the start of a NaN-filled, aligned buffer, whose end must stay as it was."""
     c = _native.extension()
     n, k = weight.t().shape if transposed else weight.shape
-    size = c.packed_size(CODE[dtype], n, k)
+    form = CODE[dtype] if form is None else form
+    size = c.packed_size(form, n, k)
     buffer = torch.full((size + 192,), 0xFF, dtype=torch.uint8)
     packed = buffer[-buffer.data_ptr() % 64 :]
-    c.pack_weight(
-        CODE[dtype], weight.data_ptr(), CODE[weight.dtype], weight.stride(0), n, k, transposed, packed.data_ptr()
-    )
+    c.pack_weight(form, weight.data_ptr(), CODE[weight.dtype], weight.stride(0), n, k, transposed, packed.data_ptr())
     assert (packed[size:] == 0xFF).all(), "written outside of the packed weight"
     return packed[:size]
 
 
-def gemm(a, packed, n, out, bias=None, activation="none", residual=None):
+def gemm(a, packed, n, out, bias=None, activation="none", residual=None, form=None):
     if residual is not None:
         assert residual.stride(0) == out.stride(0)
     pointers = [0 if t is None else t.data_ptr() for t in (bias, residual)]
     _native.extension().gemm(
-        CODE[a.dtype],
+        CODE[a.dtype] if form is None else form,
         a.data_ptr(),
         a.stride(0),
         packed.data_ptr(),
@@ -189,6 +191,94 @@ def test_bits_depend_on_neither_threads_nor_rows(level):
         one = torch.empty(1, n)
         gemm(a[41:42], packed, n, one)
         assert torch.equal(one[0], results[0][0][41])
+
+
+@pytest.fixture
+def tiles():
+    """A level with tiles: AMX's where it runs, and in plain C++ otherwise."""
+    before = _native.isa()
+    _native.extension().set_isa("amx" if "amx" in LEVELS else "amx_emulated")
+    yield
+    _native.extension().set_isa(before)
+
+
+def in_three_parts(a, w, out, *epilogue):
+    gemm(a, pack(w, torch.float32, form=THREE_PARTS), w.shape[0], out, *epilogue, form=THREE_PARTS)
+    return out
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (33, 40, 768)])
+@pytest.mark.parametrize(("activation", "extras"), [("none", False), ("gelu", True)])
+def test_float32_in_three_parts(tiles, shape, activation, extras):
+    """By the rule of float32, although every product is one of bfloat16 numbers."""
+    m, n, k = shape
+    results = []
+    for _ in range(draws(*shape)):
+        a, w, b = strided(torch.randn(m, k)), strided(torch.randn(n, k)), torch.randn(n) if extras else None
+        out, check = guarded(m, n, torch.float32)
+        r, _ = guarded(m, n, torch.float32)
+        r.copy_(torch.randn(m, n))
+        r = r if extras else None
+        in_three_parts(a, w, out, b, activation, r)
+        check()
+        wide = [None if t is None else t.double() for t in (a, w, b, r)]
+        results.append((out.clone(), truth(*wide[:3], activation, wide[3]), truth(a, w, b, activation, r)))
+    assert_close(*(torch.cat([result[i].reshape(-1) for result in results]) for i in range(3)), what="three parts")
+
+
+def test_three_parts_of_any_float32(tiles):
+    """They add up to the number, also next to the largest; what is not finite stays in its row and column."""
+    a, w = torch.randn(20, 50) * torch.logspace(-30, 30, 20)[:, None], torch.randn(17, 50)
+    a[3, 7] = torch.finfo(torch.float32).max
+    w[:, 7] *= 1e-3
+    assert_close(in_three_parts(a, w, torch.empty(20, 17)).double().float(), a.double() @ w.double().t(), a @ w.t())
+    packed = pack(w, torch.float32, form=THREE_PARTS).view(torch.bfloat16).view(3, 2, 32, 16, 2)  # panels, pairs of k
+    assert torch.equal(packed.double().sum(0)[0, :25].transpose(1, 2).reshape(50, 16).t(), w[:16].double())
+    expected = in_three_parts(a, w, torch.empty(20, 17))
+    for strange in (float("nan"), float("inf"), float("-inf")):
+        spoilt = a.clone()
+        spoilt[5, 2] = strange
+        out = in_three_parts(spoilt, w, torch.empty(20, 17))
+        assert not out[5].isfinite().any()
+        assert out[5].isnan().all() or not math.isnan(strange)
+        out[5] = expected[5]
+        assert torch.equal(out, expected)
+
+
+def test_three_parts_are_multiplied_on_tiles_alone(level):
+    assert _native.extension().has_bf16x3() == level.startswith("amx")
+    if not level.startswith("amx"):
+        with pytest.raises(ValueError, match="no tiles"):
+            in_three_parts(torch.randn(2, 3), torch.randn(4, 3), torch.empty(2, 4))
+
+
+@pytest.fixture
+def high():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_torchs_own_switch_chooses_three_parts(tiles, high, monkeypatch):
+    """`torch.set_float32_matmul_precision("high")`: many rows without a gradient."""
+    forms = []
+    true = _cpu_linear.packed_weight
+    monkeypatch.setattr(_cpu_linear, "packed_weight", lambda w, form, t=False: forms.append(form) or true(w, form, t))
+    x, weight, bias = torch.randn(80, 40), torch.randn(48, 40), torch.randn(48)
+    same = torch.nn.functional.linear(x, weight, bias)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    with ops.backend("cpu"):
+        assert_close(ops.linear(x, weight, bias), exact, same)
+        assert forms.pop() == THREE_PARTS
+        ops.linear(x[:20], weight, bias)  # few rows: what takes time is reading the weights
+        torch.set_float32_matmul_precision("highest")
+        ops.linear(x, weight, bias)
+        torch.set_float32_matmul_precision("high")
+        ops.linear(x, weight.clone().requires_grad_(), bias)
+        with fastbert.batch_invariant():
+            ops.linear(x, weight, bias)
+    assert THREE_PARTS not in forms
 
 
 def test_two_python_threads(level):

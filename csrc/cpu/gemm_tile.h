@@ -1,0 +1,156 @@
+// Products on tiles: 32 x 32 sums in four of them, two of A and two of B.
+//
+// 16 steps of a packed panel are a tile of B as it lies. A is packed likewise, [rows / 16][k / 32][16][32] with zeros past
+// its ends: a load then reads 1 KiB in a row, and no tile has a tail. While some steps of a strip of B stay in the
+// first-level cache, the block of A passes by from the second; sums that wait for the next steps lie in memory, of which
+// neither their order nor their bits know.
+//
+// Factors may be float32, each in three bfloat16 parts a1 + a2 + a3 (gemm_pack.h). Of the nine products of parts the six
+// largest are summed, the small ones first; what is left out is about 2^-24 of a product, as is float32's own rounding.
+#pragma once
+#include "gemm_pack.h"
+#include "tile.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+constexpr int64_t EDGE = 16, STEP = 32, STRIP = 32;
+constexpr int64_t TILE = EDGE * STEP;        // elements of a tile
+constexpr int64_t BLOCK_BYTES = 3 << 18;     // of A, in a second-level cache of 2 MiB
+constexpr int64_t BLOCK_ROWS = 512;
+
+// The parts that are multiplied with each other, and for how many steps a strip of all parts of B stays in the cache.
+struct Pair {
+    int a, b;
+};
+template <int PARTS> struct Parts;
+template <> struct Parts<1> {
+    static constexpr int64_t DEPTH = 384;
+    static constexpr Pair PAIRS[] = {{0, 0}};
+};
+template <> struct Parts<3> {
+    static constexpr int64_t DEPTH = 128;
+    static constexpr Pair PAIRS[] = {{2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}};
+};
+
+// Where the factors of a tile of sums begin; distances in elements: of tiles of A, panels of B, and parts of each.
+struct Factors {
+    const bf16 *a, *b;
+    int64_t tall, panel, part_a, part_b;
+};
+
+struct Range {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+};
+
+inline int64_t up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+// Part i of n, cut at multiples of the unit.
+inline Range share(int64_t count, int64_t unit, int64_t i, int64_t n) {
+    const int64_t units = up(count, unit) / unit, end = units * (i + 1) / n * unit;
+    return {units * i / n * unit, end < count ? end : count};
+}
+
+// ROWS x COLUMNS tiles of sums over `steps` steps.
+template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int64_t steps, bool first, float* sums) {
+    constexpr int64_t STRIDE = STRIP * 4;
+    if (first) {
+        tile_zero<0>();
+        if (COLUMNS > 1) tile_zero<1>();
+        if (ROWS > 1) tile_zero<2>();
+        if (ROWS > 1 && COLUMNS > 1) tile_zero<3>();
+    } else {
+        tile_load<0>(sums, STRIDE);
+        if (COLUMNS > 1) tile_load<1>(sums + EDGE, STRIDE);
+        if (ROWS > 1) tile_load<2>(sums + EDGE * STRIP, STRIDE);
+        if (ROWS > 1 && COLUMNS > 1) tile_load<3>(sums + EDGE * STRIP + EDGE, STRIDE);
+    }
+    for (const Pair pair : Parts<PARTS>::PAIRS) {
+        const bf16 *a = f.a + pair.a * f.part_a, *b = f.b + pair.b * f.part_b;
+        for (int64_t i = 0; i < steps; ++i) {
+            tile_load<6>(b + i * TILE, 64);
+            if (COLUMNS > 1) tile_load<7>(b + f.panel + i * TILE, 64);
+            tile_stream<4>(a + i * TILE, 64);
+            tile_dot_bf16<0, 4, 6>();
+            if (COLUMNS > 1) tile_dot_bf16<1, 4, 7>();
+            if (ROWS > 1) tile_stream<5>(a + f.tall + i * TILE, 64);
+            if (ROWS > 1) tile_dot_bf16<2, 5, 6>();
+            if (ROWS > 1 && COLUMNS > 1) tile_dot_bf16<3, 5, 7>();
+        }
+    }
+    tile_store<0>(sums, STRIDE);
+    if (COLUMNS > 1) tile_store<1>(sums + EDGE, STRIDE);
+    if (ROWS > 1) tile_store<2>(sums + EDGE * STRIP, STRIDE);
+    if (ROWS > 1 && COLUMNS > 1) tile_store<3>(sums + EDGE * STRIP + EDGE, STRIDE);
+}
+
+using Multiply = void (*)(const Factors&, int64_t, bool, float*);
+
+template <int PARTS> Multiply kernel_for(bool short_, bool narrow) {
+    if (short_) return narrow ? multiply<PARTS, 1, 1> : multiply<PARTS, 1, 2>;
+    return narrow ? multiply<PARTS, 2, 1> : multiply<PARTS, 2, 2>;
+}
+
+// The share of one thread. pack(row, rows, out, part) packs 16 rows, of which parts lie `part` elements apart;
+// finish(sums, row, rows, column) takes up to 32.
+template <int PARTS, class Pack, class Finish>
+void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16* packed, Pack& pack, Finish& finish) {
+    constexpr int64_t DEPTH = Parts<PARTS>::DEPTH;
+    const Tiles tiles;
+    const int64_t depth = up(k, STEP), panel = depth * PANEL, tall = depth * EDGE;
+    const int64_t part_b = up(n, PANEL) * depth;
+    const int64_t fit = BLOCK_BYTES / (2 * (PARTS * depth + 1)) / STRIP * STRIP;
+    const int64_t most = fit < STRIP ? STRIP : fit < BLOCK_ROWS ? fit : BLOCK_ROWS;
+    const int64_t blocks = (rows.size() + most - 1) / most;
+    for (int64_t i = 0; i < blocks; ++i) {
+        Range part = share(rows.size(), STRIP, i, blocks);
+        const int64_t height = up(part.size(), STRIP), part_a = height * depth;
+        void* buffer = thread_buffer(Scratch::gemm_a, height * (2 * PARTS * depth + 4 * STRIP));
+        float* sums = static_cast<float*>(buffer);
+        bf16* a = reinterpret_cast<bf16*>(sums + height * STRIP);
+        for (int64_t row = 0; row < part.size(); row += EDGE) {
+            const int64_t left = part.size() - row;
+            pack(rows.begin + part.begin + row, int(left < EDGE ? left : EDGE), a + row * depth, part_a);
+        }
+        for (int64_t column = columns.begin; column < columns.end; column += STRIP) {
+            const bf16* b = packed + column / PANEL * panel;
+            for (int64_t k0 = 0; k0 == 0 || k0 < depth; k0 += DEPTH) {
+                const int64_t steps = (depth - k0 < DEPTH ? depth - k0 : DEPTH) / STEP;
+                for (int64_t row = 0; row < part.size(); row += STRIP) {
+                    const int64_t left = part.size() - row, whole = left < STRIP ? left : STRIP;
+                    const auto kernel = kernel_for<PARTS>(whole <= EDGE, n - column <= EDGE);
+                    const Factors factors{a + row * depth + k0 * EDGE, b + k0 * PANEL, tall, panel, part_a, part_b};
+                    kernel(factors, steps, k0 == 0, sums + row * STRIP);
+                    if (k0 + DEPTH >= depth)
+                        finish(sums + row * STRIP, rows.begin + part.begin + row, int(whole), column);
+                }
+            }
+        }
+    }
+}
+
+template <int PARTS, class Pack, class Finish>
+void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, Pack&& pack, Finish&& finish) {
+    constexpr int64_t WORTH_A_THREAD = 1 << 22;
+    if (m <= 0 || n <= 0) return;
+    const auto work = [&](Range rows, Range columns) {
+        multiply_share<PARTS>(rows, columns, n, k, static_cast<const bf16*>(packed), pack, finish);
+    };
+    const int64_t useful = m * n * k / WORTH_A_THREAD + 1;
+    const int threads = int(useful < omp_get_max_threads() ? useful : omp_get_max_threads());
+    if (threads <= 1 || omp_in_parallel()) return work(Range{0, m}, Range{0, n});
+#pragma omp parallel num_threads(threads)
+    {
+        // Rows are cut where every thread gets a good many; else all threads share them and cut the columns.
+        const int64_t count = omp_get_num_threads(), i = omp_get_thread_num();
+        int64_t tall = count;
+        while (count % tall || (tall > 1 && m / tall < 8 * STRIP)) --tall;
+        const Range rows = share(m, STRIP, i % tall, tall), columns = share(n, STRIP, i / tall, count / tall);
+        if (rows.size() > 0 && columns.size() > 0) work(rows, columns);
+    }
+}
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert
