@@ -32,6 +32,7 @@ class Bug:
     words: str = ""
     after: str = ""
     compiled: str = ""  # the file to compile, where `source` is a header
+    level: str = ""  # another level than the tree's; then `words` say which tests are of it
 
 
 OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizers.py"
@@ -178,6 +179,53 @@ BUGS = [
         "test_gemm",
         compiled="gemm.cpp",
     ),
+    Bug(
+        "packing: the odd last step of a bfloat16 weight is lost",
+        "gemm_pack.cpp",
+        "i + 1 < k ? from.at(first, i + 1)",
+        "i + 2 < k ? from.at(first, i + 1)",
+        GEMM,
+        "packing",
+    ),
+    Bug(
+        "tiles: a weight's gradient loses an odd last pair of tokens",
+        "gemm_train.cpp",
+        "t + 1 < tokens ? dy",
+        "t + 2 < tokens ? dy",
+        GEMM,
+        "gradients and amx_emulated",
+        level="amx_emulated",
+    ),
+    Bug(
+        "tiles: one of six products of parts is left out",
+        "gemm_tile.h",
+        "{{2, 0}, {1, 1}, {0, 2}",
+        "{{1, 1}, {0, 2}",
+        GEMM,
+        "float32_in_three_parts",
+        compiled="gemm_tile.cpp",
+        level="amx_emulated",
+    ),
+    Bug(
+        "tiles: the last part of a float32 row is left out",
+        "gemm_pack.h",
+        "parts[2] = rest - parts[1];",
+        "parts[2] = 0.0f;",
+        GEMM,
+        "float32_in_three_parts",
+        compiled="gemm_tile.cpp",
+        level="amx_emulated",
+    ),
+    Bug(
+        "tiles: sums that wait for the next steps are begun anew",
+        "gemm_tile.h",
+        "steps, k0 == 0, sums",
+        "steps, true, sums",
+        GEMM,
+        "float32_in_three_parts or (test_gemm and amx_emulated)",
+        compiled="gemm_tile.cpp",
+        level="amx_emulated",
+    ),
 ]
 
 
@@ -234,18 +282,18 @@ class Tree:
         target.unlink(missing_ok=True)
         shutil.copy2(library, target)
 
-    def object_of(self, source: str) -> Path:
-        return self.build / f"CMakeFiles/fastbert_{self.level}.dir/csrc/cpu/{source}.o"
+    def object_of(self, source: str, level: str) -> Path:
+        return self.build / f"CMakeFiles/fastbert_{level or self.level}.dir/csrc/cpu/{source}.o"
 
-    def make(self, source: str) -> None:
-        """Compiles one file at the tree's level and links; other levels keep what they had."""
-        must(["ninja", "-C", self.build, str(self.object_of(source).relative_to(self.build))])
+    def make(self, source: str, level: str) -> None:
+        """Compiles one file at one level and links; other levels keep what they had."""
+        must(["ninja", "-C", self.build, str(self.object_of(source, level).relative_to(self.build))])
         must(["sh", "-c", self.link], cwd=self.build)
         self.install()
 
-    def tests_pass(self, tests: str, words: str) -> tuple[bool, str]:
-        level = f"{self.level} and not {self.level}_"
-        chosen = f"({words}) and {level}" if words else level
+    def tests_pass(self, tests: str, words: str, level: str) -> tuple[bool, str]:
+        ours = f"{self.level} and not {self.level}_"
+        chosen = words if level else f"({words}) and {ours}" if words else ours
         done = run(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests, "-k", chosen],
             env=self.environment(),
@@ -264,13 +312,13 @@ class Tree:
         at = before.find(bug.old, start)
         if at < 0:
             sys.exit(f"{bug.what}: {path.name} has no {bug.old!r} any more: adapt the list")
-        good = self.object_of(compiled).read_bytes()
+        good = self.object_of(compiled, bug.level).read_bytes()
         path.write_text(before[:at] + bug.new + before[at + len(bug.old) :])
-        self.make(compiled)
-        test = self.tests_pass(bug.tests, bug.words)[1]
+        self.make(compiled, bug.level)
+        test = self.tests_pass(bug.tests, bug.words, bug.level)[1]
         # The next bug is linked with the good object.
         path.write_text(before)
-        self.object_of(compiled).write_bytes(good)
+        self.object_of(compiled, bug.level).write_bytes(good)
         return test
 
 
@@ -280,8 +328,8 @@ def main() -> None:
     bugs = [bug for bug in BUGS if arguments.parse_args().only in bug.what]
     with tempfile.TemporaryDirectory(prefix="planted_bugs.") as place:
         tree = Tree(Path(place))
-        for tests, words in dict.fromkeys((bug.tests, bug.words) for bug in bugs):
-            passed, test = tree.tests_pass(tests, words)
+        for tests, words, level in dict.fromkeys((bug.tests, bug.words, bug.level) for bug in bugs):
+            passed, test = tree.tests_pass(tests, words, level)
             if not passed:
                 sys.exit(f"without a bug {test} must pass")
         print(
