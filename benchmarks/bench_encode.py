@@ -6,7 +6,8 @@
 Without --texts the sentences are random words whose numbers of tokens are log-normal (median 16, one in ten beyond 45),
 some of them cut at the model's length. Both sides are timed from texts to vectors in memory, tokenizing included; which
 goes first alternates. A difference above 1e-5 is an error: there is no figure then. On a machine that others use,
---cpu-time counts the seconds that a processor worked for this process, with one thread.
+--cpu-time counts the seconds that a processor worked for this process, with one thread. --matmul-precision high is
+torch's switch by which float32 products may be made of bfloat16 parts (docs/cpu-performance.md), for both sides.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch-size", type=int, nargs="*", default=[32, 128], help="sentence-transformers' own")
     parser.add_argument("--precision", choices=("bf16", "int8"), nargs="*", default=[], help="further rows of ours")
+    parser.add_argument("--matmul-precision", choices=("highest", "high"), default="highest", help="torch's, of both")
     parser.add_argument("--cpu-time", action="store_true", help="the processor's seconds in place of the clock's")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
@@ -79,6 +81,7 @@ def main() -> int:
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(args.threads)
+    torch.set_float32_matmul_precision(args.matmul_precision)
     directory = args.model or minilm()
     texts = sentences(args, directory)
     theirs = SentenceTransformer(str(directory), device="cpu")
