@@ -202,18 +202,29 @@ _GOOGLE_FIELDS = (
 )
 
 
+# What its code does without a field that says so.
+_GOOGLE_COMPUTES = {
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "bilstm_units": None,
+}
+
+
 def write_tf1(found: Source, target: Path) -> None:
     """A directory as google-research/bert publishes them: ``bert_model.ckpt.*``, bert_config.json, vocab.txt.
 
     Without the ``.meta`` file, a graph that its code does not read.
     """
     model = found.model
+    values = model.config.to_dict()
+    for name, only in _GOOGLE_COMPUTES.items():
+        if values.get(name, only) != only:
+            raise CheckpointError(
+                f"google-research/bert computes with {name} {only} only, got a model with {values[name]}"
+            )
     prefix = "" if hasattr(model, "bert") else "bert."
     tensors = to_tensorflow({f"{prefix}{name}": t for name, t in saving.tensors_of(model).items()})
-    values = model.config.to_dict()
-    eps = values["layer_norm_eps"]
-    if eps != 1e-12:
-        raise CheckpointError(f"google-research/bert computes with layer_norm_eps 1e-12 only, got a model with {eps:g}")
     config = {name: values[name] for name in _GOOGLE_FIELDS}
     entries: dict = {}
 

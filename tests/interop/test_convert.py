@@ -361,6 +361,18 @@ def test_what_a_form_has_no_place_for(tmp_path):
     assert not (tmp_path / "tf1").exists()
 
 
+@pytest.mark.parametrize("field", ["is_decoder", "position_embedding_type", "bilstm_units"])
+def test_tensorflows_form_is_of_plain_bert(tmp_path, field):
+    """Its code would read the weights and compute something else with them."""
+    value = {"is_decoder": True, "position_embedding_type": "sinusoidal", "bilstm_units": 4}[field]
+    sizes = {"vocab_size": len(VOCAB), "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = fastbert.BertConfig(**sizes, intermediate_size=8, **{field: value})
+    fastbert.BertForSequenceClassification(config).save_pretrained(tmp_path / "source")
+    with pytest.raises(CheckpointError, match=f"google-research/bert computes with {field} "):
+        convert(tmp_path / "source", tmp_path / "tf1", to="tf1")
+    assert not (tmp_path / "tf1").exists()
+
+
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     class Evil:
         def __reduce__(self):
