@@ -145,7 +145,7 @@ void bind_gemm_int8(py::module_& m) {
           [](int dtype, Pointer a, int64_t lda, Pointer packed, Pointer bias, int act, Pointer residual, Pointer c,
              int64_t ldc, int c_dtype, int64_t rows, int64_t n, int64_t k, Pointer sums) {
               gemm_int8({DType(dtype), at(a), lda, at(packed), at<float>(bias), Activation(act), at(residual), at(c), ldc,
-                         DType(c_dtype), rows, n, k, at<int32_t>(sums), false});
+                         DType(c_dtype), rows, n, k, at<int32_t>(sums), false, nullptr, false});
           },
           py::call_guard<py::gil_scoped_release>());
 }

@@ -55,8 +55,8 @@ struct Shape {
     int64_t rows, n, k, ldc;
 };
 
-void product_int8(DType dtype, const void* a, const void* packed, const float* bias, const Shape& shape,
-                  Activation activation, const void* residual, void* c, bool same_rows = false) {
+GemmInt8Args int8_args(DType dtype, const void* a, const void* packed, const float* bias, const Shape& shape,
+                       Activation activation, const void* residual, void* c) {
     GemmInt8Args args{};
     args.dtype = args.c_dtype = dtype;
     args.a = a;
@@ -70,15 +70,14 @@ void product_int8(DType dtype, const void* a, const void* packed, const float* b
     args.m = shape.rows;
     args.n = shape.n;
     args.k = shape.k;
-    args.same_rows = same_rows;
-    gemm_int8(args);
+    return args;
 }
 
 // c = act(a w^T + bias) [+ residual], all contiguous.
 void product(const EncoderSizes& sizes, const void* a, const void* packed, const float* bias, int64_t rows, int64_t n,
              int64_t k, Activation activation, const void* residual, void* c) {
     const DType dtype = sizes.dtype;
-    if (sizes.int8) return product_int8(dtype, a, packed, bias, {rows, n, k, n}, activation, residual, c);
+    if (sizes.int8) return gemm_int8(int8_args(dtype, a, packed, bias, {rows, n, k, n}, activation, residual, c));
     GemmArgs args{};
     args.dtype = sizes.packed();
     args.c_dtype = dtype;
@@ -96,6 +95,23 @@ void product(const EncoderSizes& sizes, const void* a, const void* packed, const
     gemm(args);
 }
 
+// Where it is refused, small pages serve.
+void wish_for_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    madvise(memory, size_t(bytes), MADV_HUGEPAGE);
+#endif
+}
+
+// The same for memory that is filled already: the pages that it lies in are put together, now (Linux 6.1).
+void gather_into_huge_pages([[maybe_unused]] const void* memory, [[maybe_unused]] int64_t bytes) {
+#if defined(__linux__)
+    constexpr int COLLAPSE = 25;  // MADV_COLLAPSE, which older headers lack; older kernels refuse it
+    const uintptr_t begin = uintptr_t(memory) / HUGE_PAGE * HUGE_PAGE;
+    for (uintptr_t page = begin; page < uintptr_t(memory) + uintptr_t(bytes); page += HUGE_PAGE)
+        madvise(reinterpret_cast<void*>(page), size_t(HUGE_PAGE), COLLAPSE);
+#endif
+}
+
 // Aligned memory of this thread that lives as long as the thread and only grows.
 void* workspace(int64_t bytes) {
     struct Buffer {
@@ -107,8 +123,10 @@ void* workspace(int64_t bytes) {
     if (buffer.size < bytes) {
         std::free(buffer.memory);
         buffer.size = 0;
-        buffer.memory = std::aligned_alloc(ALIGN, size_t(aligned(bytes)));
+        const int64_t align = bytes < HUGE_PAGE ? ALIGN : HUGE_PAGE, size = aligned(bytes, align);
+        buffer.memory = std::aligned_alloc(size_t(align), size_t(size));
         if (!buffer.memory) throw std::bad_alloc();
+        wish_for_huge_pages(buffer.memory, size);
         buffer.size = bytes;
     }
     return buffer.memory;
@@ -122,7 +140,7 @@ struct Workspace {
     char* context;  // (tokens, hidden)
     char* sum;      // (tokens, hidden), a LayerNorm's input
     char* normed;   // (tokens, hidden), the attention branch's result
-    char* wide;     // (at most FEED_FORWARD_ROWS, intermediate)
+    char* wide = nullptr;  // (at most FEED_FORWARD_ROWS, intermediate); none for int8
     float *mean, *rstd;
     int64_t bytes;
 
@@ -133,7 +151,7 @@ struct Workspace {
         context = parts.take(tokens * row);
         sum = parts.take(tokens * row);
         normed = parts.take(tokens * row);
-        wide = parts.take(std::min(tokens, FEED_FORWARD_ROWS) * s.intermediate * element_size(s.dtype));
+        if (!s.int8) wide = parts.take(std::min(tokens, FEED_FORWARD_ROWS) * s.intermediate * element_size(s.dtype));
         mean = parts.floats(tokens);
         rstd = parts.floats(tokens);
         bytes = parts.size();
@@ -158,9 +176,7 @@ Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(size
     const int64_t bytes = aligned(lay_out(counting), HUGE_PAGE);
     memory_.reset(static_cast<char*>(std::aligned_alloc(size_t(HUGE_PAGE), size_t(std::max(bytes, HUGE_PAGE)))));
     if (!memory_) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-    madvise(memory_.get(), size_t(bytes), MADV_HUGEPAGE);  // a wish: where it is refused, small pages serve
-#endif
+    wish_for_huge_pages(memory_.get(), bytes);
     Parts parts(memory_.get());
     lay_out(parts);
 }
@@ -169,15 +185,19 @@ void Encoder::set_layer(int64_t index, const LayerParameters& p) {
     Layer& layer = layers_.at(size_t(index));
     const int64_t h = sizes_.hidden, wide = sizes_.intermediate;
     auto linear = [&](Linear& to, const void* weight, const float* bias, int64_t n, int64_t k) {
-        if (sizes_.int8)
+        if (sizes_.int8) {
+            gather_into_huge_pages(weight, Int8Weight(weight).header->size);
             to.weight = weight;
-        else
+        } else {
             pack_weight({sizes_.packed(), weight, sizes_.dtype, k, n, k, false, const_cast<void*>(to.weight)});
+        }
         std::memcpy(to.bias, bias, size_t(n) * 4);
     };
     if (sizes_.int8) {
         layer.key = p.key_weight;
         layer.value = p.value_weight;
+        for (const void* packed : {layer.key, layer.value})
+            gather_into_huge_pages(packed, Int8Weight(packed).header->size);
         layer.same_rows = quantise_alike(p.qkv_weight, p.key_weight) && quantise_alike(p.qkv_weight, p.value_weight);
     }
     linear(layer.qkv, p.qkv_weight, p.qkv_bias, 3 * h, h);
@@ -231,9 +251,25 @@ void Encoder::project(const Layer& p, const void* x, int64_t tokens, char* qkv) 
     if (!sizes_.int8)
         return product(sizes_, x, p.qkv.weight, p.qkv.bias, tokens, 3 * h, h, Activation::none, nullptr, qkv);
     const void* weights[] = {p.qkv.weight, p.key, p.value};
-    for (int i = 0; i < 3; ++i)
-        product_int8(sizes_.dtype, x, weights[i], p.qkv.bias + i * h, {tokens, h, h, 3 * h}, Activation::none, nullptr,
-                     qkv + i * part, i > 0 && p.same_rows);
+    for (int i = 0; i < 3; ++i) {
+        GemmInt8Args args = int8_args(sizes_.dtype, x, weights[i], p.qkv.bias + i * h, {tokens, h, h, 3 * h},
+                                      Activation::none, nullptr, qkv + i * part);
+        args.same_rows = i > 0 && p.same_rows;
+        gemm_int8(args);
+    }
+}
+
+// The wide activations exist only as the second product's quantised rows.
+void Encoder::feed_forward_int8(const Layer& p, const void* a, int64_t rows, void* sum) const {
+    const int64_t h = sizes_.hidden, wide = sizes_.intermediate;
+    GemmInt8Args up = int8_args(sizes_.dtype, a, p.intermediate.weight, p.intermediate.bias, {rows, wide, h, wide},
+                                sizes_.gelu, nullptr, nullptr);
+    up.next = p.out.weight;
+    gemm_int8(up);
+    GemmInt8Args down = int8_args(sizes_.dtype, nullptr, p.out.weight, p.out.bias, {rows, h, wide, h},
+                                  Activation::none, a, sum);
+    down.quantised = true;
+    gemm_int8(down);
 }
 
 void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspace& w, const void* x,
@@ -247,6 +283,10 @@ void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspa
     for (int64_t first = 0; first < batch.tokens; first += FEED_FORWARD_ROWS) {
         const int64_t rows = std::min(FEED_FORWARD_ROWS, batch.tokens - first);
         const char* a = w.normed + first * row;
+        if (sizes_.int8) {
+            feed_forward_int8(p, a, rows, w.sum + first * row);
+            continue;
+        }
         product(sizes_, a, p.intermediate.weight, p.intermediate.bias, rows, wide, h, sizes_.gelu, nullptr, w.wide);
         product(sizes_, w.wide, p.out.weight, p.out.bias, rows, h, wide, none, a, w.sum + first * row);
     }

@@ -1,14 +1,30 @@
 // Sums of products of quantised rows and packed int8 weights, in exact int32; what of gemm_int8 differs between levels.
 //
-// dot<ROWS, PANELS>: ROWS rows of a times PANELS panels of 16 outputs. A step is four inputs: 64 bytes of a panel.
+// dot<ROWS, PANELS>: ROWS * ROW_UNIT rows of a times PANELS panels of 16 outputs. A step is four inputs: 64 bytes of a
+// panel; there are a multiple of 16.
 #pragma once
-#if defined(FASTBERT_TILES)
-#include "int8_tile.h"
-#endif
 #include "vec.h"
 
 // Sums stay in registers only where every index is a constant.
 #define FASTBERT_UNROLL _Pragma("GCC unroll 8")
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+// Cache lines to fetch while a product runs, one a step: four in a row, then the next four `stride` bytes on.
+struct Ahead {
+    const char* from;
+    int64_t stride;
+};
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert
+
+#if defined(FASTBERT_TILES)
+#include "int8_tile.h"
+#endif
 
 namespace fastbert {
 namespace FASTBERT_ISA {
@@ -21,21 +37,29 @@ namespace {
 using Quantised = uint8_t;
 constexpr int MAX_ROWS = 6, MAX_PANELS = 4;  // 24 sums, 4 weights and a row's value fit the 32 registers
 
+// acc += x b. Around the intrinsic GCC 12 copies each sum to another register and back where the loop is inlined.
+inline void multiply_add(__m512i& acc, __m512i x, __m512i b) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(b));
+}
+
 template <int ROWS, int PANELS>
-inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead ahead,
+                int32_t* sums) {
     __m512i acc[ROWS][PANELS];
     FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
         FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) acc[r][p] = _mm512_setzero_si512();
-    for (int64_t s = 0; s < steps; ++s) {
-        __m512i b[PANELS];
-        FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) b[p] = _mm512_load_si512(w + p * panel + s * 64);
-        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) {
-            int32_t four;
-            __builtin_memcpy(&four, a + r * stride + s * 4, 4);
-            const __m512i x = _mm512_set1_epi32(four);
-            FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], x, b[p]);
+    for (int64_t s = 0; s < steps; s += 4, ahead.from += ahead.stride)
+        FASTBERT_UNROLL for (int u = 0; u < 4; ++u) {
+            __builtin_prefetch(ahead.from + u * 64, 0, 2);
+            __m512i b[PANELS];
+            FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) b[p] = _mm512_load_si512(w + p * panel + (s + u) * 64);
+            FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) {
+                int32_t four;
+                __builtin_memcpy(&four, a + r * stride + (s + u) * 4, 4);
+                const __m512i x = _mm512_set1_epi32(four);
+                FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) multiply_add(acc[r][p], x, b[p]);
+            }
         }
-    }
     FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
         FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) _mm512_store_si512(sums + (r * PANELS + p) * 16, acc[r][p]);
 }
@@ -47,7 +71,8 @@ using Quantised = int16_t;
 constexpr int MAX_ROWS = 4, MAX_PANELS = 2;
 
 template <int ROWS, int PANELS>
-inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead,
+                int32_t* sums) {
     __m512i acc[ROWS][2 * PANELS];
     FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
         FASTBERT_UNROLL for (int p = 0; p < 2 * PANELS; ++p) acc[r][p] = _mm512_setzero_si512();
@@ -78,7 +103,8 @@ using Quantised = int16_t;
 constexpr int MAX_ROWS = 2, MAX_PANELS = 1;  // 8 sums, 4 weights, 2 rows: the 16 registers
 
 template <int ROWS, int PANELS>
-inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead,
+                int32_t* sums) {
     static_assert(PANELS == 1, "registers");
     (void)panel;
     __m256i acc[ROWS][4];
@@ -110,7 +136,8 @@ using Quantised = int16_t;
 constexpr int MAX_ROWS = 1, MAX_PANELS = 1;
 
 template <int ROWS, int PANELS>
-inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead,
+                int32_t* sums) {
     static_assert(ROWS == 1 && PANELS == 1, "plain C++");
     (void)stride, (void)panel;
     int32_t acc[16] = {};
@@ -126,26 +153,39 @@ inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t pan
 #endif
 
 #if !defined(FASTBERT_TILES)
+constexpr int ROW_UNIT = 1;
 struct Tiles {};
 #endif
 
-// store_quantised: W integral floats in 0..255, which all integer types hold. to_float: W sums.
+// store_quantised: four vectors of steps, which are rounded and end in 0..255 once zero, integral, is added.
+// to_float: W sums.
 #if defined(FASTBERT_LEVEL_AVX512)
 
-inline void store_quantised(uint8_t* p, Vec v) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v.v)));
+inline void store_quantised(uint8_t* p, const Vec (&steps)[4], float zero) {
+    const __m512i offset = _mm512_set1_epi32(int(zero));
+    __m512i q[4];
+    FASTBERT_UNROLL for (int i = 0; i < 4; ++i) q[i] = _mm512_add_epi32(_mm512_cvtps_epi32(steps[i].v), offset);
+    // Packing works in quarters of a register: the last step puts groups of four back in order.
+    const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
 }
-inline void store_quantised(int16_t* p, Vec v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v.v)));
+inline void store_quantised(int16_t* p, const Vec (&steps)[4], float zero) {
+    for (int i = 0; i < 4; ++i) {
+        const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(steps[i].v), _mm512_set1_epi32(int(zero)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + i * W), _mm512_cvtepi32_epi16(q));
+    }
 }
 inline Vec to_float(const int32_t* sums) { return {_mm512_cvtepi32_ps(_mm512_load_si512(sums))}; }
 
 #elif defined(FASTBERT_LEVEL_AVX2)
 
-inline void store_quantised(int16_t* p, Vec v) {
-    const __m256i words = _mm256_cvtps_epi32(v.v);
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(words, words), 0x08);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+inline void store_quantised(int16_t* p, const Vec (&steps)[4], float zero) {
+    for (int i = 0; i < 4; ++i) {
+        const __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(steps[i].v), _mm256_set1_epi32(int(zero)));
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(q, q), 0x08);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i * W), _mm256_castsi256_si128(packed));
+    }
 }
 inline Vec to_float(const int32_t* sums) {
     return {_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(sums)))};
@@ -153,8 +193,11 @@ inline Vec to_float(const int32_t* sums) {
 
 #else
 
-template <class Q> inline void store_quantised(Q* p, Vec v) {
-    for (int i = 0; i < W; ++i) p[i] = Q(v.v[i]);
+template <class Q> inline void store_quantised(Q* p, const Vec (&steps)[4], float zero) {
+    for (int i = 0; i < 4; ++i) {
+        const Vec q = round(steps[i]) + set(zero);
+        for (int j = 0; j < W; ++j) p[i * W + j] = Q(q.v[j]);
+    }
 }
 inline Vec to_float(const int32_t* sums) {
     Vec out;

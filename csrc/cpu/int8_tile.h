@@ -80,11 +80,11 @@ template <int SUMS, int A, int B> inline void multiply() {
 #endif
 
 using Quantised = uint8_t;
-constexpr int MAX_ROWS = 32, MAX_PANELS = 2;
+constexpr int MAX_ROWS = 32, MAX_PANELS = 2, ROW_UNIT = 16;
 
 // HEIGHT x PANELS tiles of sums; rows beyond the last one are read, and their sums ignored.
 template <int HEIGHT, int PANELS>
-void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead, int32_t* sums) {
     // The compiler does not know that the instructions read and write memory.
     asm volatile("" : : : "memory");
     zero<0>();

@@ -65,6 +65,7 @@ private:
     void normalise(const void* x, const float* weight, const float* bias, const struct Workspace&, int64_t rows,
                    void* out) const;
     void attend(const EncoderBatch&, const struct Workspace&) const;
+    void feed_forward_int8(const Layer&, const void* a, int64_t rows, void* sum) const;
     void run_layer(const Layer&, const EncoderBatch&, const struct Workspace&, const void* x, void* out) const;
 
     EncoderSizes sizes_;

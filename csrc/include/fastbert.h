@@ -123,7 +123,7 @@ void specialise(Kernels&);
 
 // Buffers of this thread that its kernels may hold at the same time; each lives as long as the thread and only grows, and
 // starts at a multiple of 64.
-enum class Scratch : int { gemm_a = 0, gemm_b, gemm_c, int8_rows, count };
+enum class Scratch : int { gemm_a = 0, gemm_b, gemm_c, int8_rows, int8_next, count };
 void* thread_buffer(Scratch which, int64_t bytes);
 
 // A float buffer of this thread that lives as long as the thread and only grows.

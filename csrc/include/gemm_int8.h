@@ -46,6 +46,11 @@ struct GemmInt8Args {
     int64_t m, n, k;
     int32_t* sums;  // (m, groups, n) sums of (q_a - zero) * q_w; null but in tests
     bool same_rows;  // the calling thread's last product had these very rows and outliers: their quantised form is there
+    // A packed weight with this one's n as its k, or null: c is not written, but quantised as that weight's rows while it
+    // is near the core. The calling thread's product of that weight with `quantised` and as many rows takes them up; it
+    // has no need of a.
+    const void* next;
+    bool quantised;
 };
 
 int64_t int8_packed_size(int64_t n, int64_t k, int64_t num_outliers);

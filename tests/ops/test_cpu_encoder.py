@@ -285,18 +285,34 @@ def int8_encoder(**changes) -> BertEncoder:
     return fastbert.quantize(small_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **changes))
 
 
-@pytest.mark.parametrize("level", _native.extension().supported_isas() if not _native.why_missing() else ())
-@pytest.mark.parametrize("act", ["gelu", "gelu_new"])
-def test_int8_weights_give_the_bits_of_the_layers_one_by_one(level, act, restore_isa, calls, monkeypatch):
+@pytest.mark.parametrize(
+    "level", () if _native.why_missing() else (*_native.extension().supported_isas(), "amx_emulated")
+)
+@pytest.mark.parametrize(
+    ("act", "wide"),
+    # One group of the second product's inputs, not whole; two; three, whole.
+    [("gelu", 200), ("gelu_new", 330), ("gelu", 640)],
+)
+def test_int8_weights_give_the_bits_of_the_layers_one_by_one(level, act, wide, restore_isa, calls, monkeypatch):
     """Those are held to the reference in tests/ops/test_cpu_int8.py; a step of a quantised value may not depend on who
     computed the float before it, so nothing but equality says that the call is right."""
     _native.extension().set_isa(level)
-    encoder, given = int8_encoder(hidden_act=act), batch()
+    encoder, given = int8_encoder(hidden_act=act, intermediate_size=wide), batch()
+    given[0][51] = float("nan")  # the one token of its sequence
     whole = run(encoder, *given)
     assert calls == [1]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    two = run(encoder, *given)
+    torch.set_num_threads(before)
     monkeypatch.setattr(stack, "_plain_parameters", lambda *_: None)
-    assert torch.equal(whole, run(encoder, *given))
-    assert calls == [1]
+    parts = run(encoder, *given)
+    assert calls == [1, 1]
+    bad = torch.zeros(len(whole), dtype=torch.bool)
+    bad[51] = True
+    for states in (whole, two, parts):
+        assert torch.equal(states.isnan(), bad[:, None].expand_as(states))
+        assert torch.equal(states[~bad], whole[~bad])
 
 
 def test_int8_weights_by_the_reference():

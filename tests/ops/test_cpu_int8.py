@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from fastbert.errors import BackendError, InputError
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
 LEVELS = [] if _native.why_missing() else [*_native.extension().supported_isas(), "amx_emulated"]
-# (T, N, K) off and at: rows (1..6), panels (16), blocks of outputs (64), steps (4), chunks (64), groups (256).
+# (T, N, K) off and at: rows (1..6), passes of rows (48), panels (16), blocks of outputs (64), steps (4), chunks (64),
+# groups (256).
 SHAPES = [(1, 1, 1), (1, 21, 24), (5, 15, 3), (7, 17, 65), (6, 64, 64), (13, 130, 257), (3, 80, 509)]
-SHAPES += [(119, 48, 384), (33, 51, 1030)]
+SHAPES += [(119, 48, 384), (33, 51, 1030), (101, 150, 600), (48, 64, 256)]
 GUARD = 64
 
 
@@ -157,6 +159,23 @@ def test_output(level, shape, activation, residual, dtype):
         truth.append(reference.linear_int8(x, *parts, dtype=torch.float64).flatten())
         same.append(reference.linear_int8(x, *parts, dtype=torch.float32).to(dtype).flatten())
     assert_close(torch.cat(got), torch.cat(truth), torch.cat(same))
+
+
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_gelu_of_every_size(level, form):
+    """One input, not quantised, times one: each range of x held to the rule by itself, as small values err less."""
+    packed = ops.pack_int8(torch.ones(1, 1), torch.tensor([0]))
+    bounds = [-40.0, -8.0, -4.0, -2.0, -0.1, 0.1, 2.0, 4.0, 8.0, 40.0]
+    for low, high in pairwise(bounds):
+        x = torch.linspace(low, high, 3001)[:, None]
+        got, _ = run(x, packed, 1, activation=1 if form == "none" else 2)
+        assert_close(got, F.gelu(x.double(), approximate=form), F.gelu(x, approximate=form), what=f"{low}..{high}")
+    x = torch.tensor([0.0, float("inf"), -float("inf"), float("nan")])[:, None]
+    got = run(x, packed, 1, activation=1 if form == "none" else 2)[0].flatten()
+    assert float(got[0]) == 0
+    assert float(got[1]) == float("inf")
+    assert abs(float(got[2])) < 1e-7
+    assert bool(got[3].isnan())
 
 
 def test_it_is_near_the_float_product(level):
