@@ -8,21 +8,7 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-// Rows of a matrix as tiles [k / 32][16][32].
-void pack_rows(const bf16* a, int64_t lda, int rows, int64_t k, bf16* out) {
-    const int64_t depth = up(k, STEP), whole = k / STEP * STEP;
-    for (int64_t k0 = 0; k0 < whole; k0 += STEP)
-        for (int r = 0; r < rows; ++r) std::memcpy(out + k0 * EDGE + r * STEP, a + r * lda + k0, 64);
-    if (whole < depth) {
-        std::memset(static_cast<void*>(out + whole * EDGE), 0, TILE * sizeof(bf16));
-        for (int r = 0; r < rows; ++r)
-            std::memcpy(out + whole * EDGE + r * STEP, a + r * lda + whole, size_t(k - whole) * sizeof(bf16));
-    }
-    for (int64_t k0 = 0; k0 < depth; k0 += STEP)
-        std::memset(static_cast<void*>(out + k0 * EDGE + rows * STEP), 0, size_t(EDGE - rows) * 64);
-}
-
-// The same of float32, its three parts `part` elements apart.
+// Rows of float32 as tiles [k / 32][16][32], their three parts `part` elements apart.
 void pack_parts(const float* a, int64_t lda, int rows, int64_t k, bf16* out, int64_t part) {
     const int64_t depth = up(k, STEP);
     for (int64_t k0 = 0; k0 < depth; k0 += STEP) {

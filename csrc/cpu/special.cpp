@@ -7,6 +7,7 @@ namespace FASTBERT_ISA {
 void specialise(Kernels& table);
 void specialise(Kernels& table) {
 #if defined(FASTBERT_TILES)
+    table.attention_forward = attention_forward;
     table.gemm_bf16 = gemm_bf16;
     table.gemm_bf16x3 = gemm_bf16x3;
     table.weight_grad_bf16 = weight_grad_bf16;

@@ -226,6 +226,24 @@ BUGS = [
         compiled="gemm_tile.cpp",
         level="amx_emulated",
     ),
+    Bug(
+        "tiles: attention's result of the first 512 keys is not shrunk to the new maximum",
+        "attention_amx.cpp",
+        "store(to, load(to) * set(lanes[0]));",
+        "store(to, load(to));",
+        ATTENTION,
+        "amx_emulated and odd",
+        level="amx_emulated",
+    ),
+    Bug(
+        "tiles: attention's weights past the last key stay what they were",
+        "attention_amx.cpp",
+        "c < STRIP; c += W) store(to + c, set(0.0f));",
+        "c < 0; c += W) store(to + c, set(0.0f));",
+        ATTENTION,
+        "amx_emulated and (odd or short)",
+        level="amx_emulated",
+    ),
 ]
 
 
