@@ -3,8 +3,8 @@
 Prints the dev metric and the time of both for every seed, then the means. The two sides share the initial weights, the
 order of the rows, the windows of long texts and the task's metric; model, loss, optimiser, schedule and evaluation are
 each their own: transformers' side is its AutoModelFor... on batches padded to their longest sequence with
-torch.optim.AdamW. Beside the seconds of training stand the processor seconds of all, evaluation included (fastbert
-evaluates after every epoch, transformers' side once): on a machine that does other work too they are what counts.
+torch.optim.AdamW. Beside the seconds of training stand the processor seconds of all, an evaluation after every epoch
+included (fastbert's early check of a few hundred rows too): on a machine that does other work too they are what counts.
 
     python benchmarks/finetune_against_transformers.py sst2 --train train.tsv --dev dev.tsv --train-examples 4000
     python benchmarks/finetune_against_transformers.py mrpc --train msr_paraphrase_train.txt --dev-share 0.1 --epochs 3
@@ -92,6 +92,16 @@ class Peer:
         scores = out.logits if self.kind == "tags" else torch.stack((out.start_logits, out.end_logits), -1)
         return [row[: e.num_tokens].numpy() for row, e in zip(scores, examples, strict=True)]
 
+    def evaluate(self, model, examples) -> list:
+        """Outputs of all examples, in batches of neighbours padded to the longest."""
+        model.eval()
+        outputs = []
+        with torch.inference_mode():
+            for begin in range(0, len(examples), 64):
+                chosen = examples[begin : begin + 64]
+                outputs += self.outputs(model(**padded(chosen)), chosen)
+        return outputs
+
 
 def run_fastbert(task, model, tokenizer, train_rows, dev_rows, config) -> tuple[float, float]:
     """The first metric after the last epoch, and seconds of training without evaluation."""
@@ -117,9 +127,10 @@ def run_transformers(task, directory, examples, dev_examples, dev_rows, config) 
     ]
     total = sum(map(len, epochs))
     schedule = get_linear_schedule_with_warmup(optimizer, round(config.warmup * total), total)
-    model.train()
-    start = time.perf_counter()
+    seconds = 0.0
     for batches in epochs:
+        model.train()
+        start = time.perf_counter()
         for indices in batches:
             chosen = [examples[i] for i in indices]
             inputs = padded(chosen)
@@ -129,15 +140,10 @@ def run_transformers(task, directory, examples, dev_examples, dev_rows, config) 
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-    seconds = time.perf_counter() - start
-    model.eval()
-    outputs = []
-    with torch.inference_mode():
-        for begin in range(0, len(dev_examples), 64):
-            chosen = dev_examples[begin : begin + 64]
-            outputs += peer.outputs(model(**padded(chosen)), chosen)
-    predictions = task.decode(dev_rows, dev_examples, outputs)
-    return task.metric(dev_rows, predictions)[task.metrics[0]], seconds
+        seconds += time.perf_counter() - start
+        predictions = task.decode(dev_rows, dev_examples, peer.evaluate(model, dev_examples))
+        value = task.metric(dev_rows, predictions)[task.metrics[0]]
+    return value, seconds
 
 
 def padded(examples) -> dict[str, torch.Tensor]:
