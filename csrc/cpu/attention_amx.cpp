@@ -1,29 +1,15 @@
 // Bfloat16 attention's forward pass on tiles: as attention_forward.cpp, but for 32 queries at a time and with K^T, V and
 // the weights e^(score - max) as bfloat16 tiles. Scores, maxima, sums and the result are float32 until the end.
 //
-// Scores of 32 queries lie in squares of 32 keys, as the tiles give them; the weights replace them in the layout of a left
-// factor, [row tile][32 keys][16][32]. What is past the last key has weight zero.
-#include "attention_common.h"
-#include "gemm_tile.h"
+// The weights become a left factor, in which what is past the last key is zero.
+#include "attention_amx.h"
 #include "ops.h"
 #include "philox.h"
 
 namespace fastbert {
-// The level below computes float32.
-#if defined(FASTBERT_LEVEL_AMX)
-namespace below = avx512;
-namespace avx512 {
-#else
-namespace below = scalar;
-namespace scalar {
-#endif
-void attention_forward(const AttentionArgs&);
-}
-
 namespace FASTBERT_ISA {
 namespace {
 
-constexpr int64_t QUERIES = STRIP, KEY_BLOCK = 512, SQUARE = STRIP * STRIP;
 // Queries of a unit of work, which lays out K and V of its head where it has not the last unit's.
 constexpr int64_t QUERY_BLOCK = 128;
 static_assert(KEY_BLOCK <= KEEP_COLUMNS, "a block's dropout bits are made at once");
@@ -32,20 +18,9 @@ class Forward {
 public:
     Forward(const AttentionArgs& args, int64_t longest) : a_(args) {
         depth_ = up(args.head_dim, STEP);
-        const int64_t keys = up(longest, STEP), strips = KEY_BLOCK / STRIP, wide = up(args.head_dim, STRIP);
-        value_panel_ = keys * PANEL;
-        const int64_t sizes[] = {keys * depth_, wide * keys, QUERIES * depth_, QUERIES * KEY_BLOCK};
-        int64_t floats = strips * SQUARE + QUERIES * wide + 16;
-        for (int64_t size : sizes) floats += size / 2;
-        float* at = thread_scratch(floats);
-        at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(at) + 63) & ~uintptr_t(63));
-        bf16** places[] = {&keys_, &values_, &q_, &weights_};
-        for (int i = 0; i < 4; ++i) {
-            *places[i] = reinterpret_cast<bf16*>(at);
-            at += sizes[i] / 2;
-        }
-        scores_ = at;
-        out_ = at + strips * SQUARE;
+        const int64_t head = up(longest, STEP) * depth_, rows = QUERIES * depth_, block = QUERIES * KEY_BLOCK;
+        hand_out({{&keys_, head}, {&values_, head}, {&q_, rows}, {&weights_, block}},
+                 {{&scores_, block}, {&out_, rows}});
     }
 
     void block(int64_t sequence, int64_t head, int64_t begin, int64_t end) {
@@ -82,7 +57,7 @@ private:
         const int64_t keys = a_.causal ? first + rows : span.length;
         for (int64_t key = 0; key < keys; key += KEY_BLOCK) {
             const int64_t count = keys - key < KEY_BLOCK ? keys - key : KEY_BLOCK;
-            score(rows, key, count);
+            multiply_keys(q_, rows, keys_ + key * depth_, count, depth_, scores_, [] {});
             for (int64_t r = 0; r < rows; ++r) weigh(token, head, first, r, key, count, m[r], l[r]);
             add_values(rows, key, up(count, STEP));
         }
@@ -98,14 +73,6 @@ private:
         }
     }
 
-    void score(int64_t rows, int64_t key, int64_t count) {
-        const int64_t panel = depth_ * PANEL;
-        for (int64_t k = 0; k < count; k += STRIP) {
-            const Factors factors{q_, keys_ + (key + k) / PANEL * panel, depth_ * EDGE, panel, 0, 0};
-            kernel_for<1>(rows <= EDGE, count - k <= EDGE)(factors, depth_ / STEP, true, scores_ + k * STRIP);
-        }
-    }
-
     // Row r of scores becomes weights e^(score - m), zero up to the end of the last step of keys; m and l go on.
     void weigh(int64_t token, int64_t head, int64_t first, int64_t r, int64_t key, int64_t count, float& m, float& l) {
         const int64_t seen = a_.causal ? first + r + 1 - key : count, n = seen < 0 ? 0 : seen < count ? seen : count;
@@ -113,7 +80,8 @@ private:
         const float* row = scores_ + r * STRIP;
         Vec best = set(-__builtin_inff());
         for (int64_t k = 0; k < n; k += STRIP)
-            for_scores(row + k * STRIP, n - k < STRIP ? n - k : STRIP, [&](int64_t, Vec x) { best = max(x * scale, best); });
+            for_scores(row + k * STRIP, n - k < STRIP ? n - k : STRIP, scale,
+                       [&](int64_t, Vec x) { best = max(x, best); });
         const float highest = maximum(best), before = m;
         m = highest < before ? before : highest;
         const bool drops = a_.dropout.active();
@@ -124,8 +92,8 @@ private:
         for (int64_t k = 0; k < count; k += STRIP) {
             bf16* to = weights + k * EDGE;
             const int64_t inside = n - k < STRIP ? n - k : STRIP;
-            for_scores(row + k * STRIP, inside < 0 ? 0 : inside, [&](int64_t c, Vec x) {
-                const Vec e = softmax_exp(x * scale - shift);
+            for_scores(row + k * STRIP, inside < 0 ? 0 : inside, scale, [&](int64_t c, Vec x) {
+                const Vec e = softmax_exp(x - shift);
                 total = total + e;
                 store(to + c, drops ? keep(e, bits.at(k + c)) : e);
             });

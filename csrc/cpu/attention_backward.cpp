@@ -28,7 +28,7 @@ using OverQueries = Product<1, LD, NR, true>;   // (P B)^T dO and dS^T Q
 using OverKeys = Product<LD, 1, NR, true>;      // dS K
 
 struct Plan {
-    Scratch scratch;
+    Arena scratch;
     int64_t heads;  // panels of a row of head_dim columns
     int64_t key_panel, row_panel, query_panel;
     int64_t keys_t, values_t, keys, dk, dv;          // of the whole sequence
@@ -54,10 +54,6 @@ struct Plan {
         probs = scratch.reserve(QUERY_BLOCK * LD);
         dscores = scratch.reserve(QUERY_BLOCK * LD);
     }
-};
-
-struct RowSums {
-    float probs, gradients;
 };
 
 // The first step over a row of n scores and dP: e^(s - lse) and B dP, in place, with the sums of the first and of their
@@ -94,12 +90,6 @@ inline void score_gradients(float* p, float* ds, int64_t n, float over_total, fl
         store(p + c, DROP ? keep(probs, bits + c / 8) : probs);
         store(ds + c, probs * (load(ds + c) - d));
     }
-}
-
-template <class T> inline float dot(const T* x, const T* y, int64_t n) {
-    Vec total = set(0.0f);
-    for_columns(0, n, [&](int64_t c, auto lanes) { total = fma(load(x + c, lanes), load(y + c, lanes), total); });
-    return sum(total);
 }
 
 template <class T> class Backward {
@@ -139,23 +129,9 @@ template <class T> class Backward {
         return static_cast<T*>(x) + token * stride + head * a_.head_dim;
     }
 
-    // What this head writes, and the head after it.
     void fetch_ahead(int64_t sequence, int64_t head, const Span& span) {
-        const int64_t dim = a_.head_dim, n = span.length;
-        ahead_.clear();
-        ahead_.add(to(b_.dq, b_.dq_stride, span.begin, head), b_.dq_stride, n, dim);
-        ahead_.add(to(b_.dk, b_.dk_stride, span.begin, head), b_.dk_stride, n, dim);
-        ahead_.add(to(b_.dv, b_.dv_stride, span.begin, head), b_.dv_stride, n, dim);
-        if (head + 1 < a_.nheads || sequence + 1 < a_.batch_size) {
-            sequence += ++head / a_.nheads;
-            head %= a_.nheads;
-            const Span next(a_.cu_seqlens, sequence);
-            ahead_.add(at(a_.k, a_.k_stride, next.begin, head), a_.k_stride, next.length, dim);
-            ahead_.add(at(a_.v, a_.v_stride, next.begin, head), a_.v_stride, next.length, dim);
-            ahead_.add(at(a_.q, a_.q_stride, next.begin, head), a_.q_stride, next.length, dim);
-            ahead_.add(at(b_.dout, b_.dout_stride, next.begin, head), b_.dout_stride, next.length, dim);
-        }
-        const int64_t blocks = divide_up(n, QUERY_BLOCK);
+        add_gradients<T>(b_, sequence, head, ahead_);
+        const int64_t dim = a_.head_dim, n = span.length, blocks = divide_up(n, QUERY_BLOCK);
         ahead_.pace(blocks * (2 * Scores::steps(n / blocks, n) + 2 * OverQueries::steps(n, dim) +
                               OverKeys::steps(n / blocks, dim)));
     }

@@ -1,4 +1,4 @@
-// What attention needs however its products are computed: sequences, units of work, exponentials of scores.
+// What attention needs however its products are computed: sequences, units of work, memory, exponentials of scores.
 #pragma once
 #include "attention.h"
 #include "vec.h"
@@ -7,12 +7,22 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-// body(column, vector) over the first n columns of a row of scores; past the end the vector holds minus infinity.
-template <class Body> inline void for_scores(const float* s, int64_t n, Body&& body) {
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// body(column, vector) over the first n columns of a row, vectors as at(column) reads them; past the end the vector holds
+// minus infinity.
+template <class At, class Body> inline void for_row(int64_t n, At&& at, Body&& body) {
     alignas(64) static constexpr float index[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     int64_t c = 0;
-    for (; c + W <= n; c += W) body(c, load(s + c));
-    if (c < n) body(c, select_less(load(index), set(float(n - c)), load(s + c), set(-__builtin_inff())));
+    for (; c + W <= n; c += W) body(c, at(c));
+    if (c < n) body(c, select_less(load(index), set(float(n - c)), at(c), set(-__builtin_inff())));
+}
+template <class Body> inline void for_scores(const float* s, int64_t n, Body&& body) {
+    for_row(n, [&](int64_t c) { return load(s + c); }, body);
+}
+// The same of scores that are still to be scaled.
+template <class Body> inline void for_scores(const float* s, int64_t n, Vec scale, Body&& body) {
+    for_row(n, [&](int64_t c) { return load(s + c) * scale; }, body);
 }
 
 // e^x for a score less its row's maximum or lse, to 1 ulp; 0 below -87.3 (so for minus infinity), 1 for 0.
@@ -83,6 +93,91 @@ inline int64_t count_scores(const AttentionArgs& a) {
         total += n * n;
     }
     return total * a.nheads;
+}
+
+// Fetches matrices into the second-level cache a few lines at a time, between tiles: of 128 to 512 bytes every few
+// kilobytes the processor does not guess the next ones, and it has but 16 requests in flight, so that more at once wait.
+class Ahead {
+  public:
+    template <class T> void add(const T* x, int64_t stride, int64_t rows, int64_t columns) {
+        if (rows <= 0 || count_ == MOST) return;
+        const int64_t bytes = columns * int64_t(sizeof(T));
+        list_[count_++] = {reinterpret_cast<const char*>(x), stride * int64_t(sizeof(T)), rows, bytes};
+        lines_ += rows * divide_up(bytes, 64);
+    }
+    void clear() { count_ = lines_ = at_ = byte_ = 0; }
+    // So many steps are to come.
+    void pace(int64_t steps) { each_ = divide_up(lines_, steps > 0 ? steps : 1); }
+    void step() {
+        for (int64_t n = each_; n > 0 && at_ < count_; --n, --lines_) {
+            Rows& rows = list_[at_];
+            __builtin_prefetch(rows.next + byte_, 0, 2);
+            byte_ += 64;
+            if (byte_ < rows.bytes) continue;
+            byte_ = 0;
+            rows.next += rows.stride;
+            if (--rows.count == 0) ++at_;
+        }
+    }
+
+  private:
+    struct Rows {
+        const char* next;
+        int64_t stride, count, bytes;
+    };
+    static constexpr int64_t MOST = 8;
+    Rows list_[MOST];
+    int64_t count_ = 0, lines_ = 0, at_ = 0, byte_ = 0, each_ = 0;
+};
+
+// Hands out parts of this thread's scratch, each on a cache line.
+class Arena {
+  public:
+    int64_t reserve(int64_t floats) {
+        const int64_t at = size_;
+        size_ += divide_up(floats, 16) * 16;
+        return at;
+    }
+    float* allocate() const {
+        const uintptr_t p = reinterpret_cast<uintptr_t>(thread_scratch(size_ + 16));
+        return reinterpret_cast<float*>((p + 63) & ~uintptr_t(63));
+    }
+
+  private:
+    int64_t size_ = 0;
+};
+
+template <class T> inline float dot(const T* x, const T* y, int64_t n) {
+    Vec total = set(0.0f);
+    for_columns(0, n, [&](int64_t c, auto lanes) { total = fma(load(x + c, lanes), load(y + c, lanes), total); });
+    return sum(total);
+}
+
+// Of a row, the sums of e^(score - lse) and of its products with B dP.
+struct RowSums {
+    float probs, gradients;
+};
+
+// What the gradient of this head writes, and reads of the head after it.
+template <class T>
+inline void add_gradients(const AttentionBackwardArgs& b, int64_t sequence, int64_t head, Ahead& ahead) {
+    const AttentionArgs& a = b.forward;
+    const auto add = [&](const void* x, int64_t stride) {
+        const Span span(a.cu_seqlens, sequence);
+        const T* from = static_cast<const T*>(x) + span.begin * stride + head * a.head_dim;
+        ahead.add(from, stride, span.length, a.head_dim);
+    };
+    ahead.clear();
+    add(b.dq, b.dq_stride);
+    add(b.dk, b.dk_stride);
+    add(b.dv, b.dv_stride);
+    if (head + 1 == a.nheads && sequence + 1 == a.batch_size) return;
+    sequence += ++head / a.nheads;
+    head %= a.nheads;
+    add(a.k, a.k_stride);
+    add(a.v, a.v_stride);
+    add(a.q, a.q_stride);
+    add(b.dout, b.dout_stride);
 }
 
 }  // namespace

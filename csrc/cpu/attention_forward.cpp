@@ -24,7 +24,7 @@ using Scores = Product<LD, 1, LD, false>;
 using Weighted = Product<LD, 1, LD, true>;
 
 struct Plan {
-    Scratch scratch;
+    Arena scratch;
     int64_t key_panel, value_panel, keys, values, q, scores, out;
 
     Plan(int64_t longest, int64_t head_dim) {

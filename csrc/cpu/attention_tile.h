@@ -23,7 +23,6 @@ constexpr int MR = 2, NV = 1;
 #endif
 constexpr int NR = NV * W;
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t panels_of(int64_t columns) { return divide_up(columns, NR); }
 
 // n rows in as few tiles as MR allows, of nearly equal height: 128 rows are 9 x 13 + 11, not 9 x 14 + 2, since a tile of
@@ -53,41 +52,6 @@ void tile(const float* a, const float* b, int64_t depth, float* c) {
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) store(c + r * C_ROW + v * W, acc[r][v]);
 }
-
-// Fetches matrices into the second-level cache a few lines at a time, between tiles: of 128 to 512 bytes every few
-// kilobytes the processor does not guess the next ones, and it has but 16 requests in flight, so that more at once wait.
-class Ahead {
-  public:
-    template <class T> void add(const T* x, int64_t stride, int64_t rows, int64_t columns) {
-        if (rows <= 0 || count_ == MOST) return;
-        const int64_t bytes = columns * int64_t(sizeof(T));
-        list_[count_++] = {reinterpret_cast<const char*>(x), stride * int64_t(sizeof(T)), rows, bytes};
-        lines_ += rows * divide_up(bytes, 64);
-    }
-    void clear() { count_ = lines_ = at_ = byte_ = 0; }
-    // So many steps are to come.
-    void pace(int64_t steps) { each_ = divide_up(lines_, steps > 0 ? steps : 1); }
-    void step() {
-        for (int64_t n = each_; n > 0 && at_ < count_; --n, --lines_) {
-            Rows& rows = list_[at_];
-            __builtin_prefetch(rows.next + byte_, 0, 2);
-            byte_ += 64;
-            if (byte_ < rows.bytes) continue;
-            byte_ = 0;
-            rows.next += rows.stride;
-            if (--rows.count == 0) ++at_;
-        }
-    }
-
-  private:
-    struct Rows {
-        const char* next;
-        int64_t stride, count, bytes;
-    };
-    static constexpr int64_t MOST = 8;
-    Rows list_[MOST];
-    int64_t count_ = 0, lines_ = 0, at_ = 0, byte_ = 0, each_ = 0;
-};
 
 // The strides of one kind of product: element (r, k) of A is a[r * A_ROW + k * A_COL], (r, c) of a panel of C is
 // c[r * C_ROW + c]. ADD: C += A B.
@@ -220,23 +184,6 @@ inline void unpack(const float* x, int64_t row_stride, int64_t panel, int64_t ro
             store(out + c, load(x + (c / NR) * panel + c % NR) * scale, lanes);
         });
 }
-
-// Hands out parts of this thread's scratch, each on a cache line.
-class Scratch {
-  public:
-    int64_t reserve(int64_t floats) {
-        const int64_t at = size_;
-        size_ += divide_up(floats, 16) * 16;
-        return at;
-    }
-    float* allocate() const {
-        const uintptr_t p = reinterpret_cast<uintptr_t>(thread_scratch(size_ + 16));
-        return reinterpret_cast<float*>((p + 63) & ~uintptr_t(63));
-    }
-
-  private:
-    int64_t size_ = 0;
-};
 
 }  // namespace
 }  // namespace FASTBERT_ISA

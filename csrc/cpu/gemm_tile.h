@@ -165,6 +165,34 @@ inline void pack_rows(const bf16* a, int64_t lda, int rows, int64_t k, bf16* out
         std::memset(static_cast<void*>(out + k0 * EDGE + rows * STEP), 0, size_t(EDGE - rows) * 64);
 }
 
+// A row of up to 16 words, each an element of `even` and the one of `odd` beside it.
+inline void join_rows(const bf16* even, const bf16* odd, int columns, float* out) {
+#if defined(FASTBERT_LEVEL_AVX512)
+    const auto wide = [&](const bf16* p) {
+        return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(columns), p));
+    };
+    _mm512_storeu_si512(out, _mm512_or_si512(wide(even), _mm512_slli_epi32(wide(odd), 16)));
+#else
+    uint32_t words[EDGE] = {};
+    for (int c = 0; c < columns; ++c) words[c] = even[c].bits | uint32_t(odd[c].bits) << 16;
+    std::memcpy(out, words, sizeof words);
+#endif
+}
+
+// Columns of a matrix as tiles [rows / 32][16][32]: two rows side by side are words, of which a square is turned over.
+inline void pack_transposed(const bf16* x, int64_t ldx, int columns, int64_t rows, bf16* out) {
+    const bf16 zeros[EDGE] = {};
+    for (int64_t row = 0; row < rows; row += STEP) {
+        float square[EDGE * EDGE];
+        for (int pair = 0; pair < EDGE; ++pair) {
+            const int64_t r = row + 2 * pair;
+            join_rows(r < rows ? x + r * ldx : zeros, r + 1 < rows ? x + (r + 1) * ldx : zeros, columns,
+                      square + pair * EDGE);
+        }
+        rows_to_columns(square, EDGE, EDGE, EDGE, as_words(out + row * EDGE));
+    }
+}
+
 }  // namespace
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

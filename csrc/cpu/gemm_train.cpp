@@ -44,25 +44,6 @@ inline void take(C* dw, int64_t ldw, const float* tile, int rows, int64_t column
         });
 }
 
-#if defined(FASTBERT_TILES)
-// Columns of dy as tiles [tokens / 32][16][32]: two tokens side by side are a word, of which a square is turned over.
-void pack_transposed(const bf16* dy, int64_t ldy, int columns, int64_t tokens, bf16* out) {
-    const bf16 zeros[EDGE] = {};
-    for (int64_t t0 = 0; t0 < tokens; t0 += STEP) {
-        float square[EDGE * EDGE];
-        for (int pair = 0; pair < EDGE; ++pair) {
-            const int64_t t = t0 + 2 * pair;
-            const bf16* even = t < tokens ? dy + t * ldy : zeros;
-            const bf16* odd = t + 1 < tokens ? dy + (t + 1) * ldy : zeros;
-            uint32_t words[EDGE] = {};
-            for (int c = 0; c < columns; ++c) words[c] = even[c].bits | uint32_t(odd[c].bits) << 16;
-            std::memcpy(square + pair * EDGE, words, sizeof words);
-        }
-        rows_to_columns(square, EDGE, EDGE, EDGE, as_words(out + t0 * EDGE));
-    }
-}
-#endif
-
 // dw += dy^T x over `tokens` tokens from `token`.
 template <class T, class C>
 void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, int64_t ldw) {

@@ -244,6 +244,24 @@ BUGS = [
         "amx_emulated and (odd or short)",
         level="amx_emulated",
     ),
+    Bug(
+        "tiles: attention's keys under a causal mask begin again at every block of queries",
+        "attention_amx_backward.cpp",
+        "a_.causal && b.key + k >= b.first",
+        "a_.causal && b.key + k >= 0",
+        ATTENTION,
+        "amx_emulated and odd and True",
+        level="amx_emulated",
+    ),
+    Bug(
+        "tiles: attention's odd queries drop what the even ones beside them do",
+        "attention_amx_backward.cpp",
+        "DROP ? Joined(keep(x, even_bits + c / 8), keep(y, odd_bits + c / 8)) : Joined(x, y)",
+        "DROP ? Joined(keep(x, even_bits + c / 8), keep(y, even_bits + c / 8)) : Joined(x, y)",
+        ATTENTION,
+        "amx_emulated and equal",
+        level="amx_emulated",
+    ),
 ]
 
 

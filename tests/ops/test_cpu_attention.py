@@ -89,6 +89,28 @@ def test_against_the_reference(level, name, dtype, p, causal):
     check(LENGTHS[name], 2, 64, dtype, p, causal)
 
 
+@pytest.mark.parametrize(("p", "causal"), [(0.1, False), (0.3, True)])
+def test_tiles_go_on_from_another_levels_forward(p, causal):
+    """From one forward, with its log-sum-exp and its masks, tiles and vectors make the same gradients."""
+    inputs, dout, options, _, same = case(ODD, 2, 64, torch.bfloat16, p, causal)
+    vectors = [level for level in LEVELS if not level.startswith("amx")][-1]
+    native, before = _native.extension(), _native.isa()
+    place = (bounds_of(ODD), max(ODD), 64**-0.5, causal)
+    rest = (options["dropout"].threshold, options["dropout"].seed, options["dropout"].offset, options["dropout"].site)
+    found = []
+    try:
+        for level in (vectors, "amx_emulated"):
+            native.set_isa(vectors)
+            out, lse = torch.ops.fastbert.attention(*inputs, *place, *rest, True)
+            native.set_isa(level)
+            found.append(torch.ops.fastbert.attention_backward(dout, *inputs, out, lse, *place, *rest))
+    finally:
+        native.set_isa(before)
+    assert not all(torch.equal(a, b) for a, b in zip(*found, strict=True)), "one level's kernel served both"
+    for what, a, b, c in zip(RESULTS[1:], found[1], found[0], same[1:], strict=True):
+        assert_close(a, b.double(), c, gradient=True, what=what)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 7, 16, 20, 32, 33, 48, 72, 128, 160, 512])
 def test_head_dims(level, head_dim, dtype):
@@ -131,15 +153,16 @@ def test_any_strides(level, dtype):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_sequences_do_not_touch(level, causal):
+def test_sequences_do_not_touch(level, causal, dtype):
     """NaN in the other sequences and heads changes no bit."""
-    q, k, v, dout = torch.randn(4, 40, 2, 32)
+    q, k, v, dout = torch.randn(4, 40, 2, 32).to(dtype)
     alone = attend((q, k, v), (40,), dout, causal=causal, dropout=None)
-    nan = torch.full((5, 17, 3, 32), float("nan"))
+    nan = torch.full((5, 17, 3, 32), float("nan"), dtype=dtype)
     joined = []
     for x in (q, k, v, dout):
-        wide = torch.full((40, 3, 32), float("nan"))
+        wide = torch.full((40, 3, 32), float("nan"), dtype=dtype)
         wide[:, :2] = x
         joined.append(torch.cat([nan[0], wide, nan[1]]))
     beside = attend(joined[:3], (17, 40, 17), joined[3], causal=causal)
@@ -213,9 +236,10 @@ def test_writes_its_outputs_and_nothing_else(level, lengths, head_dim, dtype):
     torch.testing.assert_close(got[:, -lengths[-1] :].double(), truth, rtol=1e-6, atol=1e-6)
 
 
-def test_bits_do_not_depend_on_threads_or_repetition(level):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_threads_or_repetition(level, dtype):
     lengths = (1, 140, 21, 0, 600, 53)
-    inputs, dout, options, *_ = case(lengths, 3, 32, torch.float32, 0.1, False)
+    inputs, dout, options, *_ = case(lengths, 3, 32, dtype, 0.1, False)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
