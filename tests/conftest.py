@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fastbert  # noqa: F401  (first: it sets the cap before torch runs its first product)
+from fastbert import _native
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -48,3 +49,14 @@ def minilm() -> Path:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _level_is_left_as_found():
+    """A test that leaves the kernels at another level changes what all later ones in its process test."""
+    before = _native.isa()
+    yield
+    after = _native.isa()
+    if after != before:
+        _native.extension().set_isa(before)
+        pytest.fail(f"expected the kernels' level to be {before} again after the test, got {after}")
