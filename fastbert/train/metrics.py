@@ -9,6 +9,7 @@ import os
 import time
 from pathlib import Path
 
+from .append import Appender
 from .checkpoint import write_text
 from .wandb_log import WandbLog
 
@@ -66,7 +67,7 @@ class MetricsLog:
         kept = [] if resume_step is None else [row for row in read_metrics(self._path) if row["step"] <= resume_step]
         write_text(self._path, "".join(map(to_line, kept)))
         self._rows = kept
-        self._file = None
+        self._file = Appender(self._path)
         self._writer = None
         self._wandb = wandb
 
@@ -79,11 +80,10 @@ class MetricsLog:
         purge = None if self._resume_step is None else self._resume_step + 1
         self._wait_for_a_later_second()
         self._writer = SummaryWriter(str(self._events_dir), purge_step=purge)
-        self._file = open(self._path, "a", encoding="utf-8")
         return self
 
     def __exit__(self, *_exception) -> None:
-        self._file.close()
+        self._file.write()
         self._writer.close()
         if self._wandb is not None:
             self._wandb.close()
@@ -98,11 +98,10 @@ class MetricsLog:
             time.sleep(newest + 1 - time.time())
 
     def log(self, kind: str, step: int, **values: float | int | str) -> None:
-        """Adds a row {kind, step, values...} and flushes it."""
+        """Adds a row {kind, step, values...} at once; on a full disk, as soon as there is room."""
         row = {"kind": kind, "step": step, **values}
         self._rows.append(row)
         self._file.write(to_line(row))
-        self._file.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(f"{kind}/{name}", value, step)

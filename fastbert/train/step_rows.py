@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from .append import Appender
 from .engine import LocalEngine
 from .metrics import from_line, to_line
 from .window import Window
@@ -26,6 +27,7 @@ class StepRows:
         if path is not None:
             path.touch()
             _cut(path, last_step)
+            self._file = Appender(path)
 
     def begin(self, window: Window) -> None:
         """Steps from here on are what is added to this window."""
@@ -58,8 +60,7 @@ class StepRows:
             lines.append(to_line(values | whole.row(peak) | parts))
         self._pending = []
         if self._path is not None:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.writelines(lines)
+            self._file.write("".join(lines))
 
 
 def _cut(path: Path, last_step: int) -> None:

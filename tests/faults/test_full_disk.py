@@ -13,6 +13,7 @@ import torch
 
 from fastbert.errors import CheckpointError
 from fastbert.train import checkpoint
+from fastbert.train.append import Appender
 from fastbert.train.pretrain import pretrain
 
 
@@ -59,6 +60,19 @@ def test_a_full_disk_keeps_the_checkpoint_before(small_disk):
     ballast.unlink()
     checkpoint.save(small_disk / "c", 2, {"w": weight + 1}, {"n": 2}, keep=1)
     assert checkpoint.latest_valid(small_disk / "c")[0].name == "step_2"
+
+
+def test_rows_of_a_log_wait_for_room(small_disk):
+    log = Appender(small_disk / "log")
+    log.write("first\n")
+    ballast = fill(small_disk, 0)
+    rows = [f"{number:05}\n" for number in range(2000)]  # more than the rest of the file's last page holds
+    for row in rows:
+        log.write(row)
+    assert (small_disk / "log").stat().st_size < 6 + 2000 * 6
+    ballast.unlink()
+    log.write()
+    assert (small_disk / "log").read_text() == "first\n" + "".join(rows)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
