@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import fastbert
 from fastbert import _native
 
 COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
@@ -68,10 +69,12 @@ def counter(tmp_path_factory) -> Path:
     return library
 
 
-def test_nothing_is_allocated_per_call(counter):
+def test_nothing_is_allocated_per_call(counter, tmp_path):
     """By kernels; their results are torch's tensors. First calls allocate, which shows that the count counts."""
-    environment = os.environ | {"LD_PRELOAD": str(counter), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True)
+    package = str(Path(fastbert.__file__).parent.parent)  # the child starts outside the source tree
+    environment = os.environ | {"LD_PRELOAD": str(counter), "PYTHONPATH": package}
+    command = [sys.executable, "-c", CHILD]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     counts = list(map(int, done.stdout.split()))
     assert all(first > 0 for first in counts[::3]), counts
