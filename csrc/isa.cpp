@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #if defined(FASTBERT_X86)
 #include <cpuid.h>
@@ -54,6 +55,12 @@ bool has_avx512() {
 bool has_avx512_bf16() {
     return has_avx512() && has(cpuid(7, 0).ecx, {11}) && has(cpuid(7, 1).eax, {5});  // VNNI; BF16
 }
+
+// Of AMD's processors vdpbf16ps does twice the work of a fused multiply-add of floats, of Intel's half of it or the same.
+bool is_amd() {
+    const Registers name = cpuid(0, 0);
+    return name.ebx == 0x68747541 && name.edx == 0x69746e65 && name.ecx == 0x444d4163;  // "AuthenticAMD"
+}
 #endif
 
 #if defined(FASTBERT_AMX)
@@ -84,6 +91,10 @@ const Kernels* find(const std::string& name) {
 #if defined(FASTBERT_AVX512_BF16)
     if (name == "avx512_bf16" && has_avx512_bf16()) {
         static const Kernels table = with(avx512::kernels, avx512_bf16::specialise);
+        return &table;
+    }
+    if (name == "avx512_bf16_pairs" && has_avx512_bf16()) {
+        static const Kernels table = with(*find("avx512_bf16"), avx512_bf16_pairs::specialise);
         return &table;
     }
 #endif
@@ -120,8 +131,11 @@ struct Buffer {
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names{"scalar"};
-    for (const char* name : {"avx2", "avx512", "avx512_bf16", "amx"})
+    for (const char* name : {"avx2", "avx512", "avx512_bf16", "avx512_bf16_pairs", "amx"})
         if (find(name)) names.emplace_back(name);
+#if defined(FASTBERT_AVX512_BF16)
+    if (names.back() == "avx512_bf16_pairs" && !is_amd()) std::swap(names.back(), *(names.end() - 2));
+#endif
     return names;
 }
 

@@ -43,6 +43,8 @@ _FEATURES = {
     "amx_int8": (7, 0, 3, 25),
 }
 
+_AMD = tuple(int.from_bytes(part, "little") for part in (b"Auth", b"cAMD", b"enti"))  # in ebx, ecx and edx of leaf 0
+
 
 def _is_x86_64() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32
@@ -116,8 +118,16 @@ def _may_use_tiles() -> bool:
         return False
 
 
+@functools.cache
+def is_amd() -> bool:
+    """Whether the processor says that it is AMD's."""
+    return (cpuid(0, 0) or ())[1:] == _AMD
+
+
 def isa() -> str:
-    """The best level that can run here: "scalar", "avx2", "avx512", "avx512_bf16" or "amx", as csrc/isa.cpp decides."""
+    """The best level that can run here, as csrc/isa.cpp decides: "scalar", "avx2", "avx512", "avx512_bf16",
+    "avx512_bf16_pairs" or "amx".
+    """
     found, state = set(features()), saved_state()
     if not {"avx2", "fma"} <= found or state & 0x6 != 0x6:
         return "scalar"
@@ -126,7 +136,9 @@ def isa() -> str:
     if not {"avx512_vnni", "avx512_bf16"} <= found:
         return "avx512"
     tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= found and state & 0x60000 == 0x60000
-    return "amx" if tiles and sys.platform == "linux" and _may_use_tiles() else "avx512_bf16"
+    if tiles and sys.platform == "linux" and _may_use_tiles():
+        return "amx"
+    return "avx512_bf16_pairs" if is_amd() else "avx512_bf16"
 
 
 def amx_is_hollow(cpuid: Cpuid = cpuid) -> bool:

@@ -29,28 +29,39 @@ inline int64_t panels_of(int64_t columns) { return divide_up(columns, NR); }
 // two rows waits for its own additions.
 inline int64_t tile_height(int64_t n) { return divide_up(n, divide_up(n, MR)); }
 
+// Sums are closed every DEPTH steps, as those of gemm_core.h: errors of rounding grow with DEPTH and depth / DEPTH apart.
+constexpr int64_t DEPTH = 128;
+
 template <int M, int V, int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD>
 void tile(const float* a, const float* b, int64_t depth, float* c) {
-    Vec acc[M][V];
+    bool add = ADD;
+    do {
+        Vec acc[M][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
+        for (int r = 0; r < M; ++r)
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) acc[r][v] = ADD ? load(c + r * C_ROW + v * W) : set(0.0f);
-    for (int64_t k = 0; k < depth; ++k, a += A_COL, b += NR) {
-        Vec right[V];
+            for (int v = 0; v < V; ++v) acc[r][v] = set(0.0f);
+        for (int64_t k = depth < DEPTH ? depth : DEPTH; k > 0; --k, a += A_COL, b += NR) {
+            Vec right[V];
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) right[v] = load(b + v * W);
+            for (int v = 0; v < V; ++v) right[v] = load(b + v * W);
 #pragma GCC unroll 16
-        for (int r = 0; r < M; ++r) {
-            const Vec left = set(a[r * A_ROW]);
+            for (int r = 0; r < M; ++r) {
+                const Vec left = set(a[r * A_ROW]);
 #pragma GCC unroll 16
-            for (int v = 0; v < V; ++v) acc[r][v] = fma(left, right[v], acc[r][v]);
+                for (int v = 0; v < V; ++v) acc[r][v] = fma(left, right[v], acc[r][v]);
+            }
         }
-    }
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
+        for (int r = 0; r < M; ++r)
 #pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) store(c + r * C_ROW + v * W, acc[r][v]);
+            for (int v = 0; v < V; ++v) {
+                float* to = c + r * C_ROW + v * W;
+                store(to, add ? load(to) + acc[r][v] : acc[r][v]);
+            }
+        add = true;
+        depth -= DEPTH;
+    } while (depth > 0);
 }
 
 // The strides of one kind of product: element (r, k) of A is a[r * A_ROW + k * A_COL], (r, c) of a panel of C is

@@ -38,6 +38,16 @@ template <> struct Step<bf16> {
     static constexpr int K = 2;
     static constexpr int64_t padded(int64_t k) { return (k + 31) / 32 * 32; }
 };
+#if defined(FASTBERT_PAIRS)
+// Two steps of bfloat16 as one word, which an instruction multiplies: k counts pairs, in tiles of A too.
+struct Pair {
+    uint32_t bits;
+};
+template <> struct Step<Pair> {
+    static constexpr int K = 1;
+    static constexpr int64_t padded(int64_t k) { return (k + 15) / 16 * 16; }
+};
+#endif
 
 #if defined(FASTBERT_LEVEL_AVX512)
 inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
@@ -85,6 +95,19 @@ template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, co
     multiply_add(acc, a, even);
     multiply_add(acc, a + M, odd);
 }
+#if defined(FASTBERT_PAIRS)
+template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const Pair* b, int64_t panel) {
+    __m512bh row[V];
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) row[v] = (__m512bh)_mm512_loadu_si512(b + at_column(v, panel, 1));
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        const __m512bh x = (__m512bh)_mm512_set1_ps(a[m]);
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) acc[m][v] = {_mm512_dpbf16_ps(acc[m][v].v, x, row[v])};
+    }
+}
+#endif
 
 // tile (M, STRIP) [+]= a (k, M)^T b (k, STRIP); `ahead` is what the second-level cache should hold soon.
 template <int M, int V, class B>

@@ -33,6 +33,14 @@ template <class T> void column_sums(const WeightGradArgs& g) {
 // Tokens whose x is packed at a time.
 constexpr int64_t TOKENS = 2048;
 
+#if defined(FASTBERT_PAIRS)
+// Numbers that came from bfloat16, two by two in a word.
+inline Vec join(Vec even, Vec odd) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.v), 16);
+    return {_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(odd.v)))};
+}
+#endif
+
 // Adds up the sums of a tile, or takes them where they are the first.
 template <class C>
 inline void take(C* dw, int64_t ldw, const float* tile, int rows, int64_t columns, bool first) {
@@ -60,6 +68,17 @@ void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, i
         pack_transposed(dy + row, g.ldy, rows, tokens, out);
     };
     multiply_tiles<1>(g.n, g.k, tokens, packed, pack, finish);
+#elif defined(FASTBERT_PAIRS)
+    const auto pack = [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
+        for (int64_t p = 0; p < steps; ++p) {
+            const int64_t t = 2 * (k0 + p);
+            for_columns(0, rows, [&](int64_t r, auto lanes) {
+                const bf16* from = dy + t * g.ldy + row + r;
+                store(out + p * rows + r, join(load(from, lanes), t + 1 < tokens ? load(from + g.ldy, lanes) : set(0.0f)), lanes);
+            });
+        }
+    };
+    multiply_all<Pair>(g.n, g.k, (tokens + 1) / 2, packed, pack, finish);
 #else
     const auto pack = [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
         const int64_t inside = tokens - k0 < steps ? tokens - k0 : steps;
@@ -96,7 +115,7 @@ template <class T> void run(const WeightGradArgs& g) {
 
 }  // namespace
 
-#if !defined(FASTBERT_TILES)
+#if !defined(FASTBERT_TILES) && !defined(FASTBERT_PAIRS)
 void weight_grad_f32(const WeightGradArgs& g) { run<float>(g); }
 #endif
 void weight_grad_bf16(const WeightGradArgs& g) { run<bf16>(g); }

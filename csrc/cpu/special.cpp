@@ -9,11 +9,15 @@ void specialise(Kernels& table) {
 #if defined(FASTBERT_TILES)
     table.attention_forward = attention_forward;
     table.attention_backward = attention_backward;
-    table.gemm_bf16 = gemm_bf16;
     table.gemm_bf16x3 = gemm_bf16x3;
+#endif
+#if defined(FASTBERT_TILES) || defined(FASTBERT_PAIRS)
+    table.gemm_bf16 = gemm_bf16;
     table.weight_grad_bf16 = weight_grad_bf16;
 #endif
+#if !defined(FASTBERT_PAIRS)
     table.gemm_int8 = gemm_int8;
+#endif
 #if defined(FASTBERT_LEVEL_AVX512_BF16) || defined(FASTBERT_LEVEL_AMX)
     table.probe = probe;
 #endif

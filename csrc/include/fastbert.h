@@ -114,6 +114,9 @@ extern const Kernels kernels;
 namespace avx512_bf16 {
 void specialise(Kernels&);
 }
+namespace avx512_bf16_pairs {
+void specialise(Kernels&);
+}
 namespace amx {
 void specialise(Kernels&);
 }

@@ -181,15 +181,16 @@ def test_packed_is_one_by_one():
 def test_no_direction_sees_what_it_predicts(place, clip):
     """Changing a token moves neither the forward states before it nor the backward ones after it: those that predict
     it and everything on the other side; and it moves its own and all on this side."""
-    model = pretraining(lstm_cell_clip=clip)
+    # In float64, whose rounding, which may depend on where operands lie in memory, is far below any movement.
+    model = pretraining(lstm_cell_clip=clip).double()
     ids = SENTENCES[2]
     changed = [*ids[:place], 4, *ids[place + 1 :]]
     # A neighbour on each side, whose states must not move at all.
     one = model.elmo.states(batch_of([[2, 5, 3], ids, [2, 6, 3]]))
     two = model.elmo.states(batch_of([[2, 5, 3], changed, [2, 6, 3]]))
     for layer in range(3):
-        forward = (one[0][layer] != two[0][layer]).any(1).tolist()
-        backward = (one[1][layer] != two[1][layer]).any(1).tolist()
+        forward = ((one[0][layer] - two[0][layer]).abs() > 1e-10).any(1).tolist()
+        backward = ((one[1][layer] - two[1][layer]).abs() > 1e-10).any(1).tolist()
         numbers = range(len(ids))
         if layer:
             own = [n >= place for n in numbers], [n <= place for n in numbers]

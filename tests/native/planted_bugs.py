@@ -262,6 +262,34 @@ BUGS = [
         "amx_emulated and equal",
         level="amx_emulated",
     ),
+    Bug(
+        "products in pairs: rows are taken to begin at whole words",
+        "gemm_pack.h",
+        "ld % 2 == 0 && ",
+        "ld > 0 && ",
+        GEMM,
+        "pairs",
+        compiled="gemm.cpp",
+        level="avx512_bf16_pairs",
+    ),
+    Bug(
+        "dw in pairs: every second token is lost",
+        "gemm_train.cpp",
+        "t + 1 < tokens ?",
+        "false ?",
+        GEMM,
+        "pairs",
+        level="avx512_bf16_pairs",
+    ),
+    Bug(
+        "attention: of a wide head only the last sums remain",
+        "attention_tile.h",
+        "        add = true;\n",
+        "",
+        ATTENTION,
+        "head_dims",
+        compiled="attention_forward.cpp",
+    ),
 ]
 
 

@@ -264,7 +264,7 @@ def test_torchs_own_switch_chooses_three_parts(tiles, high, monkeypatch):
     """`torch.set_float32_matmul_precision("high")`: many rows without a gradient."""
     forms = []
     true = _cpu_linear.packed_weight
-    monkeypatch.setattr(_cpu_linear, "packed_weight", lambda w, form, t=False: forms.append(form) or true(w, form, t))
+    monkeypatch.setattr(_cpu_linear, "packed_weight", lambda w, form, *rest: forms.append(form) or true(w, form, *rest))
     x, weight, bias = torch.randn(80, 40), torch.randn(48, 40), torch.randn(48)
     same = torch.nn.functional.linear(x, weight, bias)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
@@ -370,7 +370,7 @@ def test_a_dead_parameter_leaves_nothing_behind():
 def test_linear_is_a_torch_op():
     for bias in (None, torch.randn(8).bfloat16().requires_grad_()):
         x, weight, _ = layer(5, 8, 12)
-        results = torch.library.opcheck(torch.ops.fastbert.linear, (x, weight, bias))
+        results = torch.library.opcheck(torch.ops.fastbert.linear, (x, weight, bias, True))
         assert set(results.values()) == {"SUCCESS"}
 
 
