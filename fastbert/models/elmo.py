@@ -19,9 +19,10 @@ from .. import ops, rng
 from ..data.characters import PAD, characters_of_sentences
 from ..elmo_config import ElmoConfig
 from ..errors import InputError
-from ..modules.bilm import Order, ProjectedLSTM
+from ..modules.bilm import ProjectedLSTM
 from ..modules.character_cnn import CharacterCNN, Highway
 from ..modules.linear import apply_linear
+from ..modules.lstm import Order
 from ..outputs import BertModelOutput, PreTrainingOutput
 from ..packing import PackedBatch, cu_seqlens_from_lengths
 from .bert import as_asked

@@ -14,8 +14,9 @@ from fastbert.data import characters
 from fastbert.elmo_config import ElmoConfig
 from fastbert.errors import InputError
 from fastbert.models.elmo import ElmoForPreTraining, ElmoModel
-from fastbert.modules.bilm import Order, ProjectedLSTM
+from fastbert.modules.bilm import ProjectedLSTM
 from fastbert.modules.character_cnn import CharacterCNN, Highway
+from fastbert.modules.lstm import Order
 from fastbert.modules.scalar_mix import ScalarMix
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "river", "##side", "café", "x" * 60]

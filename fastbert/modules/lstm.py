@@ -1,0 +1,145 @@
+"""The steps of an LSTM over packed tokens: what torch's own has no place for, and does slowly on a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from torch.nn.utils.rnn import PackedSequence
+
+
+class Order:
+    """The order in which a recurrent layer takes the tokens of a batch: every sequence's first, then every second one.
+
+    Args:
+        cu_seqlens: (B+1,) int32 of the tokens; empty sequences are allowed.
+        backwards: whether each sequence is read from its end.
+    """
+
+    def __init__(self, cu_seqlens: Tensor, backwards: bool) -> None:
+        device = cu_seqlens.device
+        starts, lengths = cu_seqlens[:-1].cpu().long(), cu_seqlens.diff().cpu().long()
+        longest = int(lengths.max()) if lengths.numel() else 0
+        by_length = lengths.argsort(descending=True, stable=True)
+        steps = torch.arange(longest)
+        # (steps, sequences): torch's layout of a packed sequence, read row by row where a sequence has such a step.
+        there = steps[:, None] < lengths[by_length][None]
+        offsets = lengths[by_length] - 1 - steps[:, None] if backwards else steps[:, None].expand(there.shape)
+        tokens = (starts[by_length] + offsets)[there]
+        self.batch_sizes = there.sum(1)  # (steps,) int64 on the CPU, as torch wants it
+        self.tokens = tokens.to(device)  # (T,) place -> token
+        places = torch.empty_like(tokens)
+        places[tokens] = torch.arange(len(tokens))
+        self.places = places.to(device)  # (T,) token -> place
+
+    def pack(self, x: Tensor) -> PackedSequence:
+        """(T, F) in the order of the tokens -> what `torch.nn.LSTM` takes."""
+        return PackedSequence(x.index_select(0, self.tokens), self.batch_sizes)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(T, F) in the order of the steps -> in the order of the tokens."""
+        return x.index_select(0, self.places)
+
+
+def lstm_steps(
+    gates: Tensor,
+    weight: Tensor,
+    order: Order,
+    projection: Tensor | None = None,
+    cell_clip: float | None = None,
+    projection_clip: float | None = None,
+) -> Tensor:
+    """The recurrence of `torch.nn.LSTM`, one direction of one layer.
+
+    Torch's, on a CPU, cuts every step out of the packed tokens, the gradient of every cut is as large as them all, and
+    the recurrent weight's is added up step by step. Here backward keeps 6 U numbers a token, and a weight's gradient is
+    one product over all steps.
+
+    Args:
+        gates: (T, 4U), in the order of the steps: what the inputs give to the gates i, f, g, o.
+        weight: (4U, P), of the state before; P is U where there is no projection.
+        projection: (P, U), from what comes out of the cells to the state (Sak et al. 2014).
+        cell_clip, projection_clip: the cell and the projected state are held to +- these at every step; None leaves
+            them alone.
+
+    Returns:
+        (T, P) states, in the same order.
+    """
+    return _Steps.apply(gates, weight, projection, order.batch_sizes.tolist(), cell_clip, projection_clip)
+
+
+class _Steps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gates: Tensor, weight: Tensor, projection: Tensor | None, sizes: list[int], *clips: float | None):
+        """`sizes` are the numbers of sequences that have each step; they become no more."""
+        gates, units = gates.clone(), weight.shape[0] // 4
+        states, cells = gates.new_empty(len(gates), weight.shape[1]), gates.new_empty(len(gates), units)
+        h, c = gates.new_zeros(sizes[0], weight.shape[1]), gates.new_zeros(sizes[0], units)
+        # Views of the results, so that a step writes into its place.
+        for at, h_out, c_out in zip(*(x.split(sizes) for x in (gates, states, cells)), strict=True):
+            n = len(at)
+            at += linear(h[:n], weight)  # and no addmm: `ops.batch_invariant` knows this one
+            i, f, g, o = at.chunk(4, 1)
+            at[:, : 2 * units].sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
+            _clip_(torch.mul(f, c[:n], out=c_out).addcmul_(i, g), clips[0])
+            if projection is None:
+                torch.tanh(c_out, out=h_out).mul_(o)
+            else:
+                _clip_(h_out.copy_(linear(torch.tanh(c_out).mul_(o), projection)), clips[1])
+            h, c = h_out, c_out
+        ctx.save_for_backward(gates, states, cells, weight, projection)
+        ctx.sizes, ctx.clips = sizes, clips
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        gates, states, cells, weight, projection = ctx.saved_tensors
+        sizes, units = ctx.sizes, cells.shape[1]
+        grad_gates, grad_states = torch.empty_like(gates), torch.empty_like(states)
+        # What each step began with: the first rows of the step before it, which had at least as many sequences.
+        before_h, before_c = (_begins(x, sizes) for x in (states, cells))
+        parts = [x.split(sizes) for x in (grad, grad_states, grad_gates, gates, states, cells, before_c)]
+        dh = dc = grad.new_zeros(0, 1)
+        for given, total, out, at, state, cell, before in reversed(list(zip(*parts, strict=True))):
+            i, f, g, o = at.chunk(4, 1)
+            total.copy_(given)
+            total[: len(dh)] += dh
+            _stop_(total, state, ctx.clips[1])
+            out_of_cell = total if projection is None else total @ projection
+            tanh = torch.tanh(cell)
+            grad_c = out_of_cell * o * (1 - tanh * tanh)
+            grad_c[: len(dc)] += dc
+            _stop_(grad_c, cell, ctx.clips[0])
+            di, df, dg, do = out.chunk(4, 1)
+            torch.mul(grad_c * g, i * (1 - i), out=di)
+            torch.mul(grad_c * before, f * (1 - f), out=df)
+            torch.mul(grad_c * i, 1 - g * g, out=dg)
+            torch.mul(out_of_cell * tanh, o * (1 - o), out=do)
+            dh, dc = out @ weight, grad_c * f
+        if projection is None:
+            grad_projection = None
+        else:
+            grad_projection = grad_states.t() @ torch.tanh(cells).mul_(gates[:, 3 * units :])
+        return grad_gates, grad_gates.t() @ before_h, grad_projection, None, None, None
+
+
+def _begins(x: Tensor, sizes: list[int]) -> Tensor:
+    """(T, U) states after each step -> (T, U) those before it, zeros before the first."""
+    steps = x.split(sizes)
+    first = x.new_zeros(sizes[0], x.shape[1])
+    return torch.cat([first, *(before[:size] for before, size in zip(steps, sizes[1:], strict=False))])
+
+
+def _clip_(x: Tensor, limit: float | None) -> None:
+    if limit is not None:
+        x.clamp_(-limit, limit)
+
+
+def _stop_(grad: Tensor, clipped: Tensor, limit: float | None) -> None:
+    """Where a value was clipped, nothing flows back."""
+    if limit is not None:
+        grad.masked_fill_(clipped.abs() >= limit, 0.0)
