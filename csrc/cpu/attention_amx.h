@@ -10,7 +10,7 @@
 
 namespace fastbert {
 // The level below computes float32.
-#if defined(FASTBERT_LEVEL_AMX)
+#if defined(FASTBERT_LEVEL_AMX) || defined(FASTBERT_PAIRS)
 namespace below = avx512;
 namespace avx512 {
 #else

@@ -53,6 +53,12 @@ inline Range share(int64_t count, int64_t unit, int64_t i, int64_t n) {
 }
 
 // ROWS x COLUMNS tiles of sums over `steps` steps.
+#if defined(FASTBERT_PAIRS)
+template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int64_t steps, bool first, float* sums) {
+    static_assert(PARTS == 1, "parts are for tiles");
+    multiply_pairs<ROWS, COLUMNS>(f.a, f.tall, f.b, f.panel, steps, first, sums, STRIP);
+}
+#else
 template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int64_t steps, bool first, float* sums) {
     constexpr int64_t STRIDE = STRIP * 4;
     if (first) {
@@ -84,6 +90,7 @@ template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int6
     if (ROWS > 1) tile_store<2>(sums + EDGE * STRIP, STRIDE);
     if (ROWS > 1 && COLUMNS > 1) tile_store<3>(sums + EDGE * STRIP + EDGE, STRIDE);
 }
+#endif
 
 using Multiply = void (*)(const Factors&, int64_t, bool, float*);
 

@@ -7,11 +7,11 @@ namespace FASTBERT_ISA {
 void specialise(Kernels& table);
 void specialise(Kernels& table) {
 #if defined(FASTBERT_TILES)
-    table.attention_forward = attention_forward;
-    table.attention_backward = attention_backward;
     table.gemm_bf16x3 = gemm_bf16x3;
 #endif
 #if defined(FASTBERT_TILES) || defined(FASTBERT_PAIRS)
+    table.attention_forward = attention_forward;
+    table.attention_backward = attention_backward;
     table.gemm_bf16 = gemm_bf16;
     table.weight_grad_bf16 = weight_grad_bf16;
 #endif

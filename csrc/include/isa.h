@@ -7,8 +7,8 @@
 
 namespace fastbert {
 
-// Best last: "scalar" always, then "avx2", "avx512", "avx512_bf16" (with VNNI), "avx512_bf16_pairs" (bfloat16 products by
-// vdpbf16ps; before "avx512_bf16" but on AMD's processors) and "amx" where they can run.
+// Best last: "scalar" always, then "avx2", "avx512", "avx512_bf16" (with VNNI), "avx512_bf16_pairs" (bfloat16 products and
+// attention by vdpbf16ps; before "avx512_bf16" but on AMD's processors) and "amx" where they can run.
 std::vector<std::string> supported_isas();
 
 // Throws std::invalid_argument for a name that is not supported here. Besides those of supported_isas() it takes
