@@ -52,7 +52,9 @@ def test_what_the_processor_says_agrees_with_linux():
     if hardware.cpuid(0, 0) is None or not os.path.exists("/proc/cpuinfo"):
         pytest.skip("no CPUID or no /proc/cpuinfo here")
     with open("/proc/cpuinfo") as file:
-        flags = next((line.split() for line in file if line.startswith("flags")), [])
+        lines = file.read().splitlines()
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    assert hardware.is_amd() == any(line.split()[-1] == "AuthenticAMD" for line in lines if "vendor_id" in line)
     # Linux hides AMX where its tiles are missing, which is the reason for asking the processor itself.
     for name in ("avx", "fma", "avx2", "avx512f", "avx512bw", "avx512_bf16"):
         assert (name in hardware.features()) == (name in flags), name

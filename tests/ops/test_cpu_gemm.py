@@ -11,7 +11,7 @@ import torch
 from close import assert_close
 
 import fastbert
-from fastbert import _native, ops, reference
+from fastbert import _native, hardware, ops, reference
 from fastbert.ops import _cpu_linear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -300,9 +300,12 @@ def layer(m, n, k, dtype=torch.bfloat16):
     return [torch.randn(*s).to(dtype).requires_grad_() for s in ((m, k), (n, k), (n,))]
 
 
-def test_linear_and_its_gradients(level):
-    leaves = layer(37, 50, 70)
-    dout = torch.randn(37, 50).bfloat16()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_and_its_gradients(level, dtype, monkeypatch):
+    """Float32's too, as AMD's processors take it."""
+    monkeypatch.setattr(hardware, "is_amd", lambda: True)
+    leaves = layer(37, 50, 70, dtype)
+    dout = torch.randn(37, 50).to(dtype)
     with ops.backend("cpu"):
         out = ops.linear(*leaves)
         grads = torch.autograd.grad(out, leaves, dout)
@@ -313,6 +316,22 @@ def test_linear_and_its_gradients(level):
     truths, sames = torch.autograd.grad(exact, wide, dout.double()), torch.autograd.grad(same, leaves, dout)
     for got, true, by_torch in zip(grads, truths, sames, strict=True):
         assert_close(got, true, by_torch, gradient=True)
+
+
+def test_float32_training_keeps_no_packed_weights(monkeypatch):
+    """They change with every step. Those of frozen layers (LoRA), and of inference, are kept."""
+    monkeypatch.setattr(hardware, "is_amd", lambda: True)
+    x, weight, _ = layer(80, 50, 70, torch.float32)
+    frozen = weight.detach().clone()
+    with ops.backend("cpu"):
+        for w in (weight, frozen):
+            ops.linear(x, w).sum().backward()
+        kept = [sorted(_cpu_linear._packed.get(w, {})) for w in (weight, frozen)]
+        own = _native.isa() in ("avx512", "avx512_bf16", "avx512_bf16_pairs")
+        assert kept == [[], [(0, False), (0, True)] if own else []]
+        with torch.no_grad():
+            ops.linear(x, weight)
+        assert list(_cpu_linear._packed.get(weight, {})) == [(0, False)] * own
 
 
 def test_autocast_keeps_the_parameters_gradients_in_float32():
