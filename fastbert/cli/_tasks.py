@@ -57,13 +57,15 @@ def predict_file(
     from ..models.encoders import read_config
 
     task = registry.get(name)
-    rows = read_rows(task, data, options.skip_bad_rows, labelled=labelled)
     directory = model_directory(run)
     recipe = run_config(run)
     trained = recipe.get("task", name)
     if trained != name:
         raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
+    # Before the rows are read: a label that the model does not know is then refused with its line.
     task.restore(read_config(directory))
+    task.ignore_labels = not labelled
+    rows = read_rows(task, data, options.skip_bad_rows, labelled=labelled)
     tokenizer = load_tokenizer(directory)
     model = load_trained(task.model, directory)
     task.adopt(model.config)

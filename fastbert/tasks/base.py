@@ -76,12 +76,15 @@ class Task(abc.ABC):
         metrics: names of the metrics, the first of which picks the best epoch; larger is better.
         submission: the official name of a file of predictions.
         bad_rows: where `read` hands every row that it cannot use.
+        ignore_labels: a label that is none of the task's is no label, where else its row cannot be used: nobody needs
+            it to predict.
     """
 
     name: str
     metrics: tuple[str, ...]
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
+    ignore_labels: bool = False
     bilstm: int | None = None
     auxiliary_lm: float = 0.0
     transform: Transform | None = None

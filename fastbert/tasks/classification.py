@@ -30,6 +30,8 @@ class Classification(TextTask):
     def parse(self, text: str) -> str:
         if self.labels and text not in self.labels:
             raise ValueError(f"expected the label to be one of {', '.join(self.labels)}, got {text!r}")
+        if not text:
+            raise ValueError("expected a label, got an empty one")
         return text
 
     def target(self, label: str) -> int:

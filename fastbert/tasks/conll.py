@@ -203,13 +203,16 @@ def _sentence(name: str, block: _Block, opening: str | None, width: int, labelle
     return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
 
 
-def read_tags(path: str | os.PathLike, sentences: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Predicted tags, the last column of a file with the same sentences (as conlleval takes it, or tags alone).
+def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRows = STRICT) -> list[tuple[str, ...]]:
+    """Predicted tags, the last column of a file with the same sentences (as conlleval takes it, or tags alone). Where
+    bad rows were left out of the sentences, the file may still have them.
 
     Raises:
         DataError: other sentences or words, or something else for a tag.
     """
     blocks = list(_blocks(path, STRICT))
+    if bad_rows.reasons and len(blocks) > max((int(sentence.id) for sentence in sentences), default=0):
+        blocks = [blocks[int(sentence.id)] for sentence in sentences]
     if len(blocks) != len(sentences):
         raise DataError(f"{path}: expected {len(sentences)} sentences, got {len(blocks)}")
     predictions = []

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-MAX_LINES = 20
-"""Lines that one row may take."""
+MAX_LINES = 1000
+"""Lines that one row may take: a quote that is never closed must not swallow the rest of a file."""
+MAX_FIELD = 1 << 28
+"""Characters that a field may have."""
 
 
 def csv_fields(text: str) -> list[str]:
-    """The fields of one row."""
-    return next(csv.reader(io.StringIO(text, newline="")), [])
+    """The fields of a row of one line; none where they cannot be told apart."""
+    return _next_row([text])[0]
 
 
 def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and values by column of every row after the header; {} for one that has another number of columns or
-    whose quotes never close.
+    """Line number and values by column of every row after the header; {} for one that has another number of columns, or
+    whose quotes never close, which costs its first line alone.
 
     Args:
         lines: of the file with their numbers, the header's first.
@@ -25,15 +26,34 @@ def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iter
     at = 1
     while at < len(lines):
         number, text = lines[at]
-        # A quoted field may go on over lines. One that is never closed must not swallow the rest of the file.
-        end = next((e for e in range(at, min(at + MAX_LINES, len(lines))) if _closed(lines[at : e + 1])), at)
-        text = "\n".join(line for _, line in lines[at : end + 1])
-        at = end + 1
         if not text.strip():
+            at += 1
             continue
-        fields = csv_fields(text) if text.count('"') % 2 == 0 else []
+        # Quotes within a field that has none around it are plain characters, so that only a reader that goes through
+        # the fields can say where a row ends.
+        fields, taken = _next_row(lines[i][1] for i in range(at, min(at + MAX_LINES, len(lines))))
+        if not fields:
+            fields, taken = _loose_row(text), 1
+        at += taken
         yield number, dict(zip(header, map(str.strip, fields), strict=True)) if len(fields) == len(header) else {}
 
 
-def _closed(lines: Sequence[tuple[int, str]]) -> bool:
-    return sum(line.count('"') for _, line in lines) % 2 == 0
+def _next_row(lines: Iterable[str]) -> tuple[list[str], int]:
+    """The fields of the row that begins with these lines, and how many it takes; none where they break CSV's rules."""
+    reader = csv.reader((line + "\n" for line in lines), strict=True)
+    return _next(reader), reader.line_num
+
+
+def _loose_row(text: str) -> list[str]:
+    """The fields of a line whose writer did not double the quotes within a quoted field, if they come in pairs."""
+    return _next(csv.reader([text])) if text.count('"') % 2 == 0 else []
+
+
+def _next(reader: Iterator[list[str]]) -> list[str]:
+    limit = csv.field_size_limit(MAX_FIELD)
+    try:
+        return next(reader, [])
+    except csv.Error:
+        return []
+    finally:
+        csv.field_size_limit(limit)

@@ -103,9 +103,10 @@ def _row(task: TextTask, index: int, values: dict[str, Any], names: Mapping[str,
     texts = tuple(text.strip() for text in texts)
     column = next((name for name in (task.label_column, "label") if name in values), None)
     label = None if column is None else _label(task, values[column], names.get(column, ()))
+    label = None if label is None else task.answer(label)
     task.check_texts(texts, labelled=label is not None)
     name = next((values[name] for name in ("idx", task.id_column, "index", "id") if name in values), index)
-    return Row(str(name), texts, None if label is None else task.parse(label))
+    return Row(str(name), texts, label)
 
 
 def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, str]]:
@@ -60,18 +63,47 @@ def read_json_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iter
         if not line.strip():
             continue
         try:
-            row, got = json.loads(line), None
-        except json.JSONDecodeError as error:
-            row, got = None, error.msg
-        if isinstance(row, dict):
-            yield number, row
-        else:
-            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {got or type(row).__name__}")
+            row = json.loads(line)
+            if _SURROGATE.search(line):
+                check_text(json.dumps(row, ensure_ascii=False))
+        except (ValueError, RecursionError) as error:
+            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {getattr(error, 'msg', error)}")
+            continue
+        if not isinstance(row, dict):
+            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
+            continue
+        yield number, row
+
+
+def check_text(text: str) -> None:
+    """Raises ValueError for half of a pair of surrogates, which JSON may hold and which is no text."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text with the lone surrogate {text[error.start]!r}") from None
 
 
 def shorten(text: str, width: int = 60) -> str:
     """The beginning of a text, for an error message."""
     return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def of_rows(found: Mapping[str, Any], rows: Sequence, path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list:
+    """Predictions from a file, by the ids of their rows, in the order of the rows. Where bad rows were left out, so is
+    what the file predicts for them.
+
+    Raises:
+        DataError: a row without a prediction; a prediction for no row.
+    """
+    known = {row.id for row in rows}
+    missing = [row.id for row in rows if row.id not in found]
+    unknown = [] if bad_rows.reasons else [name for name in found if name not in known]
+    if missing or unknown:
+        raise DataError(
+            f"{path}: expected one prediction for each of {len(rows)} rows, got {len(found)}; "
+            f"missing {shorten(', '.join(missing)) or 'none'}; unknown {shorten(', '.join(unknown)) or 'none'}"
+        )
+    return [found[row.id] for row in rows]
 
 
 @contextlib.contextmanager

@@ -199,7 +199,7 @@ class NER(Task):
                 file.write(line + "\n")
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[tuple[str, ...]]:
-        return read_tags(path, rows)
+        return read_tags(path, rows, self.bad_rows)
 
     def errors(self, rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterable[dict]:
         """Sentences with an entity too many or too few."""

@@ -264,12 +264,17 @@ class Squad2(Squad):
         """Adds to predictions from a file the probabilities of no answer from another."""
         values = read_values(path, (int, float), "numbers")
         ranks = {name: rank for rank, name in enumerate(values)}
-        missing = [row.id for row in rows if row.id not in values]
+        missing = [
+            row.id
+            for row, answer in zip(rows, answers, strict=True)
+            if row.id not in values and answer.text is not None
+        ]
         if missing:
             names = shorten(", ".join(missing))
-            raise InputError(f"{path}: expected a number for each of {len(rows)} questions, got none for {names}")
+            raise InputError(f"{path}: expected a number for each predicted question, got none for {names}")
+        # Questions without a prediction are left out of the figures, whatever their odds are.
         return [
-            replace(answer, null_odds=values[row.id], rank=ranks[row.id])
+            replace(answer, null_odds=values.get(row.id, 0.0), rank=ranks.get(row.id, len(ranks)))
             for row, answer in zip(rows, answers, strict=True)
         ]
 

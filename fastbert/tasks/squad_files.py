@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import DataError
 from .bad_rows import BadRows
 from .base import Row
-from .files import atomic_write, shorten
+from .files import atomic_write, check_text, shorten
 from .hub_files import is_hub_file, read_records
 
 
@@ -51,6 +51,8 @@ def load_json(path: str | os.PathLike) -> tuple[Any, str]:
         return json.loads(text), text
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: expected JSON, got what fails with: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets in brackets
+        raise DataError(f"{path}: expected JSON, got what fails with: {error}") from None
 
 
 def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bool) -> list[Row]:
@@ -128,7 +130,13 @@ def _row(context: Any, question: Any, impossible: bool) -> Row:
         raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
     if not isinstance(identity, (str, int)):
         raise ValueError(f"expected an id, got {identity!r}")
-    return Row(str(identity), (text, context), _answers(question, impossible))
+    answers = _answers(question, impossible)
+    for part in (context, text, str(identity), *(answers.texts if answers is not None else ())):
+        try:
+            check_text(part)
+        except ValueError as error:
+            raise ValueError(f"expected UTF-8, got {error}") from None
+    return Row(str(identity), (text, context), answers)
 
 
 def _answers(question: dict, impossible: bool) -> Answers | None:

@@ -108,13 +108,14 @@ def plan_windows(count: int, room: int, stride: int) -> tuple[list[int], np.ndar
         begins.append(begins[-1] + stride)
     if len(begins) == 1:
         return begins, np.zeros(count, np.int64)
-    tokens = np.arange(count)
-    scores = np.full((len(begins), count), -np.inf)
+    owners, best = np.zeros(count, np.int64), np.full(count, -np.inf)
     for number, begin in enumerate(begins):
-        inside = tokens[begin : begin + room]
-        left, right = inside - begin, inside[-1] - inside
-        scores[number, begin : begin + room] = np.minimum(left, right) + 0.01 * len(inside)
-    return begins, scores.argmax(0)
+        left = np.arange(min(room, count - begin))
+        score = np.minimum(left, left[::-1]) + 0.01 * len(left)
+        part = slice(begin, begin + len(left))
+        better = score > best[part]
+        owners[part][better], best[part][better] = number, score[better]
+    return begins, owners
 
 
 def _target(row: Row, context: Text) -> tuple[int, int] | None:
@@ -129,7 +130,8 @@ def _target(row: Row, context: Text) -> tuple[int, int] | None:
     # The smallest run of tokens that covers the answer: it may begin or end within one.
     first = int(np.searchsorted(context.ends, found[0], side="right"))
     last = int(np.searchsorted(context.starts, found[1], side="left")) - 1
-    return (first, last) if first <= last else None
+    # An answer of characters that leave no token (zero-width ones) is nowhere among the tokens.
+    return (first, last) if first <= last else (-1, -1)
 
 
 def _label(target: tuple[int, int] | None, begin: int, count: int, head: int) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from . import metrics
 from .base import Example, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
-from .files import atomic_write, read_lines, shorten
+from .files import atomic_write, of_rows, read_lines, shorten
 from .hub_files import is_hub_file, read_records
 from .transforms import example, parts_of, with_next_words
 
@@ -148,13 +148,7 @@ class SWAG(Task):
                     f"index once, got {shorten(line)!r}"
                 )
             found[fields[0]] = fields[1]
-        missing, unknown = [r.id for r in rows if r.id not in found], set(found) - {row.id for row in rows}
-        if missing or unknown:
-            raise DataError(
-                f"{path}: expected one prediction for each of {len(rows)} rows, got {len(found)}; missing "
-                f"{shorten(', '.join(missing)) or 'none'}; unknown {shorten(', '.join(sorted(unknown))) or 'none'}"
-            )
-        return [found[row.id] for row in rows]
+        return of_rows(found, rows, path, self.bad_rows)
 
     def errors(self, rows: Sequence[Row], predictions: Sequence[str]) -> Iterable[dict]:
         for row, prediction in zip(rows, predictions, strict=True):
@@ -184,7 +178,7 @@ def _of_hub(index: int, values: dict[str, Any]) -> Row:
         if context in values and isinstance(values.get(endings), list):
             choices = [str(ending).strip() for ending in values[endings]]
             joined = _joined(texts.get(beginning, ""), choices)
-            return Row(str(index), (texts[context], *joined), _label(texts.get(label) or None))
+            return Row(str(index), (texts[context], *joined), _label(texts.get(label)))
     raise ValueError(
         f"expected all columns of SWAG ({', '.join(REGULAR)}), HellaSwag or CODAH, got {shorten(', '.join(values))}"
     )
@@ -199,7 +193,7 @@ def _regular(index: int, values: dict[str, str]) -> Row:
 
 def _label(text: str | None) -> str | None:
     """-1 is how data-set hubs write that there is none."""
-    return None if text == "-1" else text
+    return None if text in ("", "-1") else text
 
 
 def _full(index: int, values: dict[str, str]) -> Row:
@@ -223,7 +217,7 @@ def _codah(index: int, fields: Sequence[str]) -> Row:
         raise ValueError(f"expected {len(CODAH)} tab-separated columns ({', '.join(CODAH)}), got {len(fields)}")
     values = dict(zip(CODAH, map(str.strip, fields), strict=False))
     endings = [values[f"ending{i}"] for i in range(CHOICES)]
-    return Row(str(index), (values["prompt"], *_joined("", endings)), values.get("label"))
+    return Row(str(index), (values["prompt"], *_joined("", endings)), _label(values.get("label")))
 
 
 def _checked(row: Row) -> Row:

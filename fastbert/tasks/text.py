@@ -11,7 +11,7 @@ from ..errors import DataError
 from .base import Example, Row, Task
 from .encoding import encode_texts
 from .exported import read_exported
-from .files import atomic_write, shorten
+from .files import atomic_write, of_rows
 from .tables import read_table
 from .transforms import example, parts_of, with_next_words
 
@@ -84,10 +84,9 @@ class TextTask(Task):
         rows = []
         for line in table.lines:
             texts = tuple(line.fields[at].strip() for at in texts_at)
-            label = None if label_at is None else line.fields[label_at].strip()
             try:
+                label = None if label_at is None else self.answer(line.fields[label_at].strip())
                 self.check_texts(texts, labelled=label is not None)
-                label = None if label is None else self.parse(label)
             except ValueError as error:
                 self.bad_rows.refuse(f"{path}, line {line.number}: {error}")
                 continue
@@ -95,6 +94,15 @@ class TextTask(Task):
         if not rows:
             raise DataError(f"{path}: expected rows, got none that can be used")
         return rows
+
+    def answer(self, text: str) -> Any:
+        """What a file has for a label, as the metric compares it; None for another where labels are ignored."""
+        try:
+            return self.parse(text)
+        except ValueError:
+            if self.ignore_labels:
+                return None
+            raise
 
     def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
         """Raises ValueError for a row without text. One half of a pair may be missing where there is no label: every
@@ -189,12 +197,4 @@ class TextTask(Task):
                 found[index] = self.parse(line.fields[prediction_at].strip())
             except ValueError as error:
                 raise DataError(f"{where}: {error}") from None
-        known = {row.id for row in rows}
-        missing = [row.id for row in rows if row.id not in found]
-        unknown = [index for index in found if index not in known]
-        if missing or unknown:
-            raise DataError(
-                f"{path}: expected one prediction for each of {len(rows)} rows, got {len(found)}; "
-                f"missing {shorten(', '.join(missing)) or 'none'}; unknown {shorten(', '.join(unknown)) or 'none'}"
-            )
-        return [found[row.id] for row in rows]
+        return of_rows(found, rows, path, self.bad_rows)

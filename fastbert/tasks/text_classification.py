@@ -49,7 +49,7 @@ class TextClassification(Classification):
             try:
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(f"expected a text under the key 'text', got {text!r}")
-                label = None if label is None else self.parse(_named(label, record.names.get("label", ())))
+                label = None if label is None else self.answer(_named(label, record.names.get("label", ())))
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")
                 continue

@@ -164,6 +164,40 @@ def test_broken_rows_of_quora_pairs_are_counted(read):
     assert [row.id for row in read("qqp", content, "train.tsv", skip=True)] == ["0", "4"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "text\tlabel\ngood\tpos\nbad\tneg\nnone\t\n"),
+        ("a.csv", "text,label\ngood,pos\nbad,neg\nnone,\n"),
+        (
+            "a.jsonl",
+            '{"text": "good", "label": "pos"}\n{"text": "bad", "label": "neg"}\n{"text": "none", "label": ""}\n',
+        ),
+    ],
+)
+def test_an_empty_label_is_no_class(read, name, content):
+    with pytest.raises(DataError, match="expected a label, got an empty one"):
+        read("text-classification", content.encode(), name)
+    assert [row.label for row in read("text-classification", content.encode(), name, skip=True)] == ["pos", "neg"]
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content"),
+    [
+        ("mnli", "dev.txt", "gold_label\tsentence1\tsentence2\n-\tA\tB\nneutral\tA\tB\n"),
+        ("sst2", "test.tsv", "sentence\tlabel\nA\t-1\nB\t1\n"),
+        ("sst2", "test.tsv", "sentence\tlabel\nA\t\nB\t1\n"),
+        ("text-classification", "test.csv", "text,label\nA,\nB,x\n"),
+    ],
+)
+def test_labels_that_nobody_needs_may_be_any(read, task, name, content):
+    task = registry.get(task)
+    task.ignore_labels = True
+    first, second = read(task, content.encode(), name)
+    assert first.label is None
+    assert second.label is not None
+
+
 # --- SWAG, SQuAD, CoNLL ---
 
 

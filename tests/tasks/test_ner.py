@@ -170,6 +170,15 @@ def test_predictions_that_do_not_fit(tmp_path, text, reason):
         registry.get("ner").read_predictions(rows, write(tmp_path, text, "p.txt"))
 
 
+def test_predictions_for_sentences_that_were_left_out(tmp_path):
+    task = registry.get("ner")
+    task.bad_rows = BadRows(skip=True)
+    rows = task.read(write(tmp_path, "a O\n\nb O O\n\nc B-X\n"))
+    assert [row.id for row in rows] == ["0", "2"]
+    assert task.read_predictions(rows, write(tmp_path, "a O\n\nb B-X\n\nc B-X\n", "p.txt")) == [("O",), ("B-X",)]
+    assert task.read_predictions(rows, write(tmp_path, "a O\n\nc B-X\n", "p.txt")) == [("O",), ("B-X",)]
+
+
 def test_errors_by_hand(tmp_path):
     rows = registry.get("ner").read(write(tmp_path, CONLL))
     assert list(registry.get("ner").errors(rows, [("O", "I-LOC"), ("I-LOC", "B-LOC"), ("O",)])) == [

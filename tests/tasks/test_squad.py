@@ -121,6 +121,12 @@ def test_windows_by_hand():
     assert plan_windows(0, 5, 3)[0] == [0]
 
 
+def test_windows_of_a_book_take_memory_by_its_tokens():
+    begins, owners = plan_windows(300_000, 29, 29)
+    assert len(begins) == 10_345
+    assert (owners == np.arange(300_000) // 29).all()
+
+
 def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenizer):
     task = registry.get("squad1")
     task.doc_stride = 3
@@ -145,6 +151,7 @@ def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenize
         ([("oo", 13)], (8, 8)),  # within "good"
         ([(" good ", 11)], (8, 8)),  # blanks around it
         ([("wrong", 0), ("is", 9)], (7, 7)),  # the first that stands where it says
+        ([("\u200b", 37)], (0, 0)),  # leaves no token
         ([], (0, 0)),
         ([("wrong", 0)], None),
         (None, None),
@@ -152,7 +159,8 @@ def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenize
 )
 def test_labels_of_odd_answers(tmp_path, tokenizer, answers, label):
     task = registry.get("squad2")
-    rows = task.read(write(tmp_path, squad(("q", "what is bad", answers))))
+    context = "the film is good . the book was bad .\u200b"
+    rows = task.read(write(tmp_path, squad(("q", "what is bad", answers), context=context)))
     (example,) = task.encode(rows, tokenizer, 32)
     assert example.label == label
 
@@ -228,6 +236,31 @@ def test_official_files_and_back(tmp_path, tokenizer):
     assert len(task.prediction_files(path)) == 3
     back = task.read_na_probs(rows, task.read_predictions(rows, path), tmp_path / "null_odds.json")
     assert [(a.text, a.null_odds) for a in back] == [("book", -5.0), ("", 9.0)]
+
+
+def test_odds_of_questions_without_a_prediction_are_not_asked_for(tmp_path):
+    task = registry.get("squad2")
+    rows = task.read(write(tmp_path, squad(("q", "what", [("film", 4)]), ("r", "what", []), ("s", "what", []))))
+    path, odds = write(tmp_path, {"q": "film", "r": ""}, "p.json"), write(tmp_path, {"q": 0.25, "r": 0.75}, "odds.json")
+    answers = task.read_na_probs(rows, task.read_predictions(rows, path), odds)
+    figures = task.metric(rows, answers)
+    assert (figures["total"], figures["exact"], figures["best_f1_thresh"]) == (2, 100, 0.25)
+    with pytest.raises(InputError, match="expected a number for each predicted question, got none for r"):
+        task.read_na_probs(rows, answers, write(tmp_path, {"q": 0.25}, "odds.json"))
+
+
+def test_half_of_a_pair_of_surrogates_is_a_bad_row(tmp_path):
+    task = registry.get("squad1")
+    task.bad_rows = BadRows(skip=True)
+    value = squad(("a", "what \ud83d is", [("film", 4)]), ("b", "what is good", [("film", 4)]))
+    assert [row.id for row in task.read(write(tmp_path, value))] == ["b"]
+    assert task.bad_rows.reasons[0].endswith(r"question a: expected UTF-8, got a text with the lone surrogate '\ud83d'")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"data": ' + "9" * 5000 + "}"])
+def test_json_that_python_cannot_use_is_named(tmp_path, text):
+    with pytest.raises(DataError, match="expected JSON, got what fails with"):
+        registry.get("squad1").read(write(tmp_path, text))
 
 
 def test_predictions_that_are_missing(tmp_path, caplog):

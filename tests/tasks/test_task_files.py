@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from fastbert.errors import DataError, InputError
-from fastbert.tasks.files import atomic_write, read_json_lines, read_lines, write_npy
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row
+from fastbert.tasks.files import atomic_write, of_rows, read_json_lines, read_lines, write_npy
 
 
 def test_lines_end_at_line_feeds_only(tmp_path):
@@ -44,6 +46,37 @@ def test_json_lines_name_the_line(tmp_path):
     path.write_text('{"a": \n', encoding="utf-8")
     with pytest.raises(DataError, match="line 1"):
         list(read_json_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"text": "half \\ud83d"}', r"got a text with the lone surrogate '\\ud83d'"),
+        ('{"number": ' + "9" * 5000 + "}", "got Exceeds the limit"),
+        ("[" * 100_000, "got .*recursion"),
+    ],
+)
+def test_json_that_python_cannot_use_is_a_bad_row(tmp_path, line, reason):
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"text": "whole \\ud83d\\ude00"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"line 2: expected a JSON object, {reason}"):
+        list(read_json_lines(path))
+    bad = BadRows(skip=True)
+    assert list(read_json_lines(path, bad)) == [(1, {"text": "whole \U0001f600"})]
+    assert len(bad.reasons) == 1
+
+
+def test_predictions_by_the_ids_of_rows():
+    rows, found = [Row("b", ()), Row("a", ())], {"a": 1, "b": 2, "c": 3}
+    with pytest.raises(
+        DataError, match=r"^p: expected one prediction for each of 2 rows, got 3; missing none; unknown c"
+    ):
+        of_rows(found, rows, "p")
+    bad = BadRows(skip=True)
+    bad.refuse("row c has no label")
+    assert of_rows(found, rows, "p", bad) == [2, 1]
+    with pytest.raises(DataError, match="missing d"):
+        of_rows(found, [*rows, Row("d", ())], "p", bad)
 
 
 def stop_halfway(path):

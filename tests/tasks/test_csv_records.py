@@ -1,0 +1,64 @@
+"""Rows of .csv: quotes within fields, over lines, unclosed; what a broken row costs."""
+
+import csv
+
+import pytest
+
+from fastbert.tasks.csv_records import csv_fields, csv_records
+
+HEADER = ["text", "label"]
+
+
+def records(text):
+    return list(csv_records(list(enumerate(["text,label", *text.split("\n")], 1)), HEADER))
+
+
+def rows(text):
+    return [(number, *values.values()) for number, values in records(text)]
+
+
+def test_a_quote_within_a_plain_field_is_a_character():
+    text = 'good,1\na 5" nail,0\nbad,0\na 6" nail,0\nend,1'
+    assert rows(text) == [
+        (2, "good", "1"),
+        (3, 'a 5" nail', "0"),
+        (4, "bad", "0"),
+        (5, 'a 6" nail', "0"),
+        (6, "end", "1"),
+    ]
+
+
+def test_a_quote_that_never_closes_costs_its_row():
+    text = 'good,1\n"never closed,0\nbad,0\n"nor this,0\nend,1\n'
+    assert rows(text) == [(2, "good", "1"), (3,), (4, "bad", "0"), (5,), (6, "end", "1")]
+
+
+def test_a_field_may_go_over_many_lines():
+    lines = "\n".join(f"line {i}, then" for i in range(200))
+    assert rows(f'"{lines}",0\nend,1') == [(2, lines, "0"), (202, "end", "1")]
+
+
+def test_a_row_of_another_width_costs_all_its_lines():
+    assert rows('"two\nx,lines",1,2\nend,1') == [(2,), (4, "end", "1")]
+
+
+def test_quotes_within_quotes():
+    assert rows('"He said ""hi""",1') == [(2, 'He said "hi"', "1")]
+    # Not doubled, as some writers leave them: what every lenient reader makes of it.
+    assert rows('"He said "hi" there",1') == [(2, next(csv.reader(['"He said "hi" there",1']))[0], "1")]
+
+
+def test_a_carriage_return_in_a_plain_field_is_not_the_end_of_its_row():
+    assert rows("1,good\rbad\nend,1") == [(2,), (3, "end", "1")]
+
+
+def test_long_fields_and_the_limit_of_others():
+    limit = csv.field_size_limit()
+    assert rows("x" * 200_000 + ",1") == [(2, "x" * 200_000, "1")]
+    assert csv_fields("x" * 200_000) == ["x" * 200_000]
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize("text", ['"a', 'a\rb,"c"'])
+def test_a_first_line_that_is_no_csv_has_no_fields(text):
+    assert csv_fields(text) == []
