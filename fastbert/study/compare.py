@@ -112,9 +112,10 @@ def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) ->
         )
     begun = [margins[row] for row in both if row in margins]
     pretrained = f"pre-training came {min(begun):.2f} nats or more under the unigram entropy, " if begun else ""
+    learned = "the task is learned" if figures[pair.first].guess is not None else "no figure says what a guess has"
     return (
-        f"none of the checks explains it: {pretrained}the task is learned, and the seeds' spread does not cover it; it "
-        "is a result of this scale"
+        f"none of the checks explains it: {pretrained}{learned}, and the seeds' spread does not cover it; it is a "
+        "result of this scale"
     )
 
 

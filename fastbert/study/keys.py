@@ -18,8 +18,8 @@ is in a cache then belongs to the old one and is made anew."""
 
 # Options of pre-training that change no figure: where things are, and how often they are written and told.
 _IDLE = {
-    "data", "cache", "cache_gb", "out", "save_every", "keep", "async_save", "save_errors", "log_every", "stall_minutes",
-    "wandb", "num_workers", "resume",
+    "data", "cache", "cache_gb", "verify_data", "out", "save_every", "keep", "async_save", "save_errors", "log_every",
+    "stall_minutes", "wandb", "num_workers", "resume",
 }  # fmt: skip
 
 

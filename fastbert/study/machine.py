@@ -36,6 +36,7 @@ def description() -> dict:
     import torch
 
     _, _, processor, cores, isa = _here()
-    machine = {"processor": processor, "cores": cores, "instructions": isa, "system": platform.platform()}
+    system = " ".join((platform.system(), platform.machine(), *platform.libc_ver()))
+    machine = {"processor": processor, "cores": cores, "instructions": isa, "system": system}
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {**made_by(), **machine, "gpus": gpus, "torch": torch.__version__}

@@ -254,9 +254,10 @@ def _again(page: Page, results: dict, source: str) -> None:
     page.heading("How this was made")
     page.code(measured["command"])
     made = ", ".join(measured["made_at_commits"])
+    threads = " or ".join("1 thread" if count == 1 else f"{count} threads" for count in measured["threads"])
     page.text(
         f"fastbert {measured['version']}, commit {measured['commit'] or 'unknown'}; models and cells made at commit "
-        f"{made} on {', '.join(measured['made_on'])}, {measured['threads']} thread(s) each, torch {measured['torch']}, "
+        f"{made} on {', '.join(measured['made_on'])}, {threads} each, torch {measured['torch']}, "
         f"{measured['system']}; {measured['date']}. Corpus: {', '.join(results['corpus'])}, prepared as "
         f"{results['data']}."
     )

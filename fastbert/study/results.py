@@ -157,6 +157,7 @@ def _effort(work: Work, models: dict) -> dict:
     }
     commits = sorted({str(found["measured"]["commit"]) for found in (*once, *cells)})
     devices = sorted({found["measured"]["device"] for found in (*once, *cells)})
+    threads = sorted({found["measured"]["threads"] for found in (*once, *cells)})
     return {
         "pretraining_seconds": sum(seconds[0]),
         "finetuning_seconds": sum(seconds[1]),
@@ -165,4 +166,5 @@ def _effort(work: Work, models: dict) -> dict:
         "tokens_per_second": rates,
         "made_at_commits": commits,
         "made_on": devices,
+        "threads": threads,
     }

@@ -70,8 +70,15 @@ def test_a_loss_over_the_unigram_entropy_is_said_so_and_a_row_without_one_is_pas
     figures = {"a": Figure((59, 60, 61), 80, 20), "b": Figure((69, 70, 71), 70, 20)}
     pair = one_pair(figures["a"], figures["b"])
     assert "a ended 0.50 nats over the unigram entropy" in compare.reason(pair, figures, {"a": -0.5, "b": 2.0})
-    assert "none of the checks" in compare.reason(pair, figures, {"a": 2.0})
+    assert "the task is learned" in compare.reason(pair, figures, {"a": 2.0})
     assert "pre-training came" not in compare.reason(pair, figures, {})
+
+
+def test_a_task_without_a_guess_is_not_said_to_be_learned():
+    figures = {"a": Figure((59, 60, 61), 80), "b": Figure((69, 70, 71), 70)}
+    reason = compare.reason(one_pair(figures["a"], figures["b"]), figures, CLEAR)
+    assert "no figure says what a guess has" in reason
+    assert "learned" not in reason
 
 
 def test_the_summary_counts():

@@ -183,6 +183,9 @@ def test_the_report_says_what_was_found(place, done, tmp_path):
     for pair in found["against_the_paper"]:
         assert pair["reason"] in text
     assert found["measured"]["command"] in text
+    # Of the jobs, whatever the process has that reads their results.
+    assert found["measured"]["threads"] == [1]
+    assert ", 1 thread each, " in text
     assert study_runs.TINY in text
     page_text = (tmp_path / "report.html").read_text()
     assert "<svg" in page_text
