@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..errors import InputError
 from ..ops import _dispatch
 from .base import Batch, MasterWeightOptimizer, scaled_gradients, write_back
-
-
-def check_rates(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
-    """Raises InputError for a rate that makes no sense."""
-    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-        if not value >= 0:
-            raise InputError(f"{name} must be at least 0, got {value}")
-    if not all(0 <= beta < 1 for beta in betas):
-        raise InputError(f"betas must be at least 0 and below 1, got {betas}")
 
 
 class AdamW(MasterWeightOptimizer):
@@ -45,7 +35,6 @@ class AdamW(MasterWeightOptimizer):
         weight_decay: float = 0.01,
         correct_bias: bool = False,
     ) -> None:
-        check_rates(lr, betas, eps, weight_decay)
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "correct_bias": correct_bias}
         )

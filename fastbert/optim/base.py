@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..ops import _dispatch
 
 
@@ -43,6 +45,14 @@ def _without_dynamo(method: Callable) -> Callable:
     return call
 
 
+def _check_rates(group: dict) -> None:
+    for name in ("lr", "eps", "weight_decay"):
+        if not 0 <= group[name] < math.inf:
+            raise InputError(f"{name} must be at least 0 and finite, got {group[name]}")
+    if not all(0 <= beta < 1 for beta in group["betas"]):
+        raise InputError(f"betas must be at least 0 and below 1, got {group['betas']}")
+
+
 class MasterWeightOptimizer(torch.optim.Optimizer):
     """Collects the tensors of its groups, for one call that updates all of them.
 
@@ -50,13 +60,18 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     lost in the rounding of the narrow type.
     """
 
-    add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
+    _add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
     zero_grad = _without_dynamo(torch.optim.Optimizer.zero_grad)
     _state_dict = _without_dynamo(torch.optim.Optimizer.state_dict)
     _load_state_dict = _without_dynamo(torch.optim.Optimizer.load_state_dict)
 
     # Set by `device.prepare`: from then on the step counts live on the device.
     rows = None
+
+    def add_param_group(self, param_group: dict) -> None:
+        """As torch's. Raises InputError for a rate that makes no sense."""
+        _check_rates({**self.defaults, **param_group})
+        self._add_param_group(param_group)
 
     def settle(self) -> None:
         """Brings step counts that live on the device back into the states; waits for the device."""

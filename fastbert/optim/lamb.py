@@ -8,7 +8,6 @@ import torch
 
 from ..errors import InputError
 from ..ops import _dispatch
-from .adamw import check_rates
 from .base import Batch, MasterWeightOptimizer, global_norm, scaled_gradients, write_back
 from .rates import has_trust
 
@@ -26,7 +25,7 @@ class Lamb(MasterWeightOptimizer):
             tensors without weight decay have trust 1 (NVIDIA's BERT recipe: apex's FusedLAMB as it comes); "apex" = the
             same division, every tensor has its trust (FusedLAMB with use_nvlamb=True); "clamped" = no division, no
             bias correction, trust kept within ``trust_range`` (DeepSpeed's BERT recipe).
-        max_grad_norm: for the division; the norm is that of all groups together.
+        max_grad_norm: for the division; the norm is that of all groups together. None or 0: no division.
         trust_range: for "clamped".
 
     Raises:
@@ -41,12 +40,13 @@ class Lamb(MasterWeightOptimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         variant: str = "nvlamb",
-        max_grad_norm: float = 1.0,
+        max_grad_norm: float | None = 1.0,
         trust_range: tuple[float, float] = (0.01, 0.3),
     ) -> None:
-        check_rates(lr, betas, eps, weight_decay)
         if variant not in VARIANTS:
             raise InputError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        if max_grad_norm is not None and not max_grad_norm >= 0:
+            raise InputError(f"max_grad_norm must be at least 0, got {max_grad_norm}")
         rates = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         # In the groups and not in attributes, which neither state_dict nor a copy of an optimiser would carry.
         kind = {"variant": variant, "max_grad_norm": max_grad_norm, "trust_range": trust_range}
@@ -55,7 +55,7 @@ class Lamb(MasterWeightOptimizer):
     def _divisor(self, grad_scale: float) -> torch.Tensor | None:
         """What gradients are divided by before anything else, over all groups."""
         first = self.param_groups[0]
-        if first["variant"] == "clamped":
+        if first["variant"] == "clamped" or not first["max_grad_norm"]:
             return None
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:

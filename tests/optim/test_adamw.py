@@ -193,9 +193,13 @@ def test_closure_runs_with_gradients_and_its_loss_comes_back():
         ({"lr": -1.0}, "lr"),
         ({"eps": -1e-8}, "eps"),
         ({"weight_decay": math.nan}, "weight_decay"),
+        ({"lr": math.inf}, "lr"),
         ({"betas": (0.9, 1.0)}, "betas"),
     ],
 )
 def test_rates_that_make_no_sense(wrong, name):
+    parameter = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(InputError, match=name):
-        AdamW([torch.nn.Parameter(torch.zeros(1))], **wrong)
+        AdamW([parameter], **wrong)
+    with pytest.raises(InputError, match=name):
+        AdamW([{"params": [parameter], **wrong}])

@@ -140,3 +140,20 @@ def test_state_dict_and_copies_go_on_bit_for_bit(variant):
 def test_another_variant_is_refused():
     with pytest.raises(InputError, match="variant must be one of nvlamb, apex, clamped, got 'lars'"):
         Lamb([torch.nn.Parameter(torch.zeros(1))], variant="lars")
+
+
+@pytest.mark.parametrize("variant", ["nvlamb", "apex"])
+@pytest.mark.parametrize("none", [None, 0.0])
+def test_without_a_largest_norm_nothing_is_divided(variant, none):
+    def after(max_grad_norm):
+        start, (step, *_) = start_and_gradients(5.0)
+        params = [torch.nn.Parameter(torch.tensor(p, dtype=torch.float32)) for p in start]
+        for p, g in zip(params, step, strict=True):
+            p.grad = torch.tensor(g, dtype=torch.float32)
+        Lamb(params, variant=variant, max_grad_norm=max_grad_norm).step()
+        return params
+
+    for p, q in zip(after(none), after(1e9), strict=True):
+        assert torch.equal(p, q)
+    with pytest.raises(InputError, match="max_grad_norm must be at least 0, got nan"):
+        after(float("nan"))
