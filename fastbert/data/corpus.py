@@ -92,6 +92,8 @@ def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
                 raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, got none")
             files += inside
         elif path.exists():
+            if _kind(path) == ".json":
+                raise InputError(f"{path}: expected text or, in a file named .jsonl, a JSON object a line, got .json")
             files.append(path)
         else:
             raise InputError(f"{path}: expected a text file or a directory, got nothing there")
@@ -138,7 +140,7 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
         byte = line[error.start]
         raise DataError(
             f"{path}:{number}: expected UTF-8, got byte 0x{byte:02x} at column {error.start + 1} of the line"
-            f" (errors='replace' goes on)"
+            f" (--errors replace, or errors='replace', goes on)"
         ) from None
 
 

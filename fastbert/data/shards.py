@@ -96,13 +96,24 @@ class ShardSet:
             )
         for name in manifest.files if remote is None else ():  # what is fetched is checked then
             check_file(directory, name, manifest.files[name])
-            if verify:
-                check_hash(directory, name, manifest.files[name])
         shards = cls(directory, split, manifest, remote)
         if verify:
-            for tokens, entry in zip(shards.tokens, manifest.splits[split], strict=True):
-                _check_ids(tokens, manifest.vocab_size, directory / entry.bin)
+            shards.verify()
         return shards
+
+    def verify(self) -> None:
+        """Checks every file of the directory against its SHA-256, and every id of this split against the vocabulary; of
+        data elsewhere nothing, for what is fetched is checked then.
+
+        Raises:
+            DataError: naming the file that was altered.
+        """
+        if self._remote is not None:
+            return
+        for name, file in self.manifest.files.items():
+            check_hash(self.directory, name, file)
+        for tokens, entry in zip(self.tokens, self.manifest.splits[self.split], strict=True):
+            _check_ids(tokens, self.manifest.vocab_size, self.directory / entry.bin)
 
     def __reduce__(self):
         if self._remote is not None:

@@ -4,6 +4,7 @@ A checkpoint is the directory ``step_N`` with ``weights.safetensors``, ``optimiz
 ``manifest.json``, which is written last and holds size and SHA-256 of all others. All of it is first written to
 ``step_N.tmp-<id>``, forced to the disk, and then renamed. A checkpoint that is written again stands aside as
 ``step_N.old-<id>`` until the new one is on the disk; one that is removed is first renamed to ``step_N.gone-<id>``.
+Going back to an older one puts the newer ones aside as ``step_N.left-<id>``, which only a person removes.
 There is no pointer to the latest: a resume takes the newest directory that verifies. One process writes to a directory;
 any number may read.
 """
@@ -175,6 +176,18 @@ def _prune(directory: Path, keep: int, protect: set[int]) -> None:
     for path in list(directory.iterdir()):
         if _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def leave_behind(directory: Path, step: int) -> list[Path]:
+    """Puts the checkpoints after a step aside, where neither a resume nor a save sees them; returns their new names."""
+    left = []
+    for newer, path in _steps(directory) + _steps(directory, _ASIDE):
+        if newer > step:
+            left.append(directory / f"step_{newer}.left-{uuid.uuid4().hex}")
+            os.rename(path, left[-1])
+    if left:
+        flush(directory)
+    return left
 
 
 def verify(path: str | os.PathLike) -> dict:

@@ -27,6 +27,9 @@ class PretrainConfig:
     """Directory for shards that are fetched from elsewhere; without, $FASTBERT_CACHE or ~/.cache/fastbert."""
     cache_gb: float = 1000.0
     """The most gigabytes of fetched shards to keep; over that, the one used longest ago makes room."""
+    verify_data: bool = True
+    """Check every file of the data against its SHA-256 at the start, about a second a gigabyte; what is fetched is
+    checked when it comes."""
     out: str = ""
     """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, report.html, loss.png."""
     model: str = "base"
@@ -133,8 +136,11 @@ class PretrainConfig:
                 raise InputError(f"{name} must be at least 1, got {value}")
         for name in ("epochs", "max_minutes", "lr", "stall_minutes", "cache_gb"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"{name} must be above 0, got {value}")
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{name} must be above 0 and finite, got {value}")
+        for name in ("weight_decay", "eps"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         if self.spike_window < 2 or (self.spike_sigma is not None and not self.spike_sigma > 0):
             raise InputError("spike_sigma must be above 0 and spike_window at least 2")
         if self.steps is not None and self.epochs is not None:

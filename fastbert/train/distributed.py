@@ -72,11 +72,18 @@ def joined(always: bool = False) -> Iterator[World]:
     # Counts are reduced on the CPU, gradients where they are.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     alone = {} if world.size > 1 else {"store": dist.HashStore()}
-    dist.init_process_group(backend, rank=world.rank, world_size=world.size, **alone)
+    unsaid = "LOCAL_RANK" not in os.environ  # which DeepSpeed reads without a launcher too
+    if unsaid:
+        os.environ["LOCAL_RANK"] = str(world.local_rank)
     try:
-        yield world
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size, **alone)
+        try:
+            yield world
+        finally:
+            dist.destroy_process_group()
     finally:
-        dist.destroy_process_group()
+        if unsaid:
+            os.environ.pop("LOCAL_RANK", None)
 
 
 def device(world: World) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -22,7 +22,8 @@ def evaluate(
     epochs: int = 1,
     token_budget: int = 8192,
     engine: LocalEngine | None = None,
-) -> dict[str, float]:
+    stop: Callable[[], bool] | None = None,
+) -> dict[str, float] | None:
     """Scores a pre-training model on the samples of the first epochs, whose pairs and masks are always the same.
 
     Args:
@@ -30,12 +31,13 @@ def evaluate(
         max_tokens: how many tokens to read; None for all.
         epochs: how often to read the documents, each time with other pairs and masks.
         engine: whose precision to compute in, float32 without; its ranks share the batches.
+        stop: asked before every batch, of all ranks alike; True ends it without a result.
 
     Returns:
         mlm_loss in nats and mlm_acc; unigram_entropy in nats, the entropy of the distribution of the very targets that
         were predicted, which is the least loss of a model that knows their frequencies and nothing else;
         most_frequent_acc, what always guessing the most frequent target reaches; nsp_loss and nsp_acc where there are
-        pairs; targets, pairs, tokens.
+        pairs; targets, pairs, tokens. None where it was stopped.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -43,6 +45,9 @@ def evaluate(
     sums = dict.fromkeys(_SUMS, 0.0)
     counts = torch.zeros(data.shards.manifest.vocab_size, dtype=torch.float64)
     for place, counted in _share(_places(data, max_tokens, epochs, token_budget), engine):
+        if stop is not None and stop():
+            model.train(was_training)
+            return None
         batch = data.collate(*place).to(device)
         with engine.autocast() if engine else nullcontext():
             out = model(batch)

@@ -32,6 +32,8 @@ from .step_rows import StepRows
 from .wandb_log import WandbLog
 from .window import Window, memory_mib
 
+_PLANNED_EPOCHS = 3
+
 
 class PretrainLoop:
     """One run. `restore` before `run` goes on from a checkpoint.
@@ -81,8 +83,13 @@ class PretrainLoop:
         whole, part = int(self.config.epochs), self.config.epochs % 1
         budget = self.config.token_budget
         data = BudgetData(self._run_data, budget) if self.fixed_shape else self._run_data
-        per_epoch = [len(data.batches(e, budget)) for e in range(whole + (part > 0))]
-        batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
+        # Every epoch has samples of its own and nearly as many batches; to make those of forty takes hours of a large
+        # corpus.
+        per_epoch = [len(data.batches(e, budget)) for e in range(min(whole + (part > 0), _PLANNED_EPOCHS))]
+        if len(per_epoch) < whole + (part > 0):
+            batches = sum(per_epoch) / len(per_epoch) * self.config.epochs
+        else:
+            batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
         return max(round(batches / (self.config.accumulate * self.engine.world.size)), 1)
 
     # --- phases ---
@@ -165,17 +172,20 @@ class PretrainLoop:
             self._log, self._stop = log, stop
             self._rows = StepRows(self.run_dir / "steps.jsonl" if self.engine.world.first else None, self.step)
             self._rows.begin(self.window)
+            # A signal may have ended an evaluation and then the run.
+            if self.step and self.step % self.config.eval_every == 0 and self.evaluated_at != self.step:
+                self._evaluate()
             while self.progress < 1.0 and not self._asked():
                 self._train_step()
                 watch.alive()
                 # The last evaluation comes before the last checkpoint, which remembers the best.
-                if self.heldout is not None and (self.step % self.config.eval_every == 0 or self.progress >= 1.0):
+                if self.step % self.config.eval_every == 0 or self.progress >= 1.0:
                     self._evaluate()
                 if self.step % self.config.save_every == 0:
                     self.checkpoints.save()
                 self.checkpoints.check()
             stopped = self._asked()
-            if stopped is None and self.heldout is not None and self.evaluated_at != self.step:
+            if stopped is None and self.evaluated_at != self.step:
                 self._evaluate()
             self.checkpoints.finish()
             if not self.best:
@@ -256,6 +266,12 @@ class PretrainLoop:
         """The signal that ends the run, if one came; the same answer on all ranks."""
         return self._stop.asked if self.engine.world.size == 1 else self._agreed_stop
 
+    def _ask(self) -> bool:
+        """Whether a signal has come, found out between steps: by all ranks alike."""
+        if self.engine.world.size > 1 and self.engine.reduce([self._stop.asked is not None])[0]:
+            self._agreed_stop = self._stop.asked or "a signal to another rank"
+        return self._asked() is not None
+
     def _is_spike(self, losses: list[torch.Tensor]) -> bool:
         """Whether the step was left out because of its loss, on all ranks alike."""
         if self.spikes is None:
@@ -308,8 +324,13 @@ class PretrainLoop:
         return [self.window.with_sums(sums) for sums in self.engine.gather(self.window.sums())]
 
     def _evaluate(self) -> None:
+        if self.heldout is None:
+            return
         self._settle()
-        row = evaluate(self.model, self.heldout, max_tokens=self.config.eval_tokens, engine=self.engine)
+        options = {"max_tokens": self.config.eval_tokens, "engine": self.engine, "stop": self._ask}
+        row = evaluate(self.model, self.heldout, **options)
+        if row is None:
+            return
         self.console.heldout(self.step, row)
         name = {"phase": self.phase.name} if self.phase.name else {}
         self._record("heldout", row | {"step": self.step} | name)

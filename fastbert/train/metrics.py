@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from .append import Appender
 from .checkpoint import write_text
 from .wandb_log import WandbLog
+
+_log = logging.getLogger("fastbert")
 
 # JSON has no numbers for these; every reader takes strings.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -79,14 +83,26 @@ class MetricsLog:
 
         purge = None if self._resume_step is None else self._resume_step + 1
         self._wait_for_a_later_second()
-        self._writer = SummaryWriter(str(self._events_dir), purge_step=purge)
+        with self._forgiving():
+            self._writer = SummaryWriter(str(self._events_dir), purge_step=purge)
         return self
 
     def __exit__(self, *_exception) -> None:
         self._file.write()
-        self._writer.close()
+        with self._forgiving():
+            if self._writer is not None:
+                self._writer.close()
         if self._wandb is not None:
             self._wandb.close()
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """TensorBoard's events are a copy: where they cannot be written, a full disk say, the run goes on without."""
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            _log.warning("%s gets no more events: %s; metrics.jsonl has all rows", self._events_dir, error.strerror)
 
     def _wait_for_a_later_second(self) -> None:
         # TensorBoard reads event files in the order of their names, which begin with a time in whole seconds. Two
@@ -102,9 +118,10 @@ class MetricsLog:
         row = {"kind": kind, "step": step, **values}
         self._rows.append(row)
         self._file.write(to_line(row))
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(f"{kind}/{name}", value, step)
+        with self._forgiving():
+            for name, value in values.items():
+                if isinstance(value, int | float) and self._writer is not None:
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
         if self._wandb is not None:
             self._wandb.log(kind, step, values)
 

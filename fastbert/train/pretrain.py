@@ -125,6 +125,8 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir))
     if data is None:
         data, heldout = open_data(config)
+        if config.verify_data:
+            distributed.on_first(world, data.shards.verify)
     if model is None:
         model = build_model(config, data)
     _check_fit(config, model, data)
@@ -142,11 +144,23 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         console.say(f"resumed from {resume_from} at step {loop.step}")
     run_dir.mkdir(parents=True, exist_ok=True)
     distributed.on_first(world, lambda: held.enter_context(only_run(run_dir)))
+    if resume_from is not None and config.resume != "auto":
+        _go_back(loop)
     if world.first:
         checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
         if deepspeed is not None:
             checkpoint.write_text(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n")
     return loop
+
+
+def _go_back(loop: PretrainLoop) -> None:
+    """The checkpoints after the one that was asked for are of a way that is given up: a later resume must not take them
+    for the newest, and the model in the run directory may be one of them."""
+    directory = loop.run_dir / "checkpoints"
+    left = distributed.on_first(loop.engine.world, lambda: checkpoint.leave_behind(directory, loop.step))
+    if left:
+        loop.best = {}
+        loop.console.say(f"left behind, and not removed: {', '.join(path.name for path in left)}")
 
 
 def deepspeed_of(config: PretrainConfig) -> dict | None:
@@ -169,8 +183,14 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
             raise InputError(f"{run_dir} already holds a run: resume it with --resume auto, or choose another --out")
         return None
     if config.resume != "auto":
-        checkpoint.verify(config.resume)
-        return Path(config.resume)
+        point = Path(config.resume)
+        if point.resolve().parent != checkpoints.resolve() and checkpoints.is_dir() and any(checkpoints.iterdir()):
+            raise InputError(
+                f"{run_dir} already holds a run, of which {point} is no checkpoint: go on from one of its own, or "
+                "choose another --out"
+            )
+        checkpoint.verify(point)
+        return point
     newest, skipped = checkpoint.latest_valid(checkpoints)
     for path, reason in skipped:
         _log.warning("checkpoint %s was skipped: %s", path, reason)
@@ -276,6 +296,9 @@ def _check_heldout(heldout: PretrainingData | None) -> None:
     try:
         found = len(heldout.lengths(0))
     except DataError as error:
-        raise DataError(f"the held-out documents cannot be used: {error}") from error
+        raise DataError(
+            f"the held-out documents cannot be used: {error}; prepare the data again with a larger --heldout, or train "
+            "without sentence pairs (--samples.no-nsp)"
+        ) from error
     if not found:
         raise DataError(f"{heldout.shards.directory}: its held-out documents make no sample")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 # So many in a row are no spike but a new level, of other data say: it is accepted, and the window begins again.
@@ -35,7 +36,7 @@ class SpikeRule:
         return statistics.fmean(self._losses) + self.sigma * statistics.pstdev(self._losses)
 
     def leaves_out(self, loss: float) -> bool:
-        """Takes note of a step's loss; True where its update is to be skipped. A NaN is left to the engine."""
+        """Takes note of a step's loss; True where its update is to be skipped. The engine sees to NaN and inf."""
         if loss > self.limit:
             self._in_a_row += 1
             if self._in_a_row <= _IN_A_ROW:
@@ -43,7 +44,7 @@ class SpikeRule:
                 return True
             self._losses = []
         self._in_a_row = 0
-        if loss == loss:
+        if math.isfinite(loss):
             self._losses = [*self._losses, loss][-self.window :]
         return False
 

@@ -36,6 +36,14 @@ def test_a_new_level_is_no_spike():
     assert rule.count == 5
 
 
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_a_window_holds_no_loss_that_is_not_finite(odd):
+    rule = SpikeRule(6.0, 3)
+    assert [rule.leaves_out(loss) for loss in (1.0, odd, 1.1, 1.2, 1.3)] == [False] * 5
+    assert math.isfinite(rule.limit)
+    assert rule.state()["losses"] == [1.1, 1.2, 1.3]
+
+
 def test_a_nan_is_the_engines_affair():
     rule = SpikeRule(3.0, 2)
     for loss in (1.0, math.nan, 1.2):

@@ -132,6 +132,25 @@ def test_a_full_disk_while_resuming_leaves_the_log(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
 
 
+def test_events_that_cannot_be_written_are_told_once_and_end_nothing(tmp_path, monkeypatch, caplog):
+    from torch.utils import tensorboard
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with MetricsLog(tmp_path) as log:
+        log.log("train", 1, loss=1.0)
+        monkeypatch.setattr(tensorboard.SummaryWriter, "add_scalar", full)
+        log.log("train", 2, loss=2.0)
+        log.log("train", 3, loss=3.0)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert caplog.text.count("gets no more events: No space left on device") == 1
+    monkeypatch.setattr(tensorboard, "SummaryWriter", full)
+    with MetricsLog(tmp_path / "tensorboard") as log:
+        log.log("train", 1, loss=1.0)
+    assert len(read_metrics(tmp_path / "tensorboard" / "metrics.jsonl")) == 1
+
+
 def test_no_file_has_no_rows(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 

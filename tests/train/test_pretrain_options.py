@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -181,6 +182,24 @@ def test_a_checkpoint_that_is_none(recipe, tmp_path):
 
 def test_rates_the_optimiser_refuses(recipe):
     refused(recipe(betas=(0.9, 1.0)), InputError, "betas")
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "eps", "epochs", "cache_gb", "max_minutes"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_rates_that_are_no_numbers(recipe, name, value):
+    with pytest.raises(InputError, match=f"{name} must be .* and finite, got {value}"):
+        recipe(**{name: value})
+
+
+def test_shards_that_were_altered_are_found_before_the_first_step(recipe, prepared, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    shard = next((data / "train").glob("*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[0] ^= 1
+    shard.write_bytes(content)
+    refused(recipe(data=str(data)), DataError, f"{shard.name}: expected SHA-256")
+    assert pretrain(recipe(data=str(data), verify_data=False, steps=1), quiet=True).steps == 1
 
 
 def test_documents_that_make_no_sample(recipe, prepared):

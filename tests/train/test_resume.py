@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ import time
 
 import pretraining_runs as runs
 import pytest
+import torch
 
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
-from fastbert.train import checkpoint
+from fastbert.train import checkpoint, evaluation
 from fastbert.train.pretrain import pretrain
 
 STEPS = 40
@@ -203,6 +205,57 @@ def test_a_new_run_directory_from_another_runs_checkpoint_holds_a_model(data, wh
     result = pretrain(runs.config(data, out, steps=44, resume=path, lr=10.0, schedule="constant"), quiet=True)
     assert (result.model_dir / "model.safetensors").is_file()
     assert result.steps == 44
+
+
+def test_going_back_gives_up_the_way_that_was_left(data, tmp_path, capsys):
+    """Without this, `resume auto` would take the newest checkpoint, which is of the run that was given up."""
+    out = tmp_path / "run"
+    pretrain(runs.config(data, out, steps=12, eval_every=4, save_every=2, keep=4), quiet=True)
+    point = out / "checkpoints" / "step_6"
+    shutil.copytree(point, tmp_path / "step_6")
+    options = {"steps": 12, "eval_every": 4, "save_every": 2, "keep": 2, "lr": 1e-4}
+    back = runs.config(data, out, **options, resume=str(point))
+    stopped = pretrain(back, callbacks=[_stop_after(9)])
+    assert stopped.steps == 9
+    assert "left behind, and not removed: step_12.left-" in capsys.readouterr().out
+    left = sorted(path.name.partition(".")[0] for path in (out / "checkpoints").glob("*.left-*"))
+    assert left == ["step_10", "step_12", "step_8"]
+    # The model that lies there is of the new way too.
+    assert stopped.heldout["step"] == 8
+    auto = pretrain(dataclasses.replace(back, resume="auto"), quiet=True)
+    options["resume"] = str(tmp_path / "step_6")
+    straight = pretrain(runs.config(data, tmp_path / "straight", **options), quiet=True)
+    assert auto.steps == straight.steps == 12
+    ours, theirs = (runs.checkpoint_of(run, 12)[0] for run in (out, tmp_path / "straight"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_directory_that_holds_another_run_takes_no_checkpoint_from_elsewhere(data, whole, tmp_path):
+    pretrain(runs.config(data, tmp_path / "run", steps=2), quiet=True)
+    path = whole / "checkpoints" / f"step_{STEPS}"
+    with pytest.raises(InputError, match=r"already holds a run, of which .* is no checkpoint"):
+        pretrain(runs.config(data, tmp_path / "run", resume=str(path)), quiet=True)
+
+
+def test_a_signal_ends_an_evaluation_and_the_resumed_run_makes_it_up(data, whole, tmp_path, monkeypatch):
+    """Evaluations may take minutes; who asked to stop waits for a batch of one at most."""
+    out, batches = tmp_path / "run", []
+    plain = evaluation._add
+
+    def add(*arguments):
+        batches.append(1)
+        if len(batches) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        plain(*arguments)
+
+    monkeypatch.setattr(evaluation, "_add", add)
+    monkeypatch.setattr(evaluation, "_places", lambda data, *_: [(0, ids) for ids in data.batches(0, 256)])
+    first = pretrain(runs.config(data, out), quiet=True)
+    assert (first.steps, first.interrupted, len(batches)) == (8, "SIGTERM", 2)
+    assert not [row for row in first.history if row["kind"] == "heldout"]
+    monkeypatch.undo()
+    pretrain(runs.config(data, out, resume="auto"), quiet=True)
+    assert runs.rows(out) == runs.rows(whole)
 
 
 def test_the_best_model_of_the_first_part_is_kept(data, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pretraining_runs
 import pytest
@@ -115,6 +117,9 @@ def test_stage_0_and_a_configuration_of_the_user_s(data, alone, tmp_path):
         ('{"train_batch_size": 64}', "train_batch_size is the run's"),
         ('{"gradient_clipping": 0.5}', "gradient_clipping must be what the run's options say, 1.0, or auto, got 0.5"),
         ('{"bf16": {"enabled": true}}', "bf16.enabled must be what the run's options say, False"),
+        ('{"zero_optimization": [1]}', "expected zero_optimization to be an object, got list"),
+        ('{"zero_optimization": {"stage": 7}}', "zero_optimization.stage to be 0, 1, 2 or 3, got 7"),
+        ('{"zero_optimization": {"stage": "two"}}', "zero_optimization.stage to be 0, 1, 2 or 3, got 'two'"),
         ("[1]", "a JSON object, got list"),
         ("{", "in JSON"),
     ],
@@ -145,3 +150,15 @@ def test_a_run_without_deepspeed_does_not_go_on_under_it(data, tmp_path):
     config = pretraining_runs.config(data, tmp_path / "run", zero=1, resume=half, **STEPS)
     with pytest.raises(CheckpointError, match="written without DeepSpeed"):
         zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
+
+
+def test_one_process_needs_no_launcher(data, tmp_path):
+    """DeepSpeed reads LOCAL_RANK, which nobody sets where nothing launches."""
+    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environment = {name: value for name, value in pretraining_runs.environment().items() if name not in launcher}
+    file = tmp_path / "options.yaml"
+    file.write_text(pretraining_runs.config(data, tmp_path / "run", zero=1, **{**STEPS, "steps": 2}).to_yaml())
+    command = [sys.executable, "-m", "fastbert", "pretrain", "--config", str(file)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step_2" / "manifest.json").is_file()

@@ -57,7 +57,7 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
 
 
 def stage(configuration: dict) -> int:
-    return int(configuration.get("zero_optimization", {}).get("stage", 0))
+    return configuration.get("zero_optimization", {}).get("stage", 0)
 
 
 def _stage(options: DeepSpeedOptions) -> dict:
@@ -84,6 +84,11 @@ def _read(path: str | os.PathLike) -> dict:
         raise InputError(f"{path}: expected a DeepSpeed configuration, found none") from None
     except (ValueError, OSError) as error:
         raise InputError(f"{path}: expected a DeepSpeed configuration in JSON, got {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(found.get(k, {}), dict) for k in ("bf16", "fp16")):
+    if not isinstance(found, dict):
         raise InputError(f"{path}: expected a DeepSpeed configuration, a JSON object, got {type(found).__name__}")
+    for section in ("zero_optimization", "bf16", "fp16", "data_types"):
+        if not isinstance(found.get(section, {}), dict):
+            raise InputError(f"{path}: expected {section} to be an object, got {type(found[section]).__name__}")
+    if stage(found) not in range(4):
+        raise InputError(f"{path}: expected zero_optimization.stage to be 0, 1, 2 or 3, got {stage(found)!r:.40}")
     return found
