@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from .config import ERF_GELU, TANH_GELU, shape_of
 from .errors import InputError
 from .model_config import ModelConfig
+
+_log = logging.getLogger("fastbert")
 
 _LIMITS = {
     "vocab_size": 1 << 24,
@@ -151,6 +154,12 @@ class GPTConfig(ModelConfig):
             raise InputError(
                 f"the activation must be one of {', '.join(ERF_GELU + TANH_GELU)}, got {self.activation!r:.100}"
             )
+        if isinstance(self.bos_token_id, int) and self.bos_token_id >= self.vocab_size:
+            # transformers' own default, in a model of fewer tokens: nothing reads it there either.
+            _log.warning(
+                "bos_token_id %d is no id below vocab_size %d: taken as none", self.bos_token_id, self.vocab_size
+            )
+            self.bos_token_id = None
         for name in ("pad", "bos", "start", "delimiter", "extract"):
             token = getattr(self, f"{name}_token_id")
             if token is not None and (not isinstance(token, int) or not 0 <= token < self.vocab_size):

@@ -9,12 +9,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..errors import InputError
 from ..files import whole
-from . import bpe
+from . import added_tokens, bpe
 from .manifest import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -42,7 +43,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Args:
         path: a directory holding tokenizer.json, vocab.txt or vocab.json, or one of these files. A file named vocab.txt
             is read with the tokenizer_config.json beside it; without one, text is lower-cased when hardly a word of the
-            vocabulary has an upper-case letter. A vocab.json is read with the merges.txt beside it.
+            vocabulary has an upper-case letter. A vocab.json is read with the merges.txt beside it. Tokens that were
+            added to a vocabulary, as transformers keeps them beside a vocab.txt, are read too.
 
     Raises:
         InputError: a file is missing or unreadable, or the vocabulary lacks a special token.
@@ -59,9 +61,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = bpe.load_bpe(path)
     elif path.suffix == ".json":
         tokenizer = _from_json(path)
+        _follow(tokenizer, _read_settings(path))
     else:
-        vocab = read_vocab(path)
-        tokenizer = build_tokenizer(vocab, _read_normalisation(path, vocab), source=str(path))
+        vocab, settings = read_vocab(path), _read_settings(path)
+        tokenizer = build_tokenizer(vocab, _normalisation(settings, vocab), source=str(path))
+        added_tokens.add(tokenizer, path, settings)
     return tokenizer
 
 
@@ -241,17 +245,38 @@ def _from_json(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_normalisation(vocab_path: Path, vocab: dict[str, int]) -> Normalisation:
+def _read_settings(vocab_path: Path) -> dict[str, Any]:
+    """The tokenizer_config.json beside a vocabulary; empty where there is none."""
     path = vocab_path.with_name("tokenizer_config.json")
-    settings = {}
     # A vocabulary of another name has nothing to do with the configuration that lies in the same folder.
-    if vocab_path.name == "vocab.txt" and path.is_file():
-        try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{path}: expected JSON, got a file that fails with: {error}") from error
-        if not isinstance(settings, dict):
-            raise InputError(f"{path}: expected a JSON object, got {type(settings).__name__}")
+    if vocab_path.name not in ("vocab.txt", "tokenizer.json") or not path.is_file():
+        return {}
+    settings = added_tokens.read_object(path)
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        if not isinstance(settings.get(name), bool | None):
+            raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")
+    if settings.get("tokenizer_class") == "BertJapaneseTokenizer":
+        raise InputError(
+            f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"
+        )
+    return settings
+
+
+def _follow(tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
+    """What tokenizer_config.json says of a text's cleaning wins over tokenizer.json, as in transformers' classes."""
+    old = tokenizer.normalizer
+    generic = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    if generic or not isinstance(old, normalizers.BertNormalizer):
+        return
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=old.clean_text,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", old.handle_chinese_chars),
+        strip_accents=settings.get("strip_accents", old.strip_accents),
+        lowercase=settings.get("do_lower_case", old.lowercase),
+    )
+
+
+def _normalisation(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:
     lower = settings.get("do_lower_case")
     if lower is None:
         words = [token for token in vocab if not token.startswith("[")]

@@ -25,7 +25,7 @@ from ..models.door import Tokens
 from ..modules.layout import PaddedLayout, additive_mask
 from . import patch_torch
 from .patch_families import Family, family_of
-from .patch_view import Unservable, View, forget, heard, our_config, view_of
+from .patch_view import Unservable, View, forget, heard, our_config, view_for, view_of
 
 _log = logging.getLogger("fastbert")
 
@@ -119,7 +119,7 @@ def _check(module: nn.Module, family: Family | None) -> None:
         raise InputError(f"{where}: expected the forward of transformers' {family.model}, got one of its own")
     try:
         our_config(module.config, family)
-        view_of(module, family)
+        view_for(module, family)
     except (InputError, Unservable) as error:
         raise InputError(f"{where}: {error}") from error
 
@@ -175,6 +175,10 @@ def _runner(family: Family, own_forward: Callable) -> Callable:
 def _run_torch(encoder: nn.Module, args: tuple, kwargs: dict) -> Callable:
     if any(getattr(x, "is_nested", False) for x in (*args, *kwargs.values())):
         raise Unservable("a nested tensor")
+    try:
+        patch_torch.check_parts(encoder)
+    except InputError as error:
+        raise Unservable(str(error)) from error
     heard(patch_torch.parts_of(encoder))
     return lambda: patch_torch.encode(encoder, *args, **kwargs)
 

@@ -44,6 +44,11 @@ def check(encoder: nn.TransformerEncoder, forward) -> None:
     """
     if forward is not nn.TransformerEncoder.forward:
         raise InputError("expected the forward of torch's TransformerEncoder, got one of its own")
+    check_parts(encoder)
+
+
+def check_parts(encoder: nn.TransformerEncoder) -> None:
+    """The same of its parts, of which one may have been replaced since it was patched (by an adapter, say)."""
     if not len(encoder.layers):
         raise InputError("expected a layer at least, got none")
     if encoder.norm is not None and not _is_norm(encoder.norm):
@@ -59,6 +64,10 @@ def check(encoder: nn.TransformerEncoder, forward) -> None:
             raise InputError("expected attention with one in_proj_weight, no bias_k and no add_zero_attn")
         if type(attention.out_proj) not in (NonDynamicallyQuantizableLinear, nn.Linear):
             raise InputError(f"expected a plain out_proj, got {type(attention.out_proj).__name__}")
+        for dense in (layer.linear1, layer.linear2):
+            # A parametrised one has a class of its own and the forward of this one.
+            if not isinstance(dense, nn.Linear) or type(dense).forward is not nn.Linear.forward:
+                raise InputError(f"expected plain dense layers, got {type(dense).__name__}")
         for norm in (layer.norm1, layer.norm2):
             if not _is_norm(norm):
                 raise InputError(f"expected LayerNorms with weights, got {norm}")

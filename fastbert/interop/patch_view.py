@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from ..config import BertConfig
 from ..errors import InputError
@@ -22,6 +23,7 @@ from .patch_families import BERT, INNER, LEAVES, Family
 _ERF = ("GELUActivation",)
 _TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Hooks that transformers and PEFT put there themselves, and that mind no shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
@@ -94,6 +96,10 @@ class View:
                 setattr(ours.get_submodule(owner), leaf, find(theirs, family.path(name)))
             activation = find(theirs, family.path("intermediate.intermediate_act_fn"))
             ours.intermediate.approximate = approximation(activation)
+        # What the modules do counts, and not what the configuration says of them.
+        first = self.encoder.layer[0]
+        self.config.layer_norm_eps = first.output.LayerNorm.eps
+        self.config.hidden_act = "gelu" if first.intermediate.approximate == "none" else "gelu_new"
         self.dropouts = [
             tuple(_part(layer, family, f"{name}.dropout") for name in ("attention.self", "attention.output", "output"))
             for layer in layers
@@ -212,18 +218,15 @@ def heard(parts: list[nn.Module | None]) -> None:
 
     He expects (B, S, ...) tensors, of modules that a packed pass never calls.
     """
+    if any(getattr(torch_module, f"_global{name}") for name in _HOOKS):
+        raise Unservable("there is a hook on all modules")
     for module in parts:
         if module is None:
             continue
         state = module.__dict__
         if "forward" in state:
             raise Unservable(f"{type(module).__name__}.forward has been replaced")
-        for hooks in (
-            state["_forward_pre_hooks"],
-            state["_forward_hooks"],
-            state["_backward_hooks"],
-            state["_backward_pre_hooks"],
-        ):
+        for hooks in map(state.__getitem__, _HOOKS):
             if hooks and not all(map(_is_benign, hooks.values())):
                 raise Unservable(f"there is a hook on a {type(module).__name__}")
 
@@ -242,8 +245,13 @@ def view_of(model: nn.Module, family: Family) -> View:
     Raises:
         Unservable: it must be computed by its own code.
     """
+    heard(parts_of(model, family))
+    return view_for(model, family)
+
+
+def view_for(model: nn.Module, family: Family) -> View:
+    """The same, whoever listens to a module inside: a later pass may find them gone."""
     parts = parts_of(model, family)
-    heard(parts)
     view = _views.get(model)
     if view is None or view.parts != parts:
         try:

@@ -18,7 +18,7 @@ from .names import is_computed, unwrapped_name
 from .weight_files import SAFETENSORS
 
 TOKENIZER_FILES = (
-    *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt"),
 )
 

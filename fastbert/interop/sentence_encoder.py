@@ -70,6 +70,7 @@ class _Settings:
     max_seqlen: int | None = None
     do_lower_case: bool = False
     prompt: str = ""
+    truncate_dim: int | None = None
 
 
 class SentenceEncoder:
@@ -83,6 +84,7 @@ class SentenceEncoder:
         max_seqlen: longer inputs are cut to this many tokens, specials included.
         do_lower_case: whether texts are lower-cased before the tokenizer sees them.
         prompt: what stands in front of every text.
+        truncate_dim: only so many of the first numbers of a vector are kept; None for all.
     """
 
     def __init__(
@@ -95,12 +97,13 @@ class SentenceEncoder:
         max_seqlen: int | None = None,
         do_lower_case: bool = False,
         prompt: str = "",
+        truncate_dim: int | None = None,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.pooling, self.normalize = _checked_modes(pooling, "pooling"), normalize
         longest = model.config.max_position_embeddings
         self.max_seqlen = longest if max_seqlen is None else min(max_seqlen, longest)
-        self.do_lower_case, self.prompt = do_lower_case, prompt
+        self.do_lower_case, self.prompt, self.truncate_dim = do_lower_case, prompt, truncate_dim
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(self.max_seqlen)
 
@@ -139,13 +142,15 @@ class SentenceEncoder:
             max_seqlen=settings.max_seqlen,
             do_lower_case=settings.do_lower_case,
             prompt=settings.prompt,
+            truncate_dim=settings.truncate_dim,
         )
         return quantize(encoder) if precision == "int8" else encoder
 
     @property
     def dim(self) -> int:
         """The length of a vector."""
-        return self.model.config.hidden_size * len(self.pooling)
+        whole = self.model.config.hidden_size * len(self.pooling)
+        return whole if self.truncate_dim is None else min(whole, self.truncate_dim)
 
     @torch.inference_mode()
     def encode(
@@ -162,7 +167,8 @@ class SentenceEncoder:
         Args:
             sentences: N texts; an empty one is ``[CLS] [SEP]``.
             token_budget: tokens computed at a time (a longer sentence goes alone).
-            normalize: whether to scale vectors to length 1; as the directory says where it is None.
+            normalize: whether to scale vectors to length 1; as the directory says where it is None, which is before
+                numbers are cut off.
             batch_invariant: a sentence's vector has the same bits whatever it is encoded together with.
             show_progress: draw a progress bar on stderr.
 
@@ -179,16 +185,18 @@ class SentenceEncoder:
             raise InputError(f"token_budget must be at least 1, got {token_budget}")
         rows = self._tokenize(sentences)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
-        normalize = self.normalize if normalize is None else normalize
         with ops.batch_invariant() if batch_invariant else nullcontext():
             for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
                 out[members] = self._vectors([rows[i] for i in members], normalize)
         return out
 
-    def _vectors(self, rows: list[np.ndarray], normalize: bool) -> np.ndarray:
+    def _vectors(self, rows: list[np.ndarray], normalize: bool | None) -> np.ndarray:
         batch = PackedBatch.from_sequences(rows).to(self.model.device)
         hidden = self.model(batch).last_hidden_state
         vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode) for mode in self.pooling], dim=-1)
+        if normalize is None and self.normalize:
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        vectors = vectors[:, : self.truncate_dim]
         return (torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors).cpu().numpy()
 
     def _tokenize(self, sentences: Sequence[str]) -> list[np.ndarray]:
@@ -235,7 +243,7 @@ def _progress(batches: Iterator[list[int]], total: int, show: bool) -> Iterator[
 def _read_settings(directory: Path) -> _Settings:
     modules_file = directory / "modules.json"
     if not modules_file.is_file():
-        return _Settings(directory)
+        return _Settings(directory, max_seqlen=_model_max_length(directory))
     modules = _read_json(modules_file, list)
     try:
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
@@ -251,14 +259,31 @@ def _read_settings(directory: Path) -> _Settings:
     sentence_file = transformer / "sentence_bert_config.json"
     sentence = _read_optional(sentence_file)
     max_seqlen = sentence.get("max_seq_length")
-    if max_seqlen is not None and (isinstance(max_seqlen, bool) or not isinstance(max_seqlen, int) or max_seqlen < 3):
+    if max_seqlen is None:  # as sentence-transformers 6 writes it
+        max_seqlen = _model_max_length(transformer)
+    elif isinstance(max_seqlen, bool) or not isinstance(max_seqlen, int) or max_seqlen < 3:
         raise InputError(f"{sentence_file}: expected max_seq_length of 3 or more, got {max_seqlen!r:.100}")
-    prompt = _read_prompt(directory / "config_sentence_transformers.json")
+    config_file = directory / "config_sentence_transformers.json"
+    prompt, truncate_dim = _read_prompt(config_file), _read_optional(config_file).get("truncate_dim")
+    if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
+        raise InputError(f"{config_file}: expected truncate_dim of 1 or more, got {truncate_dim!r:.100}")
     if prompt and not include_prompt:
         raise InputError(f"{pooling / 'config.json'}: pooling without the prompt is not supported")
     return _Settings(
-        transformer, modes, "Normalize" in kinds, max_seqlen, bool(sentence.get("do_lower_case", False)), prompt
+        transformer,
+        modes,
+        "Normalize" in kinds,
+        max_seqlen,
+        bool(sentence.get("do_lower_case", False)),
+        prompt,
+        truncate_dim,
     )
+
+
+def _model_max_length(directory: Path) -> int | None:
+    """What tokenizer_config.json says; None where it says nothing, or the huge number that stands for it."""
+    length = _read_optional(directory / "tokenizer_config.json").get("model_max_length")
+    return length if type(length) is int and 3 <= length < 1 << 30 else None
 
 
 def _read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:

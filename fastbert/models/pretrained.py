@@ -15,6 +15,27 @@ from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig
 from ..modules.embeddings import SinusoidalEmbedding
 
+# Options of transformers' loading: those that change nothing here, and those of which something is expected.
+_PASSED_OVER = {
+    *("low_cpu_mem_usage", "attn_implementation", "use_safetensors", "weights_only", "trust_remote_code"),
+    *("local_files_only", "cache_dir", "force_download", "resume_download", "proxies", "token", "revision"),
+}
+_REFUSED = {
+    "device_map": "move the model with .to()",
+    "subfolder": "name that directory itself",
+    "variant": "name the directory that holds these weights",
+    "output_loading_info": "read the model's load_report",
+    "quantization_config": "use fastbert.quantize",
+}
+
+
+def _without_loading_options(options: dict) -> dict:
+    """What is left of keywords for the configuration."""
+    for name, instead in _REFUSED.items():
+        if options.get(name):
+            raise InputError(f"{name} is no option of from_pretrained here: {instead}")
+    return {name: value for name, value in options.items() if name not in _PASSED_OVER and name not in _REFUSED}
+
 
 class PreTrainedModel(nn.Module):
     """Base class of the models and of their heads.
@@ -80,11 +101,13 @@ class PreTrainedModel(nn.Module):
 
         Args:
             directory: holds config.json and model.safetensors, its sharded form, or pytorch_model.bin.
-            dtype: of the parameters; float32 where it is not given, "auto" for that of the file.
+            dtype: of the parameters; float32 where it is not given, "auto" for that of the file. ``torch_dtype`` is
+                the same.
             config: in place of the directory's config.json.
             ignore_mismatched_sizes: a head of another size in the directory, such as that of a task with other labels,
                 is left out, and the model's is new; embeddings and encoder must fit all the same.
-            overrides: fields of the configuration (``num_labels=3``), or ``add_pooling_layer``.
+            overrides: fields of the configuration (``num_labels=3``), or ``add_pooling_layer``. Options of
+                transformers' loading that change nothing here are passed over.
 
         Returns:
             the model in evaluation mode. A head that the directory lacks is new, and a warning says so.
@@ -96,10 +119,13 @@ class PreTrainedModel(nn.Module):
         from ..interop import checkpoint
 
         init = {name: overrides.pop(name) for name in ("add_pooling_layer",) if name in overrides}
+        dtype = overrides.pop("torch_dtype", None) if dtype is None else dtype
+        overrides = _without_loading_options(overrides)
         if config is None:
             config = cls.config_class.from_pretrained(directory, **overrides)
-        elif overrides:
-            config = cls.config_class.from_dict(cls.config_class.from_hf(config).to_dict(), **overrides)
+        else:
+            config = cls.config_class.from_hf(config)
+            config = cls.config_class.from_dict(config.to_dict(), **overrides) if overrides else config
         state = cls.tensors_from_file(checkpoint.read_state_dict(directory))
         _check_size(config, state, directory)
         model = cls(config, **init)
@@ -203,9 +229,17 @@ class PreTrainedModel(nn.Module):
             owner.decoder.weight = self.get_input_embeddings().weight
         owner.decoder.bias = owner.bias
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *_args, **_kwargs) -> nn.Embedding:
-        """Changes the size of the vocabulary; old rows are kept, new ones are initialised as at the start."""
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_kwargs
+    ) -> nn.Embedding:
+        """Changes the size of the vocabulary, to a multiple where one is given; old rows are kept, new ones are
+        initialised as at the start."""
         old = self.get_input_embeddings()
+        if pad_to_multiple_of is not None:
+            if pad_to_multiple_of < 1:
+                raise InputError(f"pad_to_multiple_of must be at least 1, got {pad_to_multiple_of}")
+            size = old.num_embeddings if new_num_tokens is None else new_num_tokens
+            new_num_tokens = -(-size // pad_to_multiple_of) * pad_to_multiple_of
         if new_num_tokens is None or new_num_tokens == old.num_embeddings:
             return old
         if new_num_tokens < 1:

@@ -8,14 +8,18 @@ from .. import ops
 
 
 def is_plain(module: nn.Module) -> bool:
-    """True for an `nn.Linear` with nothing added: no adapter in its place, no parametrisation, no hook."""
+    """True for an `nn.Linear` with nothing added: no adapter in its place, parametrisation, hook or new forward."""
     return type(module) is nn.Linear and not is_watched(module)
 
 
 def is_watched(module: nn.Module) -> bool:
-    """True where somebody's hooks want the module itself to be called."""
+    """True where somebody's hooks, or a forward that somebody put in place, want the module itself to be called."""
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
     )
 
 

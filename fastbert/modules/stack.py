@@ -46,7 +46,7 @@ def run_stack(
         x = x.to(torch.get_autocast_dtype("cpu"))
     config = encoder.config
     layers = _plain_parameters(encoder, config.layer_norm_eps)
-    if layers is None:
+    if layers is None or any(layer.intermediate.approximate != config.gelu_approximate for layer in encoder.layer):
         return None
     arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
     options = {

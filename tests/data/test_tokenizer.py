@@ -130,6 +130,88 @@ def test_configuration_beats_the_guess(shared_data, tmp_path):
     assert load_tokenizer(tmp_path).encode("École", add_special_tokens=False).tokens == ["ecole"]
 
 
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "film",
+    "new",
+    "tok",
+    "<",
+    ">",
+    "[",
+    "]",
+    "##s",
+    "[unused1]",
+]
+ADDED = ["a <tok> film", "A<TOK>film [NEW] films", "[new] [NEW][NEW] a", "x[unused1]films <tok>s"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"added_tokens.json": {"<tok>": 15, "[NEW]": 16}},
+        {"added_tokens.json": {"[NEW]": 15}, "special_tokens_map.json": {"additional_special_tokens": ["[NEW]"]}},
+        {
+            "tokenizer_config.json": {
+                "do_lower_case": True,
+                "added_tokens_decoder": {
+                    "0": {"content": "[PAD]", "special": True, "normalized": False},
+                    "14": {"content": "[unused1]", "special": True, "normalized": False},
+                    "15": {"content": "<tok>", "special": False, "normalized": True, "single_word": True},
+                    "16": {"content": "[NEW]", "special": True, "normalized": False, "lstrip": True},
+                },
+            }
+        },
+        {"tokenizer_config.json": {"additional_special_tokens": ["<tok>", "[unused1]"]}},
+    ],
+)
+def test_tokens_added_beside_a_vocabulary(tmp_path, files):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    files = {"tokenizer_config.json": {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}} | files
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    ours = load_tokenizer(tmp_path)
+    assert [ours.encode(text).ids for text in ADDED] == theirs(ADDED)["input_ids"]
+    assert ours.get_vocab(with_added_tokens=True) == theirs.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("added_tokens.json", {"<tok>": 7}, "expected the added token '<tok>' to have id 7, got 15"),
+        ("added_tokens.json", {"<tok>": "x"}, "expected ids of added tokens, got 'x'"),
+        ("added_tokens.json", [1], "expected a JSON object, got list"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"15": {"special": True}}}, "as texts, got None"),
+        ("tokenizer_config.json", {"do_lower_case": "false"}, "do_lower_case to be true, false or null, got 'false'"),
+        ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "cuts Japanese into words first"),
+    ],
+)
+def test_files_beside_a_vocabulary_that_cannot_be_used(tmp_path, name, content, said):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(InputError) as error:
+        load_tokenizer(tmp_path)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("settings", [{"do_lower_case": False}, {"strip_accents": False}, {"do_lower_case": True}, {}])
+def test_the_configuration_beats_tokenizer_json_too(tmp_path, settings):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "é", "e", "É", "F"]) + "\n")
+    save_tokenizer(load_tokenizer(tmp_path), tmp_path)
+    own = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | settings))
+    texts = ["Film É é F", "FILMS a"]
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    assert [load_tokenizer(tmp_path).encode(text).ids for text in texts] == theirs(texts)["input_ids"]
+
+
 @pytest.mark.parametrize("missing", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
 def test_missing_special_token(tmp_path, missing):
     tokens = [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a") if t != missing]

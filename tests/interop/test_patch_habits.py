@@ -118,6 +118,66 @@ def test_hooks_of_the_caller_see_what_they_always_saw(caplog):
     assert "there is a hook on a BertS" in caplog.text
 
 
+def test_a_hook_that_is_there_before_the_patch_is_heard_as_long_as_it_stays(caplog, only_ours):
+    theirs, ours = twins("BertModel")
+    ours = fastbert.unpatch(ours)
+    given, seen = arguments("BertModel"), []
+    handle = ours.encoder.layer[0].register_forward_hook(lambda module, args, out: seen.append(out))
+    fastbert.patch(ours)
+    with torch.no_grad(), caplog.at_level(logging.WARNING, logger="fastbert"):
+        wanted = theirs(**given)
+        assert_same(ours(**given), wanted, "prefix")
+        assert len(seen) == 1
+        handle.remove()
+        only_ours()
+        assert_same(ours(**given), wanted, "prefix")
+    assert len(seen) == 1
+
+
+def test_a_hook_on_all_modules_sees_what_it_always_saw():
+    theirs, ours = twins("BertModel")
+    given, seen = arguments("BertModel"), {"theirs": 0, "ours": 0}
+    for who, model in (("theirs", theirs), ("ours", ours)):
+
+        def count(module, args, out, who=who):
+            seen[who] += 1
+
+        handle = torch.nn.modules.module.register_module_forward_hook(count)
+        with torch.no_grad():
+            model(**given)
+        handle.remove()
+    assert seen["ours"] == seen["theirs"]
+
+
+@pytest.mark.parametrize("which", [slice(None), slice(0, 1)])
+def test_activations_are_the_modules_and_not_the_configurations(which):
+    theirs, ours = twins("BertModel")
+    for model in (theirs, ours):
+        for layer in model.encoder.layer[which]:
+            layer.intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
+    given = arguments("BertModel")
+    with torch.no_grad():
+        assert_same(ours(**given), theirs(**given), "prefix")
+
+
+def test_kin_with_another_epsilon_take_the_whole_encoder_at_once(monkeypatch):
+    """1e-5 is RoBERTa's; the calls layer by layer are slower."""
+    from fastbert.modules import stack
+
+    ran = []
+    plain = stack.ops.encoder
+    monkeypatch.setattr(stack.ops, "encoder", lambda *a, **k: ran.append(1) or plain(*a, **k))
+    monkeypatch.setattr(stack.ops, "is_fused", lambda *_, **__: True)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    torch.manual_seed(0)
+    theirs = transformers.RobertaModel(transformers.RobertaConfig(**sizes, vocab_size=50, layer_norm_eps=1e-5)).eval()
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    ids = torch.randint(5, 50, (2, 7))
+    with torch.no_grad():
+        hf.assert_near(ours(ids).last_hidden_state, theirs(ids).last_hidden_state, torch.float32, "RoBERTa")
+    assert ran
+
+
 def test_hidden_states_asked_for_before_the_patch_do_not_stand_in_its_way(only_ours):
     # transformers 5 leaves hooks of its own in a model that was asked for hidden states.
     theirs, _ = hf.pair("BertModel")

@@ -291,6 +291,71 @@ def test_a_hook_inside_is_torchs_affair(caplog):
         ours(x)
 
 
+class _Scaled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_dense_layers_of_someone_s_own_are_torchs_affair(before, caplog):
+    """A subclass has the weight that a fused pass would read, and computes something else with it."""
+    theirs, ours = stack(), stack()
+    if not before:
+        ours = fastbert.patch(ours)
+    for encoder in (theirs, ours):
+        torch.manual_seed(3)
+        encoder.layers[1].linear2 = _Scaled(48, E, dtype=torch.float64)
+    if before:
+        with pytest.raises(InputError, match="expected plain dense layers, got _Scaled"):
+            fastbert.patch(ours)
+        return
+    x = torch.randn(B, S, E, dtype=torch.float64)
+    with caplog.at_level(logging.WARNING, logger="fastbert"):
+        hf.assert_near(ours(x), theirs(x), torch.float64, "replaced")
+    assert "torch's own code: expected plain dense layers, got _Scaled" in caplog.text
+
+
+def test_adapters_in_place_of_dense_layers():
+    peft = pytest.importorskip("peft")
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = stack(torch.float32)
+
+        def forward(self, x):
+            return self.encoder(x)
+
+    def config():
+        return peft.LoraConfig(target_modules=["linear1", "linear2"], init_lora_weights=False)
+
+    def adapted():
+        model = Model()
+        torch.manual_seed(4)
+        return peft.get_peft_model(model, config())
+
+    theirs, ours = adapted(), Model()
+    fastbert.patch(ours)
+    torch.manual_seed(4)
+    ours = peft.get_peft_model(ours, config())
+    x = torch.randn(B, S, E)
+    outs = theirs(x), ours(x)
+    hf.assert_near(outs[1], outs[0], torch.float32, "adapted")
+    for out in outs:
+        out.square().sum().backward()
+    gradients = [[p.grad for n, p in m.named_parameters() if "lora" in n] for m in (theirs, ours)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_parametrised_dense_layer_is_ours():
+    theirs, ours = stack(), stack()
+    for encoder in (theirs, ours):
+        torch.nn.utils.parametrizations.weight_norm(encoder.layers[0].linear1)
+    fastbert.patch(ours)
+    x = torch.randn(B, S, E, dtype=torch.float64)
+    hf.assert_near(ours(x), theirs(x), torch.float64, "parametrised")
+
+
 def test_compiled_it_is_torchs_own():
     theirs, ours = pair(torch.float32)
     compiled = torch.compile(ours, backend="eager")

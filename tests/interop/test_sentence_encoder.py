@@ -154,6 +154,34 @@ def test_settings_of_the_directory_are_followed(tmp_path):
     assert abs(np.linalg.norm(plain.encode(["bad"])) - 1) > 0.1
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_directory_that_sentence_transformers_has_saved_again(tmp_path, normalize):
+    """Version 6 keeps the longest input in the tokenizer's file, and where vectors are cut off in its own."""
+    model = theirs(st_directory(tmp_path / "old", {"pooling_mode_mean_tokens": True}, normalize, max_seq_length=6))
+    model.truncate_dim = 8
+    model.save(str(tmp_path / "new"))
+    ours = SentenceEncoder.from_pretrained(tmp_path / "new")
+    again = theirs(tmp_path / "new")
+    texts = ["the film was great and the book is not very good !", "bad"]
+    assert ours.max_seqlen == 6
+    assert ours.encode(texts).shape[1] == ours.dim == again.encode(texts).shape[1]
+    np.testing.assert_allclose(ours.encode(texts), again.encode(texts), rtol=1e-5, atol=1e-5)
+    expected = again.encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(ours.encode(texts, normalize=True), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_vectors_that_are_cut_off(tmp_path):
+    directory = st_directory(tmp_path / "old", {"pooling_mode_mean_tokens": True}, True)
+    (directory / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
+    ours = SentenceEncoder.from_pretrained(directory)
+    (directory / "config_sentence_transformers.json").unlink()
+    whole = SentenceEncoder.from_pretrained(directory).encode(["bad"])
+    np.testing.assert_array_equal(ours.encode(["bad"]), whole[:, :8])
+    cut = ours.encode(["bad"], normalize=True)
+    np.testing.assert_allclose(cut, whole[:, :8] / np.linalg.norm(whole[:, :8]), rtol=1e-5)
+    assert ours.dim == 8
+
+
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
@@ -169,6 +197,7 @@ def test_settings_of_the_directory_are_followed(tmp_path):
         ("1_Pooling/config.json", '{"pooling_mode": "median"}', "median"),
         ("1_Pooling/config.json", '{"pooling_mode": 3}', "pooling modes"),
         ("sentence_bert_config.json", '{"max_seq_length": "long"}', "max_seq_length"),
+        ("config_sentence_transformers.json", '{"truncate_dim": 0}', "truncate_dim of 1 or more, got 0"),
         ("config_sentence_transformers.json", '{"default_prompt_name": "query", "prompts": {}}', "query"),
     ],
 )

@@ -188,3 +188,17 @@ def test_inputs_that_do_not_fit_are_named(directories):
         model(ids(1, 3), past_key_values=())
     with pytest.raises(InputError, match="model_type must be 'bert'"):
         fastbert.BertModel.from_pretrained(directories / "gpt2")
+
+
+def test_a_small_gpt2_with_the_large_ones_first_token(tmp_path, caplog):
+    """What GPT2Config's defaults give to whoever makes a small one."""
+    small = transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4)
+    torch.manual_seed(0)
+    theirs = transformers.GPT2LMHeadModel(small).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = fastbert.GPTForPreTraining.from_pretrained(tmp_path)
+    assert ours.config.bos_token_id is None
+    assert "bos_token_id 50256 is no id below vocab_size 99" in caplog.text
+    ids = torch.randint(0, 99, (2, 7))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)

@@ -476,3 +476,66 @@ def test_a_batch_of_nothing():
     out = ours(torch.zeros(0, 5, dtype=torch.int64))
     assert out.last_hidden_state.shape == (0, 5, 32)
     assert out.pooler_output.shape == (0, 32)
+
+
+# --- options of transformers' from_pretrained ---
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved") / "bert"
+    torch.manual_seed(0)
+    transformers.BertModel(hf.hf_config()).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("options", [{"torch_dtype": torch.float16}, {"dtype": "float16"}, {"torch_dtype": "float16"}])
+def test_both_names_of_the_dtype(saved, options):
+    assert fastbert.BertModel.from_pretrained(saved, **options).dtype == torch.float16
+
+
+def test_loading_options_that_change_nothing_are_passed_over(saved):
+    model = fastbert.BertModel.from_pretrained(
+        saved, low_cpu_mem_usage=True, attn_implementation="sdpa", device_map=None
+    )
+    assert not {"low_cpu_mem_usage", "attn_implementation", "device_map"} & set(model.config.to_dict())
+    assert model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["device_map", "subfolder", "variant", "output_loading_info", "quantization_config"])
+def test_loading_options_of_which_something_is_expected_are_refused(saved, name):
+    with pytest.raises(InputError, match=f"^{name} is no option of from_pretrained here: "):
+        fastbert.BertModel.from_pretrained(saved, **{name: "auto"})
+
+
+def test_a_configuration_of_transformers(saved):
+    theirs = transformers.BertConfig.from_pretrained(saved)
+    model = fastbert.BertModel.from_pretrained(saved, config=theirs)
+    assert isinstance(model.config, fastbert.BertConfig)
+    assert fastbert.BertModel.from_pretrained(saved, config=theirs, num_labels=5).config.num_labels == 5
+
+
+@pytest.mark.parametrize(("size", "multiple", "rows"), [(33, 8, 40), (40, 8, 40), (None, 64, 64)])
+def test_a_vocabulary_of_a_multiple(saved, size, multiple, rows):
+    model = fastbert.BertModel.from_pretrained(saved)
+    before = model.get_input_embeddings().weight.detach().clone()
+    assert len(before) == hf.VOCAB < rows or size is not None
+    new = model.resize_token_embeddings(size, pad_to_multiple_of=multiple)
+    assert new.num_embeddings == model.config.vocab_size == rows
+    kept = min(rows, len(before))
+    assert torch.equal(new.weight[:kept], before[:kept])
+    with pytest.raises(InputError, match="pad_to_multiple_of must be at least 1, got 0"):
+        model.resize_token_embeddings(8, pad_to_multiple_of=0)
+
+
+def test_a_forward_put_in_place_of_a_dense_layers_is_called(saved):
+    model = fastbert.BertModel.from_pretrained(saved).eval()
+    given = {**hf.inputs(), "attention_mask": hf.masks()["prefix"]}
+    dense = model.encoder.layer[0].output.dense
+    plain = dense.forward
+    with torch.no_grad():
+        before = model(**given).last_hidden_state
+        dense.forward = lambda x: 2 * plain(x)
+        assert not torch.allclose(model(**given).last_hidden_state, before, atol=1e-3)
+        del dense.forward
+        assert torch.equal(model(**given).last_hidden_state, before)
