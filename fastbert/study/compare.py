@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CLEAR_MARGIN = 0.3
@@ -71,26 +71,51 @@ class Pair:
         return self.ours * self.paper > 0
 
 
+@dataclass(frozen=True)
+class Use:
+    """Where a row's figure in a column comes from.
+
+    Args:
+        pretrained: what names its pre-training.
+        frozen: the pre-trained model is left as it is, and a new one learns from its features.
+    """
+
+    pretrained: str
+    frozen: bool
+
+    def __str__(self) -> str:
+        return "is frozen below a new model" if self.frozen else "is fine-tuned"
+
+
 def pairs(column: str, figures: dict[str, Figure]) -> list[Pair]:
     """All pairs of rows whose order in a column the paper knows."""
-    known = [(row, figure) for row, figure in figures.items() if figure.paper is not None]
+    known = [row for row, figure in figures.items() if figure.paper is not None]
     found = []
-    for number, (first, a) in enumerate(known):
-        for second, b in known[number + 1 :]:
-            if a.paper != b.paper:
-                variances = (a.variance_of_mean, b.variance_of_mean)
-                error = None if None in variances else math.sqrt(sum(variances))
-                found.append(Pair(column, first, second, a.mean - b.mean, a.paper - b.paper, error))
+    for number, first in enumerate(known):
+        for second in known[number + 1 :]:
+            paper = figures[first].paper - figures[second].paper
+            if paper:
+                found.append(_pair(column, figures, first, second, paper))
     return found
 
 
-def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) -> str:
+def _pair(column: str, figures: dict[str, Figure], first: str, second: str, paper: float) -> Pair:
+    a, b = figures[first], figures[second]
+    variances = (a.variance_of_mean, b.variance_of_mean)
+    error = None if None in variances else math.sqrt(sum(variances))
+    return Pair(column, first, second, a.mean - b.mean, paper, error)
+
+
+def reason(
+    pair: Pair, figures: dict[str, Figure], margins: dict[str, float], uses: Mapping[str, Use] | None = None
+) -> str:
     """The likely reason why two rows are not in the paper's order: the first of these checks that holds.
 
     Args:
         figures: of the column, by row.
         margins: by row, the fewest nats that a seed's pre-training came under the unigram entropy; a row that predicts
             no words has none.
+        uses: by row; None where all rows are used alike.
     """
     both = (pair.first, pair.second)
     if all(_only_guesses(figures[row]) for row in both):
@@ -110,6 +135,9 @@ def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) ->
             f"the seeds' spread covers it: {abs(pair.errors):.1f} standard errors are under {CLEAR:g}; the paper's own "
             f"difference is {abs(pair.paper):.1f}, the standard error here {pair.error:.1f}"
         )
+    used = _used_apart(pair, figures, uses or {})
+    if used is not None:
+        return used
     begun = [margins[row] for row in both if row in margins]
     pretrained = f"pre-training came {min(begun):.2f} nats or more under the unigram entropy, " if begun else ""
     learned = "the task is learned" if figures[pair.first].guess is not None else "no figure says what a guess has"
@@ -117,6 +145,31 @@ def reason(pair: Pair, figures: dict[str, Figure], margins: dict[str, float]) ->
         f"none of the checks explains it: {pretrained}{learned}, and the seeds' spread does not cover it; it is a "
         "result of this scale"
     )
+
+
+def _used_apart(pair: Pair, figures: dict[str, Figure], uses: Mapping[str, Use]) -> str | None:
+    """Whether one of two models is fine-tuned and the other frozen, and what a row says that has them used alike; None
+    where they are, or where that is the very question."""
+    first, second = uses.get(pair.first), uses.get(pair.second)
+    if first is None or second is None or first.frozen == second.frozen or first.pretrained == second.pretrained:
+        return None
+    said = f"they are used in different ways: {pair.first} {first}, {pair.second} {second}"
+    as_second = _row_of(Use(first.pretrained, second.frozen), uses)
+    as_first = _row_of(Use(second.pretrained, first.frozen), uses)
+    if as_second is None and as_first is None:
+        return f"{said}; no row shows them used alike"
+    both = (pair.first, as_first) if as_second is None else (as_second, pair.second)
+    alike = _pair(pair.column, figures, *both, pair.paper)
+    said += f"; used alike, {both[0]} - {both[1]} is {alike.ours:+.2f}, {alike.errors:+.1f} standard errors"
+    if alike.agrees and abs(alike.errors) >= CLEAR:
+        return f"{said}, which is the paper's order"
+    if abs(alike.errors) < CLEAR:
+        return f"{said}, which the seeds' spread covers"
+    return f"{said}, so that is not all of it: it is a result of this scale"
+
+
+def _row_of(use: Use, uses: Mapping[str, Use]) -> str | None:
+    return next((row for row, own in uses.items() if own == use), None)
 
 
 def _beside_entropy(margin: float) -> str:

@@ -137,7 +137,7 @@ def _order(page: Page, results: dict) -> None:
     page.text(
         "Pairs in another order than the paper's, each with the first check that explains it: has either learned the "
         f"task; did both pre-trainings come {CLEAR_MARGIN:g} nats under the unigram entropy; is the difference "
-        f"{CLEAR:g} standard errors or more."
+        f"{CLEAR:g} standard errors or more; are both models fine-tuned, or both frozen."
     )
     page.table(
         ("column", "pair", "paper's difference", "ours", "in standard errors", "likely reason"),

@@ -50,7 +50,7 @@ def collect(work: Work, command: str) -> dict:
         "columns": [column for column, _ in columns],
         "orders": {name: compare.summary(found) for name, found in pairs.items()},
         "against_the_paper": [
-            _disagreement(pair, figures, margins)
+            _disagreement(pair, figures, margins, _uses(study, column["column"], pretraining))
             for column, figures in columns
             for pair in pairs[column["column"]]
             if not pair.agrees
@@ -138,9 +138,22 @@ def _figure(figure: Figure) -> dict:
     return {**dataclasses.asdict(figure), "mean": figure.mean, "sd": figure.sd}
 
 
-def _disagreement(pair: compare.Pair, figures: dict[str, Figure], margins: dict[str, float]) -> dict:
+def _uses(study: Study, column: str, pretraining: dict) -> dict[str, compare.Use]:
+    """How each row's model is used in a column; nothing for one that is no task."""
+    task = next((task for task in study.tasks if task.column == column), None)
+    if task is None:
+        return {}
+    return {
+        row.name: compare.Use(
+            f"{pretraining[row.name]['keys'][0]} at {row.at}", study.task_of(row, task).features is not None
+        )
+        for row in study.rows
+    }
+
+
+def _disagreement(pair: compare.Pair, figures: dict[str, Figure], margins: dict[str, float], uses: dict) -> dict:
     errors = None if pair.errors is None or math.isinf(pair.errors) else pair.errors
-    return {**dataclasses.asdict(pair), "errors": errors, "reason": compare.reason(pair, figures, margins)}
+    return {**dataclasses.asdict(pair), "errors": errors, "reason": compare.reason(pair, figures, margins, uses)}
 
 
 def _effort(work: Work, models: dict) -> dict:

@@ -9,7 +9,8 @@ from .run import Work
 
 
 def measure(work: Work, out: Path) -> dict:
-    """Runs `polysemy.compare` on the last layer of every row's model, and draws the first seed's.
+    """Runs `polysemy.compare` on the last layer of every model, under the first row that has it, and draws the first
+    seed's.
 
     Returns:
         strict JSON: accuracy and silhouette of every row, a value a seed; chance; the table of words of the first seed.
@@ -19,11 +20,14 @@ def measure(work: Work, out: Path) -> dict:
     from .pretrained import step_at
 
     study = work.study
-    rows: dict[str, dict[str, list[float]]] = {row.name: {"accuracy": [], "silhouette": []} for row in study.rows}
+    first = study.seeds[0]
+    models = {(work.model_of[row.name, first].key, row.at): row for row in reversed(study.rows)}
+    own = [row for row in study.rows if row in models.values()]  # rows may share a model and use it otherwise
+    rows: dict[str, dict[str, list[float]]] = {row.name: {"accuracy": [], "silhouette": []} for row in own}
     words, chance = [], 0.0
     for number, seed in enumerate(study.seeds):
         embedders = {}
-        for row in study.rows:
+        for row in own:
             model = work.model_of[row.name, seed]
             directory = model.model_at(step_at(model.config, row.at))
             embedders[row.name] = polysemy.word_embedder(load_encoder(directory), load_tokenizer(directory))

@@ -81,6 +81,32 @@ def test_a_task_without_a_guess_is_not_said_to_be_learned():
     assert "learned" not in reason
 
 
+APART = {"a": Figure((59, 60, 61), 80, 20), "b": Figure((69, 70, 71), 70, 20)}
+
+
+@pytest.mark.parametrize(
+    ("third", "said"),
+    [
+        (None, "a is fine-tuned, b is frozen below a new model; no row shows them used alike"),
+        ((79, 80, 81), "used alike, c - b is +10.00, +12.2 standard errors, which is the paper's order"),
+        ((69, 71, 73), "used alike, c - b is +1.00, +0.8 standard errors, which the seeds' spread covers"),
+        ((64, 65, 66), "used alike, c - b is -5.00, -6.1 standard errors, so that is not all of it"),
+    ],
+)
+def test_models_that_are_used_in_different_ways(third, said):
+    uses = {"a": compare.Use("A", False), "b": compare.Use("B", True)}
+    figures = dict(APART)
+    if third:
+        figures["c"], uses["c"] = Figure(third), compare.Use("A", True)
+    assert said in compare.reason(one_pair(APART["a"], APART["b"]), figures, CLEAR, uses)
+
+
+@pytest.mark.parametrize("uses", [{"a": ("A", True), "b": ("B", True)}, {"a": ("A", False), "b": ("A", True)}])
+def test_models_that_are_used_alike_or_to_see_what_use_does(uses):
+    uses = {row: compare.Use(*values) for row, values in uses.items()}
+    assert "none of the checks" in compare.reason(one_pair(APART["a"], APART["b"]), APART, CLEAR, uses)
+
+
 def test_the_summary_counts():
     figures = {
         "a": Figure((59, 60, 61), 90),

@@ -144,6 +144,7 @@ rows:
   - name: ELMo
     pretrain: {{model: elmo-2x32x2, init: bert, samples: {{objective: causal, nsp: false}}}}
     task: {{features: mix}}
+  - {{name: "BERT, frozen", task: {{features: mix}}}}
   - {{name: static, static: {{size: 16}}, task: {{features: embeddings}}}}
 {study_runs.TINY[rows[1] :]}"""
     text = text.replace("steps: 12", "steps: 4").replace("seeds: [0, 1]", "seeds: [0]")
@@ -154,12 +155,14 @@ rows:
     options = ["--data-dir", str(place), "--corpus", str(place / "corpus.txt"), "--out", str(tmp_path)]
     assert main(["study", str(place / "kinds.yaml"), *options]) == 0
     found = json.loads((tmp_path / "kinds-smoke" / "results.json").read_text())
-    bert, elmo, static = (row["pretraining"] for row in found["rows"])
+    bert, elmo, frozen, static = (row["pretraining"] for row in found["rows"])
+    assert frozen["weights"] == bert["weights"]
     assert (bert["model"], elmo["model"], static["model"]) == ("4x32x2", "elmo-2x32x2", "word2vec")
     assert len(bert["margins"]) == len(elmo["margins"]) == 1
     assert static["losses"] == []
     assert all(row["figures"]["ner"]["values"] for row in found["rows"])
     senses = found["polysemy"]["rows"]
+    # A model that two rows use in two ways is asked once.
     assert list(senses) == ["BERT", "ELMo", "static"]
     # A vector that is the same in every sentence has each of the fifteen others as its nearest.
     assert senses["static"]["accuracy"] == [pytest.approx(found["polysemy"]["chance"])]
