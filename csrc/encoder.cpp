@@ -26,7 +26,7 @@ constexpr int64_t ALIGN = 64;             // a cache line, and what the widest a
 constexpr int64_t HUGE_PAGE = 2l << 20;   // one sequence's latency is the time to read the weights: fewer page walks
 
 int64_t element_size(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
-int64_t aligned(int64_t bytes, int64_t to = ALIGN) { return (bytes + to - 1) / to * to; }
+int64_t aligned(int64_t bytes, int64_t to = ALIGN) { return round_up(bytes, to); }
 
 // Hands out parts of a block of memory; with a null base it only adds up their sizes.
 class Parts {

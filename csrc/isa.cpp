@@ -171,7 +171,7 @@ void* thread_buffer(Scratch which, int64_t bytes) {
 }
 
 int64_t packed_size(DType dtype, int64_t n, int64_t k) {
-    const int64_t panels = (n + PANEL - 1) / PANEL;
+    const int64_t panels = divide_up(n, PANEL);
     const int64_t half = (k + 31) / 32 * 32 * 2;
     return panels * PANEL * (dtype == DType::f32 ? k * 4 : dtype == DType::bf16 ? half : 3 * half);
 }

@@ -21,9 +21,9 @@ Int8Header layout(int64_t n, int64_t k, int64_t num_outliers) {
     h.k_padded = (k + 63) / 64 * 64;
     h.scale = Int8Weight::sizeof_header + h.n_padded * h.k_padded;
     const int64_t chunks = h.k_padded / 64, most = INT8_MAX_GROUP / 64;
-    const int64_t about = chunks ? (chunks + most - 1) / most : 1;
-    h.group = (chunks + about - 1) / about * 64;
-    h.groups = h.group ? (h.k_padded + h.group - 1) / h.group : 0;
+    const int64_t about = chunks ? divide_up(chunks, most) : 1;
+    h.group = divide_up(chunks, about) * 64;
+    h.groups = h.group ? divide_up(h.k_padded, h.group) : 0;
     h.column_sums = h.scale + 4 * h.groups * h.n_padded;
     h.outliers = h.column_sums + 4 * h.groups * h.n_padded;
     h.outlier_weights = h.outliers + align(4 * num_outliers);

@@ -17,8 +17,8 @@ static_assert(KEY_BLOCK <= KEEP_COLUMNS, "a block's dropout bits are made at onc
 class Forward {
 public:
     Forward(const AttentionArgs& args, int64_t longest) : a_(args) {
-        depth_ = up(args.head_dim, STEP);
-        const int64_t head = up(longest, STEP) * depth_, rows = QUERIES * depth_, block = QUERIES * KEY_BLOCK;
+        depth_ = round_up(args.head_dim, STEP);
+        const int64_t head = round_up(longest, STEP) * depth_, rows = QUERIES * depth_, block = QUERIES * KEY_BLOCK;
         hand_out({{&keys_, head}, {&values_, head}, {&q_, rows}, {&weights_, block}},
                  {{&scores_, block}, {&out_, rows}});
     }
@@ -39,7 +39,7 @@ private:
     void lay_out(int64_t sequence, int64_t head, const Span& span) {
         const bf16* k = at(a_.k, a_.k_stride, span.begin, head);
         const bf16* v = at(a_.v, a_.v_stride, span.begin, head);
-        value_panel_ = up(span.length, STEP) * PANEL;
+        value_panel_ = round_up(span.length, STEP) * PANEL;
         pack_panels({DType::bf16, k, DType::bf16, a_.k_stride, span.length, a_.head_dim, false, keys_});
         pack_panels({DType::bf16, v, DType::bf16, a_.v_stride, a_.head_dim, span.length, true, values_});
         sequence_ = sequence;
@@ -59,7 +59,7 @@ private:
             const int64_t count = keys - key < KEY_BLOCK ? keys - key : KEY_BLOCK;
             multiply_keys(q_, rows, keys_ + key * depth_, count, depth_, scores_, [] {});
             for (int64_t r = 0; r < rows; ++r) weigh(token, head, first, r, key, count, m[r], l[r]);
-            add_values(rows, key, up(count, STEP));
+            add_values(rows, key, round_up(count, STEP));
         }
         const float scale = a_.dropout.active() ? a_.dropout.scale : 1.0f;
         const int64_t num_tokens = a_.cu_seqlens[a_.batch_size];
@@ -97,7 +97,7 @@ private:
                 total = total + e;
                 store(to + c, drops ? keep(e, bits.at(k + c)) : e);
             });
-            for (int64_t c = inside < 0 ? 0 : (inside + W - 1) / W * W; c < STRIP; c += W) store(to + c, set(0.0f));
+            for (int64_t c = inside < 0 ? 0 : round_up(inside, W); c < STRIP; c += W) store(to + c, set(0.0f));
         }
         if (key > 0) {
             float lanes[W];
@@ -131,7 +131,7 @@ private:
 
 void attention_forward(const AttentionArgs& a) {
     if (a.dtype != DType::bf16) return below::attention_forward(a);
-    const int64_t longest = longest_sequence(a), most_blocks = (longest + QUERY_BLOCK - 1) / QUERY_BLOCK;
+    const int64_t longest = longest_sequence(a), most_blocks = divide_up(longest, QUERY_BLOCK);
     parallel_units(a.batch_size * a.nheads * most_blocks, count_scores(a), [&] {
         return [&a, most_blocks, work = Forward(a, longest)](int64_t unit) mutable {
             const int64_t block = unit % most_blocks, head = unit / most_blocks % a.nheads;

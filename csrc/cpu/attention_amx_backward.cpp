@@ -85,7 +85,7 @@ inline RowSums exponentials(float* s, float* dp, int64_t n, int64_t end, Vec sca
             }
             products = fma(e, d, products);
         });
-        for (int64_t c = divide_up(left, W) * W; c < STRIP; c += W) {
+        for (int64_t c = round_up(left, W); c < STRIP; c += W) {
             store(scores + c, zero);
             store(gradients + c, zero);
         }
@@ -131,8 +131,8 @@ inline void store_transposed(const float* sums, int64_t keys, int64_t dim, int64
     for (int64_t key = 0; key < keys; key += STRIP)
         for (int64_t c0 = 0; c0 < dim; c0 += EDGE) {
             const int64_t rows = keys - key < STRIP ? keys - key : STRIP, columns = dim - c0 < EDGE ? dim - c0 : EDGE;
-            rows_to_columns(sums + key * depth + c0 / STRIP * SQUARE + c0 % STRIP * STRIP, STRIP, EDGE, up(rows, EDGE),
-                            turned);
+            rows_to_columns(sums + key * depth + c0 / STRIP * SQUARE + c0 % STRIP * STRIP, STRIP, EDGE,
+                            round_up(rows, EDGE), turned);
             for (int64_t r = 0; r < rows; ++r)
                 for_columns(0, columns, [&](int64_t c, auto lanes) {
                     store(out + (key + r) * stride + c0 + c, load(turned + r * EDGE + c, lanes) * scale, lanes);
@@ -143,8 +143,8 @@ inline void store_transposed(const float* sums, int64_t keys, int64_t dim, int64
 class Backward {
 public:
     Backward(const AttentionBackwardArgs& args, int64_t longest)
-        : b_(args), a_(args.forward), depth_(up(a_.head_dim, STEP)), num_tokens_(a_.cu_seqlens[a_.batch_size]) {
-        const int64_t head = up(longest, STEP) * depth_, rows = QUERY_BLOCK * depth_;
+        : b_(args), a_(args.forward), depth_(round_up(a_.head_dim, STEP)), num_tokens_(a_.cu_seqlens[a_.batch_size]) {
+        const int64_t head = round_up(longest, STEP) * depth_, rows = QUERY_BLOCK * depth_;
         const int64_t square = QUERIES * KEY_BLOCK, block = QUERY_BLOCK * KEY_BLOCK;
         hand_out({{&keys_, head}, {&values_, head}, {&key_rows_, head}, {&q_, rows}, {&dout_, rows},
                   {&q_columns_, rows}, {&dout_columns_, rows}, {&probs_, block}, {&dscores_, block}, {&left_, square}},
@@ -161,7 +161,7 @@ public:
         pack_panels({DType::bf16, k, DType::bf16, a_.k_stride, n, dim, false, keys_});
         pack_panels({DType::bf16, v, DType::bf16, a_.v_stride, n, dim, false, values_});
         pack_panels({DType::bf16, k, DType::bf16, a_.k_stride, dim, n, true, key_rows_});
-        key_panel_ = up(n, STEP) * PANEL;
+        key_panel_ = round_up(n, STEP) * PANEL;
         fetch_ahead(sequence, head, n);
         const Tiles tiles;
         for (int64_t first = 0; first < n; first += QUERY_BLOCK)
@@ -214,7 +214,7 @@ private:
         const bf16* q = at(a_.q, a_.q_stride, token, head);
         const bf16* dout = at(b_.dout, b_.dout_stride, token, head);
         const bf16* out = at(a_.out, a_.out_stride, token, head);
-        steps_ = up(rows, STEP);
+        steps_ = round_up(rows, STEP);
         pack_both(q, a_.q_stride, rows, q_, q_columns_);
         pack_both(dout, b_.dout_stride, rows, dout_, dout_columns_);
         const int64_t keys = a_.causal ? first + rows : span.length;
@@ -253,7 +253,7 @@ private:
 
     // Rows r and r + 1 of a block; where there are none, zeros fill up a step.
     template <bool DROP> void two_rows(const Block& b, int64_t r) {
-        const int64_t i = r % QUERIES, panel = steps_ * PANEL, end = up(b.count, STEP);
+        const int64_t i = r % QUERIES, panel = steps_ * PANEL, end = round_up(b.count, STEP);
         const Targets to{probs_ + r * PANEL, dscores_ + r * PANEL, left_ + i / EDGE * EDGE * KEY_BLOCK + i % EDGE * STEP,
                          panel};
         float *s = scores_ + i * STRIP, *dp = dprobs_ + i * STRIP;
@@ -267,7 +267,7 @@ private:
         const int64_t seen = r >= b.rows ? 0 : a_.causal ? b.first + r + 1 - b.key : b.count;
         const int64_t n = seen < 0 ? 0 : seen < b.count ? seen : b.count;
         const float lse = n ? a_.lse[b.head * num_tokens_ + b.token + r] : 0.0f;
-        const RowSums sums = exponentials<DROP>(s, dp, n, up(b.count, STEP), set(a_.softmax_scale), lse,
+        const RowSums sums = exponentials<DROP>(s, dp, n, round_up(b.count, STEP), set(a_.softmax_scale), lse,
                                                 DROP ? a_.dropout.scale : 1.0f, bits);
         if (!n) return Row{};
         return b.whole ? Row{n, 1.0f / sums.probs, sums.gradients / sums.probs} : Row{n, 1.0f, delta_[r]};
@@ -278,7 +278,7 @@ private:
         for (int64_t c = 0; c < a_.head_dim; c += STRIP) {
             const Factors factors{left_, key_rows_ + c / PANEL * key_panel_ + b.key * PANEL, EDGE * KEY_BLOCK, key_panel_,
                                   0, 0};
-            kernel_for<1>(rows <= EDGE, a_.head_dim - c <= EDGE)(factors, up(b.count, STEP) / STEP, b.key == 0,
+            kernel_for<1>(rows <= EDGE, a_.head_dim - c <= EDGE)(factors, round_up(b.count, STEP) / STEP, b.key == 0,
                                                                  dq_ + r * depth_ + c * STRIP);
             ahead_.step();
         }

@@ -74,7 +74,7 @@ inline RowSums exponentials(float* s, float* dp, int64_t n, int64_t end, float l
         }
         products = fma(e, d, products);
     });
-    for (int64_t c = divide_up(n, W) * W; c < end; c += W) {
+    for (int64_t c = round_up(n, W); c < end; c += W) {
         store(s + c, set(0.0f));
         store(dp + c, set(0.0f));
     }

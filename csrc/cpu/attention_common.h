@@ -7,8 +7,6 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // body(column, vector) over the first n columns of a row, vectors as at(column) reads them; past the end the vector holds
 // minus infinity.
 template <class At, class Body> inline void for_row(int64_t n, At&& at, Body&& body) {
@@ -135,7 +133,7 @@ class Arena {
   public:
     int64_t reserve(int64_t floats) {
         const int64_t at = size_;
-        size_ += divide_up(floats, 16) * 16;
+        size_ += round_up(floats, 16);
         return at;
     }
     float* allocate() const {

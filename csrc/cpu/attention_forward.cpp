@@ -61,7 +61,7 @@ inline float exponentials(float* s, int64_t n, int64_t end, float m, const uint8
         total = total + e;
         store(s + c, DROP ? keep(e, bits + c / 8) : e);
     });
-    for (int64_t c = divide_up(n, W) * W; c < end; c += W) store(s + c, set(0.0f));
+    for (int64_t c = round_up(n, W); c < end; c += W) store(s + c, set(0.0f));
     return sum(total);
 }
 

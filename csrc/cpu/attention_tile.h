@@ -165,7 +165,7 @@ inline void pack(const T* x, int64_t stride, int64_t rows, int64_t columns, Vec 
 // X as panels of its transpose: [panel of rows][column][NR rows], missing rows zero.
 template <class T>
 inline void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t columns, float* out, int64_t panel) {
-    for (int64_t r0 = 0; r0 < divide_up(rows, NR) * NR; r0 += W)
+    for (int64_t r0 = 0; r0 < round_up(rows, NR); r0 += W)
         for (int64_t c0 = 0; c0 < columns; c0 += W) {
             const int64_t n = columns - c0 < W ? columns - c0 : W;
             Vec block[W];

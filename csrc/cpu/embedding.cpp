@@ -152,7 +152,7 @@ void table_gradient(const EmbeddingBackwardArgs& b, int table) {
     const int64_t table_rows = a.table_rows[table], skipped = table == 0 ? b.padding_idx : -1;
     T* out = static_cast<T*>(b.dtables[table]);
     group_tokens(a.ids[table], a.rows, table_rows, order, starts);
-    parallel_ranges((a.cols + STRIP - 1) / STRIP, a.rows * STRIP, [&](int64_t begin, int64_t end) {
+    parallel_ranges(divide_up(a.cols, STRIP), a.rows * STRIP, [&](int64_t begin, int64_t end) {
         const int64_t c_end = end * STRIP < a.cols ? end * STRIP : a.cols;
         for (int64_t k = 0; k < a.rows;) {
             const int64_t id = a.ids[table][order[k]], count = starts[id + 1] - starts[id];

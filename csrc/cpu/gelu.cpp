@@ -16,7 +16,7 @@ template <class T, bool TANH> void forward(const GeluArgs& args, void* out_) {
     T* out = static_cast<T*>(out_);
     const int64_t total = args.rows * args.cols;
     const int64_t cols = args.bias ? args.cols : FLAT_COLUMNS;
-    const int64_t rows = cols ? (total + cols - 1) / cols : 0;
+    const int64_t rows = cols ? divide_up(total, cols) : 0;
     parallel_ranges(rows, cols, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             const int64_t offset = row * cols;
@@ -37,7 +37,7 @@ void backward(const GeluArgs& args, const void* dout_, void* dx_, float* dbias, 
     T* dx = static_cast<T*>(dx_);
     const int64_t total = args.rows * args.cols;
     const int64_t cols = args.bias ? args.cols : FLAT_COLUMNS;
-    const int64_t rows = cols ? (total + cols - 1) / cols : 0;
+    const int64_t rows = cols ? divide_up(total, cols) : 0;
     const int64_t per_chunk = rows_per_chunk(rows), chunks = reduction_chunks(rows);
     parallel_ranges(chunks, per_chunk * cols, [&](int64_t begin, int64_t end) {
         for (int64_t chunk = begin; chunk < end; ++chunk) {

@@ -151,8 +151,8 @@ inline int64_t row_parts(int64_t rows, int64_t strips, int64_t threads) {
     int64_t best = 1, least = INT64_MAX;
     for (int64_t parts = 1; parts <= threads; ++parts) {
         if (threads % parts) continue;
-        const int64_t tall = ((rows + parts - 1) / parts + ROWS - 1) / ROWS * ROWS;
-        const int64_t wide = (strips * parts + threads - 1) / threads * STRIP;
+        const int64_t tall = round_up(divide_up(rows, parts), ROWS);
+        const int64_t wide = divide_up(strips * parts, threads) * STRIP;
         const int64_t work = tall * (wide + STRIP);  // packing a row of A costs about as much as a strip
         if (work < least) least = work, best = parts;
     }
@@ -188,7 +188,7 @@ struct Block {
 };
 
 template <class Pack> inline Block pack_block(float* a, int64_t row, int64_t rows, Range steps, Pack& pack) {
-    const Block block{rows, steps.size(), (rows + ROWS - 1) / ROWS, a, steps.begin == 0};
+    const Block block{rows, steps.size(), divide_up(rows, ROWS), a, steps.begin == 0};
     for (int64_t k0 = 0; k0 < block.depth; k0 += CHUNK)
         for (int64_t t = 0; t < block.tiles; ++t) {
             const Range tall = block.tile(t);
@@ -221,11 +221,11 @@ inline void multiply_strip(const Block& block, const B* b, const B* next, int64_
 // The part of one thread. pack(row, rows, k0, steps, out) writes a tile of A; finish(sums, row, rows, column) takes sums.
 template <class B, class Pack, class Finish>
 inline void multiply_part(Range rows, Range strips, int64_t n, int64_t k, const B* packed, Pack& pack, Finish& finish) {
-    const int64_t panel = Step<B>::padded(k) * PANEL, depth = (k + Step<B>::K - 1) / Step<B>::K * Step<B>::K;
-    const int64_t parts = (depth + BLOCK_DEPTH - 1) / BLOCK_DEPTH;
-    const int64_t deep = parts > 1 ? (depth / parts + CHUNK - 1) / CHUNK * CHUNK : depth;
+    const int64_t panel = Step<B>::padded(k) * PANEL, depth = round_up(k, Step<B>::K);
+    const int64_t parts = divide_up(depth, BLOCK_DEPTH);
+    const int64_t deep = parts > 1 ? round_up(depth / parts, CHUNK) : depth;
     const int64_t fit = BLOCK_BYTES / (4 * (deep + 1)), most = fit > ROWS ? fit / ROWS * ROWS : ROWS;
-    const int64_t blocks = (rows.size() + most - 1) / most;
+    const int64_t blocks = divide_up(rows.size(), most);
     for (int64_t i = 0; i < blocks; ++i) {
         const Range part = share(rows.size(), i, blocks);
         const int64_t kept = parts > 1 ? strips.size() : 1;
@@ -255,7 +255,7 @@ inline void multiply_part(Range rows, Range strips, int64_t n, int64_t k, const 
 template <class B, class Pack, class Finish>
 inline void multiply_all(int64_t m, int64_t n, int64_t k, const void* packed, Pack&& pack, Finish&& finish) {
     if (m <= 0 || n <= 0) return;
-    parallel_grid(m, (n + STRIP - 1) / STRIP, k, [&](Range rows, Range strips) {
+    parallel_grid(m, divide_up(n, STRIP), k, [&](Range rows, Range strips) {
         multiply_part(rows, strips, n, k, static_cast<const B*>(packed), pack, finish);
     });
 }

@@ -16,8 +16,7 @@ constexpr int64_t BLOCK_BYTES = 768 << 10;
 // Fewer products than this are done faster by one thread than the others wake up.
 constexpr double PARALLEL_PRODUCTS = 1 << 20;
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t align(int64_t bytes) { return round_up(bytes, 64); }
 
 // The buffer's parts, for m rows.
 Rows lay_out(const Int8Header& h, int64_t m, Scratch buffer) {
@@ -26,8 +25,8 @@ Rows lay_out(const Int8Header& h, int64_t m, Scratch buffer) {
     rows.groups = h.groups;
     rows.num_outliers = h.num_outliers;
     // A tile reads whole: up to MAX_ROWS - 1 rows more.
-    const int64_t q = align((m + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS * rows.stride * int64_t(sizeof(Quantised))), each = align(4 * m * h.groups);
-    const int64_t outliers = align(4 * m * h.num_outliers);
+    const int64_t q = align(round_up(m, MAX_ROWS) * rows.stride * int64_t(sizeof(Quantised)));
+    const int64_t each = align(4 * m * h.groups), outliers = align(4 * m * h.num_outliers);
     const int64_t size = q + 2 * each + outliers + align(h.k_padded / 8);
     char* p = static_cast<char*>(thread_buffer(buffer, size));
     rows.q = reinterpret_cast<Quantised*>(p);
@@ -132,7 +131,7 @@ void gemm_int8(const GemmInt8Args& args) {
     const int64_t fitting = BLOCK_BYTES / (w.header->k_padded * int64_t(sizeof(Quantised)));
     // Of one size, but for whole passes: a few rows alone would be bound by reading the weights.
     const int64_t even = divide_up(args.m, divide_up(args.m, fitting < 96 ? 96 : fitting));
-    job.block_rows = divide_up(even, PASS_ROWS) * PASS_ROWS;
+    job.block_rows = round_up(even, PASS_ROWS);
     job.row_blocks = divide_up(args.m, job.block_rows);
     job.widths = divide_up(w.header->n_padded, job.width);
     const int64_t tasks = job.row_blocks * job.widths;

@@ -103,7 +103,7 @@ inline bool pack_whole(const Source<T>& from, int64_t first, int64_t k, int64_t 
 
 template <int PAIR, class T, class P> void pack(const PackArgs& g, int64_t padded) {
     const Source<T> from{static_cast<const T*>(g.w), g.transposed ? 1 : g.ldw, g.transposed ? g.ldw : 1};
-    const int64_t panels = (g.n + PANEL - 1) / PANEL;
+    const int64_t panels = divide_up(g.n, PANEL);
     parallel_ranges(panels, padded * PANEL, [&](int64_t begin, int64_t end) {
         for (int64_t panel = begin; panel < end; ++panel) {
             const int64_t first = panel * PANEL, width = g.n - first < PANEL ? g.n - first : PANEL;

@@ -10,7 +10,7 @@ namespace {
 
 // Rows of float32 as tiles [k / 32][16][32], their three parts `part` elements apart.
 void pack_parts(const float* a, int64_t lda, int rows, int64_t k, bf16* out, int64_t part) {
-    const int64_t depth = up(k, STEP);
+    const int64_t depth = round_up(k, STEP);
     for (int64_t k0 = 0; k0 < depth; k0 += STEP) {
         const int64_t inside = k - k0 < STEP ? k - k0 : STEP;
         for (int r = 0; r < EDGE; ++r) {

@@ -45,10 +45,9 @@ struct Range {
     int64_t size() const { return end - begin; }
 };
 
-inline int64_t up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 // Part i of n, cut at multiples of the unit.
 inline Range share(int64_t count, int64_t unit, int64_t i, int64_t n) {
-    const int64_t units = up(count, unit) / unit, end = units * (i + 1) / n * unit;
+    const int64_t units = divide_up(count, unit), end = units * (i + 1) / n * unit;
     return {units * i / n * unit, end < count ? end : count};
 }
 
@@ -105,14 +104,14 @@ template <int PARTS, class Pack, class Finish>
 void multiply_share(Range rows, Range columns, int64_t n, int64_t k, const bf16* packed, Pack& pack, Finish& finish) {
     constexpr int64_t DEPTH = Parts<PARTS>::DEPTH;
     const Tiles tiles;
-    const int64_t depth = up(k, STEP), panel = depth * PANEL, tall = depth * EDGE;
-    const int64_t part_b = up(n, PANEL) * depth;
+    const int64_t depth = round_up(k, STEP), panel = depth * PANEL, tall = depth * EDGE;
+    const int64_t part_b = round_up(n, PANEL) * depth;
     const int64_t fit = BLOCK_BYTES / (2 * (PARTS * depth + 1)) / STRIP * STRIP;
     const int64_t most = fit < STRIP ? STRIP : fit < BLOCK_ROWS ? fit : BLOCK_ROWS;
-    const int64_t blocks = (rows.size() + most - 1) / most;
+    const int64_t blocks = divide_up(rows.size(), most);
     for (int64_t i = 0; i < blocks; ++i) {
         Range part = share(rows.size(), STRIP, i, blocks);
-        const int64_t height = up(part.size(), STRIP), part_a = height * depth;
+        const int64_t height = round_up(part.size(), STRIP), part_a = height * depth;
         void* buffer = thread_buffer(Scratch::gemm_a, height * (2 * PARTS * depth + 4 * STRIP));
         float* sums = static_cast<float*>(buffer);
         bf16* a = reinterpret_cast<bf16*>(sums + height * STRIP);
@@ -160,7 +159,7 @@ void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, Pack&& 
 
 // Rows of a matrix as tiles [k / 32][16][32].
 inline void pack_rows(const bf16* a, int64_t lda, int rows, int64_t k, bf16* out) {
-    const int64_t depth = up(k, STEP), whole = k / STEP * STEP;
+    const int64_t depth = round_up(k, STEP), whole = k / STEP * STEP;
     for (int64_t k0 = 0; k0 < whole; k0 += STEP)
         for (int r = 0; r < rows; ++r) std::memcpy(out + k0 * EDGE + r * STEP, a + r * lda + k0, 64);
     if (whole < depth) {

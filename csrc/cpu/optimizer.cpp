@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t CHUNK = 1 << 14;
 
-inline int64_t num_chunks(int64_t size) { return (size + CHUNK - 1) / CHUNK; }
+inline int64_t num_chunks(int64_t size) { return divide_up(size, CHUNK); }
 
 template <class Tensor> inline int64_t num_chunks(const Tensor* tensors, int64_t count) {
     int64_t chunks = 0;

@@ -14,6 +14,8 @@
 
 #include <omp.h>
 
+#include "types.h"
+
 namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
@@ -71,7 +73,7 @@ inline Vec exp(Vec x) {
 // Sums chunks x columns partial sums down to columns, in double and in order of the chunks.
 inline void reduce_chunks(const float* partial, int64_t chunks, int64_t stride, int64_t cols, float* out) {
     constexpr int64_t BLOCK = 64;
-    parallel_ranges((cols + BLOCK - 1) / BLOCK, chunks * BLOCK, [&](int64_t begin, int64_t end) {
+    parallel_ranges(divide_up(cols, BLOCK), chunks * BLOCK, [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) {
             const int64_t c0 = block * BLOCK, n = cols - c0 < BLOCK ? cols - c0 : BLOCK;
             double acc[BLOCK] = {};

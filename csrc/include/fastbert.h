@@ -96,8 +96,8 @@ struct Kernels {
 
 // Sums over rows are cut into chunks by the number of rows alone, never by the number of threads: the bits of a
 // gradient do not depend on how many threads computed it.
-inline int64_t rows_per_chunk(int64_t rows) { return rows <= 1024 ? 16 : (rows + 63) / 64; }
-inline int64_t reduction_chunks(int64_t rows) { return (rows + rows_per_chunk(rows) - 1) / rows_per_chunk(rows); }
+static inline int64_t rows_per_chunk(int64_t rows) { return rows <= 1024 ? 16 : divide_up(rows, 64); }
+static inline int64_t reduction_chunks(int64_t rows) { return divide_up(rows, rows_per_chunk(rows)); }
 
 // What the build left out is declared and not defined.
 namespace scalar {

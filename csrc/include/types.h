@@ -7,6 +7,10 @@ namespace fastbert {
 // bf16x3 is of packed weights only: float32 numbers, each as three bfloat16 ones whose sum it is.
 enum class DType : int { f32 = 0, bf16 = 1, bf16x3 = 2 };
 
+// Static, as vec.h's functions are unnamed: were these shared, the linker might keep the copy that a processor cannot run.
+static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t round_up(int64_t a, int64_t unit) { return divide_up(a, unit) * unit; }
+
 struct bf16 {
     uint16_t bits;
 };
