@@ -84,9 +84,19 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
 
 def step_at(config: PretrainConfig, share: float) -> int:
     """The step after which a share of the pre-training is done; of those before the end one that is evaluated, since
-    there a model is looked at, and another evaluation could choose another best."""
+    there a model is looked at, and another evaluation could choose another best.
+
+    Raises:
+        InputError: no evaluation within half a hundredth of the share.
+    """
     every = config.eval_every
-    return config.steps if share == 1 else min(max(round(share * config.steps / every), 1) * every, config.steps)
+    step = config.steps if share == 1 else min(max(round(share * config.steps / every), 1) * every, config.steps)
+    if abs(step / config.steps - share) > 0.005:
+        raise InputError(
+            f"a share of the pre-training must end with an evaluation, every {every} of {config.steps} steps, got "
+            f"{share:g}: the nearest is {step / config.steps:g}"
+        )
+    return step
 
 
 def merged(models: Sequence[Wanted]) -> list[Wanted]:

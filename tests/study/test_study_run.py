@@ -97,7 +97,11 @@ def test_what_determines_a_model_makes_another(place, done):
 
 def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done):
     cache, found = done
-    text = study_runs.TINY.replace("rows:", "at: [0.3, 1]\nrows:").replace("seeds: [0, 1]", "seeds: [0]")
+    text = study_runs.TINY.replace("rows:", "at: [0.25, 1]\nrows:").replace("seeds: [0, 1]", "seeds: [0]")
+    (place / "at.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"every 4 of 12 steps, got 0\.25: the nearest is 0\.333333"):
+        run.work_of(read(place, "at.yaml"), cache)
+    text = text.replace("0.25", "0.333")
     (place / "at.yaml").write_text(text)
     after, lines = complete(read(place, "at.yaml"), cache)
     # The two models again, since their weights after 4 steps had not been kept, and the cells from there.
