@@ -96,9 +96,11 @@ class ShardSet:
             )
         for name in manifest.files if remote is None else ():  # what is fetched is checked then
             check_file(directory, name, manifest.files[name])
+            if verify:
+                check_hash(directory, name, manifest.files[name])
         shards = cls(directory, split, manifest, remote)
         if verify:
-            shards.verify()
+            shards._check_ids()
         return shards
 
     def verify(self) -> None:
@@ -112,6 +114,9 @@ class ShardSet:
             return
         for name, file in self.manifest.files.items():
             check_hash(self.directory, name, file)
+        self._check_ids()
+
+    def _check_ids(self) -> None:
         for tokens, entry in zip(self.tokens, self.manifest.splits[self.split], strict=True):
             _check_ids(tokens, self.manifest.vocab_size, self.directory / entry.bin)
 

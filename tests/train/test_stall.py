@@ -90,5 +90,5 @@ def test_without_minutes_nothing_is_watched(tmp_path):
 
 
 def test_minutes_that_make_no_sense():
-    with pytest.raises(InputError, match="stall_minutes must be above 0, got 0"):
+    with pytest.raises(InputError, match="stall_minutes must be above 0 and finite, got 0"):
         PretrainConfig(stall_minutes=0.0)
