@@ -1,0 +1,60 @@
+"""The reports under docs/studies are what today's code makes of their results, and docs/story.md quotes them rightly.
+
+After a change of the page, ``python tests/study/test_committed_reports.py`` writes them again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastbert.study import page, spec
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REPORTS = sorted(path.parent for path in (DOCS / "studies").glob("*/results.json"))
+
+
+def write(directory: Path) -> None:
+    """The report of the results that are in a directory."""
+    found = json.loads((directory / "results.json").read_text(encoding="utf-8"))
+    page.write(found, spec.find(found["study"]).read_text(encoding="utf-8"), directory)
+
+
+def test_reports_are_of_our_studies():
+    assert {path.name for path in REPORTS} <= set(spec.names())
+    assert REPORTS
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.name)
+def test_a_report_is_what_its_results_make(report, tmp_path):
+    shutil.copytree(report, tmp_path / "again")
+    write(tmp_path / "again")
+    for path in sorted(report.iterdir()):
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert len(list((tmp_path / "again").iterdir())) == len(list(report.iterdir()))
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.name)
+def test_a_report_is_of_three_seeds_and_of_a_commit(report):
+    found = json.loads((report / "results.json").read_text(encoding="utf-8"))
+    assert (found["scale"], found["seeds"]) == ("small", [0, 1, 2])
+    assert re.fullmatch(r"[0-9a-f]{40}", found["measured"]["commit"])
+    for row in found["rows"]:
+        assert len(row["pretraining"]["losses"]) in (0, 3)  # static vectors predict nothing
+        assert all(len(figure["values"]) == 3 for figure in row["figures"].values())
+
+
+def test_the_story_quotes_the_reports():
+    reports = "\n".join((path / "report.md").read_text(encoding="utf-8") for path in REPORTS)
+    quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", (DOCS / "story.md").read_text(encoding="utf-8"))
+    assert len(quoted) > 20
+    assert [figure for figure in quoted if figure not in reports] == []
+
+
+if __name__ == "__main__":
+    for report in REPORTS:
+        write(report)
