@@ -117,6 +117,8 @@ def test_windows_by_hand():
     begins, owners = plan_windows(10, 5, 3)
     assert begins == [0, 3, 6]
     assert owners.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    # 0-5 and 3-8: token 4 has a context of 1 in both, and the earlier keeps it.
+    assert plan_windows(9, 6, 3)[1].tolist() == [0] * 5 + [1] * 4
     assert plan_windows(5, 5, 3)[0] == [0]
     assert plan_windows(0, 5, 3)[0] == [0]
 

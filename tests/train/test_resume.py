@@ -213,7 +213,8 @@ def test_going_back_gives_up_the_way_that_was_left(data, tmp_path, capsys):
     pretrain(runs.config(data, out, steps=12, eval_every=4, save_every=2, keep=4), quiet=True)
     point = out / "checkpoints" / "step_6"
     shutil.copytree(point, tmp_path / "step_6")
-    options = {"steps": 12, "eval_every": 4, "save_every": 2, "keep": 2, "lr": 1e-4}
+    # A rate that destroys the model: step 4 would stay the best, and its model is no longer there.
+    options = {"steps": 12, "eval_every": 4, "save_every": 2, "keep": 2, "lr": 1.0, "schedule": "constant"}
     back = runs.config(data, out, **options, resume=str(point))
     stopped = pretrain(back, callbacks=[_stop_after(9)])
     assert stopped.steps == 9
