@@ -73,11 +73,11 @@ def run(args: Study) -> None:
         with runner.with_threads(args.threads):
             print(plan.text(works, args.jobs))
         return
-    for work, path in zip(works, paths, strict=True):
-        _run(args, work, path)
+    for work in works:
+        _run(args, work)
 
 
-def _run(args: Study, work, path: Path) -> None:
+def _run(args: Study, work) -> None:
     """One study to its report."""
     import sys
 
@@ -97,7 +97,7 @@ def _run(args: Study, work, path: Path) -> None:
     if study.polysemy:
         with runner.with_threads(args.threads):
             found["polysemy"] = senses.measure(work, out)
-    written = page.write(found, path.read_text(encoding="utf-8"), out)
+    written = page.write(found, out)
     for column in found["columns"]:
         print(f"{column['column']}: {found['orders'][column['column']]}")
     for path in written:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import yaml
+
 from .. import svg
 from ..report import HtmlReport
 from ..tasks.files import atomic_write, write_json
@@ -59,12 +61,11 @@ class Page:
         return [self.out / "report.md", self._html.save(self.out / "report.html"), *self._pictures]
 
 
-def write(results: dict, source: str, out: Path) -> list[Path]:
+def write(results: dict, out: Path) -> list[Path]:
     """Writes everything below ``out`` and returns the paths.
 
     Args:
         results: of `results.collect`.
-        source: the text of the study's file.
     """
     out.mkdir(parents=True, exist_ok=True)
     write_json(results, out / "results.json")
@@ -77,7 +78,7 @@ def write(results: dict, source: str, out: Path) -> list[Path]:
     _curves(page, results)
     if "polysemy" in results:
         _senses(page, results["polysemy"])
-    _again(page, results, source)
+    _again(page, results)
     return [*page.save(), out / "results.json"]
 
 
@@ -249,7 +250,7 @@ def _senses(page: Page, found: dict) -> None:
     page.image("polysemy.png", "uses of each word by their first two principal components, a panel a model and word")
 
 
-def _again(page: Page, results: dict, source: str) -> None:
+def _again(page: Page, results: dict) -> None:
     measured = results["measured"]
     page.heading("How this was made")
     page.code(measured["command"])
@@ -268,8 +269,10 @@ def _again(page: Page, results: dict, source: str) -> None:
         "this file and these seeds agree bit for bit on the same machine; results.json has every figure of every seed, "
         "and the SHA-256 of the weights of every model."
     )
-    page.text("The study's file; what it does not say is in defaults.yaml beside it:")
-    page.code(source)
+    page.text("The study's file; what it does not say of tasks is in defaults.yaml beside it:")
+    page.code(results["file"])
+    page.text("Pre-training at this scale, where a row says nothing else:")
+    page.code(yaml.safe_dump(results["pretrain"], sort_keys=False, default_flow_style=None, width=110))
 
 
 def spread(mean: float, sd: float | None, digits: int) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import compare
 from .cells import Cell
@@ -37,6 +38,8 @@ def collect(work: Work, command: str) -> dict:
         "about": study.about,
         "scale": study.scale,
         "seeds": list(study.seeds),
+        "file": Path(study.source).read_text(encoding="utf-8"),
+        "pretrain": study.pretrain,
         "corpus": list(study.corpus),
         "data": work.data.name,
         "rows": [

@@ -20,8 +20,7 @@ REPORTS = sorted(path.parent for path in (DOCS / "studies").glob("*/results.json
 
 def write(directory: Path) -> None:
     """The report of the results that are in a directory."""
-    found = json.loads((directory / "results.json").read_text(encoding="utf-8"))
-    page.write(found, spec.find(found["study"]).read_text(encoding="utf-8"), directory)
+    page.write(json.loads((directory / "results.json").read_text(encoding="utf-8")), directory)
 
 
 def test_reports_are_of_our_studies():

@@ -110,7 +110,7 @@ def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done
     assert (early["steps"], end["steps"]) == (4, 12)
     assert end["weights"][0] == found["rows"][0]["pretraining"]["weights"][0]
     assert early["losses"][0] == early["curve"][0]["mlm_loss"]
-    shown = page.write(after, text, place / "at")
+    shown = page.write(after, place / "at")
     assert (place / "at" / "steps-ner.svg") in shown
 
 
@@ -177,7 +177,7 @@ rows:
 
 def test_the_report_says_what_was_found(place, done, tmp_path):
     _, found = done
-    paths = page.write(found, study_runs.TINY, tmp_path)
+    paths = page.write(found, tmp_path)
     assert {path.name for path in paths} == {"report.md", "report.html", "results.json", "pretraining.svg"}
     text = (tmp_path / "report.md").read_text()
     for row in found["rows"]:
