@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from .errors import FastbertError, InputError
+
+# A file that claims to be a model's settings may be of any size.
+_MAX_JSON_BYTES = 64 << 20
+_JSON_KINDS = {dict: "object", list: "array"}
 
 
 @contextlib.contextmanager
@@ -47,3 +55,31 @@ def sha256(path: str | os.PathLike) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def read_json(
+    path: str | os.PathLike,
+    kind: type = dict,
+    raises: type[FastbertError] = InputError,
+) -> Any:
+    """A JSON file (UTF-8) of somebody else's, whole, as the ``kind`` of value that it must hold.
+
+    Args:
+        kind: dict or list.
+        raises: the error of the caller's own.
+
+    Raises:
+        FastbertError: of the kind ``raises``: the file cannot be read, is too long, is no JSON or holds another kind.
+    """
+    try:
+        size = os.stat(path).st_size
+        if size > _MAX_JSON_BYTES:
+            raise raises(f"{path}: expected at most {_MAX_JSON_BYTES} bytes of JSON, got {size}")
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, FastbertError):
+            raise
+        raise raises(f"{path}: expected JSON, got something that cannot be read: {error}") from error
+    if not isinstance(value, kind):
+        raise raises(f"{path}: expected a JSON {_JSON_KINDS[kind]}, got {type(value).__name__}")
+    return value

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from .errors import InputError
-from .files import whole
-
-_MAX_CONFIG_BYTES = 16 << 20
+from .files import read_json, whole
 
 
 def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]]:
@@ -29,18 +27,7 @@ def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     if not path.is_file():
         raise InputError(f"{directory}: expected a directory with a config.json, found none")
-    try:
-        size = path.stat().st_size
-        if size > _MAX_CONFIG_BYTES:
-            raise InputError(f"{path}: a config.json must be at most {_MAX_CONFIG_BYTES} bytes, got {size}")
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except InputError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON, got something that cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected a JSON object, got {type(values).__name__}")
-    return path, values
+    return path, read_json(path)
 
 
 class ModelConfig(abc.ABC):

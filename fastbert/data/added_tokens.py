@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import InputError
+from ..files import read_json
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -26,7 +26,7 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any]) -> Non
     if vocab_path.name != "vocab.txt":
         return
     older, beside = vocab_path.with_name("added_tokens.json"), vocab_path.with_name("special_tokens_map.json")
-    map_of_special = read_object(beside) if beside.is_file() else {}
+    map_of_special = read_json(beside) if beside.is_file() else {}
     special = [
         _content(token, source)
         for source in (settings, map_of_special)
@@ -34,7 +34,7 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any]) -> Non
     ]
     wanted: dict[int, AddedToken] = {}
     if older.is_file():
-        for content, index in read_object(older).items():
+        for content, index in read_json(older).items():
             # Found in normalised text, special or not: so transformers reads this file.
             wanted[_id(index, older)] = AddedToken(content, special=content in special, normalized=True)
     for index, token in (settings.get("added_tokens_decoder") or {}).items():
@@ -51,17 +51,6 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any]) -> Non
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     missing = [content for content in dict.fromkeys(special) if content not in known]
     tokenizer.add_tokens([AddedToken(content, special=True, normalized=False) for content in missing])
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises InputError for anything else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON, got a file that fails with: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _content(token: Any, source: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..errors import InputError
-from ..files import whole
+from ..files import read_json, whole
 from .manifest import SpecialIds
 
 END_OF_WORD = "</w>"
@@ -71,13 +71,7 @@ def _dress(tokenizer: Tokenizer, byte_level: bool, prefix_space: bool = False) -
 
 def _prefix_space(vocab: Path) -> bool:
     path = vocab.with_name("tokenizer_config.json")
-    if not path.is_file():
-        return False
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: expected JSON, got a file that fails with: {error}") from error
-    return isinstance(settings, dict) and bool(settings.get("add_prefix_space", False))
+    return path.is_file() and bool(read_json(path).get("add_prefix_space", False))
 
 
 def boundary_ids(tokenizer: Tokenizer, source: str) -> SpecialIds:

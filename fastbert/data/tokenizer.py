@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..errors import InputError
-from ..files import whole
+from ..files import read_json, whole
 from . import added_tokens, bpe
 from .manifest import SpecialIds
 
@@ -251,7 +251,7 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
     # A vocabulary of another name has nothing to do with the configuration that lies in the same folder.
     if vocab_path.name not in ("vocab.txt", "tokenizer.json") or not path.is_file():
         return {}
-    settings = added_tokens.read_object(path)
+    settings = read_json(path)
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         if not isinstance(settings.get(name), bool | None):
             raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")

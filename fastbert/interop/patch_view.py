@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from ..config import BertConfig
 from ..errors import InputError
+from ..modules import hooks
 from ..modules.embeddings import BertEmbeddings
 from ..modules.encoder import BertEncoder
 from .patch_families import BERT, INNER, LEAVES, Family
@@ -23,7 +23,6 @@ from .patch_families import BERT, INNER, LEAVES, Family
 _ERF = ("GELUActivation",)
 _TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
 _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Hooks that transformers and PEFT put there themselves, and that mind no shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
@@ -218,7 +217,7 @@ def heard(parts: list[nn.Module | None]) -> None:
 
     He expects (B, S, ...) tensors, of modules that a packed pass never calls.
     """
-    if any(getattr(torch_module, f"_global{name}") for name in _HOOKS):
+    if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
     for module in parts:
         if module is None:
@@ -226,8 +225,8 @@ def heard(parts: list[nn.Module | None]) -> None:
         state = module.__dict__
         if "forward" in state:
             raise Unservable(f"{type(module).__name__}.forward has been replaced")
-        for hooks in map(state.__getitem__, _HOOKS):
-            if hooks and not all(map(_is_benign, hooks.values())):
+        for own in map(state.__getitem__, hooks.KINDS):
+            if own and not all(map(_is_benign, own.values())):
                 raise Unservable(f"there is a hook on a {type(module).__name__}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 from .. import ops
 from ..data.tokenizer import load_tokenizer
 from ..errors import InputError
+from ..files import read_json
 from ..models import BertModel
 from ..modules.quantized import quantize
 from ..packing import PackedBatch
@@ -244,7 +244,7 @@ def _read_settings(directory: Path) -> _Settings:
     modules_file = directory / "modules.json"
     if not modules_file.is_file():
         return _Settings(directory, max_seqlen=_model_max_length(directory))
-    modules = _read_json(modules_file, list)
+    modules = read_json(modules_file, list)
     try:
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         paths = [str(module.get("path", "")) for module in modules]
@@ -287,7 +287,7 @@ def _model_max_length(directory: Path) -> int | None:
 
 
 def _read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
-    values = _read_json(path, dict)
+    values = read_json(path)
     modes = values.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in _POOLING_KEYS.items() if values.get(key)] or ["mean"]
@@ -319,14 +319,4 @@ def _inside(directory: Path, path: str, source: Path) -> Path:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return _read_json(path, dict) if path.is_file() else {}
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected a JSON file, got something that cannot be read: {error}") from error
-    if not isinstance(values, kind):
-        raise InputError(f"{path}: expected a JSON {kind.__name__}, got {type(values).__name__}")
-    return values
+    return read_json(path) if path.is_file() else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..files import read_json
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
-_MAX_INDEX_BYTES = 64 << 20
 _MAX_SHARDS = 4096
 _MAX_TENSORS = 1_000_000
 _OTHER_FRAMEWORKS = ("*.ckpt*.meta", "*.ckpt*.data-*", "checkpoint", "tf_model.h5", "flax_model.msgpack")
@@ -171,14 +170,7 @@ def _read_shards(directory: Path, index: Path) -> dict[str, Tensor]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    try:
-        size = index.stat().st_size
-        if size > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"{index}: expected at most {_MAX_INDEX_BYTES} bytes, got {size}")
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{index}: expected JSON, got something that cannot be read: {error}") from error
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    weight_map = read_json(index, raises=CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{index}: expected a weight_map from names of tensors to names of files, found none")
     return weight_map

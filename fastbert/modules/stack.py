@@ -6,18 +6,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from .. import ops
 from ..rng import DropoutKey
+from . import hooks
 from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
 from .layout import Layout, PackedLayout
 from .quantized_linear import QuantizedLinear
 
 # Not attributes of the modules: a model that was used is copied and pickled like one that was not.
 _packed: WeakKeyDictionary[nn.Module, ops.PackedEncoder] = WeakKeyDictionary()
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def run_stack(
@@ -85,7 +83,7 @@ _PATHS = tuple((tuple(path.split(".")), expected) for path, expected in _MODULES
 
 def _plain_parameters(encoder: nn.Module, eps: float) -> list[ops.LayerParameters] | None:
     """Every layer's parameters, or None where a layer is not as fastbert made it."""
-    if any(getattr(torch_module, f"_global{name}") for name in _HOOKS):
+    if hooks.on_all_modules():
         return None
     layers = []
     for layer in encoder.layer:
@@ -128,4 +126,4 @@ def _layer_parameters(layer: nn.Module, eps: float) -> ops.LayerParameters | Non
 def _untouched(module: nn.Module, expected: type) -> bool:
     """It is of the type that fastbert made, has its own ``forward``, and nobody listens to it."""
     own = module.__dict__
-    return type(module) is expected and "forward" not in own and not any(own[name] for name in _HOOKS)
+    return type(module) is expected and "forward" not in own and not any(own[kind] for kind in hooks.KINDS)

@@ -186,7 +186,7 @@ def test_vectors_that_are_cut_off(tmp_path):
     ("file", "content", "named"),
     [
         ("modules.json", "{", "modules.json"),
-        ("modules.json", "{}", "list"),
+        ("modules.json", "{}", "a JSON array, got dict"),
         ("modules.json", '[{"path": ""}]', "modules"),
         ("modules.json", '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "x"}]', "Dense"),
         (

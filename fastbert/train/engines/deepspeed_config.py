@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from ...errors import InputError
+from ...files import read_json
 from ..deepspeed_options import DeepSpeedOptions
 
 AUTO = "auto"
@@ -78,14 +78,9 @@ def _agreed(where: str, name: str, said, run):
 
 
 def _read(path: str | os.PathLike) -> dict:
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: expected a DeepSpeed configuration, found none") from None
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path}: expected a DeepSpeed configuration in JSON, got {error}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: expected a DeepSpeed configuration, a JSON object, got {type(found).__name__}")
+    if not Path(path).exists():
+        raise InputError(f"{path}: expected a DeepSpeed configuration, found none")
+    found = read_json(path)
     for section in ("zero_optimization", "bf16", "fp16", "data_types"):
         if not isinstance(found.get(section, {}), dict):
             raise InputError(f"{path}: expected {section} to be an object, got {type(found[section]).__name__}")
