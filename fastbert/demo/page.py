@@ -42,6 +42,8 @@ def _pretraining(page: HtmlReport, result: DemoResult) -> None:
         f"{run.steps:,} steps of {recipe.token_budget:,} tokens at most ({run.tokens:,} in all, no padding) in "
         f"{run.seconds / 60:.1f} minutes, {run.tokens / run.seconds:,.0f} tokens a second with evaluations."
     )
+    if result.ended_early:
+        page.text(result.ended_early)
     page.picture(run.run_dir / "loss.png", "masked-LM loss and next-sentence accuracy against the step")
 
 

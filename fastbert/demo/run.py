@@ -58,6 +58,19 @@ class DemoResult:
     classifier: dict = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def ended_early(self) -> str:
+        """What to know of a pre-training that the clock ended; empty for one that came to its last step."""
+        steps, run = self.recipe.steps, self.run
+        if run.steps >= steps:
+            return ""
+        return (
+            f"Pre-training was ended by the clock after {self.recipe.max_minutes:g} minutes, at step {run.steps} of "
+            f"{steps} ({run.tokens / run.seconds:,.0f} tokens a second), so the figures below are of a model that has "
+            f"seen {100 * run.steps / steps:.0f} % of its text. If other programs were using the cores, their threads "
+            f"and these waited for each other: try OMP_NUM_THREADS=1, or again when the machine is free."
+        )
+
     def to_json(self) -> str:
         names = ("corpus", "shares", "parameters", "test", "masks", "classifier", "seconds")
         values = {name: getattr(self, name) for name in names}
@@ -182,6 +195,8 @@ def _pretrain(result: DemoResult, seed: int) -> None:
     result.run = pretrain(_config(result, seed))
     if result.run.interrupted:
         raise KeyboardInterrupt
+    if result.ended_early:
+        print(result.ended_early)
 
 
 def _evaluate(result: DemoResult) -> None:

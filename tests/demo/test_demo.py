@@ -79,6 +79,15 @@ def test_every_stage_leaves_its_figures(tiny):
     assert f"{written['corpus']['test_documents']} more are the test" in page
 
 
+def test_a_pretraining_that_the_clock_ended_is_called_that(tiny):
+    from fastbert.demo.page import write_page
+
+    assert not tiny.ended_early
+    longer = dataclasses.replace(tiny, recipe=dataclasses.replace(tiny.recipe, steps=100))
+    assert "at step 8 of 100" in longer.ended_early
+    assert "8 % of its text" in write_page(longer).read_text()
+
+
 def test_no_test_document_is_in_the_shards_that_pretraining_opens(tiny, documents):
     corpus = tiny.corpus
     parts = {
