@@ -7,10 +7,13 @@ nor the split depend on the number of workers.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import itertools
 import os
 import shutil
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -32,6 +35,7 @@ BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
 # Below this a second process costs more to start than it saves.
 _SERIAL_CHARS = 4 * BATCH_CHARS
+_YOUNG_SECONDS = 60.0
 
 
 def prepare(
@@ -79,9 +83,10 @@ def prepare(
     jobs = _batches(_raw(corpus, errors, progress), heldout)
     temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
     try:
+        _clear_leftovers(out)
         temporary.mkdir(parents=True)
         # Closed here, so that the workers have ended before the directory goes.
-        with contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
+        with _held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
             manifest = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
         _publish(temporary, out)
     except OSError as error:
@@ -100,6 +105,33 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise InputError(f"{out}: expected a path where nothing is, got an existing one (overwrite replaces it)")
     if not (out / FILE_NAME).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out}: expected prepared data to overwrite, got something else, which is left alone")
+
+
+def _clear_leftovers(out: Path) -> None:
+    """Removes what killed calls left beside ``out``: directories that no process holds."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.tmp-{'?' * 12}"):
+        with contextlib.suppress(OSError), _held(left) as held:
+            # One that is a moment old may be about to be held.
+            if held and time.time() - left.stat().st_mtime > _YOUNG_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[bool]:
+    """Locks a directory, and the system lets go of it when the process ends in any way.
+
+    False where another process holds it, or where the file system knows no locks: there leftovers stay.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        held = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def _raw(corpus, errors: str, progress) -> Iterator[RawDocument | Document]:

@@ -233,6 +233,31 @@ def test_interrupt_leaves_nothing(books, vocab, tmp_path):
         os.killpg(process.pid, 0)
 
 
+def test_what_a_killed_call_left_goes_with_the_next_one(vocab, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_YOUNG_SECONDS", 0.0)
+    left, lives, alien = (
+        tmp_path / name for name in (".data.tmp-0123456789ab", ".data.tmp-ba9876543210", ".data.tmp-x")
+    )
+    for directory in (left, lives, alien):
+        directory.mkdir()
+        (directory / "shard-00000.bin").write_bytes(b"words")
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom fastbert.data import prepare as module\n"
+        "with module._held(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lives)], stdout=subprocess.PIPE, text=True, cwd=REPO
+    ) as other:
+        try:
+            assert other.stdout.readline() == "held\n"
+            prepare([("a", ["one two"])], vocab, tmp_path / "data")
+        finally:
+            other.kill()
+    assert not left.exists()
+    assert lives.exists()
+    assert alien.exists()
+
+
 def test_memory_does_not_grow_with_the_corpus(vocab, tmp_path):
     """Peak memory of preparing 2 and 20 MB, each in a process of its own with one worker."""
     code = (
