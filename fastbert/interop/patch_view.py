@@ -16,7 +16,7 @@ from torch import nn
 from ..config import BertConfig
 from ..errors import InputError
 from ..modules import hooks
-from ..modules.embeddings import BertEmbeddings
+from ..modules.embeddings import BertEmbeddings, is_plain_table
 from ..modules.encoder import BertEncoder
 from .patch_families import BERT, INNER, LEAVES, Family
 
@@ -161,12 +161,16 @@ class View:
             Unservable: rates that our layer has no place for.
         """
         drops = False
+        usual = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         for ours, theirs, (on_probs, on_attention, on_output) in zip(
             self.encoder.layer, self.layers, self.dropouts, strict=True
         ):
             ours.training = theirs.training  # not train(): the leaves are the caller's
             # transformers asks the attention module, not its dropout, whether probabilities are dropped.
             attention = find(theirs, "attention.self") or find(theirs, "attention")
+            scaling = getattr(attention, "scaling", usual)
+            if scaling != usual:
+                raise Unservable(f"a layer scales its attention by {scaling:.4g} and not by {usual:.4g}")
             probs = on_probs.p if attention.training else 0.0
             hidden = on_output.p if on_output.training else 0.0
             after = 0.0 if on_attention is None or not on_attention.training else on_attention.p
@@ -179,6 +183,9 @@ class View:
             getattr(module, "gradient_checkpointing", False) for module in (self.source, *self.layers)
         )
         if self.embeddings is not None:
+            for name in _TABLES[1:]:  # the words' own code is called where it is no plain table
+                if not is_plain_table(getattr(self.embeddings, name)):
+                    raise Unservable(f"{name} does more than to look rows up: {getattr(self.embeddings, name)}")
             dropout = self.embedding_dropout
             self.embeddings.config.hidden_dropout_prob = dropout.p if dropout.training else 0.0
             drops = drops or bool(self.embeddings.config.hidden_dropout_prob)

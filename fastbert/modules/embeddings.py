@@ -48,6 +48,12 @@ class SinusoidalEmbedding(nn.Module):
         return F.embedding(position_ids, self.weight)
 
 
+def is_plain_table(module: nn.Module) -> bool:
+    """It does nothing but look rows up, with dense gradients of them."""
+    odd = ("max_norm", "scale_grad_by_freq", "sparse")
+    return type(module) is nn.Embedding and not any(getattr(module, name) for name in odd)
+
+
 class BertEmbeddings(nn.Module):
     """dropout(LayerNorm(word + token type + position))."""
 
@@ -74,7 +80,7 @@ class BertEmbeddings(nn.Module):
         dropout = key.site(self.config.hidden_dropout_prob, EMBEDDING_SITE) if key else None
         norm = self.LayerNorm
         words = self.word_embeddings
-        if inputs_embeds is None and (type(words) is not nn.Embedding or words._forward_hooks):
+        if inputs_embeds is None and (not is_plain_table(words) or words._forward_hooks):
             inputs_embeds = words(input_ids)  # an adapter in its place, or someone listening to it
         if inputs_embeds is not None:
             x = inputs_embeds + F.embedding(token_type_ids, self.token_type_embeddings.weight)

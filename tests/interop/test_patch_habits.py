@@ -118,6 +118,34 @@ def test_hooks_of_the_caller_see_what_they_always_saw(caplog):
     assert "there is a hook on a BertS" in caplog.text
 
 
+def _cap_the_positions(bert):
+    bert.embeddings.position_embeddings.max_norm = 0.01
+
+
+def _cap_the_words(bert):
+    bert.embeddings.word_embeddings.max_norm = 0.01
+
+
+def _sharpen(bert):
+    bert.encoder.layer[1].attention.self.scaling = 3.0
+
+
+@pytest.mark.parametrize("change", [_cap_the_positions, _cap_the_words, _sharpen])
+@pytest.mark.parametrize("when", ["before the patch", "after a pass"])
+def test_what_the_caller_changes_in_a_module_counts(change, when):
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    with torch.no_grad():
+        before = ours(**given).last_hidden_state
+        if when == "before the patch":
+            fastbert.unpatch(ours)
+        change(theirs), change(ours)
+        fastbert.patch(ours)
+        wanted = theirs(**given)
+        assert_same(ours(**given), wanted, "prefix")
+    assert not torch.allclose(before, wanted.last_hidden_state, atol=1e-3)
+
+
 def test_a_hook_that_is_there_before_the_patch_is_heard_as_long_as_it_stays(caplog, only_ours):
     theirs, ours = twins("BertModel")
     ours = fastbert.unpatch(ours)
