@@ -9,6 +9,7 @@ from torch import Tensor
 from ..interop.names import unwrapped_name
 
 PREFIX = "transformer"
+_HEAD = "lm_head.weight"
 _BARE = ("wte.", "wpe.", "tokens_embed.", "positions_embed.", "h.", "ln_f.")
 # transformers' Conv1D multiplies x W and not x W^T.
 _TRANSPOSED = tuple(f"{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"))
@@ -25,6 +26,9 @@ def from_file(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = f"{PREFIX}.{name}"
         if not name.endswith(_COMPUTED):
             ours[name] = tensor.t() if name.endswith(_TRANSPOSED) and tensor.dim() == 2 else tensor
+    # A tied weight is written once, and OpenAIGPTDoubleHeadsModel's under the head's name.
+    if _HEAD in ours and f"{PREFIX}.positions_embed.weight" in ours:
+        ours.setdefault(f"{PREFIX}.tokens_embed.weight", ours[_HEAD])
     return ours
 
 

@@ -71,6 +71,18 @@ def test_packed_padded_and_masked_are_one(directories, kind):
 
 
 @pytest.mark.parametrize("kind", ["openai-gpt", "gpt2"])
+@pytest.mark.parametrize("head", ["Model", "LMHeadModel", "DoubleHeadsModel", "ForSequenceClassification"])
+def test_a_directory_of_any_head_has_the_decoder(kind, head, tmp_path):
+    reference = theirs(kind, head)
+    reference.save_pretrained(tmp_path)
+    decoder = reference if head == "Model" else reference.transformer
+    for model in (GPTModel.from_pretrained(tmp_path), GPTForPreTraining.from_pretrained(tmp_path).transformer):
+        with torch.no_grad():
+            mine, other = model(ids(2, 9)).last_hidden_state, decoder(ids(2, 9)).last_hidden_state
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["openai-gpt", "gpt2"])
 def test_hidden_states(directories, kind):
     reference, model = theirs(kind, "Model"), GPTModel.from_pretrained(directories / kind)
     reference.load_state_dict(theirs(kind).transformer.state_dict())
