@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,20 +56,19 @@ def generate(
     """
     config = model.config
     rows = _rows(prompts, attention_mask)
-    if seed is not None and seed < 0:
-        raise InputError(f"seed must be at least 0, got {seed}")
+    _check_whole(max_new_tokens=max_new_tokens, top_k=top_k, seed=seed)
     _check(config, rows, max_new_tokens, temperature, top_k, top_p)
-    ends = config.eos_token_id if eos_token_id is None else eos_token_id
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    ends = _ends(config.eos_token_id if eos_token_id is None else eos_token_id)
     filters = (temperature, top_k, top_p)
     draws = _draws(seed, len(rows), max_new_tokens) if do_sample else None
-    device, training = model.device, model.training
+    device, training = model.device, [module for module in model.modules() if module.training]
     model.eval()
     try:
         with torch.inference_mode():
             new = _continue(model, rows, max_new_tokens, filters, draws, torch.tensor(ends, device=device), use_cache)
     finally:
-        model.train(training)
+        for module in training:  # each by itself: parts of a model may be frozen in evaluation mode
+            module.training = True
     kept = [_until_end(row, ends) for row in new.tolist()]
     if not isinstance(prompts, Tensor):
         return [row + more for row, more in zip(rows, kept, strict=True)]
@@ -151,9 +151,14 @@ def _rows(prompts, attention_mask: Tensor | None) -> list[list[int]]:
     if not isinstance(prompts, Tensor):
         if attention_mask is not None:
             raise InputError("attention_mask goes with a tensor of prompts, got sequences")
-        return [[int(token) for token in row] for row in prompts]
-    if prompts.dim() != 2:
-        raise InputError(f"prompts must be (B, S) or a list of sequences, got {tuple(prompts.shape)}")
+        try:
+            return [[operator.index(token) for token in row] for row in prompts]
+        except TypeError:
+            raise InputError(f"prompts must be sequences of ids, one a prompt, got {prompts!r:.100}") from None
+    if prompts.dim() != 2 or prompts.is_floating_point():
+        raise InputError(
+            f"prompts must be ids (B, S) or a list of sequences, got {tuple(prompts.shape)} of {prompts.dtype}"
+        )
     if attention_mask is None:
         return prompts.tolist()
     if attention_mask.shape != prompts.shape:
@@ -162,17 +167,29 @@ def _rows(prompts, attention_mask: Tensor | None) -> list[list[int]]:
     return [row[mask != 0].tolist() for row, mask in pairs]
 
 
+def _ends(given) -> list[int]:
+    try:
+        return [] if given is None else [given] if isinstance(given, int) else [operator.index(end) for end in given]
+    except TypeError:
+        raise InputError(f"eos_token_id must be an id or a list of ids, got {given!r:.100}") from None
+
+
+def _check_whole(**options) -> None:
+    least = {"max_new_tokens": 0, "top_k": 1, "seed": 0}
+    for name, value in options.items():
+        if value is None and name != "max_new_tokens":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
+            raise InputError(f"{name} must be a whole number, at least {least[name]}, got {value!r:.100}")
+
+
 def _check(config, rows, count: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not rows or not all(rows):
         raise InputError("expected prompts of one token at least, got an empty one")
-    if not temperature > 0:
-        raise InputError(f"temperature must be above 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise InputError(f"top_k must be at least 1 or none, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise InputError(f"top_p must be above 0 and at most 1, got {top_p}")
-    if count < 0:
-        raise InputError(f"max_new_tokens must be at least 0, got {count}")
+    if not isinstance(temperature, int | float) or not temperature > 0:
+        raise InputError(f"temperature must be above 0, got {temperature!r:.100}")
+    if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+        raise InputError(f"top_p must be above 0 and at most 1, got {top_p!r:.100}")
     longest = max(map(len, rows)) + count
     if longest > config.n_positions:
         raise InputError(f"prompt and new tokens must fit the model's {config.n_positions} positions, got {longest}")

@@ -124,6 +124,10 @@ def test_a_model_in_training_is_left_so_and_drops_nothing(pair):
     model.train()
     assert torch.equal(model.generate(ids(2, 4), max_new_tokens=6), expected)
     assert model.training
+    model.transformer.h[0].eval()  # a part that is frozen
+    model.generate(ids(2, 4), max_new_tokens=2)
+    assert model.training
+    assert not model.transformer.h[0].training
     model.eval()
 
 
@@ -138,6 +142,17 @@ def test_a_model_in_training_is_left_so_and_drops_nothing(pair):
         ([[3]], {"max_new_tokens": 24}, "24 positions, got 25"),
         ([[61]], {}, "below vocab_size 61"),
         ([[3]], {"seed": -1}, "seed"),
+        ([3, 4], {}, "sequences of ids, one a prompt, got \\[3, 4\\]"),
+        ("text", {}, "sequences of ids"),
+        ([[3.0]], {}, "sequences of ids"),
+        (torch.ones(1, 2), {}, "ids .* of torch.float32"),
+        ([[3]], {"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, at least 0, got 2.5"),
+        ([[3]], {"top_k": 2.5}, "top_k must be a whole number, at least 1, got 2.5"),
+        ([[3]], {"seed": "x"}, "seed must be a whole number"),
+        ([[3]], {"temperature": None}, "temperature must be above 0, got None"),
+        ([[3]], {"top_p": "x"}, "top_p"),
+        ([[3]], {"top_p": 0.0}, "top_p"),
+        ([[3]], {"eos_token_id": "x"}, "eos_token_id must be an id or a list of ids, got 'x'"),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_named(prompts, options, said):
