@@ -20,6 +20,7 @@ _LIMITS = {
     "n_positions": 1 << 20,
     "num_labels": 100_000,
 }
+_MAX_INNER = 1 << 18
 _MAX_PARAMETERS = 10**11
 _RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
@@ -144,6 +145,9 @@ class GPTConfig(ModelConfig):
         """Raises InputError, one sentence, at the first field that does not fit."""
         for name in _LIMITS:
             self._check_int(name, getattr(self, name))
+        inner = getattr(self, "n_inner", None)
+        if inner is not None and (type(inner) is not int or not 1 <= inner <= _MAX_INNER):
+            raise InputError(f"n_inner must be none or an integer between 1 and {_MAX_INNER}, got {inner!r:.100}")
         if self.n_embd % self.n_head:
             raise InputError(f"n_embd must be a multiple of n_head, got {self.n_embd} and {self.n_head}")
         for name in _RATES:

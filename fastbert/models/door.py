@@ -62,6 +62,10 @@ class Tokens:
     def pack(self, x: Tensor) -> Tensor:
         """Labels in the caller's shape -> (T,)."""
         if self.packing is None:
+            if x.numel() != len(self.token_type_ids):
+                raise InputError(
+                    f"labels must be one a token, {len(self.token_type_ids)} of them, got {tuple(x.shape)}"
+                )
             return x.reshape(-1)
         if x.shape[:2] != (self.packing.batch_size, self.packing.seqlen):
             raise InputError(

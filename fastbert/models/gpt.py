@@ -238,7 +238,9 @@ class GPTForPreTraining(GPTPreTrainedModel):
 
         Args:
             labels: (B, S) ids as in transformers, input_ids themselves: each place is compared with the label of the
-                next; -100 = not predicted. A `PackedBatch` brings its own, at ``mlm_positions``.
+                next; -100 = not predicted. Packed, (T,) or (1, T), no place is compared with another sequence's. A
+                masked place predicts nothing; its own label counts as any. A `PackedBatch` brings its own, at
+                ``mlm_positions``.
             output_logits: True computes ``logits`` although there are labels.
 
         Returns:
@@ -253,6 +255,9 @@ class GPTForPreTraining(GPTPreTrainedModel):
             shifted = torch.full_like(labels, -100)
             shifted[..., :-1] = labels[..., 1:]
             packed = tokens.pack(shifted)
+            if tokens.packing is None:  # end to end: what stands after a sequence's last token is another's first
+                last = tokens.cu_seqlens[1:][tokens.cu_seqlens.diff() > 0].long() - 1
+                packed = packed.index_fill(0, last, -100)
             positions = (packed != -100).nonzero().flatten()
             targets = packed.index_select(0, positions)
         if positions is not None:

@@ -134,6 +134,16 @@ def test_bare_files_and_old_buffers_load(directories, tmp_path):
         GPTForPreTraining.from_pretrained(tmp_path)
 
 
+def test_no_sequence_of_packed_tokens_predicts_the_next_one(directories):
+    model = GPTForPreTraining.from_pretrained(directories / "gpt2")
+    tokens, bounds = ids(9), torch.tensor([0, 4, 4, 9])  # the second is empty
+    loss = model(tokens, cu_seqlens=bounds, labels=tokens).loss
+    first, last = (model(part[None], labels=part[None]).loss for part in (tokens[:4], tokens[4:]))
+    torch.testing.assert_close(loss, (3 * first + 4 * last) / 7)
+    with pytest.raises(InputError, match=r"labels must be one a token, 9 of them, got \(8,\)"):
+        model(tokens, cu_seqlens=bounds, labels=tokens[:8])
+
+
 @pytest.mark.parametrize("kind", ["openai-gpt", "gpt2"])
 def test_labels_of_a_packed_batch_and_recomputed_layers(directories, kind):
     model = GPTForPreTraining.from_pretrained(directories / kind).train()
@@ -188,6 +198,12 @@ def test_names_of_sizes():
 def test_a_value_that_does_not_fit_is_named_in_one_sentence(changes, named):
     with pytest.raises(InputError, match=named):
         GPTConfig(**{**SIZES, **changes})
+
+
+@pytest.mark.parametrize("inner", ["wide", -3, 0, True])
+def test_a_width_that_is_none_is_named_in_one_sentence(inner):
+    with pytest.raises(InputError, match="n_inner must be none or an integer"):
+        GPT2Config(**SIZES, n_inner=inner)
 
 
 def test_inputs_that_do_not_fit_are_named(directories):
