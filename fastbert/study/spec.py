@@ -20,6 +20,19 @@ from ..train.config import PretrainConfig, fitted_options
 SCALES = ("smoke", "small", "base")
 BUILTIN = "builtin"
 _HERE = Path(__file__).resolve().parent
+# Keys of a file with one value, which must be of its field's type.
+_PLAIN = (
+    "name",
+    "title",
+    "about",
+    "vocab_size",
+    "lowercase",
+    "heldout",
+    "data_dir",
+    "perplexity",
+    "polysemy",
+    "pretrain",
+)
 # What a study decides for each of its pre-trainings, so that a file cannot.
 _OURS = ("data", "out", "seed", "resume", "epochs", "max_minutes", "cache", "cache_gb", "phases")
 
@@ -129,13 +142,20 @@ class Study:
         if values.get("steps") is None:
             raise InputError(f"{where}: expected steps in pretrain, so that every row does as much, got none")
         values |= {"data": os.fspath(data), "out": os.fspath(out), "seed": seed, "resume": "auto"}
-        values["samples"] = {"seed": seed, **(values.get("samples") or {})}
+        samples = values.get("samples") or {}
+        if not isinstance(samples, dict):
+            raise InputError(f"{where}: expected samples in pretrain, a mapping of options, got {samples!r:.60}")
+        values["samples"] = {"seed": seed, **samples}
         return PretrainConfig.from_mapping(values, where)
 
     def task_of(self, row: RowSpec, task: TaskSpec) -> TaskSpec:
         """A column as one row has it."""
-        merged = _merged(dataclasses.asdict(task), row.task)
-        return TaskSpec(**fitted_options(merged, TaskSpec, f"{self.source}, row {row.name!r}, task"))
+        merged, where = _merged(dataclasses.asdict(task), row.task), f"{self.source}, row {row.name!r}, task"
+        found = TaskSpec(**fitted_options(merged, TaskSpec, where))
+        if (found.column, found.task, found.metric) != (task.column, task.task, task.metric):
+            raise InputError(f"{where}: column, task and metric are those of the whole column, expected none of them")
+        _check_task(found, where)
+        return found
 
     def file(self, path: str) -> Path:
         """A task's file. Raises InputError where it is not there."""
@@ -188,7 +208,8 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
     rows = _rows(values.pop("rows", None), path)
     rows = _at(rows, values.pop("at", None), path)
     merged = _merged(defaults, values)
-    merged["corpus"] = (merged["corpus"],) if isinstance(merged["corpus"], str) else tuple(merged["corpus"])
+    merged["corpus"] = _corpus(merged["corpus"], path)
+    merged |= fitted_options({name: value for name, value in merged.items() if name in _PLAIN}, Study, path)
     merged["seeds"] = tuple(merged["seeds"]) if isinstance(merged["seeds"], (list, tuple)) else (merged["seeds"],)
     merged.setdefault("name", path.stem)
     study = Study(scale=scale, source=str(path), rows=rows, tasks=tasks, **merged)
@@ -208,6 +229,13 @@ def _load(path: Path) -> dict:
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected a mapping, got {type(values).__name__}")
     return values
+
+
+def _corpus(value: Any, path: Path) -> tuple[str, ...]:
+    files = [value] if isinstance(value, str) else value
+    if not isinstance(files, (list, tuple)) or not files or not all(isinstance(file, str) for file in files):
+        raise InputError(f"{path}: expected corpus, {BUILTIN} or text files, got {value!r:.60}")
+    return tuple(files)
 
 
 def _at_scale(value: Any, scale: str, source: str) -> Any:
@@ -233,7 +261,7 @@ def _merged(base: dict, over: dict) -> dict:
 
 
 def _tasks(given: Any, defaults: dict, path: Path) -> tuple[TaskSpec, ...]:
-    if isinstance(given, list):
+    if isinstance(given, list) and all(isinstance(column, str) for column in given):
         given = dict.fromkeys(given)
     if not isinstance(given, dict) or not given:
         raise InputError(f"{path}: expected tasks, a mapping of columns or a list of names, got {given!r:.60}")
@@ -246,10 +274,22 @@ def _tasks(given: Any, defaults: dict, path: Path) -> tuple[TaskSpec, ...]:
         values.setdefault("task", str(column))
         if "train" not in values:
             raise InputError(f"{path}, task {column}: expected train, the file of its training rows, got none")
-        if (values.get("dev") is None) == (values.get("dev_share") is None):
-            raise InputError(f"{path}, task {column}: expected either dev or dev_share, got both or neither")
-        found.append(TaskSpec(**fitted_options({**values, "column": str(column)}, TaskSpec, f"{path}, task {column}")))
+        where = f"{path}, task {column}"
+        found.append(TaskSpec(**fitted_options({**values, "column": str(column)}, TaskSpec, where)))
+        _check_task(found[-1], where)
     return tuple(found)
+
+
+def _check_task(task: TaskSpec, where: str) -> None:
+    """Raises InputError for a value that would be found out when a model has been pre-trained for it."""
+    if (task.dev is None) == (task.dev_share is None):
+        raise InputError(f"{where}: expected either dev or dev_share, got both or neither")
+    for name in ("train_rows", "dev_rows", "feature_units"):
+        value = getattr(task, name)
+        if value is not None and value < 1:
+            raise InputError(f"{where}: {name} must be at least 1, or null, got {value}")
+    if not 0 <= task.dropout < 1:
+        raise InputError(f"{where}: dropout must be at least 0 and below 1, got {task.dropout:g}")
 
 
 def _rows(given: Any, path: Path) -> tuple[RowSpec, ...]:
@@ -259,8 +299,12 @@ def _rows(given: Any, path: Path) -> tuple[RowSpec, ...]:
     for row in given:
         where = f"{path}, row {row['name']!r}"
         values = dict(row)
-        keep = tuple(values.pop("keep", None) or ())
-        paper = {str(k): v for k, v in (values.pop("paper", None) or {}).items()}
+        keep, paper = values.pop("keep", None) or [], values.pop("paper", None) or {}
+        if not isinstance(keep, list) or not isinstance(paper, dict):
+            raise InputError(
+                f"{where}: expected keep, a list, and paper, a mapping, got {keep!r:.60} and {paper!r:.60}"
+            )
+        keep, paper = tuple(keep), {str(k): v for k, v in paper.items()}
         if not all(isinstance(v, int | float) for v in paper.values()):
             raise InputError(f"{where}: expected numbers in paper, got {paper!r:.60}")
         if not all(isinstance(share, int | float) and 0 < share < 1 for share in keep):
@@ -292,10 +336,16 @@ def _check(study: Study, path: Path) -> None:
         raise InputError(f"{path}: expected rows of different names, got {_listed(twice)} twice")
     if (
         not study.seeds
-        or not all(type(seed) is int for seed in study.seeds)
+        or not all(type(seed) is int and seed >= 0 for seed in study.seeds)
         or len(set(study.seeds)) < len(study.seeds)
     ):
-        raise InputError(f"{path}: expected seeds, a list of different whole numbers, got {study.seeds!r:.60}")
+        raise InputError(
+            f"{path}: expected seeds, a list of different whole numbers from 0 on, got {study.seeds!r:.60}"
+        )
+    if not study.name or Path(study.name).name != study.name:
+        raise InputError(
+            f"{path}: name is that of the report's directory too, expected no path, got {study.name!r:.60}"
+        )
     if not 0 < study.heldout < 1:
         raise InputError(f"{path}: heldout is a share of the documents above 0 and below 1, got {study.heldout!r:.60}")
     for row in study.rows:
