@@ -75,6 +75,7 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
             raise InputError(
                 f"{study.source}, row {row.name!r}: static vectors are taken at their end, got another place"
             )
+        _word2vec(config, row.static, f"{study.source}, row {row.name!r}, static")
         key = keys.digest({"static": row.static, "like": key})
         return Wanted(dataclasses.replace(config, out=str(cache / "models" / key / "run")), key, (), row.static)
     config = dataclasses.replace(config, out=str(cache / "models" / key / "run"))
@@ -132,6 +133,11 @@ def _pretrain(model: Wanted) -> dict:
     if model.missing():  # it went on from a place behind them
         _forget(model)
         result = _run(model)
+    if not result.heldout:
+        raise InputError(
+            f"the pre-training of {model.name}, seed {model.config.seed}, lr {model.config.lr:g}: expected a finite "
+            "held-out loss at some evaluation, got none; another lr or precision may help"
+        )
     found = _figures(model, result)
     write_json(found, model.directory / "result.json")
     shutil.rmtree(Path(model.config.out) / "checkpoints")  # thrice the model's size, and of no use any more
@@ -165,20 +171,19 @@ def _run(model: Wanted):
 
 def _train_static(model: Wanted) -> dict:
     """word2vec on as many tokens as the pre-training of such a row would see, whole passes over the text."""
-    from ..train.config import fitted_options
     from ..train.pretrain import open_data
-    from ..train.word2vec import ShardSentences, Word2VecConfig, train_word2vec
+    from ..train.word2vec import ShardSentences, train_word2vec
     from .machine import made_by
 
     began, config = time.monotonic(), model.config
     shards = open_data(config)[0].shards
     epochs = max(round(config.steps * config.accumulate * config.token_budget / shards.num_tokens), 1)
-    options = fitted_options({"epochs": epochs, **model.static, "seed": config.seed}, Word2VecConfig, "static")
+    options = _word2vec(config, {"epochs": epochs, **model.static}, "static")
     manifest = shards.manifest
     network = train_word2vec(
         ShardSentences(shards),
         manifest.vocab_size,
-        Word2VecConfig(**options),
+        options,
         pad_token_id=manifest.special_ids.pad,
     )
     network.tokenizer_source = shards.directory
@@ -189,13 +194,21 @@ def _train_static(model: Wanted) -> dict:
         "key": model.key,
         "heldout": {},
         "steps": config.steps,
-        "tokens": options["epochs"] * shards.num_tokens,
+        "tokens": options.epochs * shards.num_tokens,
         "curve": [],
         "weights": keys.file_digest(target / "model.safetensors"),
         "measured": {"seconds": time.monotonic() - began, **made_by()},
     }
     write_json(found, model.directory / "result.json")
     return found
+
+
+def _word2vec(config: PretrainConfig, values: dict, where: str):
+    """A row's options of word2vec. Raises InputError for one that does not fit."""
+    from ..train.config import fitted_options
+    from ..train.word2vec import Word2VecConfig
+
+    return Word2VecConfig(**fitted_options({**values, "seed": config.seed}, Word2VecConfig, where))
 
 
 def _save(network, target: Path) -> None:

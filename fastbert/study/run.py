@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..data.encode import end_with
 from ..errors import DataError
-from . import cells, pretrained
+from . import cells, fits, pretrained
 from .cells import Cell
 from .pretrained import Wanted
 from .spec import Study
@@ -74,6 +74,8 @@ def work_of(study: Study, cache: Path) -> Work:
     by_key = {model.key: model for model in models}
     for cell in {(cell.task.column, cell.task.features): cell for cell in found}.values():
         cells.rows_of(cell)
+    for cell in found:
+        fits.check(cell)
     return Work(study, data, models, found, {place: by_key[model.key] for place, model in model_of.items()})
 
 

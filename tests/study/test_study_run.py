@@ -225,6 +225,46 @@ def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path,
     assert all(p.pretraining.seconds_done == p.pretraining.seconds for p in finished)
 
 
+GPT = "model: gpt-2x32x2, init: bert, samples: {objective: causal, nsp: false}"
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        (f"pretrain: {{{GPT}}}", "a model of type openai-gpt has no head for ner"),
+        (f"pretrain: {{{GPT.replace('gpt', 'elmo')}}}", "a model of type elmo is not fine-tuned, expected features"),
+        ("static: {size: 8}", "a model of type static is not fine-tuned, expected features"),
+        ("static: {sz: 8}, task: {features: last}", "row 'r', static: unknown option sz"),
+        ("pretrain: {model: 2x32x2}, task: {features: last4-sum}", "needs a model of at least 4 layers, got 2"),
+        ("task: {finetune: {auxiliary_lm: 0.5}}", "auxiliary_lm is a loss of a GPT that is fine-tuned"),
+        ("task: {finetune: {max_seqlen: 5000}}", "max_seqlen must be at most the model's 512, got 5000"),
+        (f"pretrain: {{{GPT}}}, task: {{features: last, finetune: {{bilstm: 8}}}}", None),
+        (
+            "pretrain: {model: gpt-2x32x2, init: bert}",
+            "needs samples of objective causal and nsp false, got mlm and nsp true",
+        ),
+    ],
+)
+def test_what_a_model_cannot_do_is_told_before_it_is_pretrained(place, tmp_path, row, sentence):
+    text = study_runs.TINY[: study_runs.TINY.index("rows:")] + f"rows:\n  - {{name: r, {row}}}\n"
+    (place / "cannot.yaml").write_text(text + study_runs.TINY[study_runs.TINY.index("tasks:") :])
+    if sentence is None:
+        run.work_of(read(place, "cannot.yaml"), tmp_path)
+        return
+    with pytest.raises(InputError) as error:
+        run.work_of(read(place, "cannot.yaml"), tmp_path)
+    assert sentence in str(error.value)
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_pretraining_that_diverges_is_told_in_one_sentence(place, tmp_path):
+    (place / "diverges.yaml").write_text(
+        study_runs.TINY.replace("steps: 12", "steps: 4, lr: 1e9".replace(", ", "\n  "))
+    )
+    with pytest.raises(InputError, match=r"4x32x2, seed 0, lr 1e\+09: expected a finite held-out loss"):
+        complete(read(place, "diverges.yaml", seeds=(0,)), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
