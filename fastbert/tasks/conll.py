@@ -1,9 +1,9 @@
 """CoNLL's column files, the same from data-set hubs, and tagging schemes.
 
-One token a line, columns parted by blanks or tabs, the tag last; an empty line after each sentence, and ``-DOCSTART-``
-lines before documents. Entities are tagged IOB2, where B- begins each, or IOB1, where B- begins only one that follows
-another of its type at once. Both mean the same entities under one rule: an entity begins at B-, and at I- after O or
-after another type.
+One token a line, the tag last, columns parted by blanks or tabs, or by tabs alone where words hold blanks; an empty
+line after each sentence, and ``-DOCSTART-`` lines before documents. Entities are tagged IOB2, where B- begins each, or
+IOB1, where B- begins only one that follows another of its type at once. Both mean the same entities under one rule: an
+entity begins at B-, and at I- after O or after another type.
 """
 
 from __future__ import annotations
@@ -86,37 +86,53 @@ def scheme(sentences: Sequence[Sequence[str]]) -> str:
 
 @dataclass
 class _Block:
-    """Lines of one sentence with their numbers, and the -DOCSTART- line before them; broken where a line is missing
-    that is no UTF-8."""
+    """Lines of one sentence with their numbers, and the -DOCSTART- line before them; broken, with the reason, where a
+    line is missing that is no UTF-8."""
 
     lines: list[tuple[int, str]]
     document: int | None
     opening: str | None
-    broken: bool = False
+    broken: str | None = None
 
 
-def _blocks(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[_Block]:
-    block, last = _Block([], None, None), 0
-    for number, line in read_lines(path, bad_rows):
-        block.broken |= number != last + 1
-        last = number
+def _blocks(path: str | os.PathLike) -> Iterator[_Block]:
+    block, unread = _Block([], None, None), BadRows(skip=True)
+    for number, line in read_lines(path, unread):
+        _mark_broken(block, unread)
         if not line.strip(" \t"):
-            if block.lines:
+            whole = bool(block.lines or block.broken)
+            if whole:
                 yield block
-            block = _Block([], block.document, None if block.lines else block.opening)
+            block = _Block([], block.document, None if whole else block.opening)
         elif _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == DOCUMENT:
-            if block.lines:
+            if block.lines or block.broken:
                 yield block
             block = _Block([], 0 if block.document is None else block.document + 1, line)
         else:
             block.lines.append((number, line))
-    if block.lines:
+    _mark_broken(block, unread)
+    if block.lines or block.broken:
         yield block
 
 
-def split(line: str) -> list[str]:
-    """The columns of a line; a no-break space is part of a word."""
-    return _BLANKS.split(line.strip(" \t"))
+def _mark_broken(block: _Block, unread: BadRows) -> None:
+    """Lines that could not be read since the last one are the block's: one reason is enough for a sentence."""
+    if unread.reasons:
+        block.broken = block.broken or unread.reasons[0]
+        unread.reasons.clear()
+
+
+def split(line: str, tabs: bool = False) -> list[str]:
+    """The columns of a line, of a file that `by_tabs` says of; a no-break space is part of a word."""
+    line = line.strip(" \t")
+    return [column.strip(" ") for column in line.split("\t")] if tabs and "\t" in line else _BLANKS.split(line)
+
+
+def by_tabs(blocks: Sequence[_Block]) -> bool:
+    """Whether tabs alone part the columns of a file, so that words may hold blanks: most lines with a tab have no other
+    blank. Where a column was pasted with a tab to those that blanks part, all have."""
+    tabbed = [line for block in blocks for _, line in block.lines if "\t" in line]
+    return bool(tabbed) and 2 * sum(split(line) == split(line, True) for line in tabbed) >= len(tabbed)
 
 
 def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[Sentence]:
@@ -126,17 +142,22 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows)
-    blocks = list(_blocks(path, bad_rows))
+    blocks = list(_blocks(path))
     if not blocks:
         raise DataError(f"{path}: expected sentences of one word a line, got none")
-    width = len(split(blocks[0].lines[0][1]))
-    labelled = width > 1 and any(is_tag(split(line)[-1]) for block in blocks for _, line in block.lines)
+    tabs = by_tabs(blocks)
+    columns = [split(line, tabs) for block in blocks for _, line in block.lines]
+    width = len(columns[0]) if columns else 0
+    labelled = width > 1 and any(is_tag(last) for *_, last in columns)
     rows, opening = [], None
     for index, block in enumerate(blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.
         opening = block.opening or opening
+        if block.broken:
+            bad_rows.refuse(block.broken)
+            continue
         try:
-            rows.append(_sentence(str(index), block, opening, width, labelled))
+            rows.append(_sentence(str(index), block, opening, width, labelled, tabs))
             opening = None
         except ValueError as error:
             bad_rows.refuse(f"{path}, {error}")
@@ -187,12 +208,10 @@ def _words_and_tags(record: Record) -> tuple[tuple[str, ...], tuple[str, ...] | 
     return tuple(words), tuple(tags)
 
 
-def _sentence(name: str, block: _Block, opening: str | None, width: int, labelled: bool) -> Sentence:
+def _sentence(name: str, block: _Block, opening: str | None, width: int, labelled: bool, tabs: bool) -> Sentence:
     words, tags = [], []
-    if block.broken:
-        raise ValueError(f"line {block.lines[0][0]}: expected a sentence in UTF-8, got one with another line in it")
     for number, line in block.lines:
-        columns = split(line)
+        columns = split(line, tabs)
         if len(columns) != width:
             raise ValueError(f"line {number}: expected {width} columns, got {len(columns)}: {shorten(line)!r}")
         if labelled and not is_tag(columns[-1]):
@@ -210,7 +229,11 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     Raises:
         DataError: other sentences or words, or something else for a tag.
     """
-    blocks = list(_blocks(path, STRICT))
+    blocks = list(_blocks(path))
+    for block in blocks:
+        if block.broken:
+            raise DataError(block.broken)
+    tabs = by_tabs(blocks)
     if bad_rows.reasons and len(blocks) > max((int(sentence.id) for sentence in sentences), default=0):
         blocks = [blocks[int(sentence.id)] for sentence in sentences]
     if len(blocks) != len(sentences):
@@ -224,7 +247,7 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
             )
         tags = []
         for word, (number, line) in zip(sentence.texts, block.lines, strict=True):
-            columns = split(line)
+            columns = split(line, tabs)
             if len(columns) > 1 and columns[0] != word:
                 raise DataError(f"{path}, line {number}: expected the word {word!r}, got {columns[0]!r}")
             if not is_tag(columns[-1]):

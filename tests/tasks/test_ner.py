@@ -133,6 +133,33 @@ def test_a_sentence_is_never_left_without_a_word(tmp_path):
     assert [row.opening for row in task.read(path)] == ["-DOCSTART- O"]
 
 
+def test_a_sentence_with_unreadable_lines_is_one_bad_row(tmp_path):
+    path = tmp_path / "f.txt"
+    path.write_bytes(b"a O\n\xe9 O\nb O\n\xe9 O\n\n\xe9 O\n\nc B-X\n\nd O\n\xe9 O")
+    task = registry.get("ner")
+    task.bad_rows = BadRows(skip=True)
+    rows = task.read(path)
+    assert [(row.id, row.texts) for row in rows] == [("2", ("c",))]
+    assert [reason.split(": ")[0] for reason in task.bad_rows.reasons] == [f"{path}, line {n}" for n in (2, 6, 11)]
+    with pytest.raises(DataError, match="line 2: expected UTF-8, got 0xe9 at byte 1"):
+        task.read_predictions(rows, path)
+
+
+def test_words_with_blanks_where_tabs_part_the_columns(tmp_path):
+    task = registry.get("ner")
+    text = "is \tVBZ\tO\nNew York\tNNP\tB-LOC\n\n2 1/2\t\tO\ntons\tNNS\tO\n"
+    rows = task.read(write(tmp_path, text))
+    assert [row.texts for row in rows] == [("is", "New York"), ("2 1/2", "tons")]
+    assert [row.label for row in rows] == [("O", "B-LOC"), ("O", "O")]
+    path = tmp_path / "p.txt"
+    task.write_predictions(rows, [("O", "B-X"), ("O", "O")], path)
+    assert path.read_text().splitlines()[1] == "New York\tNNP\tB-LOC\tB-X"
+    assert task.read_predictions(rows, path) == [("O", "B-X"), ("O", "O")]
+    # A column that was pasted with a tab to others, and a line without any: blanks part them as before.
+    rows = task.read(write(tmp_path, "EU NNP I-ORG\tI-ORG\nrejects VBZ O\tO\n\nit PRP O O\n"))
+    assert [row.texts for row in rows] == [("EU", "rejects"), ("it",)]
+
+
 def test_an_empty_file(tmp_path):
     with pytest.raises(DataError, match="expected sentences of one word a line, got none"):
         registry.get("ner").read(write(tmp_path, "\n\n"))
