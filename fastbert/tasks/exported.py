@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DataError
 from .base import Row
 from .csv_records import csv_fields, csv_records
-from .files import read_lines, shorten
-from .hub_files import Record, is_hub_file, read_records
+from .files import shorten
+from .hub_files import Record
 
 if TYPE_CHECKING:
     from .text import TextTask
@@ -28,20 +28,12 @@ PAIRS = (
 )
 
 
-def read_exported(task: TextTask, path: str | os.PathLike) -> list[Row] | None:
-    """The rows of an exported file; None for a file of another form.
+def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Record]) -> list[Row]:
+    """The rows of a task that records hold.
 
     Raises:
         DataError: no rows that can be used; or by the task's ``bad_rows``.
     """
-    records: Iterable[Record]
-    if is_hub_file(path):
-        records = read_records(path, task.bad_rows)
-    else:
-        found = _table(task, path)
-        if found is None:
-            return None
-        records = (Record(f"{path}, line {number}", values) for number, values in found)
     rows = []
     for index, record in enumerate(records):
         try:
@@ -53,15 +45,29 @@ def read_exported(task: TextTask, path: str | os.PathLike) -> list[Row] | None:
     return rows
 
 
+def read_table_of_hub(
+    task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+) -> list[Row] | None:
+    """The rows of an exported .csv or .tsv; None, with only the first line looked at, for a file of another form.
+
+    Args:
+        first, lines: the file's first line and those after it, with their numbers.
+    """
+    found = _table(task, first, lines)
+    if found is None:
+        return None
+    return exported_rows(task, path, (Record(f"{path}, line {number}", values) for number, values in found))
+
+
 def _forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
     """The names that the text columns may have, the task's own first."""
     return (task.text_columns, *(SINGLE if len(task.text_columns) == 1 else PAIRS))
 
 
-def _table(task: TextTask, path: str | os.PathLike) -> Iterator[tuple[int, dict[str, str]]] | None:
+def _table(
+    task: TextTask, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, dict[str, str]]] | None:
     """Numbered rows by column of an exported .csv or .tsv; None where the first line is no header of one."""
-    lines = read_lines(path, task.bad_rows)
-    first = next(lines, (1, ""))
     tabs = "\t" in first[1]
     written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
     # GLUE's diagnostic set with its labels has Premise, Hypothesis, Label; spreadsheets like capitals too.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
@@ -47,6 +47,7 @@ def read_table(
     bare: Sequence[Sequence[str]] = (),
     extra: bool = False,
     bad_rows: BadRows = STRICT,
+    lines: Iterator[tuple[int, str]] | None = None,
 ) -> Table:
     """Reads a tab-separated file. Quotes are plain characters, and only line feeds end a row.
 
@@ -57,11 +58,12 @@ def read_table(
         bare: the columns of files without header, where a task has such; they differ in their number.
         extra: a row may have more columns than the header names; they are left out.
         bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
+        lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
 
     Raises:
         DataError: no header where one is needed, or no rows; or by bad_rows.
     """
-    lines = read_lines(path, bad_rows)
+    lines = read_lines(path, bad_rows) if lines is None else lines
     path = "standard input" if os.fspath(path) == "-" else path
     first = next(lines, None)
     if first is None:
@@ -75,7 +77,8 @@ def read_table(
         columns, pending = tuple(form), [first]
     kept = tuple(name for name in (*needed, *optional) if name in columns)
     at = [columns.index(name) for name in kept]
-    rows, index, blank, last = [], 0, None, first[0] - len(pending)
+    # Lines before a header are none of the table's; where there is no header the first line is a row.
+    rows, index, blank, last = [], 0, None, 0 if pending else first[0]
     for number, line in itertools.chain(pending, lines):
         index += number - last - 1  # lines that are no UTF-8 were rows too
         last = number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DataError
 from .base import Example, Row, Task
 from .encoding import encode_texts
-from .exported import read_exported
-from .files import atomic_write, of_rows
+from .exported import exported_rows, read_table_of_hub
+from .files import atomic_write, of_rows, read_lines
+from .hub_files import is_hub_file, read_records
 from .tables import read_table
 from .transforms import example, parts_of, with_next_words
 
@@ -65,7 +67,12 @@ class TextTask(Task):
         """The configuration of the head, as keyword arguments of `from_pretrained`."""
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        exported = None if os.fspath(path) == "-" else read_exported(self, path)
+        if is_hub_file(path):
+            return exported_rows(self, path, read_records(path, self.bad_rows))
+        # What tells the two forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
+        lines = read_lines(path, self.bad_rows)
+        first = next(lines, None)
+        exported = None if first is None or os.fspath(path) == "-" else read_table_of_hub(self, path, first, lines)
         if exported is not None:
             return exported
         bare = [self.bare_columns] if self.bare_columns else []
@@ -78,6 +85,7 @@ class TextTask(Task):
             bare=bare,
             extra=self.extra_columns,
             bad_rows=self.bad_rows,
+            lines=lines if first is None else itertools.chain([first], lines),
         )
         texts_at = [table.position(column) for column in self.text_columns]
         label_at, id_at = table.position(self.label_column), table.position(self.id_column)

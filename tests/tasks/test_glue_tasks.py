@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -98,6 +100,26 @@ def test_mnli_as_its_authors_publish_it(write):
     task.bad_rows = BadRows(skip=True)
     assert task.read(path) == [Row("0", ("A", "B"), "neutral")]
     assert "got '-'" in task.bad_rows.reasons[0]
+
+
+def test_a_first_row_that_is_no_utf_8_is_counted_once_and_keeps_its_number(write):
+    task = registry.get("cola")
+    task.bad_rows = BadRows(skip=True)
+    assert task.read(write(b"a\t1\t\tcaf\xe9\nb\t0\t*\tgood\n")) == [Row("1", ("good",), "0")]
+    assert len(task.bad_rows.reasons) == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_pipe_is_read_once(name, tmp_path):
+    """As from the shell's <(zcat train.tsv.gz)."""
+    content, rows = LABELLED[name]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True)
+    writer.start()
+    assert registry.get(name).read(pipe) == rows
+    writer.join(10)
+    assert not writer.is_alive()
 
 
 def test_the_similarity_benchmarks_own_files(write):
