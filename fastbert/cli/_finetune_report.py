@@ -24,9 +24,9 @@ MAX_PRINTED_LINES = 30
 SHOWN_TABLES = ("dev_classes.tsv", "dev_entities.tsv", "dev_questions.tsv")
 
 
-def metrics(task: Task, record: dict) -> str:
-    """The task's metrics in one line."""
-    return ", ".join(f"{name} {record[name]:.4f}" for name in task.metrics)
+def metrics(task: Task, record: dict, rows: Sequence[Row] = ()) -> str:
+    """The task's metrics, those of these rows, in one line."""
+    return ", ".join(f"{name} {record[name]:.4f}" for name in task.metrics_of(rows))
 
 
 def header(

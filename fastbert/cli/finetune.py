@@ -195,6 +195,6 @@ def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, o
         return paths
     for path, rows in also.items():
         score, predictions = EvaluationSet.of(task, rows, tokenizer, config.max_seqlen).score(task, model)
-        print(f"{path}: {report.metrics(task, score)}")
+        print(f"{path}: {report.metrics(task, score, rows)}")
         paths += write_results(task, rows, predictions, score, out, f"also_{path.stem}")
     return paths

@@ -161,9 +161,13 @@ class Task(abc.ABC):
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list:
         """One prediction a row, from the outputs of its examples."""
 
+    def metrics_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        """The names of the metrics of these rows: `metrics`, unless the rows have others besides."""
+        return self.metrics
+
     @abc.abstractmethod
     def metric(self, rows: Sequence[Row], predictions: Sequence) -> dict[str, float]:
-        """The official metrics, by the names in `metrics`."""
+        """The official metrics, by the names in `metrics_of`."""
 
     @abc.abstractmethod
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:

@@ -69,7 +69,7 @@ class Classification(TextTask):
             "f1": lambda: metrics.f1(gold, predictions, self.positive),
             "matthews": lambda: metrics.matthews(gold, predictions),
         }
-        return {name: compute[name]() for name in self.metrics}
+        return {name: compute[name]() for name in self.metrics_of(rows)}
 
     @property
     def positive(self) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from .base import Row
 from .classification import Classification
+
+
+@dataclass(frozen=True)
+class Diagnostic(Row):
+    """A row of GLUE's diagnostic set, which GLUE scores by Matthews' correlation (Wang et al. 2018, section 4)."""
 
 
 class MNLI(Classification):
     """Files of 9 (test), 12 (training) or 16 (dev) columns, of which sentence1, sentence2 and gold_label are read; also
-    GLUE's diagnostic set. Matched and mismatched genres have files of their own."""
+    GLUE's diagnostic set, known by its file's name. Matched and mismatched genres have files of their own."""
 
     name = "mnli"
     submission = "MNLI-m.tsv"
@@ -18,8 +26,18 @@ class MNLI(Classification):
     text_columns = ("sentence1", "sentence2")
     label_column = "gold_label"
 
+    def read(self, path: str | os.PathLike) -> list[Row]:
+        rows = super().read(path)
+        return [Diagnostic(row.id, row.texts, row.label) for row in rows] if _is_diagnostic(path) else rows
+
+    def metrics_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        return ("matthews", *self.metrics) if any(isinstance(row, Diagnostic) for row in rows) else self.metrics
+
     def submission_name(self, data: str | os.PathLike) -> str:
-        name = Path(data).name.lower()
-        if "mismatched" in name:
+        if "mismatched" in Path(data).name.lower():
             return "MNLI-mm.tsv"
-        return "AX.tsv" if "diagnostic" in name or name == "ax.tsv" else self.submission
+        return "AX.tsv" if _is_diagnostic(data) else self.submission
+
+
+def _is_diagnostic(data: str | os.PathLike) -> bool:
+    return "diagnostic" in Path(data).name.lower() or Path(data).stem.lower() == "ax"

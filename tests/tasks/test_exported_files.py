@@ -12,6 +12,7 @@ from fastbert.errors import DataError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
+from fastbert.tasks.mnli import Diagnostic
 
 RTE = "sentence1,sentence2,label,idx\n"
 
@@ -58,7 +59,7 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
         ("sst2", "a.csv", 'text,label\n"one\ntwo, three",1\n', [Row("0", ("one\ntwo, three",), "1")]),
         ("text-classification", "a.csv", 'text,label\n"a, b",x\n', [Row("0", ("a, b",), "x")]),
         # The diagnostic set has no labels.
-        ("mnli", "ax.tsv", "premise\thypothesis\tlabel\tidx\nA\tB\t-1\t0\n", [Row("0", ("A", "B"), None)]),
+        ("mnli", "ax.tsv", "premise\thypothesis\tlabel\tidx\nA\tB\t-1\t0\n", [Diagnostic("0", ("A", "B"), None)]),
         # MultiNLI's own JSON lines, words for labels.
         (
             "mnli",
@@ -71,7 +72,7 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
             "mnli",
             "diagnostic-full.tsv",
             'Logic\tDomain\tPremise\tHypothesis\tLabel\nNegation\t\tA "b".\tB\tcontradiction\n',
-            [Row("0", ('A "b".', "B"), "contradiction")],
+            [Diagnostic("0", ('A "b".', "B"), "contradiction")],
         ),
         ("text-classification", "a.csv", "Text,Label\nA,x\n", [Row("0", ("A",), "x")]),
         ("text-classification", "a.csv", "text,label\nA,-1\nB,1\n", [Row("0", ("A",), "-1"), Row("1", ("B",), "1")]),

@@ -162,6 +162,23 @@ def test_mnlis_submission_is_called_after_the_data():
     ]
 
 
+def test_the_diagnostic_set_is_scored_by_matthews_correlation(write, capsys):
+    header, row = b"Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n", b"Quantifiers\tNews\tA\tB\t%b\n"
+    labels = [b"entailment", b"entailment", b"neutral", b"contradiction"]
+    content, sub = header + b"".join(row % label for label in labels), b"index\tprediction\n0\tentailment\n1\tneutral\n"
+    sub = write(sub + b"2\tneutral\n3\tentailment\n", "AX.tsv")
+    scores = {}
+    for name in ("diagnostic-full.tsv", "pairs.tsv"):
+        assert main(["evaluate", "mnli", "--data", str(write(content, name)), "--predictions", str(sub)]) == 0
+        scores[name] = json.loads(capsys.readouterr().out)
+    # Gorodkin's R_K by hand: 4 rows, 2 right; of the labels 2, 1, 1, of the predictions 2, 2, 0.
+    expected = (2 * 4 - (2 * 2 + 1 * 2 + 1 * 0)) / ((16 - 4 - 4) * (16 - 4 - 1 - 1)) ** 0.5
+    assert scores["diagnostic-full.tsv"] == {
+        **{"task": "mnli", "rows": 4, "matthews": pytest.approx(expected), "accuracy": 0.5}
+    }
+    assert scores["pairs.tsv"] == {"task": "mnli", "rows": 4, "accuracy": 0.5}
+
+
 def test_similarities_stay_on_the_scale_that_glue_takes(tmp_path):
     task = registry.get("stsb")
     assert task.decode([], [], [[-0.3], [5.2], [1.0]]) == [0.0, 5.0, 1.0]
