@@ -9,7 +9,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import FastbertError, InputError
 
@@ -37,6 +37,31 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
+    """Lines of a file with their ends, line feeds; where the first has none, carriage returns, which Macs wrote once
+    and spreadsheets' "CSV (Macintosh)" has today. In a file with line feeds a carriage return is text.
+
+    Args:
+        limit: of what is read at a time, so that a longer line comes in parts; -1 for none.
+    """
+    line = file.readline(limit)
+    if b"\r" not in line or line.endswith(b"\n"):
+        while line:
+            yield line
+            line = file.readline(limit)
+        return
+    rest = b""
+    while line:
+        *whole, rest = (rest + line).split(b"\r")
+        yield from (part + b"\n" for part in whole)
+        if 0 < limit <= len(rest):
+            yield rest
+            rest = b""
+        line = file.readline(limit)
+    if rest:
+        yield rest
 
 
 def flush(path: str | os.PathLike) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError
+from ..files import binary_lines
 from .sentences import segment_lines
 
 # A line is read into memory whole, so a file without line ends must not be read as text.
@@ -112,8 +113,7 @@ def _read_lines(path: Path, errors: str, on_bytes: Callable[[int], None] | None)
     number = unreported = 0
     try:
         with opener(path, "rb") as file:
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
+            for number, line in enumerate(binary_lines(file, MAX_LINE_BYTES + 1), 1):
                 yield number, _decode(path, number, line, errors)
                 unreported += len(line)
                 if on_bytes is not None and unreported >= _REPORT_BYTES:

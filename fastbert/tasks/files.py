@@ -15,13 +15,14 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError, InputError
+from ..files import binary_lines
 from .bad_rows import STRICT, BadRows
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, str]]:
-    """Lines of a UTF-8 file with their numbers from 1, without byte-order mark and line end (LF or CRLF).
+    """Lines of a UTF-8 file with their numbers from 1, without byte-order mark and line end (LF, CRLF, or CR alone).
 
     Only line feeds end a line: characters such as U+2028 or U+0085 are text and occur in real data sets.
 
@@ -42,7 +43,7 @@ def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[
 
 
 def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tuple[int, str]]:
-    for number, raw in enumerate(file, 1):
+    for number, raw in enumerate(binary_lines(file), 1):
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")

@@ -24,6 +24,18 @@ def test_plain_text_one_sentence_a_line(tmp_path):
     assert [d.name for d in read_documents([path])] == [f"{path}:1", f"{path}:6"]
 
 
+def test_carriage_returns_alone_end_lines_too(tmp_path, monkeypatch):
+    path = tmp_path / "mac.txt"
+    path.write_bytes(b"One here.\rTwo.\r\rThree, a longer one.\rFour.")
+    for limit in (1 << 20, 21):  # the file at once, and in pieces no longer than its longest line
+        monkeypatch.setattr(corpus, "MAX_LINE_BYTES", limit)
+        found = [document.sentences for document in read_documents([path])]
+        assert found == [["One here.", "Two."], ["Three, a longer one.", "Four."]]
+    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 12)
+    with pytest.raises(DataError, match=r"mac\.txt:4: expected lines of at most 12 bytes"):
+        list(read_documents([path]))
+
+
 def test_paragraphs_jsonl_gzip_directories(tmp_path):
     text = "Mr. Holmes came in. He sat down! “Why?” she asked.\nThen it was 3.5 miles. Off we went.\n"
     cut = ["Mr. Holmes came in.", "He sat down!", "“Why?” she asked.", "Then it was 3.5 miles.", "Off we went."]

@@ -18,6 +18,15 @@ def test_lines_end_at_line_feeds_only(tmp_path):
     assert list(read_lines(path)) == [(1, "a"), (2, "b\u2028c\u0085d"), (3, ""), (4, "last")]
 
 
+def test_carriage_returns_end_lines_where_no_line_feed_does(tmp_path):
+    path = tmp_path / "f"
+    for end in (b"", b"\r"):
+        path.write_bytes(b"\xef\xbb\xbfa\rb c\r\rd" + end)
+        assert list(read_lines(path)) == [(1, "a"), (2, "b c"), (3, ""), (4, "d")]
+    path.write_bytes(b"a\rb\nc\rd")
+    assert list(read_lines(path)) == [(1, "a\rb"), (2, "c\rd")]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
