@@ -46,12 +46,16 @@ def encode_all(encoder: SentenceEncoder, texts: Iterable[str]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], made_by: str, path: Path | None) -> np.ndarray:
+def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, path: Path | None) -> np.ndarray:
     """The texts' vectors: from the index where it is of these texts and made likewise, else computed and kept there."""
-    mark = hashlib.sha256(json.dumps([made_by, texts]).encode()).hexdigest()
+    mark = hashlib.sha256(json.dumps([maker, texts]).encode()).hexdigest()
     beside = None if path is None else path.with_suffix(".json")
-    if path is not None and path.is_file() and beside.is_file() and json.loads(beside.read_text()) == {"of": mark}:
-        return np.load(path, mmap_mode="r")
+    if path is not None:
+        try:
+            if json.loads(beside.read_text()) == {"of": mark}:
+                return np.load(path, mmap_mode="r")
+        except (OSError, ValueError, EOFError):  # none yet, or a damaged one: it is made anew
+            pass
     vectors = encode_all(encoder, (text for _, text in texts))
     if path is not None:
         # The mark last and each file whole: an index that was cut short is not taken for one.
@@ -65,6 +69,12 @@ def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], made_by: str, 
                 write(file)
             os.replace(unfinished, target)
     return vectors
+
+
+def made_by(model: Path, precision: str) -> str:
+    """What decides about vectors besides the texts: another model may come to lie where the first one was."""
+    files = sorted((str(file), file.stat()) for file in model.resolve().rglob("*") if file.is_file())
+    return json.dumps([precision, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]])
 
 
 def search(encoder: SentenceEncoder, vectors: np.ndarray, questions: list[str], top: int) -> list[list[tuple]]:
@@ -100,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         texts = read_texts(args.file)
         encoder = SentenceEncoder.from_pretrained(args.model, precision=args.precision)
-        vectors = index(encoder, texts, f"{args.model.resolve()} {args.precision}", args.index)
+        vectors = index(encoder, texts, made_by(args.model, args.precision), args.index)
         for question in args.questions or (line.strip() for line in sys.stdin):
             if not question:
                 continue
@@ -108,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
             for score, row in search(encoder, vectors, [question], args.top)[0]:
                 number, text = texts[row]
                 print(f"{score:7.4f}  line {number}: {text}", flush=True)
-    except FastbertError as error:
+    except (FastbertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

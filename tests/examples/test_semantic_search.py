@@ -84,6 +84,18 @@ def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search):
     assert changed.stdout.splitlines()[1] == " 1.0000  line 6: paris"
 
 
+def test_the_index_is_made_anew_when_it_is_damaged_or_another_model_lies_there(desk, search):
+    words = ("texts.txt", "the film is good", "--index", "texts.npy")
+    first = search(*words)
+    for name in ("texts.npy", "texts.json"):
+        (desk / name).write_bytes(b"{ damaged")
+        assert search(*words).stdout == first.stdout
+    save(desk / "model", "BertModel", hidden_size=16)
+    again = search(*words)
+    assert again.returncode == 0, again.stderr
+    assert np.load(desk / "texts.npy").shape == (4, 16)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -91,6 +103,7 @@ def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search):
         (["empty.txt", "x"], "expected lines of text, got none"),
         (["texts.txt", "x", "--model", "nowhere"], "nowhere"),
         (["texts.txt", "x", "--top", 0], "--top must be at least 1"),
+        (["texts.txt", "x", "--index", "nowhere/texts.npy"], "No such file or directory: 'nowhere"),
     ],
 )
 def test_bad_input_is_one_sentence(desk, search, words, said):
