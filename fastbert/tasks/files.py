@@ -196,8 +196,15 @@ class NpyWriter:
 
 @contextlib.contextmanager
 def write_npy(path: str | os.PathLike) -> Iterator[NpyWriter]:
-    """Writes a .npy file row by row in flat memory; it appears when the block ends without an exception."""
-    with atomic_write(path, "wb") as file:
+    """Writes a .npy file row by row in flat memory; it appears when the block ends without an exception.
+
+    Raises:
+        InputError: standard output or a pipe.
+    """
+    with contextlib.nullcontext() if os.fspath(path) == "-" else atomic_write(path, "wb") as file:
+        if file is None or not file.seekable():
+            # The number of rows, known at the end, stands at the beginning.
+            raise InputError(f"{path}: expected a file to write vectors to, got standard output or a pipe")
         writer = NpyWriter(file)
         yield writer
         writer.finish()

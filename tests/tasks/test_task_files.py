@@ -127,6 +127,15 @@ def test_a_full_disk_names_the_file():
     assert caught.value.errno == errno.ENOSPC
 
 
+def test_npy_is_no_stream(tmp_path):
+    reading, writing = os.pipe()
+    for path in ("-", f"/dev/fd/{writing}"):
+        with pytest.raises(InputError, match=f"{path}: expected a file to write vectors to"), write_npy(path):
+            pass
+    os.close(reading)
+    os.close(writing)
+
+
 def test_npy_of_unknown_length_reads_back(tmp_path):
     rng = np.random.default_rng(0)
     parts = [rng.standard_normal((n, 5)).astype(np.float32) for n in (1, 700, 0, 12_345)]
