@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
 from ..errors import DataError
+
+T = TypeVar("T")
 
 
 class BadRows:
@@ -29,6 +34,16 @@ class BadRows:
         if not self.skip:
             raise DataError(f"{reason} ({self.hint})" if self.hint else reason)
         self.reasons.append(reason)
+
+
+def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:
+    """Rows with their numbers from 0. Those that their reader refuses in between count too, so that the numbers of the
+    others do not depend on what is skipped."""
+    number, told = 0, len(bad_rows.reasons)
+    for row in rows:
+        number += len(bad_rows.reasons) - told
+        yield number, row
+        number, told = number + 1, len(bad_rows.reasons)
 
 
 STRICT = BadRows()

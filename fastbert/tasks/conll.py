@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
-from .bad_rows import STRICT, BadRows
+from .bad_rows import STRICT, BadRows, numbered
 from .base import Row
 from .files import read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
@@ -170,7 +170,7 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows) -> list[Sentence]:
     """Sentences as data-set hubs have them: lists of words and of tags, and maybe the document that they are of."""
     rows, documents = [], 0
     before = None
-    for index, record in enumerate(read_records(path, bad_rows)):
+    for index, record in numbered(read_records(path, bad_rows), bad_rows):
         document = record.values.get("document_id")
         documents, before = documents + (index > 0 and document != before), document
         try:

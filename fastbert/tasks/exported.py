@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
+from .bad_rows import numbered
 from .base import Row
 from .csv_records import csv_fields, csv_records
 from .files import shorten
@@ -35,7 +36,7 @@ def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Rec
         DataError: no rows that can be used; or by the task's ``bad_rows``.
     """
     rows = []
-    for index, record in enumerate(records):
+    for index, record in numbered(records, task.bad_rows):
         try:
             rows.append(_row(task, index, record.values, record.names))
         except ValueError as error:

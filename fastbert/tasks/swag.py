@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import DataError
 from . import metrics
+from .bad_rows import numbered
 from .base import Example, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
@@ -65,7 +66,7 @@ class SWAG(Task):
 
     def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
         rows = []
-        for index, (where, fields) in enumerate(records):
+        for index, (where, fields) in numbered(records, self.bad_rows):
             try:
                 rows.append(_checked(make(index, fields)))
             except ValueError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import DataError
-from .bad_rows import BadRows
+from .bad_rows import BadRows, numbered
 from .base import Row
 from .classification import Classification
 from .files import read_json_lines
@@ -43,7 +43,7 @@ class TextClassification(Classification):
 
     def _rows(self, path: str | os.PathLike, records: Iterable[Record]) -> list[Row]:
         rows = []
-        for index, record in enumerate(records):
+        for index, record in numbered(records, self.bad_rows):
             values = record.values
             text, label = values.get("text", values.get("sentence")), values.get("label")
             try:

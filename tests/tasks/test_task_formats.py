@@ -7,6 +7,7 @@ from sklearn.metrics import accuracy_score
 from fastbert.config import BertConfig
 from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row, require_labels
 from fastbert.tasks.text_classification import TextClassification
 
@@ -118,6 +119,23 @@ def test_text_classification_learns_and_restores_its_labels(tmp_path):
     again = TextClassification()
     again.restore(BertConfig(**task.head()))
     assert again.labels == task.labels
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [
+        ("text-classification", b'{"text": "x", "label": "a"}'),
+        ("rte", b'{"premise": "A", "hypothesis": "B", "label": 0}'),
+        ("ner", b'{"tokens": ["a"], "ner_tags": ["O"]}'),
+        ("swag", b'{"ctx_a": "A", "ctx_b": "b", "endings": ["c", "d", "e", "f"], "label": 0}'),
+    ],
+)
+def test_rows_that_cannot_be_read_shift_no_numbers(tmp_path, name, good):
+    task = registry.get(name)
+    task.bad_rows = BadRows(skip=True)
+    path = write(tmp_path, b"\n".join([b"{half", good, good.replace(b"a", b"\xe9"), b"{}", good]), "f.jsonl")
+    assert [row.id for row in task.read(path)] == ["1", "4"]
+    assert len(task.bad_rows.reasons) == 3
 
 
 def test_text_classification_without_text(tmp_path):
