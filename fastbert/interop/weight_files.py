@@ -67,7 +67,7 @@ def find_tensorflow(directory: Path) -> Path | None:
 
 
 def read_weights_file(path) -> dict[str, Tensor]:
-    """The tensors of one file of weights, or of the TensorFlow 1 checkpoint with this prefix or ``.index``.
+    """The tensors of one file of weights, or of the TensorFlow 1 checkpoint with this prefix or one of its files.
 
     A pickle may hold them under "model", "module" or "state_dict" among other things, as trainers save them.
     """
@@ -75,7 +75,7 @@ def read_weights_file(path) -> dict[str, Tensor]:
     from .convert_names import from_deepspeed, from_tensorflow, is_weight
 
     path = Path(path)
-    prefix = path.with_suffix("") if path.suffix == ".index" else path
+    prefix = path.with_suffix("") if path.suffix.startswith((".index", ".data-", ".meta")) else path
     if prefix.with_name(f"{prefix.name}.index").is_file():
         return from_tensorflow(read_bundle(prefix, is_weight))
     return from_deepspeed(_read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, True))

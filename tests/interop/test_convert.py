@@ -87,7 +87,12 @@ def test_tensorflows_own_configuration_is_enough(name, tmp_path):
         "bert_model.ckpt.index",
         "vocab.txt",
     ]
+    # By its largest file, too, which is the one that looks like the weights.
+    convert(tmp_path / "tf1" / "bert_model.ckpt.data-00000-of-00001", tmp_path / "by-data")
     found = convert(tmp_path / "tf1" / "bert_model.ckpt", tmp_path / "end")
+    assert (tmp_path / "by-data" / "model.safetensors").read_bytes() == (
+        tmp_path / "end" / "model.safetensors"
+    ).read_bytes()
     _assert_holds(tmp_path / "end", theirs)
     assert type(found.model).__name__ == name
     # The label count comes from the tensor: google-research/bert's configuration has none.
