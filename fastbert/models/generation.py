@@ -13,6 +13,7 @@ from .. import ops
 from ..errors import InputError
 from ..modules.cache import KeyValueCache
 from ..modules.layout import PackedLayout
+from ..modules.mode import evaluating
 from ..packing import PackedBatch
 
 
@@ -61,14 +62,9 @@ def generate(
     ends = _ends(config.eos_token_id if eos_token_id is None else eos_token_id)
     filters = (temperature, top_k, top_p)
     draws = _draws(seed, len(rows), max_new_tokens) if do_sample else None
-    device, training = model.device, [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            new = _continue(model, rows, max_new_tokens, filters, draws, torch.tensor(ends, device=device), use_cache)
-    finally:
-        for module in training:  # each by itself: parts of a model may be frozen in evaluation mode
-            module.training = True
+    device = model.device
+    with evaluating(model), torch.inference_mode():
+        new = _continue(model, rows, max_new_tokens, filters, draws, torch.tensor(ends, device=device), use_cache)
     kept = [_until_end(row, ends) for row in new.tolist()]
     if not isinstance(prompts, Tensor):
         return [row + more for row, more in zip(rows, kept, strict=True)]

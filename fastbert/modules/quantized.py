@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..packing import PackedBatch
 from .encoder import BertEncoder
 from .linear import is_plain
+from .mode import evaluating
 from .quantized_linear import QuantizedLinear
 
 # Input channels of a layer that stay float32.
@@ -102,17 +103,13 @@ def quantize(model: nn.Module) -> nn.Module:
     elsewhere = next((p.device for p in inner.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         raise InputError(f"quantize needs a model on the CPU, got a parameter on {elsewhere}")
-    was_training, replacements = inner.training, []
-    inner.eval()
-    try:
+    replacements = []
+    with evaluating(inner):
         for encoder, found in places.items():
             linears = [getattr(parent, name) for parent, name in found]
             channels = _largest_channels(inner, encoder, linears)
             quantized = [QuantizedLinear(linear, channels[linear]) for linear in linears]
             replacements += [(*place, layer) for place, layer in zip(found, quantized, strict=True)]
-    finally:
-        # Of the parts that remain; the new ones know evaluation only.
-        inner.train(was_training)
     for parent, name, layer in replacements:
         setattr(parent, name, layer)
     inner.eval().requires_grad_(False)

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
+from ..modules.mode import evaluating
 from ..packing import PackedBatch
 from .batching import evaluation_batches
 from .encoding import private_copy
@@ -99,10 +100,8 @@ def token_features(
 @torch.inference_mode()
 def _window_features(model: torch.nn.Module, ids: list[list[int]], layers: str, token_budget: int) -> list[np.ndarray]:
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     values: list = [None] * len(ids)
-    try:
+    with evaluating(model):
         for indices in evaluation_batches([len(row) for row in ids], token_budget):
             batch = PackedBatch.from_sequences([ids[index] for index in indices]).to(device)
             out = model(batch, output_hidden_states=True)
@@ -110,6 +109,4 @@ def _window_features(model: torch.nn.Module, ids: list[list[int]], layers: str, 
             bounds = batch.cu_seqlens.tolist()
             for index, begin, end in zip(indices, bounds[:-1], bounds[1:], strict=True):
                 values[index] = flat[begin:end]
-    finally:
-        model.train(training)
     return values

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..errors import InputError
+from ..modules.mode import evaluating
 from ..packing import PackedBatch
 from .encoding import encode_texts
 
@@ -59,10 +60,6 @@ def _top(model: torch.nn.Module, ids: list[int], positions: list[int], top_k: in
     # The model computes logits only where a label asks for them; which label does not matter to the logits.
     labels = torch.zeros(len(positions), dtype=torch.int64)
     batch = PackedBatch.from_sequences([ids], mlm_positions=torch.tensor(positions), mlm_labels=labels).to(device)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         logits = model(batch).mlm_logits
-    finally:
-        model.train(training)
     return torch.softmax(logits.float(), -1).topk(top_k)

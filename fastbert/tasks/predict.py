@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError
+from ..modules.mode import evaluating
 from .base import Example, Row, Task
 from .batching import evaluation_batches
 
@@ -36,7 +37,7 @@ def run_model(
     token_budget: int = TOKEN_BUDGET,
     progress: Callable[[int], Any] | None = None,
 ) -> Outputs:
-    """Raw outputs of all examples, without dropout; the model is left in the mode it was in.
+    """Raw outputs of all examples, without dropout; every part of the model is left in the mode it was in.
 
     Args:
         progress: called with the number of examples done by each batch.
@@ -46,24 +47,19 @@ def run_model(
     device = next(model.parameters()).device
     values: list[Any] = [None] * len(examples)
     loss_sum, labelled = 0.0, 0
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for indices in evaluation_batches([e.num_tokens for e in examples], token_budget):
-                chosen = [examples[index] for index in indices]
-                batch, keywords = task.collate(chosen)
-                batch = batch.to(device)
-                out = model(batch, **to_device(keywords, device))
-                for index, value in zip(indices, task.outputs(out, batch), strict=True):
-                    values[index] = value
-                if out.loss is not None:
-                    loss_sum += float(out.loss) * len(chosen)
-                    labelled += len(chosen)
-                if progress is not None:
-                    progress(len(chosen))
-    finally:
-        model.train(training)
+    with evaluating(model), torch.inference_mode():
+        for indices in evaluation_batches([e.num_tokens for e in examples], token_budget):
+            chosen = [examples[index] for index in indices]
+            batch, keywords = task.collate(chosen)
+            batch = batch.to(device)
+            out = model(batch, **to_device(keywords, device))
+            for index, value in zip(indices, task.outputs(out, batch), strict=True):
+                values[index] = value
+            if out.loss is not None:
+                loss_sum += float(out.loss) * len(chosen)
+                labelled += len(chosen)
+            if progress is not None:
+                progress(len(chosen))
     return Outputs(values, loss_sum / labelled if labelled else None)
 
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 
 from ..data.pretraining import PretrainingData
+from ..modules.mode import evaluating
 from ..packing import PackedBatch
 from .distributed import World
 from .engine import LocalEngine
@@ -40,21 +41,18 @@ def evaluate(
         pairs; targets, pairs, tokens. None where it was stopped.
     """
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     sums = dict.fromkeys(_SUMS, 0.0)
     counts = torch.zeros(data.shards.manifest.vocab_size, dtype=torch.float64)
-    for place, counted in _share(_places(data, max_tokens, epochs, token_budget), engine):
-        if stop is not None and stop():
-            model.train(was_training)
-            return None
-        batch = data.collate(*place).to(device)
-        with engine.autocast() if engine else nullcontext():
-            out = model(batch)
-        if counted:
-            _add(sums, batch, out)
-            counts += torch.bincount(batch.mlm_labels.cpu(), minlength=len(counts))
-    model.train(was_training)
+    with evaluating(model):
+        for place, counted in _share(_places(data, max_tokens, epochs, token_budget), engine):
+            if stop is not None and stop():
+                return None
+            batch = data.collate(*place).to(device)
+            with engine.autocast() if engine else nullcontext():
+                out = model(batch)
+            if counted:
+                _add(sums, batch, out)
+                counts += torch.bincount(batch.mlm_labels.cpu(), minlength=len(counts))
     if engine is not None and engine.world.size > 1:
         totals = engine.reduce([*sums.values(), *counts.tolist()])
         sums, counts = dict(zip(_SUMS, totals, strict=False)), torch.tensor(totals[len(_SUMS) :], dtype=torch.float64)
