@@ -168,28 +168,31 @@ def _ties(results: dict) -> dict[tuple[str, str], list[dict]]:
 def _pretraining(page: Page, results: dict) -> None:
     page.heading("Pre-training")
     rates = results["measured"]["tokens_per_second"]
-    header = ("", "model", "steps", "tokens", "held-out loss (nats)", "unigram entropy", "under it by")
+    length = ("model", "steps", "weights of step", "tokens")
+    loss = ("held-out loss (nats)", "unigram entropy", "under it by", "accuracy")
     page.table(
-        (*header, "accuracy", "next sentence", "tokens a second"),
+        ("", *length, *loss, "next sentence", "tokens a second"),
         [_pretraining_line(row["row"], row["pretraining"], rates[row["row"]]) for row in results["rows"]],
     )
     page.text(
         "The loss is the cross-entropy of the predicted tokens of held-out documents, each row's by its own objective "
         "and masks; the unigram entropy is that of the very same tokens, the least loss of a model that knows how "
         "often each occurs and nothing else. A row that is not clearly under it has learned next to nothing, and its "
-        "fine-tuning starts from little more than chance."
+        "fine-tuning starts from little more than chance. The weights are those of the least held-out loss, as every "
+        "pre-training leaves them: where they are of an earlier step than the last, the model had begun to overfit."
     )
 
 
 def _pretraining_line(name: str, found: dict, rate: float) -> tuple[str, ...]:
     tokens = f"{statistics.fmean(found['tokens']):,.0f}"
     if not found["losses"]:
-        return (name, found["model"], "", tokens, "predicts no words", "", "", "", "", f"{rate:,.0f}")
+        return (name, found["model"], "", "", tokens, "predicts no words", "", "", "", "", f"{rate:,.0f}")
     pairs = found["next_sentence"]
     return (
         name,
         found["model"],
         f"{found['steps']:,}",
+        ", ".join(f"{step:,}" for step in sorted(set(found.get("weights_of_step", [])))),
         tokens,
         spread(*_over(found["losses"]), 3),
         f"{statistics.fmean(found['unigram_entropies']):.3f}",

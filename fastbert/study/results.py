@@ -82,6 +82,8 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     return {
         "model": wanted[0].name,
         "steps": step,
+        # A run leaves the weights of its least held-out loss, which one that has begun to overfit reached earlier.
+        "weights_of_step": [f["best_step"] if step == config.steps else step for f in found if f["curve"]],
         "tokens": [round(f["tokens"] * step / f["steps"]) for f in found],
         "losses": losses,
         "unigram_entropies": entropies,
