@@ -121,7 +121,7 @@ def test_stage_0_and_a_configuration_of_the_user_s(data, alone, tmp_path):
         ('{"zero_optimization": {"stage": 7}}', "zero_optimization.stage to be 0, 1, 2 or 3, got 7"),
         ('{"zero_optimization": {"stage": "two"}}', "zero_optimization.stage to be 0, 1, 2 or 3, got 'two'"),
         ("[1]", "a JSON object, got list"),
-        ("{", "in JSON"),
+        ("{", "expected JSON"),
     ],
 )
 def test_a_configuration_that_contradicts_the_run_is_refused(data, tmp_path, content, what):
