@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from .errors import InputError
-from .model_config import ModelConfig
+from .model_config import COMMON, ModelConfig
 
 # "gelu" is the exact one (error function); the original google-research code computes the tanh approximation.
 ERF_GELU = ("gelu", "gelu_python")
@@ -62,13 +62,9 @@ _DEFAULTS: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
     "tie_word_embeddings": True,
-    "problem_type": None,
-    "output_hidden_states": False,
     "output_attentions": False,
-    "return_dict": True,
     "chunk_size_feed_forward": 0,
-    "dtype": None,
-    "architectures": None,
+    **COMMON,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from .config import shape_of
 from .data.characters import MAX_CHARACTERS, NUM_CHARACTERS, character_table
 from .errors import InputError
-from .model_config import ModelConfig
+from .model_config import COMMON, ModelConfig
 
 # (width, number) of the convolutions of the published model, whose projection is 512.
 PAPER_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
@@ -32,11 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "initializer_range": 0.02,
     "max_position_embeddings": None,
     "pad_token_id": 0,
-    "problem_type": None,
-    "output_hidden_states": False,
-    "return_dict": True,
-    "dtype": None,
-    "architectures": None,
+    **COMMON,
 }
 
 

@@ -82,6 +82,36 @@ def sha256(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
+def read_yaml(path: str | os.PathLike) -> dict:
+    """The mapping in a YAML file (UTF-8); empty for an empty file.
+
+    A key that stands twice is refused: YAML forbids it, and its readers keep the last one without a word.
+
+    Raises:
+        InputError: there is no such file, or it is no YAML or no mapping.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen and isinstance(key, yaml.ScalarNode):
+                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
+                seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+            return super().construct_mapping(node, deep)
+
+    try:
+        value = Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
+    except (FileNotFoundError, IsADirectoryError):
+        raise InputError(f"{path}: expected a YAML file, found none") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
+    if value is not None and not isinstance(value, dict):
+        raise InputError(f"{path}: expected a mapping, got {type(value).__name__}")
+    return value or {}
+
+
 def read_json(
     path: str | os.PathLike,
     kind: type = dict,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from .config import ERF_GELU, TANH_GELU, shape_of
 from .errors import InputError
-from .model_config import ModelConfig
+from .model_config import COMMON, ModelConfig
 
 _log = logging.getLogger("fastbert")
 
@@ -40,11 +40,7 @@ _SHARED: dict[str, Any] = {
     "delimiter_token_id": None,
     "extract_token_id": None,
     "tie_word_embeddings": True,
-    "problem_type": None,
-    "output_hidden_states": False,
-    "return_dict": True,
-    "dtype": None,
-    "architectures": None,
+    **COMMON,
 }
 
 

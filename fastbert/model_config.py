@@ -13,6 +13,15 @@ from typing import Any, ClassVar, Self
 from .errors import InputError
 from .files import read_json, whole
 
+COMMON: dict[str, Any] = {
+    "problem_type": None,
+    "output_hidden_states": False,
+    "return_dict": True,
+    "dtype": None,
+    "architectures": None,
+}
+"""Fields that every kind has, with their defaults."""
+
 
 def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]]:
     """The config.json of a directory, or the file itself: its path and what it holds.

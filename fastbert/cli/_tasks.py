@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from ..errors import DataError, InputError
+from ..errors import InputError
 from ..tasks import registry
 from ..tasks.bad_rows import BadRows
 from ..tasks.base import Row, Task, check_fit, require_labels
@@ -38,7 +38,7 @@ def read_rows(
     if training:
         rows = task.for_training(rows, path)
         if not rows:
-            raise DataError(f"{path}: expected rows to train on, got none that can be used")
+            raise task.bad_rows.none_left(path, "rows to train on")
     reasons = task.bad_rows.reasons
     if reasons:
         print(f"{path}: {len(reasons)} bad rows skipped, {len(rows)} rows kept", file=sys.stderr)

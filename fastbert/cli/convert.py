@@ -18,7 +18,7 @@ class Convert:
     """
 
     src: Positional[Annotated[Path, arg(metavar="SRC")]]
-    """A model directory, a TensorFlow checkpoint (bert_model.ckpt), or a file of weights."""
+    """A model or run directory, a TensorFlow checkpoint (bert_model.ckpt), or a file of weights."""
     dst: Positional[Annotated[Path, arg(metavar="DST")]]
     """The directory to write; for onnx, the file."""
     to: Literal["safetensors", "pickle", "tf1", "onnx", "sentence-transformers"] = "safetensors"
@@ -32,8 +32,10 @@ def run(args: Convert) -> None:
     import sys
 
     from ..interop.convert import convert
+    from ..tasks.runs import model_directory
 
-    found = convert(args.src, args.dst, to=args.to, config=args.config)
+    of_run = (args.src / "model" / "config.json").is_file()
+    found = convert(model_directory(args.src) if of_run else args.src, args.dst, to=args.to, config=args.config)
     config = found.model.config
     print(f"{type(found.model).__name__}: {config.num_hidden_layers} layers of {config.hidden_size}", file=sys.stderr)
     if found.unused:

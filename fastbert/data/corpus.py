@@ -131,7 +131,7 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
     if len(line) > MAX_LINE_BYTES:
         raise DataError(f"{path}:{number}: expected lines of at most {MAX_LINE_BYTES} bytes, got a longer one")
     if b"\0" in line:
-        raise DataError(f"{path}:{number}: expected text, got a binary file (a NUL byte)")
+        raise DataError(f"{path}:{number}: expected UTF-8, got a NUL byte: a binary file, or text in UTF-16")
     if number == 1 and line.startswith(b"\xef\xbb\xbf"):
         line = line[3:]
     try:

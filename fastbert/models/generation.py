@@ -186,9 +186,12 @@ def _check(config, rows, count: int, temperature: float, top_k: int | None, top_
         raise InputError(f"temperature must be above 0, got {temperature!r:.100}")
     if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
         raise InputError(f"top_p must be above 0 and at most 1, got {top_p!r:.100}")
-    longest = max(map(len, rows)) + count
+    # The last token is not read again, so it needs no position.
+    longest = max(map(len, rows)) + max(count - 1, 0)
     if longest > config.n_positions:
-        raise InputError(f"prompt and new tokens must fit the model's {config.n_positions} positions, got {longest}")
+        raise InputError(
+            f"prompt and new tokens but the last must fit the model's {config.n_positions} positions, got {longest}"
+        )
     low, high = (pick(pick(row) for row in rows) for pick in (min, max))
     if low < 0 or high >= config.vocab_size:
         raise InputError(f"prompts must hold ids below vocab_size {config.vocab_size}, got {low if low < 0 else high}")

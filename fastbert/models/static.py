@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..model_config import ModelConfig
+from ..model_config import COMMON, ModelConfig
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
 from .bert import as_asked
@@ -23,11 +23,7 @@ _DEFAULTS: dict[str, Any] = {
     "initializer_range": 0.02,
     "max_position_embeddings": None,
     "pad_token_id": 0,
-    "problem_type": None,
-    "output_hidden_states": False,
-    "return_dict": True,
-    "dtype": None,
-    "architectures": None,
+    **COMMON,
     "trained_by": None,
 }
 

@@ -180,7 +180,14 @@ def _pretraining(page: Page, results: dict) -> None:
         "often each occurs and nothing else. A row that is not clearly under it has learned next to nothing, and its "
         "fine-tuning starts from little more than chance. The weights are those of the least held-out loss, as every "
         "pre-training leaves them: where they are of an earlier step than the last, the model had begun to overfit."
+        + (" Rows that take one pre-training at several places have the weights of the step named." * _shares(results))
     )
+
+
+def _shares(results: dict) -> bool:
+    """Whether rows take one pre-training at several places."""
+    places = {(row["pretraining"]["keys"][0], row["pretraining"]["steps"]) for row in results["rows"]}
+    return len(places) > len({key for key, _ in places})
 
 
 def _pretraining_line(name: str, found: dict, rate: float) -> tuple[str, ...]:

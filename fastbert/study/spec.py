@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..files import read_yaml
 from ..tasks.config import FinetuneConfig
 from ..train.config import PretrainConfig, fitted_options
 
@@ -196,9 +197,9 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
     path = Path(path)
     if scale not in SCALES:
         raise InputError(f"a scale is one of {', '.join(SCALES)}, got {scale!r}")
-    values = _at_scale(_load(path), scale, str(path))
+    values = _at_scale(read_yaml(path), scale, str(path))
     values |= {name: value for name, value in given.items() if value is not None}
-    defaults = _at_scale(_load(_HERE / "defaults.yaml"), scale, "defaults.yaml")
+    defaults = _at_scale(read_yaml(_HERE / "defaults.yaml"), scale, "defaults.yaml")
     known = {f.name for f in dataclasses.fields(Study)} - {"scale", "source"} | {"at"}
     unknown = set(values) - known
     if unknown:
@@ -215,20 +216,6 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
     study = Study(scale=scale, source=str(path), rows=rows, tasks=tasks, **merged)
     _check(study, path)
     return study
-
-
-def _load(path: Path) -> dict:
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise InputError(f"{path}: expected a study, a YAML file, found none") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: expected a mapping, got {type(values).__name__}")
-    return values
 
 
 def _corpus(value: Any, path: Path) -> tuple[str, ...]:

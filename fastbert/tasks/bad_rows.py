@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -34,6 +35,11 @@ class BadRows:
         if not self.skip:
             raise DataError(f"{reason} ({self.hint})" if self.hint else reason)
         self.reasons.append(reason)
+
+    def none_left(self, path: str | os.PathLike, what: str) -> DataError:
+        """The error of a file whose ``what`` (rows, questions) are all bad: it says why the first one is."""
+        first = f"; the first is bad: {self.reasons[0]}" if self.reasons else ""
+        return DataError(f"{path}: expected {what}, got none that can be used{first}")
 
 
 def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
@@ -22,7 +22,7 @@ from .hub_files import Record, is_hub_file, read_records
 DOCUMENT = "-DOCSTART-"
 _TAG = re.compile(r"O|[BI]-.+")
 _BLANKS = re.compile(r"[ \t]+")
-_BREAKS = re.compile(r"[ \t\r\n]")
+_BREAKS = re.compile(r"[\t\r\n]")
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 """The columns of data-set hubs."""
 
@@ -162,7 +162,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[
         except ValueError as error:
             bad_rows.refuse(f"{path}, {error}")
     if not rows:
-        raise DataError(f"{path}: expected sentences, got none that can be used")
+        raise bad_rows.none_left(path, "sentences")
     return rows
 
 
@@ -178,10 +178,10 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows) -> list[Sentence]:
         except ValueError as error:
             bad_rows.refuse(f"{record.where}: {error}")
             continue
-        lines = map(" ".join, zip(words, tags, strict=True)) if tags is not None else words
-        rows.append(Sentence(str(index), words, tags, tuple(lines), None if document is None else documents))
+        lines = _lines(words, tags)
+        rows.append(Sentence(str(index), words, tags, lines, None if document is None else documents))
     if not rows:
-        raise DataError(f"{path}: expected sentences, got none that can be used")
+        raise bad_rows.none_left(path, "sentences")
     return rows
 
 
@@ -191,8 +191,9 @@ def _words_and_tags(record: Record) -> tuple[tuple[str, ...], tuple[str, ...] | 
     if not isinstance(words, list) or not words:
         raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got {shorten(repr(words))}")
     for word in words:
-        if not isinstance(word, str) or not word or _BREAKS.search(word):
-            raise ValueError(f"expected words without blanks in them, got {shorten(repr(word))}")
+        if not isinstance(word, str) or not word.strip() or _BREAKS.search(word):
+            raise ValueError(f"expected words without tabs and line ends, got {shorten(repr(word))}")
+    words = [word.strip(" ") for word in words]
     column = next((name for name in TAGS if name in record.values), None)
     if column is None:
         return tuple(words), None
@@ -268,8 +269,15 @@ def _as_sentence(row: Row) -> Sentence:
     """A row that came from no file gets the columns word and tag."""
     if isinstance(row, Sentence):
         return row
-    columns = zip(row.texts, row.label, strict=True) if row.label is not None else ((word,) for word in row.texts)
-    return Sentence(row.id, row.texts, row.label, tuple(map(" ".join, columns)))
+    return Sentence(row.id, row.texts, row.label, _lines(row.texts, row.label))
+
+
+def _lines(words: Sequence[str], tags: Sequence[str] | None) -> tuple[str, ...]:
+    """Lines of a sentence that no file of columns has. Where a word holds blanks, tabs part the columns."""
+    if tags is None:
+        return tuple(words)
+    separator = "\t" if any(" " in word for word in words) else " "
+    return tuple(map(separator.join, zip(words, tags, strict=True)))
 
 
 def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -282,9 +290,14 @@ def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]])
         if sentence.opening is not None:
             yield f"{sentence.opening}{_separator(sentence.opening)}O"
             yield ""
-        for line, tag in zip(sentence.lines, tags, strict=True):
-            yield line.rstrip(" \t") + _separator(line) + tag
+        yield from _with_tags(sentence, tags)
         yield ""
+
+
+def _with_tags(sentence: Sentence, tags: Sequence[str]) -> Iterable[str]:
+    if sentence.lines == sentence.texts:  # no columns, so that blanks are the words' own
+        return _lines(sentence.texts, tags)
+    return [line.rstrip(" \t") + _separator(line) + tag for line, tag in zip(sentence.lines, tags, strict=True)]
 
 
 def _separator(line: str) -> str:

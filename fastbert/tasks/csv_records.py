@@ -16,9 +16,10 @@ def csv_fields(text: str) -> list[str]:
     return _next_row([text])[0]
 
 
-def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
     """Line number and values by column of every row after the header; {} for one that has another number of columns, or
-    whose quotes never close, which costs its first line alone.
+    whose quotes never close, which costs its first line alone; None for a line whose number is missing among ``lines``,
+    because it was refused before: it was a row too.
 
     Args:
         lines: of the file with their numbers, the header's first.
@@ -26,6 +27,7 @@ def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iter
     at = 1
     while at < len(lines):
         number, text = lines[at]
+        yield from ((lost, None) for lost in range(lines[at - 1][0] + 1, number))
         if not text.strip():
             at += 1
             continue

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
 from .bad_rows import numbered
 from .base import Row
 from .csv_records import csv_fields, csv_records
@@ -29,20 +28,22 @@ PAIRS = (
 )
 
 
-def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Record]) -> list[Row]:
-    """The rows of a task that records hold.
+def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
+    """The rows of a task that records hold; None stands for one that was refused already.
 
     Raises:
         DataError: no rows that can be used; or by the task's ``bad_rows``.
     """
     rows = []
     for index, record in numbered(records, task.bad_rows):
+        if record is None:
+            continue
         try:
             rows.append(_row(task, index, record.values, record.names))
         except ValueError as error:
             task.bad_rows.refuse(f"{record.where}: {error}")
     if not rows:
-        raise DataError(f"{path}: expected rows, got none that can be used")
+        raise task.bad_rows.none_left(path, "rows")
     return rows
 
 
@@ -57,7 +58,8 @@ def read_table_of_hub(
     found = _table(task, first, lines)
     if found is None:
         return None
-    return exported_rows(task, path, (Record(f"{path}, line {number}", values) for number, values in found))
+    records = (None if values is None else Record(f"{path}, line {number}", values) for number, values in found)
+    return exported_rows(task, path, records)
 
 
 def _forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
@@ -67,7 +69,7 @@ def _forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
 
 def _table(
     task: TextTask, first: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[int, dict[str, str]]] | None:
+) -> Iterator[tuple[int, dict[str, str] | None]] | None:
     """Numbered rows by column of an exported .csv or .tsv; None where the first line is no header of one."""
     tabs = "\t" in first[1]
     written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
+from ..files import read_yaml
 from .files import atomic_write, write_json, write_json_lines
 
 if TYPE_CHECKING:
@@ -40,16 +41,8 @@ def model_directory(path: str | os.PathLike) -> Path:
 
 def run_config(path: str | os.PathLike) -> dict:
     """The config.yaml of a run directory; empty for a plain model directory."""
-    import yaml
-
     file = Path(path) / "config.yaml"
-    if not file.is_file():
-        return {}
-    with open(file, encoding="utf-8") as stream:
-        value = yaml.safe_load(stream)
-    if not isinstance(value, dict):
-        raise InputError(f"{file}: expected a mapping, got {type(value).__name__}")
-    return value
+    return read_yaml(file) if file.is_file() else {}
 
 
 def check_new(out: str | os.PathLike) -> None:

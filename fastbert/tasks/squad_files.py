@@ -81,7 +81,7 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
         seen.add(row.id)
         rows.append(row)
     if not rows:
-        raise DataError(f"{path}: expected questions, got none that can be used")
+        raise bad_rows.none_left(path, "questions")
     return rows
 
 
@@ -99,7 +99,7 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, impossible: bool) 
         seen.add(row.id)
         rows.append(row)
     if not rows:
-        raise DataError(f"{path}: expected questions, got none that can be used")
+        raise bad_rows.none_left(path, "questions")
     return rows
 
 

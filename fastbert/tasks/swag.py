@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,30 +50,34 @@ class SWAG(Task):
         if is_hub_file(path):
             records = read_records(path, self.bad_rows)
             return self._rows(path, _of_hub, ((record.where, record.values) for record in records))
-        lines = list(read_lines(path, self.bad_rows))
-        header = csv_fields(lines[0][1]) if lines else []
+        lines = read_lines(path, self.bad_rows)
+        first = next(lines, (1, ""))
+        header = csv_fields(first[1])
         if set(REGULAR) <= set(header):
-            make, records = _regular, _named(path, csv_records(lines, header))
+            make, records = _regular, csv_records([first, *lines], header)
         elif set(FULL) <= set(header):
-            make, records = _full, _named(path, csv_records(lines, header))
-        elif len(lines) and len(lines[0][1].split("\t")) in (len(CODAH), len(CODAH) - 1):
-            make, records = _codah, _named(path, ((n, line.split("\t")) for n, line in lines if line.strip()))
+            make, records = _full, csv_records([first, *lines], header)
+        elif len(first[1].split("\t")) in (len(CODAH), len(CODAH) - 1):
+            lines = itertools.chain([first], lines)
+            make, records = _codah, ((number, line.split("\t")) for number, line in lines if line.strip())
         else:
             raise DataError(
                 f"{path}, line 1: expected a .csv header with {', '.join(REGULAR)}, or with {', '.join(FULL)}, or "
-                f"CODAH's {len(CODAH)} tab-separated columns, got {shorten(lines[0][1] if lines else '')!r}"
+                f"CODAH's {len(CODAH)} tab-separated columns, got {shorten(first[1])!r}"
             )
-        return self._rows(path, make, records)
+        return self._rows(path, make, ((f"{path}, line {number}", fields) for number, fields in records))
 
     def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
         rows = []
         for index, (where, fields) in numbered(records, self.bad_rows):
+            if fields is None:  # refused already, as a line
+                continue
             try:
                 rows.append(_checked(make(index, fields)))
             except ValueError as error:
                 self.bad_rows.refuse(f"{where}: {error}")
         if not rows:
-            raise DataError(f"{path}: expected rows, got none that can be used")
+            raise self.bad_rows.none_left(path, "rows")
         return rows
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
@@ -161,11 +166,6 @@ class SWAG(Task):
                     "right": endings[int(row.label)],
                     "chosen": endings[int(prediction)],
                 }
-
-
-def _named(path: str | os.PathLike, numbered: Iterable[tuple[int, Any]]) -> Iterator[tuple[str, Any]]:
-    for number, fields in numbered:
-        yield f"{path}, line {number}", fields
 
 
 def _of_hub(index: int, values: dict[str, Any]) -> Row:

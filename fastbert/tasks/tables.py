@@ -99,7 +99,7 @@ def read_table(
             )
         index += 1
     if not rows:
-        raise DataError(f"{path}: expected rows, got none that can be used")
+        raise bad_rows.none_left(path, "rows")
     return Table(kept, rows)
 
 

@@ -100,7 +100,7 @@ class TextTask(Task):
                 continue
             rows.append(Row(str(line.index) if id_at is None else line.fields[id_at].strip(), texts, label))
         if not rows:
-            raise DataError(f"{path}: expected rows, got none that can be used")
+            raise self.bad_rows.none_left(path, "rows")
         return rows
 
     def answer(self, text: str) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import DataError
 from .bad_rows import BadRows, numbered
 from .base import Row
 from .classification import Classification
@@ -56,7 +55,7 @@ class TextClassification(Classification):
             name = next((values[key] for key in ("id", "idx") if key in values), index)
             rows.append(Row(str(name), (text.strip(),), label))
         if not rows:
-            raise DataError(f"{path}: expected rows, got none that can be used")
+            raise self.bad_rows.none_left(path, "rows")
         return rows
 
     def learn(self, rows: Sequence[Row]) -> None:

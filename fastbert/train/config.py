@@ -7,11 +7,11 @@ import os
 import types
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from ..data.config import PretrainingConfig
 from ..errors import InputError
+from ..files import read_yaml
 from . import phases as _phases
 from .deepspeed_options import DeepSpeedOptions
 from .phases import SCHEDULES, Phase
@@ -189,18 +189,7 @@ class PretrainConfig:
     @classmethod
     def from_yaml(cls, path: str | os.PathLike) -> PretrainConfig:
         """Reads a YAML file. Raises InputError for a key that no field has, or a value that does not fit."""
-        import yaml
-
-        path = Path(path)
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except FileNotFoundError:
-            raise InputError(f"{path}: expected a YAML file, found none") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
-        if not isinstance(values, dict):
-            raise InputError(f"{path}: expected a mapping of options, got {type(values).__name__}")
-        return cls.from_mapping(values, path)
+        return cls.from_mapping(read_yaml(path), path)
 
     @classmethod
     def from_mapping(cls, values: dict, path: str | os.PathLike) -> PretrainConfig:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -111,6 +112,14 @@ def test_extract_failures_leave_nothing(model, tmp_path, capsys):
     bad.write_bytes(b"the " * 50 + b"\n")
     assert run("extract", "--model", model, "--out", out, "--truncate", bad) == 0
     assert len(np.load(out / "features.npy")) == 32
+
+
+def test_convert_takes_the_directory_of_a_run(model, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(model, run_dir / "model")
+    assert run("convert", run_dir, tmp_path / "out") == 0
+    name = "model.safetensors"
+    assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
 
 
 def test_encode_writes_a_vector_a_line(model, lines, tmp_path, capsys):

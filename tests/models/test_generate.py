@@ -37,6 +37,17 @@ def test_greedy_is_that_of_transformers_token_by_token(pair):
     assert len(expected[:, 7:].unique()) > 3  # not one token over and over
 
 
+def test_the_last_token_needs_no_position(pair):
+    reference, model = pair
+    prompts = ids(2, SIZES["n_positions"] - 1)
+    for count in (1, 2):
+        expected = reference.generate(prompts, do_sample=False, max_new_tokens=count, eos_token_id=None, pad_token_id=0)
+        for use_cache in (True, False):
+            assert torch.equal(
+                model.generate(prompts, max_new_tokens=count, eos_token_id=(), use_cache=use_cache), expected
+            )
+
+
 def test_left_padded_prompts_and_ends(pair):
     reference, model = pair
     prompts, mask = ids(3, 8), torch.ones(3, 8, dtype=torch.int64)
@@ -139,7 +150,7 @@ def test_a_model_in_training_is_left_so_and_drops_nothing(pair):
         ([[3]], {"temperature": 0.0}, "temperature"),
         ([[3]], {"top_k": 0}, "top_k"),
         ([[3]], {"top_p": 1.5}, "top_p"),
-        ([[3]], {"max_new_tokens": 24}, "24 positions, got 25"),
+        ([[3]], {"max_new_tokens": 25}, "24 positions, got 25"),
         ([[61]], {}, "below vocab_size 61"),
         ([[3]], {"seed": -1}, "seed"),
         ([3, 4], {}, "sequences of ids, one a prompt, got \\[3, 4\\]"),

@@ -106,6 +106,19 @@ def test_ner(numbers, read, tmp_path):
     assert registry.get("ner").read_predictions(rows, path) == [("B-PER", "O", "O"), ("O",)]
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_ner_words_with_blanks(read, tmp_path, labelled):
+    tags = ({"ner_tags": ["O", "O", "B-LOC", "O"]}, {"ner_tags": ["O"]}) if labelled else ({}, {})
+    words = (["in", "the", " New York", "."], ["a"])
+    rows = read("ner", parquet([{"tokens": some, **more} for some, more in zip(words, tags, strict=True)]))
+    assert [row.texts for row in rows] == [("in", "the", "New York", "."), ("a",)]
+    path = tmp_path / "tagged.txt"
+    predictions = [("O", "O", "B-ORG", "O"), ("O",)]
+    registry.get("ner").write_predictions(rows, predictions, path)
+    assert "New York\t" in path.read_text()
+    assert registry.get("ner").read_predictions(rows, path) == predictions
+
+
 def test_ner_without_tags_and_of_documents(read):
     rows = read("ner", parquet([{"tokens": [w], "document_id": d} for w, d in zip("abc", (7, 7, 3), strict=True)]))
     assert rows == [Sentence(str(i), (w,), None, (w,), d) for i, w, d in zip(range(3), "abc", (0, 0, 1), strict=True)]
@@ -118,7 +131,8 @@ def test_ner_without_tags_and_of_documents(read):
         ("ner", [{"tokens": ["a"], "ner_tags": [5]}], {"ner_tags": TAGS}, r"row 1: .* got 5 \(the file names O, B-PER"),
         ("ner", [{"tokens": ["a"], "ner_tags": ["X"]}], None, "row 1: expected tags O, .* got 'X'"),
         ("ner", [{"tokens": ["a", "b"], "ner_tags": ["O"]}], None, "row 1: expected a tag for each of 2 words"),
-        ("ner", [{"tokens": ["a b"], "ner_tags": ["O"]}], None, "row 1: expected words without blanks in them"),
+        ("ner", [{"tokens": ["a\tb"], "ner_tags": ["O"]}], None, "row 1: expected words without tabs and line ends"),
+        ("ner", [{"tokens": [" "], "ner_tags": ["O"]}], None, "row 1: expected words"),
         ("ner", [{"text": "a b"}], None, "row 1: expected a list of words in the column tokens or words"),
         ("rte", [{"sentence1": "A", "label": 0}], None, "row 1: expected the columns sentence1, sentence2"),
         ("rte", [{"sentence1": "A", "sentence2": "B", "label": 7}], None, "row 1: expected the label to be one of"),

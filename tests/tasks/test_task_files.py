@@ -31,7 +31,8 @@ def test_carriage_returns_end_lines_where_no_line_feed_does(tmp_path):
     ("content", "reason"),
     [
         (b"ok\nbad \xff here\n", "line 2: expected UTF-8, got 0xff at byte 5"),
-        (b"ok\n\0\0", "line 2: expected text, got"),
+        (b"ok\n\0\0", "line 2: expected UTF-8, got a NUL byte"),
+        ("ok\n".encode("utf-16"), "line 1: .*or text in UTF-16"),
     ],
 )
 def test_bytes_that_are_no_text_are_named(tmp_path, content, reason):

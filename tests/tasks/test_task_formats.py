@@ -138,6 +138,32 @@ def test_rows_that_cannot_be_read_shift_no_numbers(tmp_path, name, good):
     assert len(task.bad_rows.reasons) == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "good", "broken"),
+    [
+        ("rte", b"sentence1,sentence2,label", b"A,B,0", b"A,B"),
+        ("swag", b"sent1,sent2,ending0,ending1,ending2,ending3,label", b"a,b,c,d,e,f,0", b"a"),
+        ("swag", b"x\ta\tb\tc\td\te\t0", b"x\ta\tb\tc\td\te\t0", b"x\ta"),
+    ],
+)
+def test_lines_that_cannot_be_read_shift_no_numbers(tmp_path, name, header, good, broken):
+    task = registry.get(name)
+    task.bad_rows = BadRows(skip=True)
+    unread = good[:-1] + b"\xe9"
+    path = write(tmp_path, b"\n".join([header, unread, good, broken, unread, b"", good, unread]), "f.csv")
+    rows = [int(row.id) for row in task.read(path)]
+    assert rows == ([1, 4] if b"," in good else [0, 2, 5])
+    assert len(task.bad_rows.reasons) == 4
+
+
+def test_rows_that_are_all_bad_say_why(tmp_path):
+    task = registry.get("text-classification")
+    task.bad_rows = BadRows(skip=True)
+    path = write(tmp_path, b'{"text": 3}\n[]\n', "f.jsonl")
+    with pytest.raises(DataError, match=r"none that can be used; the first is bad: .*line 1: expected a text"):
+        task.read(path)
+
+
 def test_text_classification_without_text(tmp_path):
     with pytest.raises(DataError, match="line 1: expected a text under the key 'text'"):
         TextClassification().read(write(tmp_path, b'{"label": "a"}\n', "f.jsonl"))
