@@ -39,6 +39,13 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_new(directory: str | os.PathLike) -> None:
+    """Raises InputError where a directory that is to be made would mix with what is there."""
+    directory = Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError(f"{directory} already exists and is not empty: choose another directory, or remove it")
+
+
 def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
     """Lines of a file with their ends, line feeds; where the first has none, carriage returns, which Macs wrote once
     and spreadsheets' "CSV (Macintosh)" has today. In a file with line feeds a carriage return is text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -71,6 +72,8 @@ def predict_file(
     task.adopt(model.config)
     task.configure(TaskOptions(**{f.name: recipe[f.name] for f in fields(TaskOptions) if f.name in recipe}))
     if options.null_threshold is not None:
+        if math.isnan(options.null_threshold):
+            raise InputError("null_threshold must be a number, got nan")
         task.null_threshold = options.null_threshold
     default = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
     max_seqlen = options.max_seqlen or recipe.get("max_seqlen", default)

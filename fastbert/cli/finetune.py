@@ -105,9 +105,10 @@ def run(args: Finetune) -> None:
 def _run(args: Finetune) -> None:
     """Reads everything, then trains: what does not fit is told before anything is written."""
     from ..errors import InputError
+    from ..files import check_new
     from ..tasks import registry
     from ..tasks.batching import hold_out
-    from ..tasks.runs import check_new, model_directory
+    from ..tasks.runs import model_directory
     from ..train import distributed
     from ._tasks import read_rows
 

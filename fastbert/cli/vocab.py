@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +15,7 @@ class Vocab:
     """Trains a WordPiece vocabulary on text files.
 
     Text has a sentence or a paragraph a line; .jsonl with a "text" field, .gz of both, and directories are read too.
+    The files are read twice, so that the same text gives the same vocabulary.
 
     Example:
         fastbert vocab books.txt --size 30522 --out vocab.txt
@@ -36,6 +38,7 @@ class Vocab:
 
 def run(args: Vocab) -> None:
     """Trains and writes the vocabulary."""
+    from ..data.alphabet import alphabet
     from ..data.corpus import corpus_files, read_raw_documents
     from ..data.tokenizer import save_tokenizer, save_vocab, train_wordpiece
     from ..errors import InputError
@@ -45,9 +48,17 @@ def run(args: Vocab) -> None:
     to_file = args.out.suffix == ".txt"
     if args.out.is_dir() if to_file else args.out.is_file():
         raise InputError(f"{args.out}: expected a .txt file or a directory to write, got the other kind there")
+
+    def lines(advance) -> Iterator[str]:
+        return (line for document in read_raw_documents(files, args.errors, advance) for line in document.lines)
+
+    letters = None
+    if all(file.is_file() for file in files):  # a pipe can be read once, and its vocabulary is left to chance
+        with corpus_progress("counting letters", files) as advance:
+            letters = alphabet(lines(advance), not args.cased)
+    options = {"min_frequency": args.min_frequency, "alphabet": letters}
     with corpus_progress("reading", files) as advance:
-        texts = (line for document in read_raw_documents(files, args.errors, advance) for line in document.lines)
-        tokenizer = train_wordpiece(texts, args.size, not args.cased, min_frequency=args.min_frequency)
+        tokenizer = train_wordpiece(lines(advance), args.size, not args.cased, **options)
     paths = save_vocab(tokenizer, args.out) if to_file else save_tokenizer(tokenizer, args.out)
     size = tokenizer.get_vocab_size()
     few = f", of the {args.size:,} asked for: the corpus has no more" if size < args.size else ""

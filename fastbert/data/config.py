@@ -44,6 +44,8 @@ class PretrainingConfig:
         for name in ("mlm_probability", "short_seq_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
+        if self.objective == "mlm" and not self.mlm_probability and not self.nsp:
+            raise InputError("mlm_probability must be above 0 where there are no sentence pairs to learn from, got 0")
         mix = tuple(self.mask_mix)
         if len(mix) != 3 or not all(0 <= share <= 1 for share in mix) or abs(sum(mix) - 1) > 1e-6:
             raise InputError(f"mask_mix must be three shares (mask, random, keep) that add up to 1, got {mix}")

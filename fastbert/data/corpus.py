@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from ..errors import DataError, InputError
 from ..files import binary_lines
 from .sentences import segment_lines
+
+_log = logging.getLogger("fastbert")
 
 # A line is read into memory whole, so a file without line ends must not be read as text.
 MAX_LINE_BYTES = 16 << 20
@@ -50,8 +53,8 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
 
     Args:
         paths: files or directories (searched in depth, sorted). Plain text holds a sentence or a paragraph a line and
-            a blank line between documents; ``.jsonl`` holds an object with a string ``text`` a line, one document
-            each; ``.gz`` of both.
+            a blank line between documents; ``.jsonl`` (``.ndjson``) holds an object with a string ``text`` a line, one
+            document each; ``.gz`` of both.
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
@@ -82,16 +85,21 @@ def read_raw_documents(
 
 
 def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files of a corpus: those named, and in directories all .txt, .text, .jsonl, their .gz, and bare names."""
+    """The files of a corpus: those named, and in directories all .txt, .text, .jsonl, .ndjson, their .gz, and bare
+    names; of others there it is said that they are left out."""
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = [Path(root, name) for root, _, names in os.walk(path) for name in names if name[0] != "."]
-            inside = sorted(file for file in inside if _kind(file) in _TEXT_SUFFIXES)
-            if not inside:
+            chosen = sorted(file for file in inside if _kind(file) in _TEXT_SUFFIXES)
+            if not chosen:
                 raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, got none")
-            files += inside
+            if len(chosen) < len(inside):
+                others = sorted(str(file.relative_to(path)) for file in set(inside).difference(chosen))
+                shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+                _log.warning("%s: %d files that are no .txt or .jsonl are left out (%s)", path, len(others), shown)
+            files += chosen
         elif path.exists():
             if _kind(path) == ".json":
                 raise InputError(f"{path}: expected text or, in a file named .jsonl, a JSON object a line, got .json")
@@ -104,12 +112,18 @@ def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _kind(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    """The suffix that says what is in a file, beneath that of gzip."""
+    suffix = (Path(path.stem).suffix if _is_gzip(path) else path.suffix).lower()
+    return ".jsonl" if suffix == ".ndjson" else suffix
+
+
+def _is_gzip(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
 
 
 def _read_lines(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, and the lines decoded and stripped."""
-    opener = gzip.open if path.suffix == ".gz" else open
+    opener = gzip.open if _is_gzip(path) else open
     number = unreported = 0
     try:
         with opener(path, "rb") as file:

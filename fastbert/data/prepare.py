@@ -72,6 +72,8 @@ def prepare(
         DataError: the corpus is empty or damaged, or the disk is full; ``out`` is then as it was before.
     """
     out = Path(out)
+    if isinstance(heldout, str):
+        raise InputError(f"heldout: expected a share, or a set of names of documents, got the text {heldout!r:.50}")
     if isinstance(heldout, (int, float)) and not 0 <= heldout < 1:
         raise InputError(f"heldout: expected a share from 0 up to 1, got {heldout}")
     if segment not in ("auto", "always", "never"):

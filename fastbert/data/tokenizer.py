@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from ..errors import InputError
 from ..files import read_json, whole
 from . import added_tokens, bpe
+from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -96,20 +97,25 @@ def train_wordpiece(
 ) -> Tokenizer:
     """Trains a WordPiece vocabulary; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK].
 
-    The library breaks ties between equally frequent pieces by chance, so two runs differ in a few rare tokens; with an
-    alphabet they do not.
+    The library breaks ties between equally frequent pieces by chance, so that two runs differ in ids and in a few rare
+    tokens; with an alphabet they do not.
 
     Args:
-        texts: an iterator of texts, consumed once.
+        texts: what can be read twice (a list) is, and gives its alphabet; an iterator is consumed once.
         size: the most tokens to make; a small corpus gives fewer.
         limit_alphabet: the most single characters to keep, the commonest first.
         alphabet: the characters to keep, as many of the first as there is room for, in place of counting them.
 
     Raises:
-        InputError: size has no room for the special tokens and a letter, or the texts hold no word.
+        InputError: size has no room for the special tokens and a letter, min_frequency is below 1, or the texts hold
+            no word.
     """
     if size <= len(SPECIAL_TOKENS):
         raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
+    if min_frequency < 1:
+        raise InputError(f"min_frequency must be at least 1, got {min_frequency}")
+    if alphabet is None and iter(texts) is not texts:
+        alphabet = letters_of(texts, lowercase, strip_accents)
     tokenizer = _shell(
         models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD),
         Normalisation(lowercase, strip_accents),

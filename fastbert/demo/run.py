@@ -141,7 +141,7 @@ def _prepare(result: DemoResult) -> None:
     sizes = {name: sum(map(len, sentences)) for name, sentences in documents}
     validation, testing = families.split_documents(sizes.items(), result.recipe.heldout_share)
     rest = [(name, sentences) for name, sentences in documents if name not in testing]
-    training = (sentence for name, sentences in rest if name not in validation for sentence in sentences)
+    training = [sentence for name, sentences in rest if name not in validation for sentence in sentences]
     tokenizer = train_wordpiece(training, result.recipe.vocab_size)
     prepare(rest, tokenizer, result.out / "data", heldout=validation)
     prepare([(name, sentences) for name, sentences in documents if name in testing], tokenizer, result.out / "test")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .. import models
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
+from ..files import check_new
 from . import saving
 from .checkpoint import canonical_keys, load_into
 from .convert_bundle import index_bytes, shard_path, write_data
@@ -54,11 +55,13 @@ def convert(
         options: further keywords of the format's writer.
 
     Raises:
-        InputError: no configuration, or it does not fit.
+        InputError: no configuration, or it does not fit; a directory to write that is not empty.
         CheckpointError: weights are missing or damaged, or the format has no place for them; nothing is left behind.
     """
     if to not in FORMATS:
         raise InputError(f"a format must be one of {', '.join(FORMATS)}, got {to!r:.50}")
+    if to != "onnx":
+        check_new(target)
     found = read_model(source, config)
     _writer(to)(found, Path(target), **(options or {}))
     return found

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from .. import ops, rng
 from ..errors import InputError
@@ -51,7 +52,8 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
             a SentenceTransformer.
         pads: "zeros" leaves the outputs of masked tokens zero and does not compute them; "computed" computes them as
             transformers does, which costs what they cost there. None is "zeros", but "computed" under a head for
-            question answering, whose loss in transformers reads them. torch's encoders know "zeros" only.
+            question answering, whose loss in transformers reads them, and what it was for an encoder that is patched
+            already. torch's encoders know "zeros" only.
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
@@ -79,7 +81,7 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         raise InputError("pads='computed' is for transformers' models, got a TransformerEncoder of torch")
     answering = {child for module in model.modules() for child in _read_at_pads(module)}
     for module, family in found:
-        module.__dict__[_PADS] = pads or ("computed" if module in answering else "zeros")
+        module.__dict__[_PADS] = pads or ("computed" if module in answering else module.__dict__.get(_PADS, "zeros"))
         if not is_patched(module):
             module.__class__ = patched_class(type(module), family)
     return model
@@ -102,7 +104,8 @@ def is_patched(module: nn.Module) -> bool:
 
 def _read_at_pads(module: nn.Module) -> list[nn.Module]:
     """The encoders of a span head: its softmax runs over the whole row."""
-    return list(module.children()) if type(module).__name__.endswith("ForQuestionAnswering") else []
+    answers = any(cls.__name__.endswith("ForQuestionAnswering") for cls in type(module).__mro__)
+    return list(module.children()) if answers else []
 
 
 def _check(module: nn.Module, family: Family | None) -> None:
@@ -139,6 +142,7 @@ def patched_class(original: type, family: Family | None) -> type:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return own_forward(self, *args, **kwargs)
         try:
+            _refuse_transforms(args, kwargs)
             ready = run(self, args, kwargs)
         except Unservable as reason:
             whose = "torch's" if family is None else "transformers'"
@@ -160,6 +164,15 @@ def patched_class(original: type, family: Family | None) -> type:
         "__doc__": original.__doc__,
     }
     return type(original)(original.__name__, (original,), body)
+
+
+def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raises Unservable for a pass that torch itself transforms: its code alone can be looked into."""
+    if ops.is_transformed():
+        raise Unservable("it runs under a transform of torch.func or in forward-mode differentiation")
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    if any(isinstance(x, FakeTensor) or x.is_meta for x in given):
+        raise Unservable("its tensors have shapes and no values")
 
 
 def _runner(family: Family, own_forward: Callable) -> Callable:
@@ -228,8 +241,11 @@ class _Call:
 
     def run(self):
         tokens, hidden = self._embedded()
-        show = tokens.show if self.states else None
+        # Under autocast transformers' states have the dtype of its residuals, which is that of the embeddings.
+        dtype = hidden.dtype if torch.is_autocast_enabled(hidden.device.type) else None
+        show = (lambda state: tokens.show(state if dtype is None else state.to(dtype))) if self.states else None
         last, states, attentions = self.view.encoder.run(hidden, tokens.layout, self.key, bool(self.states), show=show)
+        last = last if dtype is None else last.to(dtype)
         pooled = None
         pooler = self.model._modules.get("pooler")
         if pooler is not None:

@@ -127,7 +127,8 @@ def encode(
         packing = Packing.full(batch_size, seqlen, x.device)
         layout = PaddedLayout(_added(scores, bias, causal, keep, x), batch_size, seqlen)
         causal = False
-    out = packing.unpack(_run(encoder, packing.pack(x), layout, causal))
+    # Under autocast layers compute in its dtype, and torch's residuals keep their own.
+    out = packing.unpack(_run(encoder, packing.pack(x), layout, causal).to(x.dtype))
     if keep is not None and type(layout) is PaddedLayout:
         out = out.masked_fill(~keep[..., None], 0.0)
     return out[0] if alone else out if batch_first else out.transpose(0, 1)
@@ -211,10 +212,10 @@ def _layer(layer, x: Tensor, layout: Layout, causal: bool, key: DropoutKey | Non
         return key.site(p, site + place) if key is not None and module.training else None
 
     def add(branch: Tensor, x: Tensor, norm: nn.LayerNorm, place: int, dropout: nn.Dropout) -> Tensor:
-        dropped, x = rate(place, dropout, dropout.p), x.to(branch.dtype)
-        if layer.norm_first:
+        dropped = rate(place, dropout, dropout.p)
+        if layer.norm_first:  # what is never normalised keeps its dtype under autocast
             return x + ops.dropout(branch, dropped)
-        return _norm(norm, branch, residual=x, dropout=dropped)
+        return _norm(norm, branch, residual=x.to(branch.dtype), dropout=dropped)
 
     inner = _norm(layer.norm1, x) if layer.norm_first else x
     qkv = ops.linear(inner, attention.in_proj_weight, attention.in_proj_bias)

@@ -22,7 +22,12 @@ from .patch_families import BERT, INNER, LEAVES, Family
 
 _ERF = ("GELUActivation",)
 _TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
-_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+_TABLE_SIZES = {
+    "word_embeddings": "vocab_size",
+    "position_embeddings": "max_position_embeddings",
+    "token_type_embeddings": "type_vocab_size",
+}
+_TABLES = tuple(_TABLE_SIZES)
 # Hooks that transformers and PEFT put there themselves, and that mind no shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
@@ -110,11 +115,6 @@ class View:
             for name in (*_TABLES, "LayerNorm"):
                 setattr(self.embeddings, name, theirs._modules[name])
             self.embedding_dropout = theirs._modules["dropout"]
-            # Tables may have been resized since the configuration was written.
-            words = self.embeddings.word_embeddings
-            self.config.vocab_size = getattr(words, "num_embeddings", self.config.vocab_size)
-            self.config.max_position_embeddings = self.embeddings.position_embeddings.num_embeddings
-            self.config.type_vocab_size = self.embeddings.token_type_embeddings.num_embeddings
         self.layers = layers
         self.source = source
 
@@ -186,6 +186,11 @@ class View:
             for name in _TABLES[1:]:  # the words' own code is called where it is no plain table
                 if not is_plain_table(getattr(self.embeddings, name)):
                     raise Unservable(f"{name} does more than to look rows up: {getattr(self.embeddings, name)}")
+            for name, size in _TABLE_SIZES.items():
+                # A table that is resized stays the same module, and its weight alone is another.
+                weight = getattr(getattr(self.embeddings, name), "weight", None)
+                if isinstance(weight, torch.Tensor) and weight.dim() == 2:
+                    setattr(self.config, size, weight.shape[0])
             dropout = self.embedding_dropout
             self.embeddings.config.hidden_dropout_prob = dropout.p if dropout.training else 0.0
             drops = drops or bool(self.embeddings.config.hidden_dropout_prob)

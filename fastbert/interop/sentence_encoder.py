@@ -85,6 +85,9 @@ class SentenceEncoder:
         do_lower_case: whether texts are lower-cased before the tokenizer sees them.
         prompt: what stands in front of every text.
         truncate_dim: only so many of the first numbers of a vector are kept; None for all.
+
+    Raises:
+        InputError: a pooling that is not known, or a number out of range.
     """
 
     def __init__(
@@ -101,6 +104,9 @@ class SentenceEncoder:
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.pooling, self.normalize = _checked_modes(pooling, "pooling"), normalize
+        for name, value, least in (("max_seqlen", max_seqlen, 3), ("truncate_dim", truncate_dim, 1)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
         longest = model.config.max_position_embeddings
         self.max_seqlen = longest if max_seqlen is None else min(max_seqlen, longest)
         self.do_lower_case, self.prompt, self.truncate_dim = do_lower_case, prompt, truncate_dim
@@ -177,12 +183,22 @@ class SentenceEncoder:
         """
         if isinstance(sentences, str):
             raise InputError("sentences must be a list of strings, got one string")
-        sentences = list(sentences)
+        try:
+            sentences = list(sentences)
+        except TypeError:
+            raise InputError(f"sentences must be a list of strings, got {type(sentences).__name__}") from None
         strange = next((type(text).__name__ for text in sentences if not isinstance(text, str)), None)
         if strange is not None:
             raise InputError(f"sentences must be strings, got one of type {strange}")
-        if token_budget < 1:
-            raise InputError(f"token_budget must be at least 1, got {token_budget}")
+        for number, text in enumerate(sentences):
+            if not text.isascii():
+                try:
+                    text.encode("utf-8")
+                except UnicodeEncodeError as error:
+                    got = f"the lone surrogate {text[error.start]!r} in number {number}"
+                    raise InputError(f"sentences must be texts that UTF-8 can write, got {got}") from None
+        if isinstance(token_budget, bool) or not isinstance(token_budget, int) or token_budget < 1:
+            raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
         rows = self._tokenize(sentences)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         with ops.batch_invariant() if batch_invariant else nullcontext():

@@ -69,6 +69,7 @@ def lay_out(
         return PaddedLayout(causal_mask(mask, seqlen, device) if causal else mask, batch_size, seqlen)
 
     if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen:
+        _check_square(attention_mask, batch_size, seqlen)
         keep = keys_kept(attention_mask)
         if keep is None:
             say_padded("the 4-D attention mask differs between queries or heads, so tokens cannot be packed")
@@ -95,6 +96,19 @@ def lay_out(
         return full, padded(None if keep is None else additive_mask(keep)), keep
     packing = full if keep is None else Packing.from_mask(keep)
     return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
+
+
+def _check_square(mask: Tensor, batch_size: int, seqlen: int) -> None:
+    """Raises InputError for a 4-D mask of another shape, or of integers, which could mean either kind."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise InputError(
+            f"a 4-D attention_mask must be bool (True = keep) or floating (added to scores), got {mask.dtype}"
+        )
+    if mask.shape[0] not in (1, batch_size) or mask.shape[2] not in (1, seqlen):
+        raise InputError(
+            f"a 4-D attention_mask must be {(batch_size, 'heads or 1', seqlen, seqlen)} or 1 in place of the batch or "
+            f"the queries, got {tuple(mask.shape)}"
+        )
 
 
 def refuse(**arguments) -> None:

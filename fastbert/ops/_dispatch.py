@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import forward_ad
 
 from ..errors import BackendError, InputError
 
@@ -97,13 +98,33 @@ def backend(name: str) -> Iterator[None]:
         _choice.name = before
 
 
+def is_transformed() -> bool:
+    """Whether torch differentiates forward, or torch.func transforms what runs now: kernels show them nothing."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _wanted() -> str:
+    """The backend in force for a call; the reference where kernels cannot be seen through."""
+    name = current_backend()
+    if name == "reference" or not is_transformed():
+        return name
+    if name != "auto":
+        raise BackendError(
+            f"backend {name!r} was asked for by name but cannot serve forward-mode differentiation or torch.func: "
+            f"expected backend 'reference' or 'auto'"
+        )
+    return "reference"
+
+
 def choose(op: str, *args, **kwargs) -> Implementation:
     """The implementation that serves this call.
 
     Raises:
         BackendError: the backend asked for by name cannot; the message says why.
     """
-    wanted = current_backend()
+    wanted = _wanted()
     if wanted != "auto":
         implementation = _table[op].get(wanted)
         reason = (
@@ -127,7 +148,7 @@ def choose(op: str, *args, **kwargs) -> Implementation:
 def is_fused(op: str, *args, **kwargs) -> bool:
     """Whether a kernel would serve this call: for an op that the caller can also make of smaller ones, better than the
     reference does."""
-    wanted = current_backend()
+    wanted = _wanted()
     for name in ORDER[:-1] if wanted == "auto" else (wanted,):
         one = _table[op].get(name) if name != "reference" else None
         if one and not one.available() and not one.accepts(*args, **kwargs):

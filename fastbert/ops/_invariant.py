@@ -132,7 +132,9 @@ _ELEMENT_WISE = (F.gelu, torch.tanh, Tensor.tanh, torch.erf, torch.sigmoid, Tens
 _PRODUCTS = (
     *(torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm),
     *(torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm, torch.einsum, F.scaled_dot_product_attention),
-    *(F.bilinear, torch.mv, Tensor.mv),
+    *(F.bilinear, torch.mv, Tensor.mv, torch.tensordot, torch.inner, Tensor.inner, torch.cdist),
+    *(torch.conv1d, torch.conv2d, torch.conv3d, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+    F.multi_head_attention_forward,
 )
 _instead: dict[Callable, Callable] = {F.linear: _linear, **{f: _element_wise(f) for f in _ELEMENT_WISE}}
 
@@ -147,5 +149,9 @@ class _Mode(TorchFunctionMode):
         if function in _PRODUCTS:
             name = getattr(function, "__name__", str(function))
             refuse(f"{name} was called, and {_WHY}; expected a model of fastbert's, or a patched one")
+        if "dynamic" in getattr(function, "__name__", ""):
+            refuse(
+                f"torch quantizes by the largest number of the whole batch ({function.__name__}); see fastbert.quantize"
+            )
         instead = _instead.get(function)
         return function(*args, **kwargs) if instead is None else instead(*args, **kwargs)

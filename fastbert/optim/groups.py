@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from .base import MasterWeightOptimizer, global_norm
 
 # LayerNorms of other libraries are no nn.LayerNorm, but are called so.
@@ -35,7 +36,11 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     Returns:
         the norm before, a () float32 tensor (float64 for float64 gradients). A norm that is not finite is returned
         and nothing is scaled.
+
+    Raises:
+        InputError: max_norm is not above 0; infinity scales nothing.
     """
+    _check_max_norm(max_norm)
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())
@@ -45,6 +50,12 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     if factor.device.type != "cpu" or factor != 1:
         torch._foreach_mul_(gradients, factor)
     return total
+
+
+def _check_max_norm(max_norm: float) -> None:
+    # Zero would be no step at all, where others mean no clipping by it, and less would go uphill.
+    if not max_norm > 0:
+        raise InputError(f"max_norm must be above 0 (infinity clips nothing), got {max_norm}")
 
 
 def _clip_factor(norm: Tensor, max_norm: float) -> Tensor:
@@ -65,6 +76,7 @@ def clipped_step(optimizer: torch.optim.Optimizer, max_norm: float, *, grad_scal
     Returns:
         the norm before, as `clip_grad_norm`.
     """
+    _check_max_norm(max_norm)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not isinstance(optimizer, MasterWeightOptimizer):
         if grad_scale != 1.0 and parameters:

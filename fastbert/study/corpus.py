@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from ..data.prepare import prepare
 from ..data.tokenizer import train_wordpiece
 from . import keys
 from .spec import BUILTIN, Study
-
-_MOST_LETTERS = 1000
 
 
 def prepared(study: Study, cache: Path) -> Path:
@@ -31,23 +27,9 @@ def prepared(study: Study, cache: Path) -> Path:
         if not out.is_dir():
             documents = _documents(study.corpus)
             texts = [sentence for _, sentences in documents for sentence in sentences]
-            letters = alphabet(texts, study.lowercase)
-            tokenizer = train_wordpiece(texts, study.vocab_size, study.lowercase, alphabet=letters)
+            tokenizer = train_wordpiece(texts, study.vocab_size, study.lowercase)
             prepare(documents, tokenizer, out, heldout=study.heldout, num_workers=1)
     return out
-
-
-def alphabet(texts: Sequence[str], lowercase: bool) -> list[str]:
-    """The letters of a corpus, the commonest first, equals in the order of Unicode: a vocabulary trained on them does
-    not depend on chance."""
-    counts = collections.Counter()
-    for text in texts:
-        # An uncased tokenizer takes accents off too.
-        counts.update(unicodedata.normalize("NFD", text.lower()) if lowercase else text)
-    letters = (letter for letter in counts if letter.isprintable() and not letter.isspace())
-    if lowercase:
-        letters = (letter for letter in letters if unicodedata.category(letter) != "Mn")
-    return sorted(letters, key=lambda letter: (-counts[letter], letter))[:_MOST_LETTERS]
 
 
 @functools.cache

@@ -53,7 +53,7 @@ def hold_out(rows: Sequence, share: float) -> tuple[list, list]:
     Raises:
         InputError: one of the two would be empty.
     """
-    count = round(share * len(rows))
+    count = round(share * len(rows)) if 0 < share < 1 else 0
     if not 0 < count < len(rows):
         raise InputError(f"dev_share must leave rows on both sides, got {share:g} of {len(rows)} rows")
     chosen = set(np.random.Generator(np.random.PCG64(0)).permutation(len(rows))[:count].tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,8 +90,13 @@ class FinetuneConfig(TaskOptions):
                 raise InputError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is a share of the steps, between 0 and 1, got {self.warmup}")
-        if not self.lr > 0:
-            raise InputError(f"lr must be above 0, got {self.lr}")
+        for name in ("lr", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
+        if self.seed < 0:
+            raise InputError(f"seed must be at least 0, got {self.seed}")
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -145,6 +146,8 @@ def prepare(
     if not examples or not dev.examples:
         got = f"{len(examples)} training and {len(dev.examples)} dev examples"
         raise InputError(f"task {task.name}: expected rows to train and to evaluate on, got {got}")
+    if config.token_budget is not None:  # a sequence may have no room in it
+        plan(examples, dataclasses.replace(config, epochs=1))
     early = dev
     if len(dev_rows) > EARLY_ROWS:
         # Spread over the file: many are sorted by source or by label.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
-from ..files import read_yaml
+from ..files import check_new, read_yaml
 from .files import atomic_write, write_json, write_json_lines
 
 if TYPE_CHECKING:
@@ -43,13 +43,6 @@ def run_config(path: str | os.PathLike) -> dict:
     """The config.yaml of a run directory; empty for a plain model directory."""
     file = Path(path) / "config.yaml"
     return read_yaml(file) if file.is_file() else {}
-
-
-def check_new(out: str | os.PathLike) -> None:
-    """Raises InputError where a run directory would be written over."""
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} already exists and is not empty: choose another directory, or remove it")
 
 
 def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:

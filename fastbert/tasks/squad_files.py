@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -171,7 +172,8 @@ def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: st
     if not isinstance(value, dict):
         raise DataError(f"{path}, line 1: expected a JSON object from ids to {what}, got {type(value).__name__}")
     for name, item in value.items():
-        if not isinstance(item, kind) or isinstance(item, bool):
+        finite = not isinstance(item, float) or math.isfinite(item)
+        if not isinstance(item, kind) or isinstance(item, bool) or not finite:
             raise DataError(f"{path}: expected {what} for question {name}, got {shorten(repr(item))}")
     return value
 

@@ -183,8 +183,9 @@ def _top(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def answer_text(context: str, found: Span) -> str:
-    """The original text of a span; accents that stand as characters of their own belong to the letter before them."""
+    """The original text of a span; accents and vowel signs that stand as characters of their own belong to the letter
+    before them, also where the tokenizer leaves them out, as BERT's does with category Mn."""
     end = found.end
-    while end < len(context) and unicodedata.combining(context[end]):
+    while end < len(context) and unicodedata.category(context[end]) == "Mn":
         end += 1
     return context[found.begin : end]

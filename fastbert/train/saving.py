@@ -134,6 +134,7 @@ class RunCheckpoints:
             "spikes": loop.spikes.state() if loop.spikes else None,
             "tokenizer_sha256": loop.data.shards.manifest.tokenizer_sha256,
             "order": self._order(),
+            "optimizer_name": loop.config.optimizer,
         }
 
     def restore(self, path: Path) -> None:
@@ -149,6 +150,12 @@ class RunCheckpoints:
             raise CheckpointError(
                 f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
                 f"{expected[:12]})"
+            )
+        optimizer = state.get("optimizer_name", loop.config.optimizer)  # older checkpoints do not say
+        if optimizer != loop.config.optimizer:
+            raise CheckpointError(
+                f"{path}: expected the optimiser that it was trained with, {optimizer}, whose moments it holds, got "
+                f"{loop.config.optimizer}; to change it, start a new run from its model"
             )
         if not state["phase"] < len(loop.phases):
             raise CheckpointError(

@@ -32,6 +32,13 @@ def test_vocab_then_prepare(corpus, tmp_path, capsys):
     assert printed.rstrip().endswith(str(out))
 
 
+def test_vocab_gives_the_same_bytes_twice(corpus, tmp_path):
+    paths = [tmp_path / f"vocab{number}.txt" for number in range(3)]
+    for path in paths:
+        assert main(["vocab", str(corpus), "--size", "300", "--out", str(path)]) == 0
+    assert len({path.read_bytes() for path in paths}) == 1
+
+
 def test_vocab_cased_into_a_directory(corpus, tmp_path, capsys):
     out = tmp_path / "tokenizer"
     assert main(["vocab", str(corpus), "--cased", "--size", "1000", "--out", str(out)]) == 0

@@ -156,3 +156,14 @@ def test_progress_counts_every_byte(shared_data):
         pass
     assert sum(seen) == path.stat().st_size
     assert len(seen) < 100
+
+
+def test_kinds_are_told_whatever_the_case_and_others_are_named(tmp_path, caplog):
+    row = json.dumps({"text": "One here."})
+    for name in ("a.ndjson", "b.JSONL"):
+        (tmp_path / name).write_text(row)
+    (tmp_path / "c.TXT.GZ").write_bytes(gzip.compress(b"Two."))
+    (tmp_path / "d.pdf").write_bytes(b"%PDF")
+    with caplog.at_level("WARNING", logger="fastbert"):
+        assert sentences(tmp_path) == [["One here."], ["One here."], ["Two."]]
+    assert "1 files that are no .txt or .jsonl are left out (d.pdf)" in caplog.text

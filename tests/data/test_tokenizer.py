@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from fastbert.data.alphabet import alphabet
 from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_wordpiece
 from fastbert.errors import InputError
 
@@ -259,6 +260,22 @@ def test_training_on_nothing():
         train_wordpiece(iter(["", " "]), 100)
     with pytest.raises(InputError, match="got 5"):
         train_wordpiece(iter(["a b"]), 5)
+    with pytest.raises(InputError, match="min_frequency must be at least 1, got -1"):
+        train_wordpiece(["a b"], 50, min_frequency=-1)
+
+
+def test_texts_that_can_be_read_twice_give_one_vocabulary():
+    letters = "abcdefghij"
+    texts = [a + b for a in letters for b in letters for _ in range(3)]
+    vocabularies = [train_wordpiece(texts, 60).get_vocab() for _ in range(4)]
+    assert all(vocabulary == vocabularies[0] for vocabulary in vocabularies)
+
+
+def test_the_alphabet_is_what_wordpiece_sees():
+    texts = ["Ä b", "ÄÖ", "a\u0301 \t\x07"]
+    assert alphabet(texts) == ["a", "b", "o"]
+    assert alphabet(texts, lowercase=False) == ["Ä", "a", "b", "Ö", "\u0301"]
+    assert alphabet(texts, strip_accents=False) == ["ä", "a", "b", "ö", "\u0301"]
 
 
 def test_with_an_alphabet_a_vocabulary_does_not_depend_on_chance():

@@ -102,6 +102,17 @@ def test_tensorflows_own_configuration_is_enough(name, tmp_path):
     assert torch.equal(model.get_input_embeddings().weight, theirs.get_input_embeddings().weight)
 
 
+def test_what_is_there_is_not_mixed_with(tmp_path):
+    source = _saved(_theirs("BertModel"), tmp_path / "source")
+    for target in (tmp_path / "end", source):
+        if target is not source:
+            convert(source, target, to="sentence-transformers")
+        before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+        with pytest.raises(InputError, match="already exists and is not empty"):
+            convert(source, target)
+        assert before == {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+
+
 def test_an_old_pickle_with_gamma_and_beta(tmp_path):
     theirs = _theirs()
     source = _saved(theirs, tmp_path / "source")
@@ -178,8 +189,8 @@ def test_state_dictionaries_of_trainers(tmp_path):
     torch.save({"model": nvidia, "optimizer": {"step": 3}, "files": [1, "a"]}, tmp_path / "ckpt_1.pt")
     torch.save({"module": deepspeed, "global_steps": 7}, tmp_path / "mp_rank_00_model_states.pt")
     for file in ("ckpt_1.pt", "mp_rank_00_model_states.pt"):
-        convert(tmp_path / file, tmp_path / "end")
-        _assert_holds(tmp_path / "end", theirs)
+        convert(tmp_path / file, tmp_path / f"end of {file}")
+        _assert_holds(tmp_path / f"end of {file}", theirs)
     deepspeed["bert.encoder.FinalLayerNorm.weight"] = torch.ones(32)
     torch.save({"module": deepspeed}, tmp_path / "pre_ln.pt")
     with pytest.raises(CheckpointError, match="pre-LN"):

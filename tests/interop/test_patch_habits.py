@@ -95,6 +95,94 @@ def test_resized_vocabulary_and_replaced_parts_are_followed(only_ours):
         assert_same(ours(**given), wanted, "prefix")
 
 
+@pytest.mark.parametrize("size", [hf.VOCAB + 5, hf.VOCAB - 5])
+def test_a_vocabulary_resized_alone_is_followed(size, only_ours):
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    given["input_ids"] = given["input_ids"] % (size - 1)
+    given["input_ids"][0, 1] = size - 1
+    for model in (theirs, ours):
+        torch.manual_seed(2)
+        model.resize_token_embeddings(size, mean_resizing=False)
+        model.embeddings.position_embeddings.weight = nn.Parameter(torch.randn(hf.LENGTH, 32))
+    with torch.no_grad():
+        wanted = theirs(**given)
+        only_ours()
+        assert_same(ours(**given), wanted, "prefix")
+    given["input_ids"][0, 1] = size
+    with pytest.raises(InputError, match=f"between 0 and {size - 1}"):
+        ours(**given)
+
+
+def _per_example(model, given):
+    def loss(weights, mask, ids):
+        call = {"input_ids": ids[None], "attention_mask": mask[None, None, None]}
+        return torch.func.functional_call(model, weights, (), call)[0].square().sum()
+
+    weights = dict(model.named_parameters())
+    masks = torch.zeros(given["input_ids"].shape)
+    return torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, masks, given["input_ids"])
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward without gradients", "gradients of each example"])
+def test_transforms_of_torch_are_transformers_own(kind):
+    theirs, ours = twins("BertModel", attention="eager")
+    given = arguments("BertModel", "none")
+    if kind == "gradients of each example":
+        found, wanted = (_per_example(model, given) for model in (ours, theirs))
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            assert torch.equal(found[name], gradient), name
+        return
+    torch.manual_seed(4)
+    point, direction = torch.randn(2, 2, 5, 32).unbind()
+    made = []
+    for model in (ours, theirs):
+        with torch.set_grad_enabled(kind == "forward"):
+            made.append(torch.func.jvp(lambda x, model=model: model(inputs_embeds=x)[0], (point,), (direction,))[1])
+    assert torch.equal(*made)
+    assert made[0].abs().max() > 0.1
+
+
+def test_shapes_without_values():
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel", "none")
+    meta = copy.deepcopy(ours).to("meta")
+    assert meta(given["input_ids"].to("meta"))[0].shape == theirs(given["input_ids"])[0].shape
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_dtypes_under_autocast_are_transformers(gradients):
+    theirs, ours = twins("BertModel")
+    with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16):
+        found, wanted = (model(**arguments("BertModel"), output_hidden_states=True) for model in (ours, theirs))
+    dtypes = [[x.dtype for x in (out[0], out.pooler_output, *out.hidden_states)] for out in (found, wanted)]
+    assert dtypes[0] == dtypes[1]
+    keep = hf.kept_tokens(hf.masks()["prefix"])
+    assert (found[0] - wanted[0])[keep].abs().max() < 0.1
+
+
+def test_patching_again_keeps_what_was_said_of_pads():
+    _, ours = twins("BertForQuestionAnswering")
+    given = arguments("BertForQuestionAnswering")
+    wanted = ours(**given).loss
+    fastbert.patch(ours.bert)
+    assert torch.equal(ours(**given).loss, wanted)
+
+
+def test_a_head_for_question_answering_by_another_name():
+    theirs, _ = twins("BertForQuestionAnswering")
+
+    class Reader(transformers.BertForQuestionAnswering):
+        pass
+
+    given = arguments("BertForQuestionAnswering")
+    wanted = theirs(**given).loss
+    reader = copy.deepcopy(theirs)
+    reader.__class__ = Reader
+    hf.assert_near(fastbert.patch(reader)(**given).loss, wanted, torch.float32, "loss")
+
+
 def test_compiled_models_give_the_same():
     theirs, ours = twins("BertForSequenceClassification", attention="sdpa")
     given = arguments("BertForSequenceClassification", "none", labels=False)

@@ -92,6 +92,15 @@ def test_what_is_no_list_of_strings_is_refused(encoder):
             encoder.encode(wrong)
     with pytest.raises(InputError, match="token_budget"):
         encoder.encode(["a"], token_budget=0)
+    with pytest.raises(InputError, match="token_budget must be a whole number, at least 1, got '5'"):
+        encoder.encode(["a"], token_budget="5")
+    with pytest.raises(InputError, match="list of strings, got NoneType"):
+        encoder.encode(None)
+    with pytest.raises(InputError, match=r"the lone surrogate '.ud800' in number 1"):
+        encoder.encode(["a", "b\ud800"])
+    for name, value in (("truncate_dim", 0), ("truncate_dim", -3), ("max_seqlen", 1), ("max_seqlen", "9")):
+        with pytest.raises(InputError, match=f"{name} must be a whole number"):
+            SentenceEncoder(encoder.model, encoder.tokenizer, **{name: value})
 
 
 def test_a_progress_bar_goes_to_stderr(encoder, capsys):

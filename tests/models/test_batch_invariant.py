@@ -192,7 +192,12 @@ def test_what_cannot_hold_is_refused_in_one_sentence():
     x = torch.randn(1, 2, 3, 4)
     _refused(lambda: F.scaled_dot_product_attention(x, x, x), "scaled_dot_product_attention was called")
     _refused(lambda: x @ x.transpose(-1, -2), "matmul was called")
+    _refused(lambda: torch.nn.LSTM(4, 4)(x[0]), "lstm was called")
+    _refused(lambda: torch.nn.Conv1d(3, 2, 1)(x[0]), "conv1d was called")
     theirs, _ = hf.pair("BertModel")
+    if hasattr(torch.ao.quantization, "quantize_dynamic"):  # torch is about to take it out
+        by_torch = torch.ao.quantization.quantize_dynamic(fastbert.patch(copy.deepcopy(theirs)), {torch.nn.Linear})
+        _refused(lambda: by_torch(**hf.inputs()), "the largest number of the whole batch", "linear_dynamic")
     given = {"input_ids": hf.inputs()["input_ids"], "attention_mask": hf.masks()["left"]}
     _refused(lambda: fastbert.patch(theirs)(**given), "left padding")
     _refused(lambda: fastbert.patch(theirs, pads="computed")(**given), "padded path")

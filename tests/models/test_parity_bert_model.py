@@ -13,6 +13,7 @@ from torch import nn
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 import fastbert
+from fastbert.errors import BackendError, InputError
 from fastbert.packing import PackedBatch
 
 DTYPES = (torch.float32, torch.float64)
@@ -314,3 +315,31 @@ def test_the_encoder_alone_padded_and_packed():
     states = encoder(x, mask, output_hidden_states=True, return_dict=False)[1]
     assert len(states) == 4
     assert torch.equal(states[0][kept], x[kept])
+
+
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [
+        (torch.ones(4, 1, 1, 11, dtype=torch.int64), "must be bool .* or floating .*, got torch.int64"),
+        (torch.ones(3, 1, 1, 11, dtype=torch.bool), "must be .*, got .3, 1, 1, 11."),
+        (torch.ones(4, 1, 5, 11, dtype=torch.bool), "must be .*, got .4, 1, 5, 11."),
+    ],
+)
+def test_a_4d_mask_that_could_mean_two_things_is_refused(mask, reason):
+    _, ours = hf.pair("BertModel")
+    with pytest.raises(InputError, match=reason):
+        ours(**hf.inputs(), attention_mask=mask)
+
+
+def test_derivatives_in_forward_mode_are_those_of_the_reference():
+    _, ours = hf.pair("BertModel", torch.float64)
+    torch.manual_seed(4)
+    point, direction = torch.randn(2, 2, 5, 32, dtype=torch.float64).unbind()
+    step = 1e-6
+    with torch.no_grad():
+        found = torch.func.jvp(lambda x: ours(inputs_embeds=x)[0], (point,), (direction,))[1]
+        ends = (ours(inputs_embeds=point + sign * step * direction)[0] for sign in (1, -1))
+        wanted = (next(ends) - next(ends)) / (2 * step)
+    assert (found - wanted).abs().max() < 1e-6 * wanted.abs().max()
+    with pytest.raises(BackendError, match=r"'cpu' .* cannot serve forward-mode"), fastbert.backend("cpu"):
+        torch.func.jvp(lambda x: ours(inputs_embeds=x)[0], (point,), (direction,))

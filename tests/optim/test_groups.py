@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import nn
 
-from fastbert.optim import clip_grad_norm, param_groups
+from fastbert.errors import InputError
+from fastbert.optim import AdamW, clip_grad_norm, clipped_step, param_groups
 
 
 def names_of(model: nn.Module, group: dict) -> list[str]:
@@ -99,3 +100,13 @@ def test_a_broken_gradient_is_reported_and_nothing_is_scaled(bad):
 
 def test_no_gradients_at_all():
     assert clip_grad_norm([nn.Parameter(torch.zeros(2))], 1.0).item() == 0.0
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])
+def test_a_largest_norm_that_is_none(max_norm):
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    for call in (lambda: clip_grad_norm([parameter], max_norm), lambda: clipped_step(AdamW([parameter]), max_norm)):
+        with pytest.raises(InputError, match="max_norm must be above 0"):
+            call()
+    assert torch.equal(parameter.detach(), torch.ones(2))

@@ -1,6 +1,7 @@
 """Fine-tuning: learns a trivial task, repeats itself, agrees with transformers' classifier, and knows no task."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -145,7 +146,14 @@ def test_what_does_not_fit_leaves_nothing(directory, task, tmp_path):
     small = tiny_bert.save(tmp_path / "small", "BertModel", vocab=tiny_bert.VOCAB[:10])
     with pytest.raises(InputError, match="ids go up to 28, but the model's vocab_size is 10"):
         finetune(task, task.model(small), tokenizer, rows, rows, FinetuneConfig(max_seqlen=16), out=out)
+    with pytest.raises(InputError, match="token budget of 4 is below one sequence"):
+        finetune(
+            task, task.model(directory), tokenizer, rows, rows, FinetuneConfig(token_budget=4, max_seqlen=16), out=out
+        )
     assert not out.exists()
+    for name, value in (("clip", 0.0), ("clip", -1.0), ("lr", math.inf), ("weight_decay", -5.0), ("seed", -1)):
+        with pytest.raises(InputError, match=f"{name} must be .*, got {value}"):
+            FinetuneConfig(**{name: value})
     with pytest.raises(InputError, match="epochs must be at least 1, got 0"):
         FinetuneConfig(epochs=0)
 

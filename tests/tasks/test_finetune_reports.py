@@ -123,7 +123,7 @@ def test_rows_are_held_out_the_same_way_each_time():
     assert sorted([*kept, *held], key=lambda row: int(row.id)) == rows
     assert [row.id for row in held] == sorted((row.id for row in held), key=int)
     assert hold_out(rows, 0.2) == (kept, held)
-    for share in (0.001, 1.0, -0.5):
+    for share in (0.001, 1.0, -0.5, float("nan")):
         with pytest.raises(InputError, match="must leave rows on both sides"):
             hold_out(rows, share)
 

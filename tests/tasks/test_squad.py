@@ -187,6 +187,9 @@ def test_spans_by_hand():
 def test_text_is_the_original():
     assert answer_text("The CAFE\u0301s, open", Span(4, 8, 0, 0)) == "CAFE\u0301"
     assert answer_text("a  b", Span(0, 4, 0, 0)) == "a  b"
+    # Marks that an uncased tokenizer leaves out, whatever their combining class.
+    for text, end in (("हिन्दु है", 5), ("ที่นี่ x", 4), ("❤\ufe0f!", 1)):
+        assert answer_text(text, Span(0, end, 0, 0)) == text.split(" ")[0].rstrip("!")
 
 
 def decoded(task, tmp_path, tokenizer, peaks):

@@ -169,6 +169,7 @@ def test_a_checkpoint_of_another_model_is_refused(data, whole, tmp_path, changes
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"optimizer": "lamb"}, "expected the optimiser that it was trained with, adamw, .* got lamb"),
         ({"token_budget": 320}, "expected the token_budget that it was trained with, 256, .* got 320"),
         ({"samples": PretrainingConfig(max_seqlen=32, seed=4)}, "expected the samples.seed .* 0, .* got 4"),
         ({"samples": PretrainingConfig(max_seqlen=24)}, "expected the samples.max_seqlen .* 32, .* got 24"),
