@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import DataError
 from .bad_rows import BadRows
 from .base import Row
-from .files import atomic_write, check_text, shorten
+from .files import atomic_write, check_text, read_lines, shorten
 from .hub_files import is_hub_file, read_records
 
 
@@ -48,8 +48,12 @@ def load_json(path: str | os.PathLike) -> tuple[Any, str]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
+    return _parsed(text, path), text
+
+
+def _parsed(text: str, path: str | os.PathLike) -> Any:
     try:
-        return json.loads(text), text
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: expected JSON, got what fails with: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets in brackets
@@ -64,7 +68,14 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows, impossible)
-    value, text = load_json(path)
+    if os.fspath(path) == "-":
+        lines = list(read_lines(path, bad_rows))
+        if lines and not lines[0][1].lstrip().startswith(("{", "[")):
+            return _typed(lines, bad_rows)
+        text = "\n".join(line for _, line in lines)
+        value = _parsed(text, path)
+    else:
+        value, text = load_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise DataError(f"{path}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value")
     rows, seen = [], set()
@@ -83,6 +94,21 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
         rows.append(row)
     if not rows:
         raise bad_rows.none_left(path, "questions")
+    return rows
+
+
+def _typed(lines: Sequence[tuple[int, str]], bad_rows: BadRows) -> list[Row]:
+    """What a person types: a question and its context a line, numbered from 0."""
+    rows = []
+    for index, (number, line) in enumerate((number, line) for number, line in lines if line.strip()):
+        texts = tuple(map(str.strip, line.split("\t")))
+        if len(texts) == 2 and all(texts):
+            rows.append(Row(str(index), texts, None))
+            continue
+        expected = "SQuAD's JSON, or a question and its context with a tab between them"
+        bad_rows.refuse(f"standard input, line {number}: expected {expected}, got {shorten(line)!r}")
+    if not rows:
+        raise bad_rows.none_left("standard input", "questions")
     return rows
 
 

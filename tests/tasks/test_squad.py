@@ -1,5 +1,6 @@
 """SQuAD: files and their traps, windows, spans, the threshold for no answer, and whole runs of a tiny model."""
 
+import io
 import json
 
 import numpy as np
@@ -12,6 +13,7 @@ from fastbert.cli.main import main
 from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import predict
@@ -127,6 +129,21 @@ def test_windows_of_a_book_take_memory_by_its_tokens():
     begins, owners = plan_windows(300_000, 29, 29)
     assert len(begins) == 10_345
     assert (owners == np.arange(300_000) // 29).all()
+
+
+def test_questions_from_standard_input(tmp_path, monkeypatch):
+    def read(text, task="squad1"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return registry.get(task).read("-")
+
+    assert read("who came\tBob came .\r\n\n who ?\tAnn\n") == [
+        Row("0", ("who came", "Bob came ."), None),
+        Row("1", ("who ?", "Ann"), None),
+    ]
+    document = write(tmp_path, squad(("q", "what is bad", [("book was", 23)]))).read_text()
+    assert read("\ufeff" + document)[0].id == "q"
+    with pytest.raises(DataError, match=r"line 2: expected SQuAD's JSON, or a question and its context with a tab"):
+        read("a\tb\nwho came\n")
 
 
 def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenizer):
