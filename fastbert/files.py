@@ -102,10 +102,10 @@ def read_yaml(path: str | os.PathLike) -> dict:
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
             seen = set()
-            for key, _ in node.value:
-                if key.value in seen and isinstance(key, yaml.ScalarNode):
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
-                seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+                seen.add(key.value)
             return super().construct_mapping(node, deep)
 
     try:

@@ -20,6 +20,8 @@ from torch.autograd import forward_ad
 
 from ..errors import BackendError, InputError
 
+# What torch.func runs now. torch has no public word for it: a torch without this one loses the question, not the ops.
+_transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
 ORDER = ("cuda", "triton", "cpu", "reference")
 _log = logging.getLogger("fastbert")
 
@@ -102,7 +104,7 @@ def is_transformed() -> bool:
     """Whether torch differentiates forward, or torch.func transforms what runs now: kernels show them nothing."""
     if torch.compiler.is_compiling():
         return False
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return getattr(forward_ad, "_current_level", -1) >= 0 or (_transform is not None and _transform() is not None)
 
 
 def _wanted() -> str:

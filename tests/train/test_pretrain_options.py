@@ -54,6 +54,7 @@ def test_yaml_a_person_writes(tmp_path):
         ("samples: 3", "samples to be a mapping"),
         ("- a\n- b", "expected a mapping, got list"),
         ("a: [", "expected YAML"),
+        ("[a, b]: 1", "unknown option|expected YAML"),
         ("lr: 1.0e-4\nsteps: 3\nlr: 1.0e-3", "the key 'lr' twice.* line 3"),
         ("precision: int4", "precision must be"),
         ("lr: !!python/object/apply:os.system ['true']", "expected YAML"),
