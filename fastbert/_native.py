@@ -25,6 +25,17 @@ def _reason_of_build() -> str:
     return reason or "the C++ extension was not built (`pip install .` with a C++ compiler builds it)"
 
 
+class _MissingFunctionError(BackendError, AttributeError):
+    """The extension lacks a function: with AttributeError as a base, ``hasattr`` still asks in peace."""
+
+
+def _missing_function(name: str):
+    raise _MissingFunctionError(
+        f"the C++ extension was built from other sources than this fastbert: expected a function {name!r} in it, got "
+        "none (build it again: `pip install .`, or `python setup.py build_ext --inplace` in a checkout)"
+    )
+
+
 def _load() -> tuple[ModuleType | None, str | None]:
     try:
         module = importlib.import_module("fastbert._C")
@@ -34,6 +45,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
         return None, _reason_of_build()
     except ImportError as error:
         return None, f"the C++ extension does not load: {error}"
+    module.__getattr__ = _missing_function  # asked only for what the module does not have
     wanted = os.environ.get("FASTBERT_CPU_ISA")
     if wanted:
         try:

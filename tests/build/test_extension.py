@@ -13,6 +13,7 @@ import pytest
 
 import fastbert
 from fastbert import _native
+from fastbert.errors import BackendError
 
 REPO = Path(__file__).resolve().parents[2]
 BUILD_TOOLS = ("setuptools", "pybind11")
@@ -47,6 +48,16 @@ def test_the_extension_was_built():
     if not _compiler():
         pytest.skip("no C++ compiler")
     assert _native.why_missing() is None
+
+
+def test_a_function_that_an_old_build_lacks_is_one_sentence():
+    if _native.why_missing():
+        pytest.skip(_native.why_missing())
+    extension = _native.extension()
+    assert hasattr(extension, "gemm")
+    assert not hasattr(extension, "of_tomorrow")
+    with pytest.raises(BackendError, match=r"expected a function 'of_tomorrow' in it, got none \(build it again"):
+        extension.of_tomorrow()
 
 
 def test_an_unknown_level_is_one_sentence():
