@@ -45,7 +45,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-seqlen", type=int, default=128)
     parser.add_argument("--dropout", type=float, help="in place of the model's own; 0 leaves nothing to chance")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="JSON of the figures, after every seed; seeds that it holds are kept")
     return parser.parse_args()
 
 
@@ -173,8 +173,8 @@ def main() -> None:
     task.learn(train_rows)
     task.configure(FinetuneConfig(max_seqlen=args.max_seqlen))
     examples, dev_examples = (task.encode(rows, tokenizer, args.max_seqlen) for rows in (train_rows, dev_rows))
-    runs = []
-    for seed in range(args.seeds):
+    runs = earlier_runs(args)
+    for seed in sorted(set(range(args.seeds)) - {run["seed"] for run in runs}):
         config = FinetuneConfig(
             epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, max_seqlen=args.max_seqlen, seed=seed
         )
@@ -197,6 +197,7 @@ def main() -> None:
                 value, seconds = sides[side]()
                 result[side] = {metric: value, "train_seconds": seconds, "cpu_seconds": time.process_time() - began}
         runs.append(result)
+        write(args, runs)
         print(
             f"seed {seed}: "
             + ", ".join(
@@ -205,7 +206,7 @@ def main() -> None:
             ),
             flush=True,
         )
-    report(args, metric, points(task), runs)
+    report(metric, points(task), runs)
 
 
 def points(task) -> float:
@@ -213,7 +214,27 @@ def points(task) -> float:
     return 1.0 if task.name.startswith("squad") else 100.0
 
 
-def report(args: argparse.Namespace, metric: str, scale: float, runs: list[dict]) -> None:
+def settings_of(args: argparse.Namespace) -> dict:
+    """What a seed's figures depend on, as JSON gives it back."""
+    return json.loads(json.dumps({k: v for k, v in vars(args).items() if k not in ("out", "seeds")}, default=str))
+
+
+def earlier_runs(args: argparse.Namespace) -> list[dict]:
+    """The seeds that ``--out`` holds: hours of a slow machine need not be spent at once."""
+    if args.out is None or not args.out.exists():
+        return []
+    earlier = json.loads(args.out.read_text())
+    if earlier["settings"] != settings_of(args):
+        raise SystemExit(f"{args.out}: expected figures of these settings to add to, got others, which are left alone")
+    return earlier["runs"]
+
+
+def write(args: argparse.Namespace, runs: list[dict]) -> None:
+    if args.out:
+        args.out.write_text(json.dumps({"settings": settings_of(args), "runs": runs}, indent=2) + "\n")
+
+
+def report(metric: str, scale: float, runs: list[dict]) -> None:
     """Means of both sides and their difference in points."""
     means = {
         side: {
@@ -230,9 +251,6 @@ def report(args: argparse.Namespace, metric: str, scale: float, runs: list[dict]
     print(f"difference {difference:+.2f} points, transformers' time / fastbert's", end=" ")
     ratios = [means["transformers"][key] / means["fastbert"][key] for key in ("train_seconds", "cpu_seconds")]
     print(f"{ratios[0]:.2f} in training, {ratios[1]:.2f} in processor time of all")
-    if args.out:
-        settings = json.loads(json.dumps(vars(args), default=str))
-        args.out.write_text(json.dumps({"settings": settings, "runs": runs, "means": means}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
