@@ -115,8 +115,9 @@ def test_a_vocabulary_resized_alone_is_followed(size, only_ours):
 
 
 def _per_example(model, given):
+    # Version 5 looks at the values of a mask of two dimensions, which a transform forbids; version 4 takes no other.
     def loss(weights, mask, ids):
-        call = {"input_ids": ids[None], "attention_mask": mask[None, None, None]}
+        call = {"input_ids": ids[None], "attention_mask": mask[None, None, None] if V5 else 1 - mask[None]}
         return torch.func.functional_call(model, weights, (), call)[0].square().sum()
 
     weights = dict(model.named_parameters())
@@ -148,7 +149,8 @@ def test_shapes_without_values():
     theirs, ours = twins("BertModel")
     given = arguments("BertModel", "none")
     meta = copy.deepcopy(ours).to("meta")
-    assert meta(given["input_ids"].to("meta"))[0].shape == theirs(given["input_ids"])[0].shape
+    mask = None if V5 else torch.ones(4, 11, device="meta")  # version 4 looks for pads where none is given
+    assert meta(given["input_ids"].to("meta"), mask)[0].shape == theirs(given["input_ids"])[0].shape
 
 
 @pytest.mark.parametrize("gradients", [True, False])
