@@ -128,6 +128,8 @@ def _check(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, residual: Ten
             raise InputError(
                 f"x must be (..., K) for a packed weight [N, K] = {held}, got {tuple(x.shape)} and N = {n}"
             )
+    if bias is not None and bias.shape != (n,):
+        raise InputError(f"bias must have shape {(n,)}, got {tuple(bias.shape)}")
     if residual is not None and residual.shape != (*x.shape[:-1], n):
         raise InputError(f"residual must be {(*x.shape[:-1], n)}, got {tuple(residual.shape)}")
 

@@ -39,7 +39,7 @@ def embedding(
         (T, H), dtype of the tables.
 
     Raises:
-        InputError: the three id tensors are not of one 1-D shape.
+        InputError: shapes that do not fit.
 
     Ref:
         Devlin et al. 2019, figure 2.
@@ -47,6 +47,13 @@ def embedding(
     if input_ids.dim() != 1 or not input_ids.shape == token_type_ids.shape == position_ids.shape:
         shapes = [tuple(ids.shape) for ids in (input_ids, token_type_ids, position_ids)]
         raise InputError(f"input_ids, token_type_ids and position_ids must all be (T,), got {shapes}")
+    # Kernels read by the word table's width: what is narrower would be read beyond its end.
+    if any(table.dim() != 2 or table.shape[1:] != word.shape[1:] for table in (word, token_type, position)):
+        shapes = [tuple(table.shape) for table in (word, token_type, position)]
+        raise InputError(f"word, token_type and position must be tables (rows, H) of one width H, got {shapes}")
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter.shape != word.shape[1:]:
+            raise InputError(f"{name} must have shape {tuple(word.shape[1:])}, got {tuple(parameter.shape)}")
     return _dispatch.call(
         "embedding",
         input_ids,

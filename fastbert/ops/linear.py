@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import fp8, reference
+from ..errors import InputError
 from . import _dispatch, _invariant
 from .linear_fp8 import linear_fp8
 
@@ -18,7 +19,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: x (..., K), weight (N, K), bias (N,) or None -> (..., N).
 
     A weight of the `fp8.Policy` in force multiplies in 8 bits (`linear_fp8`).
+
+    Raises:
+        InputError: shapes that do not fit.
     """
+    # Kernels read by these sizes: what is shorter would be read beyond its end.
+    if weight.dim() != 2 or x.shape[-1:] != weight.shape[1:]:
+        raise InputError(f"x must be (..., K) and weight (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise InputError(f"bias must have shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}")
     _invariant.check(x)
     site = fp8.site(weight)
     if site is not None:

@@ -9,7 +9,7 @@ from close import assert_close
 from levels import LEVELS, Guarded, at_level, threads
 
 from fastbert import _native, ops, reference
-from fastbert.errors import BackendError
+from fastbert.errors import BackendError, InputError
 from fastbert.ops import _cpu
 from fastbert.rng import Dropout
 
@@ -218,6 +218,15 @@ def test_what_the_kernel_refuses():
             ops.embedding(ids[0].float(), *ids[1:], *leaves, 1e-12)
         with pytest.raises(BackendError, match="one dtype"):
             ops.embedding(*ids, leaves[0].bfloat16(), *leaves[1:], 1e-12)
+
+
+@pytest.mark.parametrize(("which", "said"), [(1, "one width H"), (2, "one width H"), (3, "weight"), (4, "bias")])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_nothing_is_read_beyond_a_narrower_table(backend, which, said):
+    ids, leaves = ids_of(4, 9, 30), tables_of(9, 30, 8)
+    leaves[which] = leaves[which][..., :4].contiguous()
+    with ops.backend(backend), pytest.raises(InputError, match=said):
+        ops.embedding(*ids, *leaves, 1e-12)
 
 
 def test_opcheck():

@@ -12,6 +12,7 @@ from close import assert_close
 
 import fastbert
 from fastbert import _native, hardware, ops, reference
+from fastbert.errors import InputError
 from fastbert.ops import _cpu_linear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -400,3 +401,14 @@ def test_linear_of_no_rows_and_of_strided_rows():
         wide = torch.randn(6, 2, 24).bfloat16()
         assert torch.equal(ops.linear(wide[:, 0, :12], weight), ops.linear(wide[:, 0, :12].clone(), weight))
         assert torch.equal(ops.linear(x, weight.t().contiguous().t()), ops.linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_nothing_is_read_beyond_a_shorter_bias_or_weight(backend, dtype):
+    x, weight, bias = torch.randn(5, 12).to(dtype), torch.randn(8, 12).to(dtype), torch.randn(3).to(dtype)
+    with torch.no_grad(), ops.backend(backend):
+        with pytest.raises(InputError, match=r"bias must have shape \(8,\), got \(3,\)"):
+            ops.linear(x, weight, bias)
+        with pytest.raises(InputError, match=r"weight \(N, K\), got \(5, 12\) and \(8, 11\)"):
+            ops.linear(x, weight[:, :11])

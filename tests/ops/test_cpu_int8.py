@@ -314,5 +314,7 @@ def test_refusals():
         ops.pack_int8(weight, torch.tensor([30]))
     with pytest.raises(InputError, match="residual"):
         ops.linear_int8(torch.randn(4, 30), packed, 8, residual=torch.randn(4, 7))
+    with pytest.raises(InputError, match=r"bias must have shape \(8,\), got \(3,\)"):
+        ops.linear_int8(torch.randn(4, 30), packed, 8, torch.randn(3))
     with ops.backend("cpu"), pytest.raises(BackendError, match="float64"):
         ops.linear_int8(torch.randn(4, 30).double(), packed, 8)
