@@ -106,11 +106,21 @@ class Tokens:
         return first * (self.cu_seqlens.diff() > 0)[:, None]
 
 
+def refuse_beside(what: str, **given) -> None:
+    """Raises InputError for an argument that would be left unread beside tokens that came packed."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"expected no {name} beside {what}: it would be left unread, got one")
+
+
 def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor) -> None:
-    """Raises InputError for an id outside its table.
+    """Raises InputError for an id outside its table, or ids that are no int64 or int32.
 
     On a GPU the ids are not looked at: that would make the host wait for the device in every step.
     """
+    for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
+        if ids is not None and ids.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"{name} must be int64 or int32, got {str(ids.dtype).removeprefix('torch.')}")
     if token_type_ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
     for name, ids, size, what in (
@@ -140,6 +150,15 @@ def _check_length(config: ModelConfig, length: int) -> None:
             f"a sequence may have at most max_position_embeddings = {config.max_position_embeddings} tokens, "
             f"got {length}"
         )
+
+
+def _check_bounds(cu_seqlens: Tensor, lengths: Tensor, num_tokens: int) -> None:
+    """Raises InputError for bounds of sequences that are not those of the tokens; not looked at on a GPU."""
+    if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
+    if ends != [0, num_tokens] or bool((lengths < 0).any()):
+        raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}")
 
 
 def open_packed_batch(batch: PackedBatch, config: ModelConfig, key: DropoutKey | None) -> Tokens:
@@ -175,6 +194,7 @@ def open_packed(
     num_tokens = tokens.shape[-width]
     cu_seqlens = cu_seqlens.to(torch.int32)
     lengths = cu_seqlens.diff()
+    _check_bounds(cu_seqlens, lengths, num_tokens)
     max_seqlen = int(max_seqlen if max_seqlen is not None else lengths.max() if lengths.numel() else 0)
     _check_length(config, max_seqlen)
     device = tokens.device

@@ -125,10 +125,13 @@ class GPTModel(GPTPreTrainedModel):
         key = rng.current() if self.training else None
         keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if isinstance(input_ids, PackedBatch):
+            ids = {"position_ids": position_ids, "inputs_embeds": inputs_embeds}
+            door.refuse_beside("a PackedBatch", attention_mask=attention_mask, cu_seqlens=cu_seqlens, **ids)
             tokens = door.open_packed_batch(input_ids, config, key)
         elif (input_ids is None) == (inputs_embeds is None):
             raise InputError("expected either input_ids or inputs_embeds, got both or neither")
         elif cu_seqlens is not None:
+            door.refuse_beside("cu_seqlens", attention_mask=attention_mask)
             tokens = door.open_packed(config, key, input_ids, inputs_embeds, None, position_ids, cu_seqlens, max_seqlen)
         else:
             tokens = door.open_padded(

@@ -446,10 +446,39 @@ def test_inputs_that_do_not_fit():
     _one_sentence(ours, "head_mask", input_ids=ids, head_mask=torch.ones(3, 4))
     batch = PackedBatch.from_sequences([[1, 2]])
     _one_sentence(ours, "attention", input_ids=batch, output_attentions=True)
-    # A masked token is not looked at: its id may be anything.
+    _one_sentence(ours, "input_ids", "float32", input_ids=ids.float())
+    _one_sentence(ours, "token_type_ids", "uint8", input_ids=ids, token_type_ids=types.byte())
+    assert ours(ids, head_mask=[None] * 3, use_cache=False, past_key_values=None).last_hidden_state.isfinite().all()
+
+
+def test_what_would_be_left_unread_beside_packed_tokens():
+    _, ours = hf.pair("BertModel")
+    batch, bounds = PackedBatch.from_sequences([[1, 2], [3]]), torch.tensor([0, 2, 3])
+    for name, value in (
+        ("attention_mask", torch.ones(1, 3)),
+        ("token_type_ids", torch.zeros(3, dtype=torch.int64)),
+        ("position_ids", torch.arange(3)),
+        ("inputs_embeds", torch.zeros(3, 32)),
+        ("cu_seqlens", bounds),
+    ):
+        _one_sentence(ours, f"no {name}", "PackedBatch", **{"input_ids": batch, name: value})
+    packed = {"input_ids": batch.input_ids, "cu_seqlens": bounds}
+    _one_sentence(ours, "attention_mask", "cu_seqlens", **packed, attention_mask=torch.zeros(1, 3))
+    assert ours(**packed).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("bounds", [[], [0], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3]])
+def test_bounds_that_are_not_those_of_the_tokens(bounds):
+    _, ours = hf.pair("BertModel")
+    ids, given = torch.ones(3, dtype=torch.int64), torch.tensor(bounds, dtype=torch.int32)
+    _one_sentence(ours, "cu_seqlens", "the 3 tokens", bounds, input_ids=ids, cu_seqlens=given)
+
+
+def test_a_masked_token_is_not_looked_at():
+    _, ours = hf.pair("BertModel")
+    ids = hf.inputs()["input_ids"]
     mask = hf.masks()["prefix"]
     assert ours(ids.masked_fill(mask == 0, 10**6), mask).last_hidden_state.isfinite().all()
-    assert ours(ids, head_mask=[None] * 3, use_cache=False, past_key_values=None).last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize(
