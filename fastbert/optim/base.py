@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +47,20 @@ def _without_dynamo(method: Callable) -> Callable:
 
 def _check_rates(group: dict) -> None:
     for name in ("lr", "eps", "weight_decay"):
-        if not 0 <= group[name] < math.inf:
-            raise InputError(f"{name} must be at least 0 and finite, got {group[name]}")
-    if not all(0 <= beta < 1 for beta in group["betas"]):
-        raise InputError(f"betas must be at least 0 and below 1, got {group['betas']}")
+        # A rate may also be a tensor of one number.
+        if isinstance(group[name], str) or not 0 <= group[name] < math.inf:
+            raise InputError(f"{name} must be at least 0 and finite, got {group[name]!r}")
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise InputError(f"betas must be two numbers, at least 0 and below 1, got {betas!r}")
+
+
+def _check_dense(gradients: list[Tensor]) -> None:
+    for gradient in gradients:
+        if gradient.layout is not torch.strided:
+            raise InputError(
+                f"gradients must be dense, got one in {gradient.layout}, as of an embedding with sparse=True"
+            )
 
 
 class MasterWeightOptimizer(torch.optim.Optimizer):
@@ -89,13 +99,20 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     def ensure_state(self, p: Tensor) -> dict:
         """The parameter's entry of ``state``, made where it is missing."""
         state = self.state[p]
+        wide = torch.float64 if p.dtype == torch.float64 else torch.float32
         if not state:
+            if not p.is_floating_point():
+                raise InputError(f"parameters must be real floating numbers, got one of {p.dtype}")
             state["step"] = 0
-            wide = torch.float64 if p.dtype == torch.float64 else torch.float32
             state["exp_avg"] = torch.zeros_like(p, dtype=wide)
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
-            if p.dtype != wide:
-                state["master"] = p.detach().to(wide)
+        # The parameter may have another dtype than when its state was made: the model was converted since, or the state
+        # is that of a run in another dtype.
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in state and state[name].dtype != wide:
+                state[name] = state[name].to(wide)
+        if p.dtype != wide and "master" not in state:
+            state["master"] = p.detach().to(wide)
         return state
 
     def collect_uncounted(self) -> list[Batch]:
@@ -127,10 +144,21 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             batch.first.append(state["exp_avg"])
             batch.second.append(state["exp_avg_sq"])
             batch.steps.append(state["step"])
+        _check_dense(batch.gradients)
         return batch
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As torch does, but moments and master weights stay float32, which torch would cast to the narrow type."""
+        """As torch does, but moments and master weights stay float32, which torch would cast to the narrow type.
+
+        Raises:
+            InputError: it is another optimiser's.
+        """
+        for group in state_dict["param_groups"]:
+            if missing := self.defaults.keys() - group.keys():
+                raise InputError(
+                    f"expected the state_dict of a fastbert.optim.{type(self).__name__}, got one whose groups have no "
+                    f"{', '.join(sorted(missing))}"
+                )
         self._load_state_dict(state_dict)
         order = [p for group in self.param_groups for p in group["params"]]
         indices = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -164,4 +192,5 @@ def _grad_norm(tensors: list[Tensor]) -> Tensor:
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of all elements of all tensors: a () float32 tensor, float64 where a tensor is float64."""
+    _check_dense(tensors)
     return _dispatch.call("grad_norm", tensors)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops import _dispatch
 from .base import Batch, MasterWeightOptimizer, write_back
-from .rates import has_trust, is_corrected
+from .rates import divides_by_norm, has_trust, is_corrected
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,7 @@ def device_step(
         return Outcome(torch.zeros((), device=rows.device), torch.ones((), device=rows.device))
     first = optimizer.param_groups[0]
     kind = "lamb" if "variant" in first else "adamw"
-    divides = kind == "lamb" and first["variant"] != "clamped"
-    most = float(first["max_grad_norm"]) if divides else math.inf
+    most = float(first["max_grad_norm"]) if kind == "lamb" and divides_by_norm(first) else math.inf
     most_clip = math.inf if max_norm is None else float(max_norm)
     return _dispatch.call("device_step", kind, batches, rows, lr.reshape(1), grad_scale.reshape(1), most_clip, most)
 

@@ -9,7 +9,7 @@ import torch
 from ..errors import InputError
 from ..ops import _dispatch
 from .base import Batch, MasterWeightOptimizer, global_norm, scaled_gradients, write_back
-from .rates import has_trust
+from .rates import divides_by_norm, has_trust
 
 VARIANTS = ("nvlamb", "apex", "clamped")
 
@@ -55,7 +55,7 @@ class Lamb(MasterWeightOptimizer):
     def _divisor(self, grad_scale: float) -> torch.Tensor | None:
         """What gradients are divided by before anything else, over all groups."""
         first = self.param_groups[0]
-        if first["variant"] == "clamped" or not first["max_grad_norm"]:
+        if not divides_by_norm(first):
             return None
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not gradients:

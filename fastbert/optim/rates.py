@@ -28,6 +28,11 @@ def has_trust(group: dict) -> bool:
     return group["variant"] != "nvlamb" or bool(group["weight_decay"])
 
 
+def divides_by_norm(group: dict) -> bool:
+    """Whether LAMB divides all gradients by their global norm first."""
+    return group["variant"] != "clamped" and bool(group["max_grad_norm"])
+
+
 def rates(kind: str, group: dict, step: int) -> tuple[float, ...]:
     """lr, eps, weight decay, 1 - beta1, 1 - beta2, the two corrections, has a trust ratio, its least, its most."""
     common = _common(group, step, is_corrected(kind, group))

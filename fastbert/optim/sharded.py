@@ -18,7 +18,7 @@ from torch import Tensor
 from ..ops import _dispatch
 from .base import Batch, scaled_gradients, write_back
 from .lamb import Lamb, directions, trust_ratios
-from .rates import has_trust
+from .rates import divides_by_norm, has_trust
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ShardedLamb(Lamb):
         first = self.param_groups[0]
         if not self.layouts:
             return super()._divisor(grad_scale)
-        if first["variant"] == "clamped":
+        if not divides_by_norm(first):
             return None
         norm = self.grad_norm() if self.grad_norm is not None else float(self.summed_norm())
         return torch.tensor(norm * grad_scale / first["max_grad_norm"], dtype=torch.float64).clamp(min=1.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastbert.errors import InputError
-from fastbert.optim import AdamW
+from fastbert.optim import AdamW, Lamb, clipped_step, device_step
 
 LR, BETA1, BETA2, EPS, DECAY = 0.01, 0.9, 0.999, 1e-6, 0.1
 START = [0.5, -1.25, 3.0, 0.0]
@@ -195,6 +195,9 @@ def test_closure_runs_with_gradients_and_its_loss_comes_back():
         ({"weight_decay": math.nan}, "weight_decay"),
         ({"lr": math.inf}, "lr"),
         ({"betas": (0.9, 1.0)}, "betas"),
+        ({"lr": "1e-4"}, "lr must be at least 0 and finite, got '1e-4'"),  # as YAML reads it
+        ({"betas": 0.9}, "betas must be two numbers"),
+        ({"betas": (0.9, 0.99, 0.999)}, "betas must be two numbers"),
     ],
 )
 def test_rates_that_make_no_sense(wrong, name):
@@ -203,3 +206,57 @@ def test_rates_that_make_no_sense(wrong, name):
         AdamW([parameter], **wrong)
     with pytest.raises(InputError, match=name):
         AdamW([{"params": [parameter], **wrong}])
+
+
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_model_of_another_dtype_goes_on_with_the_state(optimizer_class, dtype, loaded):
+    plain, other = random_pair(1, torch.float32), random_pair(1, torch.float32)
+    optimizers = [optimizer_class(params, lr=1e-2) for params in (plain, other)]
+    for params, optimizer in zip((plain, other), optimizers, strict=True):
+        torch.manual_seed(0)
+        feed(params, 0)
+        optimizer.step()
+    for p in other:
+        p.grad, p.data = None, p.detach().to(dtype)
+    if loaded:
+        state = optimizers[1].state_dict()
+        optimizers[1] = optimizer_class(other, lr=1e-2)
+        optimizers[1].load_state_dict(state)
+    for p, q in zip(plain, other, strict=True):
+        q.data = p.detach().to(dtype)
+        p.data = q.detach().float()
+        q.grad = torch.ones_like(q)
+        p.grad = q.grad.float()
+    for optimizer in optimizers:
+        optimizer.step()
+    for p, q in zip(plain, other, strict=True):
+        torch.testing.assert_close(optimizers[1].state[q].get("master", q).double(), p.double(), rtol=1e-6, atol=1e-7)
+
+
+def test_another_optimisers_state_is_refused():
+    (p, *_) = params = random_pair(1, torch.float32)
+    feed(params, 0)
+    for other, lacks in ((torch.optim.AdamW(params), "correct_bias"), (Lamb(params), "correct_bias")):
+        other.step()
+        with pytest.raises(InputError, match=rf"state_dict of a fastbert\.optim\.AdamW, .*{lacks}"):
+            AdamW(params).load_state_dict(other.state_dict())
+    with pytest.raises(InputError, match=r"a fastbert\.optim\.Lamb, .*max_grad_norm, trust_range, variant"):
+        Lamb(params).load_state_dict(AdamW(params).state_dict())
+    assert p.isfinite().all()
+
+
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+def test_gradients_and_parameters_that_there_is_no_update_of(optimizer_class):
+    table = torch.nn.Embedding(5, 3, sparse=True)
+    table(torch.tensor([1, 2])).sum().backward()
+    optimizer = optimizer_class(table.parameters())
+    for step in (optimizer.step, lambda: clipped_step(optimizer, 1.0), lambda: device_step(optimizer, torch.ones(1))):
+        with pytest.raises(InputError, match=r"gradients must be dense, got one in torch\.sparse_coo"):
+            step()
+    p = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    p.grad = torch.ones(2, dtype=torch.complex64)
+    optimizer = optimizer_class([p], **({"max_grad_norm": None} if optimizer_class is Lamb else {}))
+    with pytest.raises(InputError, match=r"real floating numbers, got one of torch\.complex64"):
+        optimizer.step()

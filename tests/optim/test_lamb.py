@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastbert.errors import InputError
-from fastbert.optim import Lamb
+from fastbert.optim import Lamb, device_step
 
 LR, BETA1, BETA2, EPS = 0.02, 0.9, 0.99, 1e-6
 SHAPES = [(4, 3), (3,), (5, 2), (2,)]  # the last two without weight decay; the last starts at zero, as biases do
@@ -144,13 +144,18 @@ def test_another_variant_is_refused():
 
 @pytest.mark.parametrize("variant", ["nvlamb", "apex"])
 @pytest.mark.parametrize("none", [None, 0.0])
-def test_without_a_largest_norm_nothing_is_divided(variant, none):
+@pytest.mark.parametrize("on_device", [False, True])
+def test_without_a_largest_norm_nothing_is_divided(variant, none, on_device):
     def after(max_grad_norm):
         start, (step, *_) = start_and_gradients(5.0)
         params = [torch.nn.Parameter(torch.tensor(p, dtype=torch.float32)) for p in start]
         for p, g in zip(params, step, strict=True):
             p.grad = torch.tensor(g, dtype=torch.float32)
-        Lamb(params, variant=variant, max_grad_norm=max_grad_norm).step()
+        optimizer = Lamb(params, variant=variant, max_grad_norm=max_grad_norm)
+        if on_device:
+            device_step(optimizer, torch.tensor(1e-3))
+        else:
+            optimizer.step()
         return params
 
     for p, q in zip(after(none), after(1e9), strict=True):

@@ -84,3 +84,16 @@ def test_without_layouts_it_is_lamb():
             p.grad = torch.tensor(g)
         optimizer.step()
     assert largest_relative([p.detach() for p in params], by_the_papers("nvlamb", 3.0)) < 1e-12
+
+
+@pytest.mark.parametrize("none", [None, 0.0])
+def test_without_a_largest_norm_nothing_is_divided(none):
+    def after(max_grad_norm):
+        p = torch.nn.Parameter(torch.arange(1.0, 7.0))
+        optimizer = ShardedLamb([p], lambda squares: None, max_grad_norm=max_grad_norm)
+        optimizer.layouts[p] = Layout.of_range([4, 2], 0, 6)
+        p.grad = torch.full((6,), 5.0)
+        optimizer.step()
+        return p
+
+    assert torch.equal(after(none), after(1e9))
