@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from ..config import BertConfig
 from ..errors import InputError
 from ..files import read_json, whole
 from . import added_tokens, bpe
@@ -21,6 +22,8 @@ from .manifest import SpecialIds
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
+# Of a vocabulary that is trained: what a model may have.
+MOST_TOKENS = BertConfig.limits["vocab_size"]
 # As in google-research/bert: a longer word becomes [UNK].
 MAX_CHARS_PER_WORD = 100
 # Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
@@ -107,11 +110,13 @@ def train_wordpiece(
         alphabet: the characters to keep, as many of the first as there is room for, in place of counting them.
 
     Raises:
-        InputError: size has no room for the special tokens and a letter, min_frequency is below 1, or the texts hold
-            no word.
+        InputError: size has no room for the special tokens and a letter or is over `MOST_TOKENS`, min_frequency is
+            below 1, or the texts hold no word.
     """
     if size <= len(SPECIAL_TOKENS):
         raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
+    if size > MOST_TOKENS:  # the library sets aside memory for so many, and ends the process where there is too little
+        raise InputError(f"vocabulary size: expected at most {MOST_TOKENS}, which is a model's limit, got {size}")
     if min_frequency < 1:
         raise InputError(f"min_frequency must be at least 1, got {min_frequency}")
     if alphabet is None and iter(texts) is not texts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import tempfile
 import time
@@ -53,10 +52,7 @@ class Cell:
 
     def result(self) -> dict | None:
         """Its figures, if it is done."""
-        try:
-            return json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
+        return keys.result_of(self.key, self.path)
 
 
 def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:

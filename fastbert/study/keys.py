@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from ..train.config import PretrainConfig
 MATHS = 2
 """Raised by whoever changes what a given recipe comes to (kernels that round otherwise, data, losses, optimisers): what
 is in a cache then belongs to the old one and is made anew."""
+
+_log = logging.getLogger("fastbert")
+_told: set[Path] = set()
 
 # Options of pre-training that change no figure: where things are, and how often they are written and told.
 _IDLE = {
@@ -53,6 +57,22 @@ def arithmetic() -> dict:
         "kernels": _native.isa(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def result_of(key: str, path: Path) -> dict | None:
+    """The result that is kept in a file; None where there is none, or a damaged one, which is told once."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict) and found.get("key") == key:
+        return found
+    if path not in _told:
+        _told.add(path)
+        _log.warning("%s is damaged: its result is made anew", path)
+    return None
 
 
 def of_pretraining(config: PretrainConfig, manifest: Path) -> str:

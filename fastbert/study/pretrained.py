@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -51,10 +50,7 @@ class Wanted:
 
     def result(self) -> dict | None:
         """What it came to, if it is done and has all that is wanted."""
-        try:
-            found = json.loads((self.directory / "result.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
+        found = keys.result_of(self.key, self.directory / "result.json")
         return None if self.missing() else found
 
     def missing(self) -> list[int]:
@@ -156,6 +152,7 @@ def _run(model: Wanted):
     if (model.directory / "result.json").is_file():  # done, but without steps that are wanted now: the same bits again
         _forget(model)
     data, heldout = open_data(model.config)
+    data.shards.verify()  # `pretrain` checks what it opens itself
     network = build_model(model.config, data)
 
     def keep(row: dict) -> None:

@@ -75,6 +75,8 @@ class TaskSpec:
     def config(self, seed: int) -> FinetuneConfig:
         """The recipe of one fine-tuning."""
         options = self.finetune if self.features is None else self.feature_finetune
+        if "seed" in options:
+            raise InputError(f"task {self.column}: seed is the study's own to decide, expected no such option")
         return FinetuneConfig(**{**fitted_options(options, FinetuneConfig, f"task {self.column}"), "seed": seed})
 
 
@@ -323,11 +325,11 @@ def _check(study: Study, path: Path) -> None:
         raise InputError(f"{path}: expected rows of different names, got {_listed(twice)} twice")
     if (
         not study.seeds
-        or not all(type(seed) is int and seed >= 0 for seed in study.seeds)
+        or not all(type(seed) is int and 0 <= seed < 1 << 64 for seed in study.seeds)
         or len(set(study.seeds)) < len(study.seeds)
     ):
         raise InputError(
-            f"{path}: expected seeds, a list of different whole numbers from 0 on, got {study.seeds!r:.60}"
+            f"{path}: expected seeds, a list of different whole numbers from 0 to 2^64 - 1, got {study.seeds!r:.60}"
         )
     if not study.name or Path(study.name).name != study.name:
         raise InputError(

@@ -95,8 +95,10 @@ class FinetuneConfig(TaskOptions):
                 raise InputError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
         if not 0 <= self.weight_decay < math.inf:
             raise InputError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
-        if self.seed < 0:
-            raise InputError(f"seed must be at least 0, got {self.seed}")
+        if self.max_seqlen < 3:
+            raise InputError(f"max_seqlen must be at least 3, got {self.max_seqlen}")
+        if not 0 <= self.seed < 1 << 64:
+            raise InputError(f"seed must be at least 0 and below 2^64, got {self.seed}")
 
 
 @dataclass(kw_only=True)

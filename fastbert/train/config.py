@@ -149,6 +149,10 @@ class PretrainConfig:
             raise InputError(f"warmup is a share of the training, between 0 and 1, got {self.warmup}")
         if self.num_workers < 0 or self.keep < 1:
             raise InputError("num_workers must be at least 0 and keep at least 1")
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas must be two numbers, at least 0 and below 1, got {self.betas}")
         if not self.clip > 0:
             raise InputError(f"clip must be above 0, got {self.clip}")
         if self.dropout is not None and not 0 <= self.dropout < 1:

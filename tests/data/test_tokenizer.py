@@ -260,6 +260,9 @@ def test_training_on_nothing():
         train_wordpiece(iter(["", " "]), 100)
     with pytest.raises(InputError, match="got 5"):
         train_wordpiece(iter(["a b"]), 5)
+    for size in (10**9, 10**20):  # tens of gigabytes set aside, of which the process died; no number of 64 bits
+        with pytest.raises(InputError, match=f"at most 16777216, .*got {size}"):
+            train_wordpiece(["a b"], size)
     with pytest.raises(InputError, match="min_frequency must be at least 1, got -1"):
         train_wordpiece(["a b"], 50, min_frequency=-1)
 

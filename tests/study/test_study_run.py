@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import study_runs
 
 from fastbert.cli.main import main
-from fastbert.errors import InputError
+from fastbert.errors import DataError, InputError
 from fastbert.study import page, results, run, spec
 
 
@@ -74,6 +75,33 @@ def test_a_missing_cell_is_computed_alone_and_to_the_same_bits(place, done):
     assert lines[0].startswith(f"[1/1] {cell.row} on ner, seed {cell.seed}")
     assert cell.result()["metrics"] == before["metrics"]
     assert study_runs.same_in_every_run(again) == study_runs.same_in_every_run(found)
+
+
+@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}"])
+def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, damaged, caplog):
+    cache = tmp_path / "cache"
+    shutil.copytree(done[0], cache)
+    before, study = study_runs.kept(cache), read(place, seeds=(0,))
+    work = run.work_of(study, cache)
+    files = [work.cells[0].path, work.models[0].directory / "result.json"]
+    for file in files:
+        file.write_bytes(damaged)
+    _, lines = complete(study, cache)
+    assert len(lines) == 2
+    assert [record.message for record in caplog.records] == [
+        f"{f} is damaged: its result is made anew" for f in files[::-1]
+    ]
+    assert study_runs.kept(cache) == before
+
+
+def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_path):
+    work = run.work_of(read(place, seeds=(0,)), tmp_path / "cache")
+    shard = next(work.data.rglob("*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match=shard.name):
+        run.execute(work)
 
 
 def test_another_study_finds_the_models_and_the_cells(place, done):

@@ -151,7 +151,8 @@ def test_what_does_not_fit_leaves_nothing(directory, task, tmp_path):
             task, task.model(directory), tokenizer, rows, rows, FinetuneConfig(token_budget=4, max_seqlen=16), out=out
         )
     assert not out.exists()
-    for name, value in (("clip", 0.0), ("clip", -1.0), ("lr", math.inf), ("weight_decay", -5.0), ("seed", -1)):
+    wrong = [("clip", 0.0), ("clip", -1.0), ("lr", math.inf), ("weight_decay", -5.0), ("seed", -1), ("seed", 1 << 64)]
+    for name, value in (*wrong, ("max_seqlen", 2)):
         with pytest.raises(InputError, match=f"{name} must be .*, got {value}"):
             FinetuneConfig(**{name: value})
     with pytest.raises(InputError, match="epochs must be at least 1, got 0"):

@@ -79,12 +79,19 @@ def test_a_missing_yaml(tmp_path):
     [
         ("token_budget", 0), ("accumulate", 0), ("steps", 0), ("epochs", 0.0), ("lr", 0.0), ("lr", float("nan")),
         ("warmup", 1.5), ("num_workers", -1), ("keep", 0), ("clip", 0.0), ("dropout", 1.0), ("schedule", "cosine"),
-        ("precision", "int4"), ("max_minutes", -1.0),
+        ("precision", "int4"), ("max_minutes", -1.0), ("seed", 1 << 64), ("betas", (0.9, 1.0)), ("betas", (0.9,)),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense(option, value):
     with pytest.raises(InputError, match=option):
         PretrainConfig(**{option: value})
+
+
+def test_a_seed_of_more_than_64_bits():
+    for seed in (1 << 64, -(1 << 63) - 1):
+        with pytest.raises(InputError, match="seed must be a number of 64 bits"):
+            PretrainingConfig(seed=seed)
+    assert PretrainConfig(seed=(1 << 64) - 1).seed == PretrainingConfig(seed=(1 << 64) - 1).seed
 
 
 def test_steps_and_epochs_together():
@@ -183,7 +190,9 @@ def test_a_checkpoint_that_is_none(recipe, tmp_path):
 
 
 def test_rates_the_optimiser_refuses(recipe):
-    refused(recipe(betas=(0.9, 1.0)), InputError, "betas")
+    config = recipe()
+    config.betas = (0.9, 1.0)  # behind the back of its own check
+    refused(config, InputError, "betas")
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "eps", "epochs", "cache_gb", "max_minutes"])
