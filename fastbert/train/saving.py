@@ -135,6 +135,7 @@ class RunCheckpoints:
             "tokenizer_sha256": loop.data.shards.manifest.tokenizer_sha256,
             "order": self._order(),
             "optimizer_name": loop.config.optimizer,
+            "num_attention_heads": _heads(loop),
         }
 
     def restore(self, path: Path) -> None:
@@ -156,6 +157,11 @@ class RunCheckpoints:
             raise CheckpointError(
                 f"{path}: expected the optimiser that it was trained with, {optimizer}, whose moments it holds, got "
                 f"{loop.config.optimizer}; to change it, start a new run from its model"
+            )
+        heads = state.get("num_attention_heads", _heads(loop))
+        if heads != _heads(loop):  # the shapes of the weights do not tell
+            raise CheckpointError(
+                f"{path}: expected a model of {heads} attention heads, as it was trained, got one of {_heads(loop)}"
             )
         if not state["phase"] < len(loop.phases):
             raise CheckpointError(
@@ -196,3 +202,8 @@ class RunCheckpoints:
                     f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.20}, since its place "
                     f"in the data depends on it, got {now!r:.20}; to change it, start a new run from its model"
                 )
+
+
+def _heads(loop: PretrainLoop) -> int | None:
+    """None for a model that has none."""
+    return getattr(loop.model.config, "num_attention_heads", None)

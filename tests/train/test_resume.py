@@ -158,7 +158,12 @@ def test_a_run_is_not_overwritten(data, whole):
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"), [({"model": "2x64x2"}, "for this model"), ({"model": "3x32x2"}, "not this model's")]
+    ("changes", "sentence"),
+    [
+        ({"model": "2x64x2"}, "for this model"),
+        ({"model": "3x32x2"}, "not this model's"),
+        ({"model": "2x32x4"}, "expected a model of 2 attention heads, as it was trained, got one of 4"),
+    ],
 )
 def test_a_checkpoint_of_another_model_is_refused(data, whole, tmp_path, changes, sentence):
     path = whole / "checkpoints" / f"step_{STEPS}"
