@@ -22,6 +22,8 @@ def theirs(kind: str, head: str = "LMHeadModel"):
     name, changes = KINDS[kind]
     torch.manual_seed(3)
     config = getattr(transformers, f"{name}Config")(**SIZES, **changes)
+    # Version 4's default, torch's attention, does not know these scales of the scores.
+    config._attn_implementation = "eager"
     model = getattr(transformers, name + head)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -30,9 +30,9 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
         parameters: tensors that are converted to float32 where they are not.
     """
     tensors = [t for t in (x, *others, *parameters) if t is not None]
-    device = next((t.device for t in tensors if t.device.type != "cpu"), None)
-    if device is not None:
-        return f"the CPU kernels take CPU tensors, got one on {device}"
+    for tensor in tensors:  # a loop, as below: torch 2.6's compiler cannot trace next() with a default
+        if tensor.device.type != "cpu":
+            return f"the CPU kernels take CPU tensors, got one on {tensor.device}"
     for tensor in (x, *others):
         if tensor is not None and tensor.dtype not in _DTYPES:
             return f"the CPU kernels take float32 and bfloat16, got {str(tensor.dtype).removeprefix('torch.')}"

@@ -55,9 +55,9 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
             return f"the Triton kernels take float16, bfloat16 and float32, got {str(tensor.dtype)[6:]}"
         if tensor.device.type != "cuda" and not (_INTERPRETING and current_backend() == "triton"):
             return f"the Triton kernels take CUDA tensors, got one on {tensor.device}"
-    different = next((t for t in others if t is not None and t.dtype != x.dtype), None)
-    if different is not None:
-        return f"the Triton kernels take one dtype, got {x.dtype} and {different.dtype}"
+    for tensor in others:  # a loop: torch 2.6's compiler cannot trace next() with a default
+        if tensor is not None and tensor.dtype != x.dtype:
+            return f"the Triton kernels take one dtype, got {x.dtype} and {tensor.dtype}"
     return None
 
 

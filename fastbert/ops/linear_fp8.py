@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -180,6 +181,13 @@ def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> 
     return None if x.is_floating_point() and x.dtype != torch.float64 else f"it takes at most float32, got {x.dtype}"
 
 
-@_dispatch.register("linear_fp8", "cpu", accepts=_accepts)
+@cache
+def _why_missing() -> str | None:
+    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"):
+        return None
+    return f"torch {torch.__version__} has no product of 8-bit floats on a CPU"
+
+
+@_dispatch.register("linear_fp8", "cpu", available=_why_missing, accepts=_accepts)
 def _cpu(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> Tensor:
     return apply(x, weight, bias, site, _CASTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from tiny_gpt import KINDS, SIZES, ids, theirs
 from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
@@ -50,6 +51,8 @@ def test_the_last_token_needs_no_position(pair):
 
 def test_left_padded_prompts_and_ends(pair):
     reference, model = pair
+    if Version(transformers.__version__) < Version("5.0.0.dev0") and reference.config.model_type == "openai-gpt":
+        pytest.skip("version 4 counts the positions of a GPT from its pads on")
     prompts, mask = ids(3, 8), torch.ones(3, 8, dtype=torch.int64)
     mask[0, :5], mask[2, :2] = 0, 0
     free = reference.generate(

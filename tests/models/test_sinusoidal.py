@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 from fastbert import BertConfig, BertModel
 from fastbert.modules.embeddings import sinusoids
@@ -70,6 +71,8 @@ def test_saved_it_loads_here_and_in_transformers(tmp_path):
     with torch.no_grad():
         expected = model(ids).last_hidden_state
         assert torch.equal(BertModel.from_pretrained(tmp_path)(ids).last_hidden_state, expected)
+        if Version(transformers.__version__) < Version("5.0.0.dev0"):
+            return  # leaves out positions of another kind than "absolute"
         theirs = transformers.BertModel.from_pretrained(tmp_path).eval()
         torch.testing.assert_close(theirs(ids).last_hidden_state, expected, rtol=0, atol=1e-5)
 
