@@ -134,35 +134,34 @@ def _fail(message: str, status: int) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the return value is the exit status: 0, 1 a bug, 2 bad input, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    try:
+    _open_closed_streams()
+    status = EXIT_BROKEN_PIPE
+    with contextlib.suppress(BrokenPipeError):  # the reader (head, less) has gone: that is no failure of ours
         status = _main(argv)
+    try:
         sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader (head, less) has gone: that is no failure of ours. Python would complain again when it
-        # flushes stdout at exit, hence the null device in its place.
+    except OSError as error:
+        # Python would try again when it ends and complain, hence the null device in its place.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        if isinstance(error, BrokenPipeError):
+            return EXIT_BROKEN_PIPE
+        # A command that met the full disk itself has said so.
+        status = status or _fail(f"standard output: {error.strerror}", EXIT_BAD_INPUT)
+    return status
+
+
+def _open_closed_streams() -> None:
+    """Where a process was started without one of its streams (``>&-``, some daemons) Python has None in its place: what
+    is read there is empty then, and what is written goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
 
 
 def _main(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0 if argv else EXIT_BAD_INPUT
-    if argv[0] in ("-V", "--version"):
-        from .. import __version__
-
-        print(f"fastbert {__version__}")
-        return 0
-    if argv[0].startswith("--local_rank="):  # deepspeed's launcher puts it before everything else
-        argv = argv[1:]
-    command = argv[0] if argv else ""
-    if command not in COMMANDS:
-        return _fail(f"no such command: {command}; known are {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
     debug = os.environ.get("FASTBERT_DEBUG", "") not in ("", "0")
     try:
-        run_command(command, argv[1:])
-        return 0
+        return _answer(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else _fail(str(stop.code), 1)
     except BrokenPipeError:
@@ -176,6 +175,24 @@ def _main(argv: list[str]) -> int:
             raise
         # One sentence for a run of many processes, from the one that found out.
         return EXIT_BAD_INPUT if getattr(error, "told_by_another_rank", False) else _fail(*explain(error))
+
+
+def _answer(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if argv else EXIT_BAD_INPUT
+    if argv[0] in ("-V", "--version"):
+        from .. import __version__
+
+        print(f"fastbert {__version__}")
+        return 0
+    if argv[0].startswith("--local_rank="):  # deepspeed's launcher puts it before everything else
+        argv = argv[1:]
+    command = argv[0] if argv else ""
+    if command not in COMMANDS:
+        return _fail(f"no such command: {command}; known are {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
+    run_command(command, argv[1:])
+    return 0
 
 
 if __name__ == "__main__":

@@ -127,3 +127,45 @@ def test_a_closed_pipe_is_quiet():
     command = f"{sys.executable} -m fastbert --help | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+@pytest.mark.parametrize("argument", ["--help", "--version", "encode --help", "doctor --help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_full_disk_behind_standard_output_is_one_sentence(argument, unbuffered):
+    command = f"{sys.executable} -m fastbert {argument} > /dev/full"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2
+    assert one_sentence(done.stderr)
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+def test_a_command_that_met_a_full_standard_output_says_so_once(failing, monkeypatch, capfd):
+    failing(OSError(errno.ENOSPC, "No space left on device"))
+    with open("/dev/full", "w") as full:
+        full.write("what the command could not write")
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main(["doctor"]) == 2
+    assert capfd.readouterr().err == "fastbert: No space left on device\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="descriptors of a POSIX shell")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_as_if_it_led_nowhere(tmp_path, closed):
+    program = (
+        "import sys\n"
+        "from fastbert.cli import main as cli\n"
+        "from fastbert.tasks.files import read_lines\n"
+        "from fastbert.cli._progress import progress\n"
+        "def run(command, argv):\n"
+        "    with progress('lines', None, 'lines'):\n"
+        "        print(len(list(read_lines('-'))))\n"
+        "cli.run_command = run\n"
+        f"open({str(tmp_path / 'status')!r}, 'w').write(str(cli.main(['doctor'])))\n"
+    )
+    command = f'{sys.executable} -c "$0" < /dev/null {closed}'
+    done = subprocess.run(["bash", "-c", command, program], capture_output=True, text=True, timeout=60)
+    assert (tmp_path / "status").read_text() == "0", done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
