@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
-from ..tasks.features import LAYERS
+from ..tasks.features import LAYERS, check_layers
 from ..tasks.files import atomic_write
 from ..tasks.runs import show_cell
+from ..tasks.search import warnings_off
 from . import finetune
 from ._tables import print_table
 
@@ -26,6 +27,7 @@ def train(
     if args.features != "all":
         _train_one(args, task, directory, rows, also, configs)
         return
+    _check_all(task, directory)
     table: list[Sequence] = [("features", *task.metrics, "epoch", "seconds")]
     for name in (*LAYERS, WHOLE):
         print(f"== {name}")
@@ -47,6 +49,17 @@ def train(
     print("== all")
     print_table([[show_cell(cell) for cell in line] for line in table])
     print(path)
+
+
+def _check_all(task, directory: Path) -> None:
+    """Raises InputError where one of the trainings could not be made: before hours go into those ahead of it."""
+    from ..models.encoders import read_config
+
+    layers = read_config(directory).num_hidden_layers
+    for name in LAYERS:
+        check_layers(name, max(layers, 1))  # static vectors are a layer of their own
+    with warnings_off():  # what the directory lacks is said when the model is trained
+        task.model(directory)
 
 
 def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also: dict, configs):

@@ -47,12 +47,10 @@ def _check_samples(cell: Cell, model_class: type, objectives: tuple[str, ...]) -
 
 
 def _check_layers(features: str, layers: int, where: str) -> None:
-    import torch
-
-    from ..tasks.features import MIX, select_layers
+    from ..tasks.features import MIX, check_layers
 
     if features != MIX:
         try:
-            select_layers([torch.zeros(0, 1)] * (layers + 1), features)
+            check_layers(features, max(layers, 1))  # static vectors are a layer of their own
         except InputError as error:
             raise InputError(f"{where}: {error}") from None

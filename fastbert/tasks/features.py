@@ -34,6 +34,15 @@ class TokenFeatures:
     values: np.ndarray
 
 
+def check_layers(layers: str, count: int) -> None:
+    """Raises InputError where there is no such choice, or a model of so many layers is too shallow for it."""
+    if layers not in LAYERS:
+        raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
+    needed = {"second-to-last": 2, "last4-sum": 4, "last4-concat": 4}.get(layers, 0)
+    if count < needed:
+        raise InputError(f"layers {layers} needs a model of at least {needed} layers, got {count}")
+
+
 def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.Tensor:
     """Combines hidden states, the embeddings' output first, each (T, H), into features (T, H) or (T, 4H).
 
@@ -43,12 +52,8 @@ def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.T
     Raises:
         InputError: no such choice, or the model has too few layers for it.
     """
-    if layers not in LAYERS:
-        raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     encoder = list(hidden_states[1:]) or list(hidden_states)
-    needed = {"second-to-last": 2, "last4-sum": 4, "last4-concat": 4}.get(layers, 1)
-    if layers != "embeddings" and len(encoder) < needed:
-        raise InputError(f"layers {layers} needs a model of at least {needed} layers, got {len(encoder)}")
+    check_layers(layers, len(encoder))
     if layers == "embeddings":
         return hidden_states[0]
     if layers == "second-to-last":

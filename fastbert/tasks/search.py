@@ -61,7 +61,7 @@ def search(
     for number, config in enumerate(configs, 1):
         if number > 1:
             torch.manual_seed(config.seed)
-            with _warnings_off():
+            with warnings_off():
                 model = load()
         trial, line = _trial(task, model, data, config, number, run, callbacks)
         trials.append(line)
@@ -117,7 +117,7 @@ def _with_total(callbacks: Callbacks, steps: int) -> Callbacks:
 
 
 @contextlib.contextmanager
-def _warnings_off() -> Iterator[None]:
+def warnings_off() -> Iterator[None]:
     """What a directory lacks was said when the first model was loaded from it."""
 
     def drop(record: logging.LogRecord) -> bool:

@@ -199,6 +199,29 @@ def test_a_text_task_in_commands(directories, tmp_path, capsys, kind, features):
     assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(best)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("bert", "layers last4-sum needs a model of at least 4 layers, got 2"),
+        ("gpt2", "model_type must be 'bert', got 'gpt2'"),
+    ],
+)
+def test_of_all_rows_one_that_cannot_be_is_told_before_the_first(directories, tmp_path, capsys, kind, sentence):
+    directory = directories[kind]
+    if kind == "gpt2":
+        model = GPTForPreTraining(GPT2Config(vocab_size=len(tiny_bert.VOCAB), n_embd=12, n_layer=4, n_head=2))
+        model.tokenizer_source = directories["bert"]
+        directory = model.save_pretrained(tmp_path / "gpt2")
+    (tmp_path / "data.txt").write_text("the O\nfilm B-X\n\ngood O\n")
+    data = ["--train", str(tmp_path / "data.txt"), "--dev", str(tmp_path / "data.txt"), "--max-seqlen", "16"]
+    given = ["--model", str(directory), *data, "--epochs", "1", "--out", str(tmp_path / "all")]
+    assert main(["finetune", "ner", "--features", "all", *given]) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert told.out == ""
+    assert not (tmp_path / "all").exists()
+
+
 def test_features_of_a_pair_know_its_two_texts(directories, tmp_path):
     """A BERT's features of a pair depend on the token types, from the file as from the model."""
     rows = [Row(str(i), ("the film", "a good book"[: 6 + i]), str(i % 2)) for i in range(4)]
