@@ -15,6 +15,7 @@ from ..tasks.files import atomic_write
 from ..tasks.runs import show_cell
 from ..tasks.search import warnings_off
 from . import finetune
+from ._signals import removed_on_sigterm
 from ._tables import print_table
 
 WHOLE = "fine-tuning"
@@ -66,7 +67,8 @@ def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also
     """One training; the file of features lies beside OUT while it lasts."""
     task.features, task.feature_units = args.features, args.feature_units
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}-") as folder:
+    unfinished = tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}-")
+    with removed_on_sigterm(), unfinished as folder:
 
         def prepared(model) -> None:
             task.cache = Cached(model, folder)

@@ -46,13 +46,14 @@ def run(args: Encode) -> None:
     from ..tasks.files import read_lines, write_npy
     from ..tasks.runs import model_directory
     from ._progress import progress
+    from ._signals import removed_on_sigterm
 
     normalize = None if args.normalize is None else args.normalize == "yes"
     encoder = SentenceEncoder.from_pretrained(
         model_directory(args.model), precision=args.precision, pooling=args.pooling, normalize=normalize
     )
     texts = (text for _, text in read_lines(args.file))
-    with write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
+    with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
         while window := list(islice(texts, WINDOW)):
             options = {"token_budget": args.token_budget, "batch_invariant": args.batch_invariant}
             vectors.append(encoder.encode(window, **options))

@@ -43,6 +43,7 @@ def run(args: Extract) -> None:
     from ..tasks.files import atomic_write, read_lines, write_npy
     from ..tasks.runs import model_directory
     from ._progress import progress
+    from ._signals import removed_on_sigterm
 
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
@@ -50,6 +51,7 @@ def run(args: Extract) -> None:
     texts = (text for _, text in read_lines(args.file))
     features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
     with (
+        removed_on_sigterm(),
         atomic_write(tokens_path) as index,
         write_npy(features_path) as features,
         progress("features", None, "lines") as advance,

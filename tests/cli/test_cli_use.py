@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -228,3 +229,33 @@ def test_a_full_disk_is_one_sentence(model, lines, tmp_path, capsys, monkeypatch
         capsys, "encode", "--model", model, "--out", tmp_path / "vectors.npy", lines
     )
     assert not (tmp_path / "vectors.npy").exists()
+
+
+@pytest.mark.parametrize("command", ["encode", "extract", "finetune"])
+def test_sigterm_leaves_no_unfinished_file(model, data, lines, tmp_path, monkeypatch, command):
+    from fastbert import SentenceEncoder
+    from fastbert.tasks import features
+    from fastbert.tasks.feature_files import Cached
+
+    out = tmp_path / "out"
+    out.mkdir()
+    seen = []
+
+    def terminated(*args, **kwargs):
+        seen.extend(out.rglob("*"))
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "the test's own process would end"
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(SentenceEncoder, "encode", terminated)
+    monkeypatch.setattr(features, "token_features", terminated)
+    monkeypatch.setattr(Cached, "add", terminated)
+    given = {
+        "encode": [lines, "--out", out / "vectors.npy"],
+        "extract": [lines, "--out", out / "features"],
+        "finetune": ["sst2", "--features", "last", "--train", data, "--dev", data, "--out", out / "run"],
+    }
+    options = ["--max-seqlen", 16] if command == "finetune" else []
+    assert run(command, "--model", model, *given[command], *options) == 128 + signal.SIGTERM
+    assert seen
+    assert not list(out.rglob("*"))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
