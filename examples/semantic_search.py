@@ -49,7 +49,7 @@ def encode_all(encoder: SentenceEncoder, texts: Iterable[str]) -> np.ndarray:
 def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, path: Path | None) -> np.ndarray:
     """The texts' vectors: from the index where it is of these texts and made likewise, else computed and kept there."""
     mark = hashlib.sha256(json.dumps([maker, texts]).encode()).hexdigest()
-    beside = None if path is None else path.with_suffix(".json")
+    beside = None if path is None else path.with_name(path.name + ".json")
     if path is not None:
         try:
             if json.loads(beside.read_text()) == {"of": mark}:
@@ -120,6 +120,9 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{score:7.4f}  line {number}: {text}", flush=True)
     except (FastbertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except UnicodeDecodeError as error:
+        print(f"error: standard input: expected UTF-8, got {error}", file=sys.stderr)
         return 2
     return 0
 

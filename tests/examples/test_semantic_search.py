@@ -74,7 +74,7 @@ def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search):
     first = search("texts.txt", "paris", "--index", "texts.npy")
     assert first.returncode == 0, first.stderr
     assert np.load(desk / "texts.npy").shape == (4, 32)
-    assert sorted(path.name for path in desk.iterdir()) == ["model", "texts.json", "texts.npy", "texts.txt"]
+    assert sorted(path.name for path in desk.iterdir()) == ["model", "texts.npy", "texts.npy.json", "texts.txt"]
     # Rows of the kept index turned round: the answers show that it was read.
     np.save(desk / "texts.npy", np.load(desk / "texts.npy")[::-1])
     assert search("texts.txt", "paris", "--index", "texts.npy").stdout != first.stdout
@@ -87,13 +87,26 @@ def test_the_index_is_kept_and_made_anew_when_the_text_changes(desk, search):
 def test_the_index_is_made_anew_when_it_is_damaged_or_another_model_lies_there(desk, search):
     words = ("texts.txt", "the film is good", "--index", "texts.npy")
     first = search(*words)
-    for name in ("texts.npy", "texts.json"):
+    for name in ("texts.npy", "texts.npy.json"):
         (desk / name).write_bytes(b"{ damaged")
         assert search(*words).stdout == first.stdout
     save(desk / "model", "BertModel", hidden_size=16)
     again = search(*words)
     assert again.returncode == 0, again.stderr
     assert np.load(desk / "texts.npy").shape == (4, 16)
+
+
+def test_a_file_of_the_users_beside_the_index_stays(desk, search):
+    (desk / "texts.json").write_text("the film is good\n")
+    for _ in range(2):
+        assert search("texts.json", "paris", "--index", "texts.npy").returncode == 0
+    assert (desk / "texts.json").read_text() == "the film is good\n"
+
+
+def test_questions_that_are_no_utf8_are_one_sentence(desk, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    assert example.main(["--model", "model", "texts.txt"]) == 2
+    assert capsys.readouterr().err.startswith("error: standard input: expected UTF-8, got ")
 
 
 @pytest.mark.parametrize(
