@@ -7,9 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..data import builtin_corpus
 from ..data.corpus import read_documents
 from ..data.prepare import prepare
+from ..data.shards import ShardSet
 from ..data.tokenizer import train_wordpiece
 from . import keys
 from .spec import BUILTIN, Study
@@ -30,6 +33,26 @@ def prepared(study: Study, cache: Path) -> Path:
             tokenizer = train_wordpiece(texts, study.vocab_size, study.lowercase)
             prepare(documents, tokenizer, out, heldout=study.heldout, num_workers=1)
     return out
+
+
+def unigram_loss(data: Path) -> float:
+    """Nats a held-out token of the model that has counted the training text's tokens and knows nothing else.
+
+    Half is added to every count (the Jeffreys-Perks estimate), so that a token that only the held-out text has costs
+    something finite. No model of this kind comes under the entropy of the held-out tokens themselves, and the fewer
+    they are the more that entropy flatters.
+
+    Args:
+        data: a data directory with the splits "train" and "heldout".
+    """
+    counts = {split: _counts(ShardSet.open(data, split)) for split in ("train", "heldout")}
+    log_likely = np.log(counts["train"] + 0.5) - np.log((counts["train"] + 0.5).sum())
+    return float(-(counts["heldout"] * log_likely).sum() / counts["heldout"].sum())
+
+
+def _counts(shards: ShardSet) -> np.ndarray:
+    """(vocab_size,) int64 occurrences of every id."""
+    return sum(np.bincount(tokens, minlength=shards.manifest.vocab_size) for tokens in shards.tokens)
 
 
 @functools.cache

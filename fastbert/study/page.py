@@ -176,10 +176,12 @@ def _pretraining(page: Page, results: dict) -> None:
     )
     page.text(
         "The loss is the cross-entropy of the predicted tokens of held-out documents, each row's by its own objective "
-        "and masks; the unigram entropy is that of the very same tokens, the least loss of a model that knows how "
-        "often each occurs and nothing else. A row that is not clearly under it has learned next to nothing, and its "
-        "fine-tuning starts from little more than chance. The weights are those of the least held-out loss, as every "
-        "pre-training leaves them: where they are of an earlier step than the last, the model had begun to overfit."
+        "and masks; the unigram entropy is that of the very same tokens, under which no model comes that knows "
+        "frequencies and nothing else, even those of the very tokens that it is asked for. One that has counted the "
+        f"training text reaches {results['unigram_loss']:.3f} on the held-out text: a row above that has learned "
+        "nothing, and one that is not clearly under the entropy next to nothing, so that its fine-tuning starts from "
+        "little more than chance. The weights are those of the least held-out loss, as every pre-training leaves them: "
+        "where they are of an earlier step than the last, the model had begun to overfit."
         + (" Rows that take one pre-training at several places have the weights of the step named." * _shares(results))
     )
 

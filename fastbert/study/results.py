@@ -23,6 +23,7 @@ def collect(work: Work, command: str) -> dict:
     Returns:
         strict JSON; what a clock or the machine decides is under "measured", all else is the same in every run.
     """
+    from .corpus import unigram_loss
     from .machine import description
 
     study = work.study
@@ -42,6 +43,7 @@ def collect(work: Work, command: str) -> dict:
         "pretrain": study.pretrain,
         "corpus": list(study.corpus),
         "data": work.data.name,
+        "unigram_loss": unigram_loss(work.data),
         "rows": [
             {
                 "row": row.name,

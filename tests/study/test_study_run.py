@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import study_runs
 
 from fastbert.cli.main import main
+from fastbert.data.shards import ShardSet
 from fastbert.errors import DataError, InputError
 from fastbert.study import page, results, run, spec
 
@@ -203,6 +205,22 @@ rows:
     assert "polysemy.png" in report
 
 
+def test_the_model_of_frequencies_counts_the_training_text(done):
+    cache, found = done
+    data = cache / "data" / found["data"]
+    train, held = ([int(i) for n in range(s.num_sentences) for i in s.sentence(n)] for s in open_splits(data))
+    vocab = json.loads((data / "manifest.json").read_text())["vocab_size"]
+    expected = [-math.log((train.count(i) + 0.5) / (len(train) + 0.5 * vocab)) for i in held]
+    assert found["unigram_loss"] == pytest.approx(sum(expected) / len(held), rel=1e-12)
+    # The entropy of what was held out is the least that any table of frequencies costs there.
+    shares = [held.count(i) / len(held) for i in set(held)]
+    assert found["unigram_loss"] > -sum(share * math.log(share) for share in shares)
+
+
+def open_splits(data: Path) -> list[ShardSet]:
+    return [ShardSet.open(data, split) for split in ("train", "heldout")]
+
+
 def test_the_report_says_what_was_found(place, done, tmp_path):
     _, found = done
     paths = page.write(found, tmp_path)
@@ -217,6 +235,7 @@ def test_the_report_says_what_was_found(place, done, tmp_path):
     assert found["orders"]["ner"] in text
     for pair in found["against_the_paper"]:
         assert pair["reason"] in text
+    assert f"reaches {found['unigram_loss']:.3f} on the held-out text" in text
     assert found["measured"]["command"] in text
     # Of the jobs, whatever the process has that reads their results.
     assert found["measured"]["threads"] == [1]
