@@ -39,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="model directory; all-MiniLM-L6-v2 of its PyPI package by default")
     parser.add_argument("--train-examples", type=int, help="the first N training rows; all by default")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them, to share seeds between processes")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=5e-5)
@@ -174,7 +175,8 @@ def main() -> None:
     task.configure(FinetuneConfig(max_seqlen=args.max_seqlen))
     examples, dev_examples = (task.encode(rows, tokenizer, args.max_seqlen) for rows in (train_rows, dev_rows))
     runs = earlier_runs(args)
-    for seed in sorted(set(range(args.seeds)) - {run["seed"] for run in runs}):
+    wanted = range(args.first_seed, args.first_seed + args.seeds)
+    for seed in sorted(set(wanted) - {run["seed"] for run in runs}):
         config = FinetuneConfig(
             epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, max_seqlen=args.max_seqlen, seed=seed
         )
@@ -196,7 +198,7 @@ def main() -> None:
                 began = time.process_time()
                 value, seconds = sides[side]()
                 result[side] = {metric: value, "train_seconds": seconds, "cpu_seconds": time.process_time() - began}
-        runs.append(result)
+        runs = sorted([*earlier_runs(args), result], key=lambda run: run["seed"]) if args.out else [*runs, result]
         write(args, runs)
         print(
             f"seed {seed}: "
@@ -216,7 +218,8 @@ def points(task) -> float:
 
 def settings_of(args: argparse.Namespace) -> dict:
     """What a seed's figures depend on, as JSON gives it back."""
-    return json.loads(json.dumps({k: v for k, v in vars(args).items() if k not in ("out", "seeds")}, default=str))
+    kept = {k: v for k, v in vars(args).items() if k not in ("out", "seeds", "first_seed")}
+    return json.loads(json.dumps(kept, default=str))
 
 
 def earlier_runs(args: argparse.Namespace) -> list[dict]:
