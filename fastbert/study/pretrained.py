@@ -64,7 +64,10 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
 
     config = study.pretraining(row, seed, data, "")
     if row.static is None:
-        model_settings(config, None)
+        try:
+            model_settings(config, None)
+        except InputError as error:
+            raise InputError(f"{study.source}, row {row.name!r}: {error}") from None
     key = keys.of_pretraining(config, data / "manifest.json")
     if row.static is not None:
         if row.at != 1.0 or row.keep:

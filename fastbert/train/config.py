@@ -174,12 +174,20 @@ class PretrainConfig:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     def batch_limits(self, max_seqlen: int) -> list[tuple[int, int]]:
-        """(longest sample, token budget) of every phase, in a run of samples of at most max_seqlen tokens."""
+        """(longest sample, token budget) of every phase, in a run of samples of at most max_seqlen tokens.
+
+        Raises:
+            InputError: a budget that does not hold the longest sample.
+        """
         parts = self.phases or (None,)
-        return [
+        limits = [
             (getattr(part, "max_seqlen", None) or max_seqlen, getattr(part, "token_budget", None) or self.token_budget)
             for part in parts
         ]
+        for longest, budget in limits:
+            if budget < longest:
+                raise InputError(f"token_budget must hold a sample of max_seqlen {longest} tokens, got {budget}")
+        return limits
 
     def to_yaml(self) -> str:
         import yaml

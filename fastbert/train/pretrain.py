@@ -240,6 +240,7 @@ def model_settings(
         shards: the training split, which says the vocabulary; None for the kind's own.
         objective: that of the data; None for the recipe's.
     """
+    longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
     kind, objective = registry.of_model(config.model), objective or config.samples.objective
     asked = kind.rates(config.dropout)
     if os.path.isdir(config.model):
@@ -255,7 +256,6 @@ def model_settings(
         raise InputError(f"position_embedding_type {config.position_embedding_type} is a BERT's, got {config.model!r}")
     settings = kind.config_class.from_name(config.model, **asked)
     if settings.max_position_embeddings is not None:
-        longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
         settings.max_position_embeddings = max(settings.max_position_embeddings, longest)
     kind.complete(settings, shards)
     return kind, settings
@@ -275,11 +275,9 @@ def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: Pretraining
             "set nsp false"
         )
     most = settings.max_position_embeddings
-    for max_seqlen, token_budget in config.batch_limits(data.config.max_seqlen):
+    for max_seqlen, _ in config.batch_limits(data.config.max_seqlen):
         if most is not None and max_seqlen > most:
             raise InputError(f"max_seqlen {max_seqlen} is over the model's max_position_embeddings {most}")
-        if token_budget < max_seqlen:
-            raise InputError(f"token_budget must hold a sample of max_seqlen {max_seqlen} tokens, got {token_budget}")
     if manifest.vocab_size > settings.vocab_size:
         raise InputError(
             f"the data's vocabulary has {manifest.vocab_size} tokens, but the model's vocab_size is "
