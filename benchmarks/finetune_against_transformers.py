@@ -198,16 +198,9 @@ def main() -> None:
                 began = time.process_time()
                 value, seconds = sides[side]()
                 result[side] = {metric: value, "train_seconds": seconds, "cpu_seconds": time.process_time() - began}
+                print(f"seed {seed}: {side} {metric} {points(task) * value:.2f} in {seconds:.1f} s", flush=True)
         runs = sorted([*earlier_runs(args), result], key=lambda run: run["seed"]) if args.out else [*runs, result]
         write(args, runs)
-        print(
-            f"seed {seed}: "
-            + ", ".join(
-                f"{s} {metric} {points(task) * result[s][metric]:.2f} in {result[s]['train_seconds']:.1f} s"
-                for s in sides
-            ),
-            flush=True,
-        )
     report(metric, points(task), runs)
 
 
