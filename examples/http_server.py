@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -84,9 +84,17 @@ class Batcher:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            if self.waiting < self.max_batch and not self._closing:
-                await asyncio.sleep(self.max_wait)
+            await self._company()
             await self._compute(self._take())
+
+    async def _company(self) -> None:
+        """Until the batch is full, or has waited long enough."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + self.max_wait
+        while self.waiting < self.max_batch and not self._closing and clock() < end:
+            self._arrived.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), end - clock())
 
     def _take(self) -> list[tuple[list[str], asyncio.Future]]:
         taken, size = [], 0

@@ -92,6 +92,19 @@ def test_a_batch_is_not_exceeded_and_a_large_request_goes_alone():
     with_batcher(scenario, max_queue=30)
 
 
+def test_a_full_batch_waits_for_nobody():
+    async def scenario(batcher, encode):
+        jobs = [asyncio.create_task(batcher.submit(["x"] * 4)) for _ in range(2)]
+        assert [len(answer) for answer in await asyncio.wait_for(asyncio.gather(*jobs), 30)] == [4, 4]
+        last = asyncio.create_task(batcher.submit(["x"]))
+        await asyncio.sleep(0.05)
+        assert not last.done()
+        await batcher.stop()  # and so does none once the server is to end
+        assert len(await last) == 1
+
+    with_batcher(scenario, max_wait=60)
+
+
 def test_what_waits_is_bounded():
     async def scenario(batcher, encode):
         encode.gate.clear()
