@@ -17,7 +17,7 @@ import asyncio
 import json
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -113,10 +113,12 @@ class Batcher:
         self.batches += 1
         try:
             vectors = await asyncio.get_running_loop().run_in_executor(self._thread, self.encode, texts)
-        except Exception as error:  # each caller is told; the server goes on
-            for _, future in jobs:
-                if not future.done():
-                    future.set_exception(error)
+        except Exception as error:  # its caller is told; the server goes on
+            if len(jobs) > 1:  # one of them is the reason: apart, only that one fails
+                for job in jobs:
+                    await self._compute([job] if not job[1].done() else [])
+            elif not jobs[0][1].done():
+                jobs[0][1].set_exception(error)
             return
         start = 0
         for job, future in jobs:
@@ -163,6 +165,19 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
     def refused(status: int, message: str, **headers: str) -> JSONResponse:
         return JSONResponse({"error": message}, status, headers=headers)
 
+    async def unless_hung_up(request: Request, answer: Coroutine) -> np.ndarray:
+        """What ``answer`` comes to; a client that goes away meanwhile is not computed."""
+        answer = asyncio.ensure_future(answer)
+        gone = asyncio.ensure_future(request.receive())  # after the body nothing else comes from a client
+        try:
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ClientDisconnect
+            return answer.result()
+        finally:
+            answer.cancel()
+            gone.cancel()
+
     async def embed(request: Request) -> JSONResponse:
         body = b""
         try:
@@ -170,10 +185,9 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
                 body += chunk
                 if len(body) > args.max_bytes:
                     return refused(413, f"expected a body of at most {args.max_bytes} bytes, got more")
+            vectors = await unless_hung_up(request, batcher.submit(parse_texts(body, args.max_queue)))
         except ClientDisconnect:
             return refused(400, "the client hung up")
-        try:
-            vectors = await batcher.submit(parse_texts(body, args.max_queue))
         except InputError as error:
             return refused(400, str(error))
         except OverloadedError as error:
@@ -206,7 +220,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-wait-ms", type=float, default=2.0, help="how long a batch waits for company")
     parser.add_argument("--max-queue", type=int, default=2048, help="texts that may wait; beyond it 503")
     parser.add_argument("--max-bytes", type=int, default=1 << 20, help="of a request; beyond it 413")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    for name in ("max_batch", "max_queue", "max_bytes"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if not 0 <= args.max_wait_ms < float("inf"):
+        parser.error(f"--max-wait-ms must be at least 0 and finite, got {args.max_wait_ms}")
+    if not 0 <= args.port < 1 << 16:
+        parser.error(f"--port must be between 0 and 65535, got {args.port}")
+    return args
 
 
 def main(arguments: list[str] | None = None) -> int:

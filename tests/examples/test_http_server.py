@@ -123,10 +123,13 @@ def test_what_waits_is_bounded():
     with_batcher(scenario)
 
 
-def test_one_failure_is_told_to_its_callers_and_ends_nothing():
+def test_one_failure_is_told_to_its_caller_alone_and_ends_nothing():
     async def scenario(batcher, encode):
-        jobs = await asyncio.gather(batcher.submit(["bad"]), batcher.submit(["x"]), return_exceptions=True)
-        assert [type(job) for job in jobs] == [ValueError, ValueError]
+        submitted = [batcher.submit(texts) for texts in (["a"], ["x", "bad"], ["bb", "ccc"])]
+        before, failed, after = await asyncio.gather(*submitted, return_exceptions=True)
+        assert type(failed) is ValueError
+        assert before.tolist() == [[1]]
+        assert after.tolist() == [[2], [3]]
         assert (await batcher.submit(["xyz"])).tolist() == [[3]]
 
     with_batcher(scenario)
@@ -181,7 +184,66 @@ def test_a_request_that_is_none_is_refused_in_one_sentence(body, said):
         server.parse_texts(body, 3)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--max-batch", "0", "--max-batch must be at least 1, got 0"),
+        ("--max-queue", "-1", "--max-queue must be at least 1, got -1"),
+        ("--max-bytes", "0", "--max-bytes must be at least 1, got 0"),
+        ("--max-wait-ms", "nan", "--max-wait-ms must be at least 0 and finite, got nan"),
+        ("--port", "99999", "--port must be between 0 and 65535, got 99999"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_at_once(option, value, said, capsys):
+    with pytest.raises(SystemExit):
+        server.main(["--model", "model", option, value])
+    assert said in capsys.readouterr().err
+
+
 # --- the server ---
+
+
+def test_a_client_that_hangs_up_while_it_waits_is_not_computed():
+    pytest.importorskip("starlette")
+    encode, sent = _Lengths(), []
+    encoder = types.SimpleNamespace(dim=1, encode=lambda texts, batch_invariant: encode(texts))
+
+    async def request(app, text: str, gone: asyncio.Event) -> None:
+        messages = [{"type": "http.request", "body": json.dumps({"texts": [text]}).encode()}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append((text, message.get("status")))
+
+        scope = {"type": "http", "method": "POST", "path": "/embed", "headers": [], "query_string": b""}
+        await app(scope, receive, send)
+
+    async def run():
+        app = server.make_app(encoder, server.parse(["--model", "model"]))
+        async with app.router.lifespan_context(app):
+            encode.gate.clear()
+            gone = [asyncio.Event() for _ in range(3)]
+            first = asyncio.create_task(request(app, "first", gone[0]))
+            while not encode.batches:
+                await asyncio.sleep(0.001)
+            left = asyncio.create_task(request(app, "left", gone[1]))
+            stays = asyncio.create_task(request(app, "stays", gone[2]))
+            await asyncio.sleep(0.01)
+            gone[1].set()
+            await asyncio.sleep(0.01)
+            encode.gate.set()
+            await asyncio.wait_for(asyncio.gather(first, left, stays), 30)
+
+    asyncio.run(run())
+    assert encode.batches == [["first"], ["stays"]]
+    assert ("first", 200) in sent
+    assert ("stays", 200) in sent
+    assert ("left", 200) not in sent
 
 
 def post(port: int, body: bytes, path: str = "/embed") -> tuple[int, dict]:
