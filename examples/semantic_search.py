@@ -118,6 +118,9 @@ def main(arguments: list[str] | None = None) -> int:
             for score, row in search(encoder, vectors, [question], args.top)[0]:
                 number, text = texts[row]
                 print(f"{score:7.4f}  line {number}: {text}", flush=True)
+    except BrokenPipeError:  # the reader (head, less) has gone; Python would complain of it once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # what a shell shows for a program that SIGPIPE ended
     except (FastbertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,3 +126,12 @@ def test_bad_input_is_one_sentence(desk, search, words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_error(desk, monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert example.main(["--model", "model", "texts.txt", "a good film"]) == 141
+    assert capsys.readouterr().err == ""
