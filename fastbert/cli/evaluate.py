@@ -43,12 +43,15 @@ def run(args: Evaluate) -> None:
     """Scores the model or the predictions."""
     from ..errors import InputError
     from ..tasks import registry
+    from ..tasks.files import check_writable
     from ._tasks import predict_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
         raise InputError("expected either --model or --predictions, got both or neither")
     if args.na_prob is not None and (args.task != "squad2" or args.predictions is None):
         raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
+    if args.report is not None:
+        check_writable(args.report / f"{args.data.stem}_metrics.json")
     loss = None
     if args.predictions is not None:
         task = registry.get(args.task)

@@ -34,10 +34,14 @@ class Predict(PredictOptions):
 
 def run(args: Predict) -> None:
     """Predicts every row of the file."""
+    from ..tasks import registry
+    from ..tasks.files import check_writable
     from ._tasks import predict_file
 
+    name = registry.get(args.task).submission_name(args.data)
+    out = args.out / name if args.out.is_dir() else args.out
+    check_writable(out)
     task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
-    out = args.out / task.submission_name(args.data) if args.out.is_dir() else args.out
     task.write_predictions(rows, predictions, out)
     for path in task.prediction_files(out) if str(out) != "-" else ():
         print(path)

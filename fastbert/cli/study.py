@@ -67,14 +67,22 @@ def run(args: Study) -> None:
     studies = [spec.read(path, args.scale, **given) for path in paths]
     from ..study import plan
     from ..study import run as runner
+    from ..tasks.files import check_writable
 
     works = [runner.work_of(study, args.cache or args.out / "cache") for study in studies]
     if args.plan:
         with runner.with_threads(args.threads):
             print(plan.text(works, args.jobs))
         return
+    for study in studies:
+        check_writable(_report(args, study) / "results.json")
     for work in works:
         _run(args, work)
+
+
+def _report(args: Study, study) -> Path:
+    """The directory of a study's report."""
+    return args.out / f"{study.name}-{study.scale}"
 
 
 def _run(args: Study, work) -> None:
@@ -92,7 +100,7 @@ def _run(args: Study, work) -> None:
         left = f"{len(models)} pre-trainings and {len(cells)} fine-tunings are left"
         print(f"{study.name}: {left}; the same command goes on from here", file=sys.stderr)
         raise
-    out = args.out / f"{study.name}-{study.scale}"
+    out = _report(args, study)
     found = results.collect(work, _command())
     if study.polysemy:
         with runner.with_threads(args.threads):

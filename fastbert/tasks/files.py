@@ -153,6 +153,22 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
                 directory.rmdir()
 
 
+class _OnlyAskedError(Exception):
+    pass
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Asks before long work whether `atomic_write` can make a file there, and leaves everything as it was.
+
+    Raises:
+        OSError: as `atomic_write` would raise it.
+    """
+    if os.fspath(path) == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
+        return  # who reads a pipe would take this for the end
+    with contextlib.suppress(_OnlyAskedError), atomic_write(path):
+        raise _OnlyAskedError
+
+
 def write_json(value: object, path: str | os.PathLike) -> None:
     """Writes a value as indented JSON."""
     with atomic_write(path) as file:

@@ -174,6 +174,31 @@ def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
     assert "already" in fails(capsys, "finetune", "sst2", "--model", model, *options, "--out", out)
 
 
+def test_where_nothing_can_be_written_is_told_before_the_model_runs(model, data, tmp_path, capsys, monkeypatch):
+    from fastbert.cli import _tasks
+
+    def run_model(*_args):
+        raise AssertionError("the model ran")
+
+    monkeypatch.setattr(_tasks, "run_model", run_model)
+    trained = tiny_bert.save(tmp_path / "trained", "BertForSequenceClassification", num_labels=2)
+    below = tmp_path / "file" / "below"
+    below.parent.write_text("no directory")
+    common = ["sst2", "--model", trained, "--data", data, "--max-seqlen", 16]
+    assert f"{below.parent}: " in fails(capsys, "predict", *common, "--out", below)
+    assert f"{below}: " in fails(capsys, "evaluate", *common, "--report", below)
+    out = tmp_path / "kept.tsv"
+    out.write_text("kept")
+    monkeypatch.setenv("FASTBERT_DEBUG", "1")
+    with pytest.raises(AssertionError, match="the model ran"):
+        run("predict", *common, "--out", out)
+    assert out.read_text() == "kept"
+    new = tmp_path / "new" / "SST-2.tsv"
+    with pytest.raises(AssertionError, match="the model ran"):
+        run("predict", *common, "--out", new)
+    assert not new.parent.exists()
+
+
 def test_evaluate_scores_a_predictions_file(data, tmp_path, capsys):
     predictions = tmp_path / "p.tsv"
     predictions.write_text("index\tprediction\n" + "".join(f"{i}\t1\n" for i in range(16)))

@@ -169,6 +169,15 @@ def test_a_killed_study_goes_on_and_comes_to_the_same_bits(place, tmp_path):
     assert study_runs.same_in_every_run(found) == json.loads(json.dumps(study_runs.same_in_every_run(straight)))
 
 
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_computed(place, tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    command = ["study", str(place / "tiny.yaml"), "--data-dir", str(place), "--corpus", str(place / "corpus.txt")]
+    assert main([*command, "--cache", str(tmp_path / "cache"), "--out", str(taken)]) == 2
+    assert str(taken) in capsys.readouterr().err
+    assert not (tmp_path / "cache" / "models").exists()
+
+
 def test_vectors_without_context_and_an_elmo_are_rows_too(place, tmp_path):
     pytest.importorskip("gensim")
     rows = study_runs.TINY.index("rows:"), study_runs.TINY.index("tasks:")
