@@ -14,8 +14,8 @@ from ..tasks.features import LAYERS, check_layers
 from ..tasks.files import atomic_write
 from ..tasks.runs import show_cell
 from ..tasks.search import warnings_off
+from ..train.signals import removed_on_sigterm
 from . import finetune
-from ._signals import removed_on_sigterm
 from ._tables import print_table
 
 WHOLE = "fine-tuning"

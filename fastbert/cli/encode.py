@@ -45,8 +45,8 @@ def run(args: Encode) -> None:
     from ..errors import DataError
     from ..tasks.files import read_lines, write_npy
     from ..tasks.runs import model_directory
+    from ..train.signals import removed_on_sigterm
     from ._progress import progress
-    from ._signals import removed_on_sigterm
 
     normalize = None if args.normalize is None else args.normalize == "yes"
     encoder = SentenceEncoder.from_pretrained(

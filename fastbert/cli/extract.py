@@ -42,8 +42,8 @@ def run(args: Extract) -> None:
     from ..tasks.features import token_features
     from ..tasks.files import atomic_write, read_lines, write_npy
     from ..tasks.runs import model_directory
+    from ..train.signals import removed_on_sigterm
     from ._progress import progress
-    from ._signals import removed_on_sigterm
 
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)

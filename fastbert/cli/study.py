@@ -95,7 +95,7 @@ def _run(args: Study, work) -> None:
     study = work.study
     try:
         runner.execute(work, jobs=args.jobs, threads=args.threads, say=lambda line: print(line, flush=True))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         models, cells = work.missing
         left = f"{len(models)} pre-trainings and {len(cells)} fine-tunings are left"
         print(f"{study.name}: {left}; the same command goes on from here", file=sys.stderr)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import tempfile
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -152,7 +152,7 @@ def _compute(cell: Cell) -> dict:
     config = spec.config(cell.seed)
     task.configure(config)
     torch.manual_seed(cell.seed)  # the new head
-    with _without_warnings(), tempfile.TemporaryDirectory(dir=cell.path.parent) as folder:
+    with _without_warnings(), _folder(cell) as folder:
         if spec.features is not None:
             task.features, task.feature_units = spec.features, spec.feature_units
         model = task.model(directory)
@@ -174,6 +174,18 @@ def _compute(cell: Cell) -> dict:
         "tokens": round(trained_tokens),
         "measured": {"seconds": time.monotonic() - began, **made_by()},
     }
+
+
+@contextlib.contextmanager
+def _folder(cell: Cell) -> Iterator[Path]:
+    """An empty directory for what is in the way afterwards; one that a killed process left goes too."""
+    folder = cell.path.with_suffix(".unfinished")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def set_dropout(model, p: float) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..data.encode import end_with
 from ..errors import DataError
+from ..train.signals import removed_on_sigterm
 from . import cells, fits, pretrained
 from .cells import Cell
 from .pretrained import Wanted
@@ -88,7 +89,7 @@ def execute(work: Work, *, jobs: int = 1, threads: int = 1, say: Callable[[str],
         say: takes a line when a job is done.
 
     Raises:
-        KeyboardInterrupt: what was done is kept, and a pre-training has saved where it is.
+        KeyboardInterrupt, SystemExit: a signal; what was done is kept, and a pre-training has saved where it is.
     """
     models, left = work.missing
     total = len(models) + len(left)
@@ -99,11 +100,12 @@ def execute(work: Work, *, jobs: int = 1, threads: int = 1, say: Callable[[str],
     def told(line: str) -> None:
         say(f"[{next(counter)}/{total}] {line}")
 
-    if jobs == 1:
-        with with_threads(threads):
-            _in_turn(models, left, told)
-    else:
-        _side_by_side(models, left, min(jobs, total), threads, told)
+    with removed_on_sigterm():
+        if jobs == 1:
+            with with_threads(threads):
+                _in_turn(models, left, told)
+        else:
+            _side_by_side(models, left, min(jobs, total), threads, told)
 
 
 def _in_turn(models: Sequence[Wanted], left: Sequence[Cell], told: Callable[[str], None]) -> None:
@@ -160,7 +162,8 @@ def _do(job: Wanted | Cell) -> dict:
     """A job in a process of its own, which a signal ends; a process that waits for one is ended by the pool."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return _make(job)
+        with removed_on_sigterm():
+            return _make(job)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -169,6 +169,35 @@ def test_a_killed_study_goes_on_and_comes_to_the_same_bits(place, tmp_path):
     assert study_runs.same_in_every_run(found) == json.loads(json.dumps(study_runs.same_in_every_run(straight)))
 
 
+def test_a_signal_leaves_no_unfinished_file_of_a_cell(place, done, tmp_path, monkeypatch, capsys):
+    from fastbert.tasks.feature_files import Cached
+
+    cache = tmp_path / "cache"
+    shutil.copytree(done[0], cache)
+    cell = next(cell for cell in run.work_of(read(place, seeds=(0,)), cache).cells if cell.task.features is not None)
+    cell.path.unlink()
+    whole, seen = set(cell.path.parent.glob("*.json")), []
+
+    def terminated(*args):
+        seen.extend(path for path in cell.path.parent.iterdir() if path.is_dir())
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "the test's own process would end"
+        signal.raise_signal(signal.SIGTERM)
+
+    command = ["study", str(place / "tiny.yaml"), "--data-dir", str(place), "--corpus", str(place / "corpus.txt")]
+    command += ["--cache", str(cache), "--out", str(tmp_path / "out"), "--seeds", "0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Cached, "add", terminated)
+        assert main(command) == 128 + signal.SIGTERM
+    assert "0 pre-trainings and 1 fine-tunings are left; the same command goes on" in capsys.readouterr().err
+    assert seen
+    assert {path for path in cell.path.parent.iterdir() if path.suffix != ".lock"} == whole
+    # What a kill leaves there is removed when the cell is computed.
+    seen[0].mkdir()
+    (seen[0] / "features").write_bytes(b"half")
+    assert main(command) == 0
+    assert {path for path in cell.path.parent.iterdir() if path.suffix != ".lock"} == {*whole, cell.path}
+
+
 def test_a_report_that_cannot_be_written_is_told_before_anything_is_computed(place, tmp_path, capsys):
     taken = tmp_path / "taken"
     taken.write_text("a file")
