@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from ..files import sha256
-from ..train.config import PretrainConfig
+from ..train.config import IDLE, PretrainConfig
 
 MATHS = 2
 """Raised by whoever changes what a given recipe comes to (kernels that round otherwise, data, losses, optimisers): what
@@ -19,12 +19,6 @@ is in a cache then belongs to the old one and is made anew."""
 
 _log = logging.getLogger("fastbert")
 _told: set[Path] = set()
-
-# Options of pre-training that change no figure: where things are, and how often they are written and told.
-_IDLE = {
-    "data", "cache", "cache_gb", "verify_data", "out", "save_every", "keep", "async_save", "save_errors", "log_every",
-    "stall_minutes", "wandb", "num_workers", "resume",
-}  # fmt: skip
 
 
 def digest(value: object) -> str:
@@ -77,7 +71,7 @@ def result_of(key: str, path: Path) -> dict | None:
 
 def of_pretraining(config: PretrainConfig, manifest: Path) -> str:
     """The hash of a pre-training: its options, its data, its arithmetic."""
-    options = {name: value for name, value in dataclasses.asdict(config).items() if name not in _IDLE}
+    options = {name: value for name, value in dataclasses.asdict(config).items() if name not in IDLE}
     if os.path.isdir(config.model):
         files = sorted(path for path in Path(config.model).rglob("*") if path.is_file())
         options["model"] = [file_digest(path) for path in files]

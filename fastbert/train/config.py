@@ -16,6 +16,12 @@ from . import phases as _phases
 from .deepspeed_options import DeepSpeedOptions
 from .phases import SCHEDULES, Phase
 
+# Options that change no figure: where things are, and how often they are written and told.
+IDLE = {
+    "data", "cache", "cache_gb", "verify_data", "out", "save_every", "keep", "async_save", "save_errors", "log_every",
+    "stall_minutes", "wandb", "num_workers", "resume",
+}  # fmt: skip
+
 
 @dataclass(kw_only=True)
 class PretrainConfig:
@@ -123,7 +129,8 @@ class PretrainConfig:
     """Processes that make batches ahead; 0 makes them in the training process."""
     resume: str | None = None
     """auto = go on from the newest valid checkpoint of --out, or start anew; or a checkpoint directory. With as many
-    threads as before, the run comes to the same bits as one that was never interrupted."""
+    threads as before, the run comes to the same bits as one that was never interrupted. Options that are not those it
+    was last started with are told."""
     samples: PretrainingConfig = field(default_factory=PretrainingConfig)
     """How samples are made."""
     phases: tuple[Phase, ...] = ()
@@ -188,6 +195,17 @@ class PretrainConfig:
             if budget < longest:
                 raise InputError(f"token_budget must hold a sample of max_seqlen {longest} tokens, got {budget}")
         return limits
+
+    def options(self) -> dict:
+        """Every option by its name on the command line, as ``samples.max_seqlen``; of phases what they say."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        samples = dataclasses.asdict(values.pop("samples"))
+        defaults = {f.name: f.default for f in dataclasses.fields(Phase)}
+        phases = {
+            f"phase {number}": {name: v for name, v in vars(phase).items() if v != defaults[name]}
+            for number, phase in enumerate(values.pop("phases"), 1)
+        }
+        return {**values, **{f"samples.{name}": value for name, value in samples.items()}, "phases": phases}
 
     def to_yaml(self) -> str:
         import yaml

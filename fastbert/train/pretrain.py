@@ -21,7 +21,7 @@ from ..errors import CheckpointError, DataError, InputError
 from ..model_config import ModelConfig
 from ..models import registry
 from . import checkpoint, distributed, initialisation, phases
-from .config import PretrainConfig
+from .config import IDLE, PretrainConfig
 from .console import Console
 from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
@@ -142,6 +142,9 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     if resume_from is not None:
         loop.checkpoints.restore(resume_from)
         console.say(f"resumed from {resume_from} at step {loop.step}")
+        others = _other_options(config, resume_from.parent.parent / "config.yaml")
+        if others:
+            console.say(f"other options than before: {', '.join(others)}")
     run_dir.mkdir(parents=True, exist_ok=True)
     distributed.on_first(world, lambda: held.enter_context(only_run(run_dir)))
     if resume_from is not None and config.resume != "auto":
@@ -151,6 +154,17 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         if deepspeed is not None:
             checkpoint.write_text(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n")
     return loop
+
+
+def _other_options(config: PretrainConfig, path: Path) -> list[str]:
+    """What differs from the options that a run was last started with. All of it may be meant; a rate that was given
+    then and forgotten now is not."""
+    try:
+        before, now = PretrainConfig.from_yaml(path).options(), config.options()
+    except InputError:  # none there, or of another version
+        return []
+    names = [name for name in now if name not in IDLE and str(now[name]) != str(before[name])]
+    return [f"{name} {now[name]} ({before[name]} before)" for name in names]
 
 
 def _go_back(loop: PretrainLoop) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -136,22 +135,10 @@ def table(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
 
 def differences(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
     """Header and lines of the options in which runs differ; where they write does not count."""
-    options = [_flat(run.config) for run in runs]
-    names = [name for name in options[0] if len({str(option[name]) for option in options}) > 1]
+    options = [run.config.options() for run in runs]
+    differ = [name for name in options[0] if len({str(option[name]) for option in options}) > 1]
+    names = [name for name in differ if name not in ("out", "resume")]
     return ["option", *(run.name for run in runs)], [[n, *(str(o[n]) for o in options)] for n in names]
-
-
-def _flat(config: PretrainConfig) -> dict:
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    samples = dataclasses.asdict(values.pop("samples"))
-    phases = {f"phase {i + 1}": _said(phase) for i, phase in enumerate(values.pop("phases"))}
-    for name in ("out", "resume"):
-        values.pop(name)
-    return {**values, **{f"samples.{name}": value for name, value in samples.items()}, "phases": phases}
-
-
-def _said(phase) -> dict:
-    return {f.name: getattr(phase, f.name) for f in dataclasses.fields(phase) if getattr(phase, f.name) != f.default}
 
 
 def write_report(runs: Sequence[Run], path: str | os.PathLike) -> Path:

@@ -237,6 +237,18 @@ def test_going_back_gives_up_the_way_that_was_left(data, tmp_path, capsys):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_resume_says_which_options_are_others(data, tmp_path, capsys):
+    out = tmp_path / "run"
+    pretrain(runs.config(data, out, steps=1, lr=1e-3), quiet=True)
+    others = runs.config(data, out, steps=2, seed=4, precision="bf16", keep=1, resume="auto")
+    pretrain(others)
+    said = capsys.readouterr().out
+    assert "other options than before: steps 2 (1 before), lr 0.002 (0.001 before), precision bf16 (fp32" in said
+    assert "before), seed 4 (3 before)\n" in said
+    pretrain(others)
+    assert "other options" not in capsys.readouterr().out
+
+
 def test_a_directory_that_holds_another_run_takes_no_checkpoint_from_elsewhere(data, whole, tmp_path):
     pretrain(runs.config(data, tmp_path / "run", steps=2), quiet=True)
     path = whole / "checkpoints" / f"step_{STEPS}"
