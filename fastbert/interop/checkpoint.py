@@ -110,6 +110,9 @@ def load_into(
 
     values = {key: state[name] for key, name in found.items()}
     _assign(model, values) if any(t.is_meta for t in own.values()) else _copy(own, values)
+    broken = tuple(name for name in found.values() if not _is_finite(state[name]))
+    if broken:
+        _logger.warning("%s: %s: its results are of no use", source, _shown("with NaN or infinite numbers", broken))
     if missing:
         _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", missing))
     if unexpected:
@@ -121,6 +124,11 @@ def load_into(
 
 def _fits(value: Tensor, parameter: Tensor) -> bool:
     return value.shape == parameter.shape and value.is_floating_point() == parameter.is_floating_point()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Of every number; one pass over nearly all tensors, for a sum has what its parts have."""
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.float().isfinite().all())
 
 
 def _shown(what: str, names) -> str:

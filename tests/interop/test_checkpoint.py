@@ -126,6 +126,21 @@ def test_an_unknown_encoder_tensor_is_a_warning(state, caplog):
     assert "layer.9" in caplog.text
 
 
+def test_weights_that_are_no_numbers_are_a_warning(state, caplog):
+    state["cls.predictions.bias"][3] = 3e38
+    state["cls.predictions.bias"][4] = 3e38
+    with caplog.at_level(logging.WARNING, logger="fastbert"):
+        load_into(new(), state, source="there")
+        assert not caplog.records
+        state[QUERY][2, 3] = float("nan")
+        state[QUERY] = state[QUERY].to(torch.float8_e4m3fn)  # of which torch knows no isfinite
+        state["cls.seq_relationship.bias"][0] = float("-inf")
+        load_into(new(), state, source="there")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"there: 2 with NaN or infinite numbers ({QUERY}, cls.seq_relationship.bias): its results are of no use"
+    ]
+
+
 def test_a_model_on_meta_gets_a_new_head_with_the_numbers_of_bert(theirs, state):
     with torch.device("meta"):
         model = new("BertForSequenceClassification", num_labels=50, initializer_range=0.5)
