@@ -1,0 +1,79 @@
+"""What the pages say of commands, options, names and files is there."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+import typing
+from pathlib import Path
+
+import pytest
+
+from fastbert.cli.main import COMMANDS, command_class
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+# Its blocks are signatures and not programs.
+SIGNATURES = "docs/architecture.md"
+
+
+def options(command: type, prefix: str = "") -> set[str]:
+    """Every option that a command knows."""
+    found, hints = {"--help"}, typing.get_type_hints(command)
+    for field in dataclasses.fields(command):
+        name = prefix + field.name.replace("_", "-")
+        if dataclasses.is_dataclass(hints[field.name]):
+            found |= options(hints[field.name], f"{name}.")
+        elif field.default is True:
+            found.add(f"--{name.rpartition('.')[0]}.no-{name.rpartition('.')[2]}".replace("--.", "--"))
+        else:
+            found.add(f"--{name}")
+    return found
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            thing = getattr(thing, part, None)
+        return thing is not None
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page):
+    text = PAGES[page].read_text(encoding="utf-8")
+    wrong = []
+    for command, words in re.findall(r"(?<![\w./])fastbert ([a-z-]+)([^\n`#|;)\"]*)", text.replace("\\\n", " ")):
+        if command in COMMANDS:
+            given = re.findall(r"(?<!\S)--[a-z][\w.-]*\w", words)
+            wrong += [f"{command} {name}" for name in set(given) - options(command_class(command))]
+    names = set(re.findall(r"\bfastbert(?:\.[A-Za-z_]\w*)+", text))
+    wrong += [name for name in names if not name.endswith((".yaml", ".py", ".json")) and not resolves(name)]
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    wrong += [link for link in links if not (PAGES[page].parent / link).exists()]
+    files = re.findall(r"(?<![\w/.-])((?:tests|benchmarks|fastbert|examples|csrc)/[\w./-]*\w)", text)
+    wrong += [file for file in files if not (ROOT / file).exists() and "DATE" not in file]
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if page != SIGNATURES else ():
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("fastbert"):
+                imported = [f"{node.module}.{alias.name}" for alias in node.names]
+                wrong += [name for name in imported if not resolves(name)]
+    assert not wrong
+
+
+def test_the_commands_of_a_page_are_found():
+    """Or nothing that a page says could be wrong."""
+    assert {"--samples.no-nsp", "--no-verify-data", "--steps", "--samples.max-seqlen"} <= options(
+        command_class("pretrain")
+    )
+    assert "--verify-data" not in options(command_class("pretrain"))
+    assert resolves("fastbert.data.budget")
+    assert not resolves("fastbert.data.budgets")
