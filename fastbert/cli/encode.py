@@ -43,11 +43,12 @@ def run(args: Encode) -> None:
     """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
     from .. import SentenceEncoder
     from ..errors import DataError
-    from ..tasks.files import read_lines, write_npy
+    from ..tasks.files import check_writable, read_lines, write_npy
     from ..tasks.runs import model_directory
     from ..train.signals import removed_on_sigterm
     from ._progress import progress
 
+    check_writable(args.out, args.file)
     normalize = None if args.normalize is None else args.normalize == "yes"
     encoder = SentenceEncoder.from_pretrained(
         model_directory(args.model), precision=args.precision, pooling=args.pooling, normalize=normalize

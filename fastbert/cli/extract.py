@@ -40,16 +40,18 @@ def run(args: Extract) -> None:
     from ..errors import DataError
     from ..models.encoders import load_encoder
     from ..tasks.features import token_features
-    from ..tasks.files import atomic_write, read_lines, write_npy
+    from ..tasks.files import atomic_write, check_writable, read_lines, write_npy
     from ..tasks.runs import model_directory
     from ..train.signals import removed_on_sigterm
     from ._progress import progress
 
+    features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
+    for path in (features_path, tokens_path):
+        check_writable(path, args.file)
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
     model = load_encoder(directory)
     texts = (text for _, text in read_lines(args.file))
-    features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"
     with (
         removed_on_sigterm(),
         atomic_write(tokens_path) as index,

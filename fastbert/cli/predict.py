@@ -40,7 +40,7 @@ def run(args: Predict) -> None:
 
     name = registry.get(args.task).submission_name(args.data)
     out = args.out / name if args.out.is_dir() else args.out
-    check_writable(out)
+    check_writable(out, args.data)
     task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
     task.write_predictions(rows, predictions, out)
     for path in task.prediction_files(out) if str(out) != "-" else ():

@@ -42,12 +42,14 @@ def run(args: Vocab) -> None:
     from ..data.corpus import corpus_files, read_raw_documents
     from ..data.tokenizer import save_tokenizer, save_vocab, train_wordpiece
     from ..errors import InputError
+    from ..tasks.files import check_writable
     from ._progress import corpus_progress
 
     files = corpus_files(args.corpus)
     to_file = args.out.suffix == ".txt"
     if args.out.is_dir() if to_file else args.out.is_file():
         raise InputError(f"{args.out}: expected a .txt file or a directory to write, got the other kind there")
+    check_writable(args.out if to_file else args.out / "vocab.txt", *files)
 
     def lines(advance) -> Iterator[str]:
         return (line for document in read_raw_documents(files, args.errors, advance) for line in document.lines)

@@ -157,12 +157,19 @@ class _OnlyAskedError(Exception):
     pass
 
 
-def check_writable(path: str | os.PathLike) -> None:
+def check_writable(path: str | os.PathLike, *read: str | os.PathLike) -> None:
     """Asks before long work whether `atomic_write` can make a file there, and leaves everything as it was.
 
+    Args:
+        path: what is to be written.
+        read: files that the work reads, of which it must be none.
+
     Raises:
+        InputError: it is one of them, and would be lost.
         OSError: as `atomic_write` would raise it.
     """
+    if os.path.isfile(path) and any(os.path.exists(file) and os.path.samefile(path, file) for file in read):
+        raise InputError(f"{path}: expected another file to write than the one that is read, got the same")
     if os.fspath(path) == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
         return  # who reads a pipe would take this for the end
     with contextlib.suppress(_OnlyAskedError), atomic_write(path):

@@ -284,3 +284,15 @@ def test_sigterm_leaves_no_unfinished_file(model, data, lines, tmp_path, monkeyp
     assert seen
     assert not list(out.rglob("*"))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_is_read_is_never_written_over(model, lines, data, tmp_path, capsys):
+    corpus, rows = lines.read_bytes(), data.read_bytes()
+    same = "expected another file to write than the one that is read"
+    assert same in fails(capsys, "encode", "--model", model, "--out", lines, tmp_path / "." / lines.name)
+    assert same in fails(capsys, "vocab", lines, "--out", lines)
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "tokens.jsonl").symlink_to(lines)
+    assert same in fails(capsys, "extract", "--model", model, "--out", tmp_path / "features", lines)
+    assert same in fails(capsys, "predict", "sst2", "--model", model, "--data", data, "--out", data)
+    assert (lines.read_bytes(), data.read_bytes()) == (corpus, rows)
