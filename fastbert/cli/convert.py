@@ -33,9 +33,12 @@ def run(args: Convert) -> None:
 
     from ..interop.convert import convert
     from ..tasks.runs import model_directory
+    from ..train.signals import removed_on_sigterm
 
     of_run = (args.src / "model" / "config.json").is_file()
-    found = convert(model_directory(args.src) if of_run else args.src, args.dst, to=args.to, config=args.config)
+    source = model_directory(args.src) if of_run else args.src
+    with removed_on_sigterm():
+        found = convert(source, args.dst, to=args.to, config=args.config)
     config = found.model.config
     print(f"{type(found.model).__name__}: {config.num_hidden_layers} layers of {config.hidden_size}", file=sys.stderr)
     if found.unused:

@@ -113,10 +113,15 @@ def _write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> None:
-    """Writes every file under a temporary name, flushes it, and renames all when all are complete."""
+    """Writes every file under a temporary name, flushes it, and renames all when all are complete.
+
+    What is not complete leaves nothing behind, nor the directories that were made for it.
+    """
     partial: dict[str, Path] = {}
+    made: list[Path] = []
     name = ""
     try:
+        made = [place for place in (directory, *directory.parents) if not place.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         for name, write in writers.items():
             partial[name] = directory / f".{name}.tmp-{os.getpid()}"
@@ -131,3 +136,6 @@ def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> 
         for path in partial.values():
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+        for place in made:
+            with contextlib.suppress(OSError):  # not empty: what was to be written is in it
+                place.rmdir()

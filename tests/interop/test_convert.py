@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import signal
 import struct
 import zlib
 from pathlib import Path
@@ -433,3 +436,26 @@ def test_the_command(tmp_path, capsys):
     _assert_holds(tmp_path / "end", theirs)
     assert main(["convert", str(tmp_path / "nowhere"), str(tmp_path / "x")]) == 2
     assert "expected a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pickle", "tf1"])
+@pytest.mark.parametrize("end", ["SIGTERM", "full disk"])
+def test_what_ends_in_the_middle_leaves_nothing(tmp_path, monkeypatch, capsys, form, end):
+    source = _saved(_theirs(), tmp_path / "source")
+    out = tmp_path / "new" / "out"
+    seen = []
+
+    def stop(descriptor):  # the second file is complete when it comes
+        seen.append(list(out.iterdir()))
+        if len(seen) == 2 and end == "SIGTERM":
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "the test's own process would end"
+            signal.raise_signal(signal.SIGTERM)
+        elif len(seen) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", stop)
+    status = main(["convert", str(source), str(out), "--to", form])
+    assert len(seen[1]) == 2
+    assert status == (128 + signal.SIGTERM if end == "SIGTERM" else 2)
+    assert ("No space left on device" in capsys.readouterr().err) == (end == "full disk")
+    assert not out.parent.exists()
