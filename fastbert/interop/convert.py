@@ -192,10 +192,20 @@ def write_pickle(found: Source, target: Path) -> None:
     whole = {n: names[id(p)] for n, p in model.state_dict(keep_vars=True).items() if id(p) in names}
     text = _config_text(model, architectures=[type(model).__name__], torch_dtype=_dtype_name(model))
     writers: dict[str, Callable[[Path], Any]] = {
-        PICKLE: lambda path: torch.save(whole, path),
+        PICKLE: lambda path: _save_pickle(whole, path),
         "config.json": lambda path: path.write_text(text, encoding="utf-8"),
     }
     saving.write_all(target, {**writers, **_copies(found)})
+
+
+def _save_pickle(state: Mapping[str, Tensor], path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch ends in an error of its own where the disk is full
+            raise error.__context__ from None
+        raise
 
 
 _GOOGLE_FIELDS = (

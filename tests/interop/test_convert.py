@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import struct
@@ -459,3 +460,15 @@ def test_what_ends_in_the_middle_leaves_nothing(tmp_path, monkeypatch, capsys, f
     assert status == (128 + signal.SIGTERM if end == "SIGTERM" else 2)
     assert ("No space left on device" in capsys.readouterr().err) == (end == "full disk")
     assert not out.parent.exists()
+
+
+def test_a_pickle_that_does_not_fit_on_the_disk(tmp_path, capsys):
+    source = _saved(_theirs(), tmp_path / "source")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # a write fails as on a full disk, with another word
+    try:
+        assert main(["convert", str(source), str(tmp_path / "out"), "--to", "pickle"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "pytorch_model.bin: expected to write it, got: File too large" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
