@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,6 @@ def write_sentence_transformers(
     size = {"word_embedding_dimension": model.config.hidden_size}
     limit = max_seqlen or model.config.max_position_embeddings
     files: dict[str, Any] = {
-        "modules.json": modules,
         "1_Pooling/config.json": {**size, **{flag: mode == pooling for mode, flag in _FLAGS.items()}},
         "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
         "config_sentence_transformers.json": {
@@ -61,12 +61,12 @@ def write_sentence_transformers(
             "default_prompt_name": None,
             "similarity_fn_name": "cosine",
         },
+        "modules.json": modules,  # last, for it says what the directory is
     }
-    saving.save_directory(model, target, model.config.to_dict(), found.tokenizer)
-    # Last the file that says what the directory is: until then it is a plain model directory.
-    for name in [*list(files)[1:], "modules.json"]:
-        path = target / name
-        text = json.dumps(files[name], indent=2) + "\n"
-        saving.write_all(path.parent, {path.name: lambda out, text=text: out.write_text(text, encoding="utf-8")})
+    writers: dict[str, Callable[[Path], Any]] = {
+        name: lambda path, value=value: path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        for name, value in files.items()
+    }
+    saving.save_directory(model, target, model.config.to_dict(), found.tokenizer, writers)
     if normalize:
         (target / "2_Normalize").mkdir(exist_ok=True)

@@ -23,7 +23,13 @@ TOKENIZER_FILES = (
 )
 
 
-def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], tokenizer_source=None) -> Path:
+def save_directory(
+    model: nn.Module,
+    directory,
+    config_dict: Mapping[str, Any],
+    tokenizer_source=None,
+    more: Mapping[str, Callable[[Path], Any]] | None = None,
+) -> Path:
     """Writes model.safetensors, config.json and the tokenizer's files into a directory, and returns it.
 
     Everything is first written and flushed under temporary names: a full disk leaves what was there before.
@@ -32,6 +38,7 @@ def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], 
         model: names as Hugging Face's; a tied tensor is written once, under its first name.
         config_dict: the content of config.json; ``architectures``, ``model_type`` and ``dtype`` are the model's.
         tokenizer_source: a directory (or a vocab.txt) whose tokenizer files are copied unchanged, or None.
+        more: writers of further files, as `write_all` takes them.
 
     Raises:
         CheckpointError: a file cannot be written, or the model or the tokenizer has nothing to write.
@@ -54,7 +61,7 @@ def save_directory(model: nn.Module, directory, config_dict: Mapping[str, Any], 
     }
     for source in copies:
         writers[source.name] = lambda path, source=source: path.write_bytes(source.read_bytes())
-    write_all(directory, writers)
+    write_all(directory, {**writers, **(more or {})})
     return directory
 
 
@@ -116,26 +123,33 @@ def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> 
     """Writes every file under a temporary name, flushes it, and renames all when all are complete.
 
     What is not complete leaves nothing behind, nor the directories that were made for it.
+
+    Args:
+        writers: by the file's name, or its path in the directory.
     """
-    partial: dict[str, Path] = {}
+    partial: dict[Path, Path] = {}
     made: list[Path] = []
-    name = ""
+    path = directory
     try:
-        made = [place for place in (directory, *directory.parents) if not place.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
+        homes = dict.fromkeys([directory, *((directory / name).parent for name in writers)])
+        for home in homes:
+            made += [place for place in (home, *home.parents) if not place.exists()]
+            home.mkdir(parents=True, exist_ok=True)
         for name, write in writers.items():
-            partial[name] = directory / f".{name}.tmp-{os.getpid()}"
-            write(partial[name])
-            flush(partial[name])
-        for name in partial:
-            os.replace(partial[name], directory / name)
-        flush(directory)
+            path = directory / name
+            partial[path] = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+            write(partial[path])
+            flush(partial[path])
+        for path, temporary in partial.items():
+            os.replace(temporary, path)
+        for home in homes:
+            flush(home)
     except OSError as error:
-        raise CheckpointError(f"{directory / name}: expected to write it, got: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: expected to write it, got: {error.strerror or error}") from error
     finally:
-        for path in partial.values():
+        for temporary in partial.values():
             with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-        for place in made:
+                temporary.unlink()
+        for place in sorted(made, key=lambda place: -len(place.parts)):
             with contextlib.suppress(OSError):  # not empty: what was to be written is in it
                 place.rmdir()
