@@ -61,10 +61,11 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class Settings:
     """What the files beside the weights say."""
 
     model_directory: Path
+    pooling_file: Path | None = None
     pooling: tuple[str, ...] = ("mean",)
     normalize: bool = False
     max_seqlen: int | None = None
@@ -135,7 +136,7 @@ class SentenceEncoder:
         """
         if precision not in PRECISIONS:
             raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
-        settings = _read_settings(Path(directory))
+        settings = read_settings(Path(directory))
         model = BertModel.from_pretrained(settings.model_directory, add_pooling_layer=False)
         if precision == "bf16":
             model = model.bfloat16()
@@ -256,10 +257,15 @@ def _progress(batches: Iterator[list[int]], total: int, show: bool) -> Iterator[
 # --- the files of a sentence-transformers directory ---
 
 
-def _read_settings(directory: Path) -> _Settings:
+def read_settings(directory: Path) -> Settings:
+    """Of a sentence-transformers directory; of a plain one the defaults, with the tokenizer's longest input.
+
+    Raises:
+        InputError: a file does not fit, or it asks for a module or a pooling that is not supported.
+    """
     modules_file = directory / "modules.json"
     if not modules_file.is_file():
-        return _Settings(directory, max_seqlen=_model_max_length(directory))
+        return Settings(directory, max_seqlen=_model_max_length(directory))
     modules = read_json(modules_file, list)
     try:
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
@@ -285,8 +291,9 @@ def _read_settings(directory: Path) -> _Settings:
         raise InputError(f"{config_file}: expected truncate_dim of 1 or more, got {truncate_dim!r:.100}")
     if prompt and not include_prompt:
         raise InputError(f"{pooling / 'config.json'}: pooling without the prompt is not supported")
-    return _Settings(
+    return Settings(
         transformer,
+        pooling / "config.json",
         modes,
         "Normalize" in kinds,
         max_seqlen,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import hf_parity as hf
 import numpy as np
 import pytest
@@ -87,4 +89,41 @@ def test_a_sentence_directory_needs_a_tokenizer_and_a_known_pooling(tmp_path, ca
     (source / "vocab.txt").unlink()
     assert main(["convert", str(source), str(tmp_path / "out"), "--to", "sentence-transformers"]) == 2
     assert "expected the tokenizer's files" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sentence_directory_keeps_what_it_says(tmp_path):
+    """Pooling, length, lower-casing, prompt, what is cut off: the vectors are those of the source."""
+    source = save(tmp_path / "model", "BertModel")
+    (source / "tokenizer_config.json").write_text('{"do_lower_case": false, "model_max_length": 9}')
+    convert(source, tmp_path / "cut", to="sentence-transformers", options={"normalize": False})
+    plain, cut = (fastbert.SentenceEncoder.from_pretrained(tmp_path / name) for name in ("model", "cut"))
+    np.testing.assert_array_equal(cut.encode(TEXTS), plain.encode(TEXTS))
+    said = {"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False}
+    prompts = {"prompts": {"query": "the book "}, "default_prompt_name": "query", "truncate_dim": 20}
+    for name, values in (
+        ("1_Pooling/config.json", {"word_embedding_dimension": 32, **said}),
+        ("sentence_bert_config.json", {"max_seq_length": 7, "do_lower_case": True}),
+        ("config_sentence_transformers.json", prompts),
+    ):
+        (tmp_path / "cut" / name).write_text(json.dumps(values))
+    convert(tmp_path / "cut", tmp_path / "again", to="sentence-transformers")
+    wanted, got = (fastbert.SentenceEncoder.from_pretrained(tmp_path / name) for name in ("cut", "again"))
+    texts = [text.upper() for text in TEXTS]
+    np.testing.assert_array_equal(got.encode(texts), wanted.encode(texts))
+    options = {"pooling": "cls", "normalize": True, "max_seqlen": 5}
+    convert(tmp_path / "cut", tmp_path / "told", to="sentence-transformers", options=options)
+    told = fastbert.SentenceEncoder.from_pretrained(tmp_path / "told")
+    assert (told.pooling, told.normalize, told.max_seqlen, told.prompt) == (("cls",), True, 5, "the book ")
+
+
+def test_a_sentence_directory_that_cannot_be_kept_is_refused(tmp_path):
+    convert(save(tmp_path / "model", "BertModel"), tmp_path / "source", to="sentence-transformers")
+    for longest in (1, 33, "9"):  # sentence-transformers ends in a traceback where the model has not so many places
+        with pytest.raises(InputError, match="max_seqlen must be a whole number between 3 and"):
+            convert(tmp_path / "source", tmp_path / "out", to="sentence-transformers", options={"max_seqlen": longest})
+    modules = (tmp_path / "source" / "modules.json").read_text()
+    (tmp_path / "source" / "modules.json").write_text(modules.replace(".Normalize", ".Dense"))
+    with pytest.raises(InputError, match="got Transformer, Pooling, Dense"):
+        convert(tmp_path / "source", tmp_path / "out", to="sentence-transformers")
     assert not (tmp_path / "out").exists()
