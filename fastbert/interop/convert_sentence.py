@@ -10,7 +10,6 @@ from typing import Any
 from ..errors import InputError
 from ..files import read_json
 from . import saving
-from .checkpoint import load_into
 from .sentence_encoder import read_settings
 
 POOLINGS = ("mean", "cls", "max")
@@ -42,8 +41,6 @@ def write_sentence_transformers(
         InputError: an unknown pooling, no tokenizer beside the weights, a source that computes its vectors in a way
             that is not supported, or a max_seqlen out of range.
     """
-    from ..models import BertModel
-
     if pooling is not None and pooling not in POOLINGS:
         raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r:.50}")
     if not saving.tokenizer_files(found.tokenizer):
@@ -59,11 +56,7 @@ def write_sentence_transformers(
             f"max_seqlen must be a whole number between 3 and the model's longest input, {longest}, got "
             f"{max_seqlen!r:.50}"
         )
-    model = found.model
-    if not isinstance(model, BertModel):
-        bare = BertModel(model.config, add_pooling_layer=model.bert.pooler is not None).to(model.dtype)
-        load_into(bare, model.bert.state_dict(), source=found.tokenizer)
-        model = bare
+    model = getattr(found.model, "bert", found.model)
     modules = [
         {
             "idx": i,

@@ -14,6 +14,7 @@ import fastbert
 from fastbert.cli.main import main
 from fastbert.errors import InputError
 from fastbert.interop.convert import convert
+from fastbert.interop.weight_files import read_state_dict
 
 # An export takes about ten seconds of torch's own: one that shows every operator runs by default.
 slow = pytest.mark.slow
@@ -127,3 +128,14 @@ def test_a_sentence_directory_that_cannot_be_kept_is_refused(tmp_path):
     with pytest.raises(InputError, match="got Transformer, Pooling, Dense"):
         convert(tmp_path / "source", tmp_path / "out", to="sentence-transformers")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sentence_directory_keeps_every_dtype(tmp_path):
+    model = fastbert.BertForMaskedLM.from_pretrained(save(tmp_path / "model"), dtype=torch.bfloat16)
+    norm = model.bert.encoder.layer[0].output.LayerNorm.float()
+    torch.nn.init.normal_(norm.weight)
+    model.save_pretrained(tmp_path / "mixed")
+    convert(tmp_path / "mixed", tmp_path / "out", to="sentence-transformers")
+    state = read_state_dict(tmp_path / "out")
+    assert state["embeddings.word_embeddings.weight"].dtype == torch.bfloat16
+    assert torch.equal(state["encoder.layer.0.output.LayerNorm.weight"], norm.weight)
