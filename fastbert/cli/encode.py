@@ -50,8 +50,10 @@ def run(args: Encode) -> None:
 
     check_writable(args.out, args.file)
     normalize = None if args.normalize is None else args.normalize == "yes"
+    # Older sentence-transformers directories have the model in one of their own, 0_Transformer.
+    directory = args.model if (args.model / "modules.json").is_file() else model_directory(args.model)
     encoder = SentenceEncoder.from_pretrained(
-        model_directory(args.model), precision=args.precision, pooling=args.pooling, normalize=normalize
+        directory, precision=args.precision, pooling=args.pooling, normalize=normalize
     )
     texts = (text for _, text in read_lines(args.file))
     with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:

@@ -136,6 +136,20 @@ def test_encode_writes_a_vector_a_line(model, lines, tmp_path, capsys):
     assert not out.exists()
 
 
+def test_encode_takes_a_sentence_directory_of_the_older_layout(model, lines, tmp_path):
+    """Its model stands in 0_Transformer, so config.json is not at the top."""
+    shutil.copytree(model, tmp_path / "old" / "0_Transformer")
+    parts = [("0_Transformer", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in parts]
+    (tmp_path / "old" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "old" / "1_Pooling").mkdir()
+    (tmp_path / "old" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    for name, options in (("old", []), ("plain", ["--pooling", "cls"])):
+        directory = tmp_path / "old" if name == "old" else model
+        assert run("encode", "--model", directory, "--out", tmp_path / f"{name}.npy", *options, lines) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "old.npy"), np.load(tmp_path / "plain.npy"))
+
+
 def test_encode_in_every_form(model, lines, tmp_path):
     def encode(*options):
         out = tmp_path / "vectors.npy"
