@@ -268,10 +268,12 @@ def read_settings(directory: Path) -> Settings:
         return Settings(directory, max_seqlen=_model_max_length(directory))
     modules = read_json(modules_file, list)
     try:
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        types = [str(module["type"]) for module in modules]
         paths = [str(module.get("path", "")) for module in modules]
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{modules_file}: expected a list of modules with type and path, got another form") from error
+    # A class of another package may be called Transformer too and compute something else.
+    kinds = [name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name for name in types]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise InputError(
             f"{modules_file}: expected the modules Transformer, Pooling and perhaps Normalize, got {', '.join(kinds)}"

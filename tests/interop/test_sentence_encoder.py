@@ -22,6 +22,7 @@ SENTENCES = [
     "x",
     "A man is eating food.",
 ]
+ST = "sentence_transformers.models"
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
@@ -197,10 +198,11 @@ def test_vectors_that_are_cut_off(tmp_path):
         ("modules.json", "{", "modules.json"),
         ("modules.json", "{}", "a JSON array, got dict"),
         ("modules.json", '[{"path": ""}]', "modules"),
-        ("modules.json", '[{"type": "a.Transformer", "path": ""}, {"type": "a.Dense", "path": "x"}]', "Dense"),
+        ("modules.json", f'[{{"type": "{ST}.Transformer"}}, {{"type": "{ST}.Dense", "path": "x"}}]', "Dense"),
+        ("modules.json", f'[{{"type": "own.Transformer"}}, {{"type": "{ST}.Pooling"}}]', r"got own\.Transformer"),
         (
             "modules.json",
-            '[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../1_Pooling"}]',
+            f'[{{"type": "{ST}.Transformer"}}, {{"type": "{ST}.Pooling", "path": "../1_Pooling"}}]',
             "inside",
         ),
         ("1_Pooling/config.json", '{"pooling_mode": "median"}', "median"),
