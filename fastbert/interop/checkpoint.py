@@ -102,7 +102,7 @@ def load_into(
     mismatched = tuple(name for name, tensor in own.items() if name in state and not _fits(state[name], tensor))
     needed = tuple(name for name in missing if name.startswith(tuple(f"{prefix}.{part}" for part in trunk)))
     if needed or mismatched:
-        shapes = [f"{n} is {tuple(state[n].shape)} for {tuple(own[n].shape)}" for n in mismatched]
+        shapes = [_difference(n, state[n], own[n]) for n in mismatched]
         raise CheckpointError(
             f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
             f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
@@ -129,6 +129,12 @@ def _fits(value: Tensor, parameter: Tensor) -> bool:
 def _is_finite(tensor: Tensor) -> bool:
     """Of every number; one pass over nearly all tensors, for a sum has what its parts have."""
     return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.float().isfinite().all())
+
+
+def _difference(name: str, value: Tensor, parameter: Tensor) -> str:
+    if value.shape != parameter.shape:
+        return f"{name} is {tuple(value.shape)} for {tuple(parameter.shape)}"
+    return f"{name} is {value.dtype} for {parameter.dtype}"
 
 
 def _shown(what: str, names) -> str:

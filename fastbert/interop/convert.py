@@ -138,13 +138,15 @@ def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[
     if "classifier.weight" not in state:
         return "BertModel", {}
     # Three heads call their layer the same: the file's own word, else a pooler says that it reads whole texts.
-    named = (values.get("architectures") or [None])[0]
+    listed = values.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else None
     heads = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
     pooled = "bert.pooler.dense.weight" in state
     name = named if named in heads else heads[0] if pooled else heads[1]
+    if name == "BertForMultipleChoice" or state["classifier.weight"].dim() != 2:  # which no head's is: refused later
+        return name, {}
     labels = state["classifier.weight"].shape[0]
-    same = name == "BertForMultipleChoice" or len(values.get("id2label") or ()) == labels
-    return name, {} if same else {"num_labels": labels}
+    return name, {} if len(values.get("id2label") or ()) == labels else {"num_labels": labels}
 
 
 def _take_dtypes(model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -51,7 +51,7 @@ def from_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif inner:
             path = re.sub(r"layer_(\d+)", r"layer.\1", inner[1]).replace("/", ".")
             # Copied as rows: a view would be written column by column.
-            value = tensor.t().contiguous() if inner[3] == "kernel" else tensor
+            value = tensor.t().contiguous() if inner[3] == "kernel" and tensor.dim() == 2 else tensor
             out[f"{path}.{inner[2]}.{_LEAF[inner[3]]}"] = value
         else:
             out[name] = tensor
@@ -134,7 +134,7 @@ def from_deepspeed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if leaf in _FUSED:
             out[f"{layer}.{_FUSED[leaf]}"] = tensor
         elif leaf in _FUSED_QKV:
-            if tensor.shape[0] % 3:
+            if tensor.dim() == 0 or tensor.shape[0] % 3:
                 raise CheckpointError(f"{name}: expected query, key and value in one, got {tuple(tensor.shape)}")
             for part, value in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
                 out[f"{layer}.attention.self.{part}.{_FUSED_QKV[leaf]}"] = value

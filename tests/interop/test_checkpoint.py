@@ -177,6 +177,12 @@ def test_what_is_missing_mismatched_and_unexpected_is_listed_and_nothing_written
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
+def test_a_tensor_of_another_kind_of_number_is_named_by_it(state):
+    state[QUERY] = state[QUERY].to(torch.int8)
+    with pytest.raises(CheckpointError, match=rf"{QUERY} is torch\.int8 for torch\.float32"):
+        load_into(new(), state, source="there")
+
+
 def test_long_lists_are_shortened_and_counted(state):
     with pytest.raises(CheckpointError) as caught:
         load_into(new(), {n: t for n, t in state.items() if ".encoder." not in n}, source="there")

@@ -405,6 +405,30 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_shapes_of_no_bert_are_one_sentence(tmp_path, capsys):
+    """Tensors that no head, dense layer or fused layer has, and a word of the configuration that is no list."""
+    theirs = _theirs("BertForSequenceClassification")
+    source = _saved(theirs, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "architectures": 5}))
+    convert(source, tmp_path / "end")
+    _assert_holds(tmp_path / "end", theirs)
+    query = "bert.encoder.layer.0.attention.self.query.weight"
+    convert(source, tmp_path / "tf1", to="tf1")
+    tensors = read_bundle(tmp_path / "tf1" / "bert_model.ckpt")
+    kernel = query.replace(".", "/").replace("layer/0", "layer_0").replace("weight", "kernel")
+    _bundle(tmp_path / "tf1" / "bert_model.ckpt", {**tensors, kernel: tensors[kernel].reshape(32, 4, 8)})
+    torch.save({**theirs.state_dict(), "classifier.weight": torch.tensor(1.0)}, source / "head.pt")
+    torch.save({**theirs.state_dict(), "bert.encoder.layer.0.attn_qkvw": torch.tensor(1.0)}, source / "fused.pt")
+    for wrong, told in (
+        (tmp_path / "tf1", rf"{query} is (32, 4, 8) for (32, 32)"),
+        (source / "head.pt", "classifier.weight is () for"),
+        (source / "fused.pt", "expected query, key and value in one, got ()"),
+    ):
+        assert main(["convert", str(wrong), str(tmp_path / "none")]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_missing_parts_are_named(tmp_path):
     with pytest.raises(CheckpointError, match="found nothing"):
         convert(tmp_path / "nowhere", tmp_path / "out")
