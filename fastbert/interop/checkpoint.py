@@ -92,7 +92,7 @@ def load_into(
         own.setdefault(f"{prefix}.{name}" if name.startswith(trunk) else name, tensor)
     own = {name: tensor for name, tensor in own.items() if not is_computed(name)}
 
-    # A tied parameter has several names, and any of them in the file will do: the first, the embedding's, wins.
+    # A tied parameter has several names, and any of them in the file will do.
     found: dict[int, str] = {}
     for name, tensor in own.items():
         if name in state:
@@ -108,6 +108,7 @@ def load_into(
             f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
         )
 
+    _untie(model, own, state, found, source)
     values = {key: state[name] for key, name in found.items()}
     _assign(model, values) if any(t.is_meta for t in own.values()) else _copy(own, values)
     broken = tuple(name for name in found.values() if not _is_finite(state[name]))
@@ -120,6 +121,23 @@ def load_into(
         strange = any(name.startswith(f"{prefix}.") and not name.startswith(f"{prefix}.pooler.") for name in unexpected)
         _logger.log(logging.WARNING if strange else logging.INFO, "%s: %s", source, _shown("not used", unexpected))
     return LoadReport(missing, unexpected, mismatched, missing)
+
+
+@torch.no_grad()
+def _untie(
+    model: nn.Module, own: dict[str, Tensor], state: Mapping[str, Tensor], found: dict[int, str], source
+) -> None:
+    """Gives a tied parameter of which the file holds two values a tensor for each, as transformers 5 does."""
+    for name, tensor in own.items():
+        first = found.get(id(tensor), name)
+        if name == first or name not in state or torch.equal(state[name], state[first]):
+            continue
+        _logger.warning("%s: %s differs from %s: they are not tied, whatever config.json says", source, name, first)
+        own[name] = nn.Parameter(torch.empty_like(tensor), requires_grad=tensor.requires_grad)
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, own[name])
+        found[id(own[name])] = name
+        model.config.tie_word_embeddings = False
 
 
 def _fits(value: Tensor, parameter: Tensor) -> bool:

@@ -15,6 +15,7 @@ from fastbert.errors import CheckpointError
 from fastbert.interop.checkpoint import canonical_keys, load_into, read_state_dict
 
 WORD = "bert.embeddings.word_embeddings.weight"
+DECODER = "cls.predictions.decoder.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 
 
@@ -213,6 +214,34 @@ def test_two_different_tensors_of_one_name_are_refused(state):
 def test_the_bias_that_an_untied_decoder_computes_with_wins(state):
     other = state["cls.predictions.bias"] + 1
     assert torch.equal(canonical_keys({**state, "cls.predictions.decoder.bias": other})["cls.predictions.bias"], other)
+
+
+def test_a_decoder_of_its_own_is_kept_where_the_configuration_says_tied(tmp_path, caplog):
+    """The file is right: transformers 5 computes with both matrices, and version 4 with the embeddings alone."""
+    import transformers
+    from patched import V5
+    from tiny_bert import save
+
+    from fastbert.interop.convert import convert
+
+    source = save(tmp_path / "source")
+    state = load_file(source / "model.safetensors")
+    state[DECODER] = state[WORD] + 1
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    ours = fastbert.BertForMaskedLM.from_pretrained(source)
+    assert f"{DECODER} differs from {WORD}" in caplog.text
+    ids = torch.tensor([[2, 7, 9, 3]])
+    if V5:
+        theirs = transformers.BertForMaskedLM.from_pretrained(source).eval()
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
+    ours.save_pretrained(tmp_path / "saved")
+    convert(source, tmp_path / "converted")
+    for name in ("saved", "converted"):
+        again = read_state_dict(tmp_path / name)
+        assert all(torch.equal(again[key], state[key]) for key in (WORD, DECODER))
+        assert torch.equal(fastbert.BertForMaskedLM.from_pretrained(tmp_path / name)(ids).logits, ours(ids).logits)
+    with pytest.raises(CheckpointError, match="tied"):
+        convert(source, tmp_path / "tf1", to="tf1")
 
 
 # --- files ---
