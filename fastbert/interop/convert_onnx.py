@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import io
 import logging
 import warnings
@@ -108,6 +110,8 @@ def write_onnx(found, target: Path) -> None:
     """Writes the graph as one file; inputs `input_ids`, `attention_mask`, `token_type_ids`, each (batch, sequence),
     or (batch, choices, sequence) for multiple choice.
 
+    The graph computes in the dtype of the weights, or in the widest of several.
+
     Raises:
         InputError: the packages onnx and onnxscript are not installed, the target is a directory, or the model reads
             from left to right.
@@ -119,12 +123,17 @@ def write_onnx(found, target: Path) -> None:
         raise InputError(f"{target}: the graph of an encoder is written, got a model with is_decoder (left to right)")
     if found.model.config.bilstm_units is not None:
         raise InputError(f"{target}: the graph of an encoder with its head is written, got a model with a BiLSTM")
-    module = PaddedBert(found.model).eval()
+    model = found.model
+    dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
+    if len(dtypes) > 1:  # an operator's inputs have one; the widest holds every number of the others
+        model = copy.deepcopy(model).to(functools.reduce(torch.promote_types, dtypes))
+    module = PaddedBert(model).eval()
     total = sum(p.numel() * p.element_size() for p in module.parameters())
     if total >= 1 << 31:
         raise CheckpointError(f"{target}: an ONNX file holds at most 2 GiB, and the model's weights are {total} bytes")
     # Three tensors: the exporter takes one that is given twice for one input.
-    shape = (2, 3, 8) if module.dims == 3 else (2, 8)
+    length = min(8, model.config.max_position_embeddings)
+    shape = (2, 3, length) if module.dims == 3 else (2, length)
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in _INPUTS)
     try:
         program = _export(module, example)

@@ -58,6 +58,26 @@ def test_onnx_runtime_gives_our_outputs(name, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.onnx"]
 
 
+@slow
+def test_onnx_of_two_dtypes_and_few_positions(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    directory = save(tmp_path / "model", "BertModel", max_position_embeddings=5, num_hidden_layers=1)
+    model = fastbert.BertModel.from_pretrained(directory, dtype=torch.float16)
+    model.encoder.layer[0].output.LayerNorm.float()
+    model.save_pretrained(tmp_path / "mixed")
+    convert(tmp_path / "mixed", tmp_path / "model.onnx", to="onnx")
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    shape = (3, 5)
+    given = {"input_ids": torch.randint(5, 20, shape), "attention_mask": torch.ones(shape, dtype=torch.int64)}
+    given["token_type_ids"] = torch.randint(0, 2, shape)
+    got = session.run(None, {key: x.numpy() for key, x in given.items()})
+    with torch.no_grad():
+        wanted = model.float()(**given)
+    for x, y in zip(got, wanted.to_tuple(), strict=False):
+        hf.assert_near(torch.tensor(x), y, torch.float32, "outputs")
+
+
 def test_a_directory_is_no_onnx_file(tmp_path):
     with pytest.raises(InputError, match="got a directory"):
         convert(save(tmp_path / "model"), tmp_path, to="onnx")
