@@ -163,6 +163,8 @@ def _main(argv: list[str]) -> int:
     try:
         return _answer(argv)
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich answers a reader that has gone by an exit with 1
+            return EXIT_BROKEN_PIPE
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else _fail(str(stop.code), 1)
     except BrokenPipeError:
         raise

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import signal
 import subprocess
 import sys
 
@@ -127,6 +128,13 @@ def test_a_closed_pipe_is_quiet():
     command = f"{sys.executable} -m fastbert --help | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of a POSIX shell")
+def test_a_table_into_a_closed_pipe_is_no_bug_of_ours():
+    command = f"{{ sleep 1; {sys.executable} -m fastbert doctor; }} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
