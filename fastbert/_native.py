@@ -90,3 +90,20 @@ def extension() -> ModuleType:
 def isa() -> str | None:
     """The instruction-set level that the CPU kernels use, e.g. "avx512"; None without the extension."""
     return _module.isa() if _module else None
+
+
+LOOPS = {"fp32": 0, "bf16": 1, "int8": 2, "bf16 tile": 3, "int8 tile": 4}
+"""The loops of csrc/cpu/probe.cpp: multiply-adds that stay in registers."""
+
+
+def loop_rate(what: str, seconds: float = 0.03) -> float:
+    """Operations per second of a loop at the level in use, on as many threads as torch has; 0 where the level has no
+    such instruction, and without the extension."""
+    if _module is None:
+        return 0.0
+    iterations = 200
+    operations, took = _module.probe(LOOPS[what], iterations)
+    if not operations:
+        return 0.0
+    operations, took = _module.probe(LOOPS[what], max(1, int(iterations * seconds / max(took, 1e-7))))
+    return operations / took

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastbert import BertConfig
+from fastbert import BertConfig, _native
 from fastbert.train.flops import batch_flops, measured_peak, sequence_flops
 
 
@@ -53,4 +53,22 @@ def test_measuring_is_quick_and_leaves_the_random_numbers_alone():
     assert time.monotonic() - began < 3
     assert torch.equal(torch.get_rng_state(), state)
     assert peak > 0
+    assert how.startswith("measured, float32 ")
+
+
+def test_the_peak_is_the_larger_of_a_product_and_of_multiply_adds(monkeypatch):
+    """torch's products leave half of some processors idle, and no step may come to more than all of one."""
+    monkeypatch.setattr(_native, "loop_rate", lambda what: {"fp32": 1e17, "bf16": 2e17}.get(what, 0.0))
+    assert measured_peak(torch.device("cpu"), torch.float32) == (1e17, "measured, float32 multiply-adds in registers")
+    assert measured_peak(torch.device("cpu"), torch.bfloat16)[0] == 2e17
+    monkeypatch.setattr(_native, "loop_rate", lambda what: 0.0)
+    peak, how = measured_peak(torch.device("cpu"), torch.float32)
+    assert 0 < peak < 1e15
     assert how == "measured, float32 1024 x 1024 product"
+
+
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+def test_a_loop_that_the_level_lacks_has_no_rate():
+    rates = {what: _native.loop_rate(what, 0.005) for what in _native.LOOPS}
+    assert rates["fp32"] > 1e8
+    assert (rates["bf16 tile"] > 0) == (rates["int8 tile"] > 0) == _native.isa().startswith("amx")

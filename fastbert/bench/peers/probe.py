@@ -8,8 +8,6 @@ import numpy as np
 
 from ... import _native
 
-_LOOPS = {"fp32": 0, "bf16": 1, "int8": 2, "bf16 tile": 3, "int8 tile": 4}
-_SECONDS = 0.03
 _COPY_BYTES = 1 << 27  # larger than caches are
 
 
@@ -24,18 +22,6 @@ class Probe:
         self.module = _native.extension()
         self.source = np.ones(_COPY_BYTES, np.uint8)
         self.target = np.zeros(_COPY_BYTES, np.uint8)
-        self.iterations: dict[tuple[str, str], int] = {}
-
-    def _rate(self, level: str, what: str) -> float:
-        """Operations per second; 0 where the level has no such instruction."""
-        key = level, what
-        iterations = self.iterations.get(key, 200)
-        operations, seconds = self.module.probe(_LOOPS[what], iterations)
-        if key not in self.iterations:
-            self.iterations[key] = iterations = max(1, int(iterations * _SECONDS / max(seconds, 1e-7)))
-            if operations:
-                operations, seconds = self.module.probe(_LOOPS[what], iterations)
-        return operations / seconds if operations else 0.0
 
     def rates(self) -> dict[str, float]:
         """GFLOP/s (GOP/s) by "fp32 avx512", ..., and GB/s by "copy" (bytes read and bytes written)."""
@@ -45,8 +31,8 @@ class Probe:
                 if level == "avx512_bf16_pairs":
                     continue  # it has the loops of avx512_bf16
                 self.module.set_isa(level)
-                for what in _LOOPS:
-                    rate = self._rate(level, what)
+                for what in _native.LOOPS:
+                    rate = _native.loop_rate(what)
                     if rate:
                         found[f"{what} {level}"] = rate / 1e9
             seconds = self.module.probe_copy(self.source.ctypes.data, self.target.ctypes.data, _COPY_BYTES)
