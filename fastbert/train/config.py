@@ -56,8 +56,8 @@ class PretrainConfig:
     """Passes over the data, instead of --steps; where nothing says how long to train, 40, as the paper's."""
     max_minutes: float | None = None
     """Minutes of training. The schedule follows the clock where neither --steps nor --epochs is given; else training
-    ends by whichever comes first and the schedule runs ahead to it. A run bounded by the clock cannot be repeated
-    exactly."""
+    ends by whichever comes first and the schedule runs ahead to it, after the first 5 % of the time. A run that was
+    bounded by the clock cannot be repeated exactly; one that the clock never led can."""
     lr: float = 1e-4
     """Peak learning rate."""
     schedule: Literal["linear", "poly", "constant"] = "linear"

@@ -34,6 +34,10 @@ from .window import Window, memory_mib
 
 _PLANNED_EPOCHS = 3
 
+# Of a run that steps end too, the clock may move the schedule only from this share of its time on: the first steps of a
+# process are slow, and a run that they alone put behind the clock would differ from every other of its seed.
+_CLOCK_COUNTS_FROM = 0.05
+
 
 class PretrainLoop:
     """One run. `restore` before `run` goes on from a checkpoint.
@@ -154,7 +158,10 @@ class PretrainLoop:
         """How much of the training is done, 0 to 1; what the schedule follows."""
         by_steps = self.step / self.total_steps if self.total_steps else 0.0
         minutes = self.config.max_minutes
-        return min(max(by_steps, self.seconds / (60 * minutes) if minutes else 0.0), 1.0)
+        by_clock = self.seconds / (60 * minutes) if minutes else 0.0
+        if self.total_steps and by_clock < _CLOCK_COUNTS_FROM:
+            return min(by_steps, 1.0)
+        return min(max(by_steps, by_clock), 1.0)
 
     # --- the run ---
 

@@ -14,6 +14,7 @@ from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.train import checkpoint
+from fastbert.train.loop import PretrainLoop
 from fastbert.train.pretrain import pretrain
 
 
@@ -215,6 +216,19 @@ def test_the_clock_can_bound_a_run(recipe):
     assert 1.2 <= result.seconds < 6
     rates = [row["lr"] for row in result.history if row["kind"] == "train"]
     assert rates[-1] < 0.2 * max(rates), "the schedule follows the clock"
+
+
+@pytest.mark.parametrize(("share", "leads"), [(0.04, False), (0.06, True)])
+def test_the_clock_leads_a_run_of_steps_after_the_first_twentieth_of_its_time(recipe, monkeypatch, share, leads):
+    """A slow first step must not change a run that its steps end; a machine that is too slow must."""
+    plain = pretrain(recipe(steps=40, log_every=1), quiet=True)
+    # Both runs stand at this share of their time from the first step to the last.
+    monkeypatch.setattr(PretrainLoop, "_own_seconds", property(lambda loop: 60 * share * loop.config.max_minutes))
+    timed = pretrain(recipe(steps=40, log_every=1, out=str(plain.run_dir) + "-timed", max_minutes=10.0), quiet=True)
+    rates = [[row["lr"] for row in run.history if row["kind"] == "train"] for run in (plain, timed)]
+    assert (rates[0] != rates[1]) is leads
+    assert rates[0][5:] == rates[1][5:], "steps are ahead of the clock from the third on"
+    assert (timed.steps, timed.interrupted) == (40, None)
 
 
 def test_a_run_without_any_mlm_target_trains_the_pairs(recipe):
