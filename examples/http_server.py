@@ -199,6 +199,9 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
             {"status": "ok", "dim": encoder.dim, "waiting": batcher.waiting, "batches": batcher.batches}
         )
 
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return refused(500, f"the model failed on this request: {type(error).__name__}; the server's log says more")
+
     @asynccontextmanager
     async def lifespan(app):
         batcher.start()
@@ -206,7 +209,7 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
         await batcher.stop()
 
     routes = [Route("/embed", embed, methods=["POST"]), Route("/health", health)]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={Exception: failed})
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

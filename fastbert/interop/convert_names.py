@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
@@ -122,9 +123,16 @@ def from_deepspeed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dictionary with DeepSpeed's fused layers taken apart; any other comes back as it is.
 
     Raises:
-        CheckpointError: a layer of pre-LN, which is another model, or a fused matrix that is not three of a kind.
+        CheckpointError: a layer of pre-LN, which is another model, a fused matrix that is not three of a kind, or a
+            tensor that is there fused and apart, with other values.
     """
     out: dict[str, Tensor] = {}
+
+    def put(name: str, tensor: Tensor, source: str) -> None:
+        if name in out and not (out[name].shape == tensor.shape and torch.equal(out[name], tensor)):
+            raise CheckpointError(f"{source}: expected one tensor for {name}, got two that differ, fused and apart")
+        out[name] = tensor
+
     for name, tensor in state.items():
         layer, _, leaf = name.rpartition(".")
         if name.endswith(("FinalLayerNorm.weight", "FinalLayerNorm.bias")) or ".PreAttentionLayerNorm." in name:
@@ -132,13 +140,13 @@ def from_deepspeed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f"{name}: expected layers that normalise after their sums, as BERT's, got pre-LN ones"
             )
         if leaf in _FUSED:
-            out[f"{layer}.{_FUSED[leaf]}"] = tensor
+            put(f"{layer}.{_FUSED[leaf]}", tensor, name)
         elif leaf in _FUSED_QKV:
             if tensor.dim() == 0 or tensor.shape[0] % 3:
                 raise CheckpointError(f"{name}: expected query, key and value in one, got {tuple(tensor.shape)}")
             for part, value in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                out[f"{layer}.attention.self.{part}.{_FUSED_QKV[leaf]}"] = value
+                put(f"{layer}.attention.self.{part}.{_FUSED_QKV[leaf]}", value, name)
         else:
             # NVIDIA's dense layers with a fused activation.
-            out[name.replace(".dense_act.", ".dense.")] = tensor
+            put(name.replace(".dense_act.", ".dense."), tensor, name)
     return out

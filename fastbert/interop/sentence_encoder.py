@@ -280,7 +280,7 @@ def read_settings(directory: Path) -> Settings:
         )
     transformer, pooling = (_inside(directory, path, modules_file) for path in paths[:2])
     modes, include_prompt = _read_pooling(pooling / "config.json")
-    sentence_file = transformer / "sentence_bert_config.json"
+    sentence_file = _sentence_file(transformer)
     sentence = _read_optional(sentence_file)
     max_seqlen = sentence.get("max_seq_length")
     if max_seqlen is None:  # as sentence-transformers 6 writes it
@@ -303,6 +303,12 @@ def read_settings(directory: Path) -> Settings:
         prompt,
         truncate_dim,
     )
+
+
+def _sentence_file(directory: Path) -> Path:
+    """Where the longest input stands; early releases named it after the model (``sentence_roberta_config.json``)."""
+    newest = directory / "sentence_bert_config.json"
+    return newest if newest.exists() else next(iter(sorted(directory.glob("sentence_*_config.json"))), newest)
 
 
 def _model_max_length(directory: Path) -> int | None:

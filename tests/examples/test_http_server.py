@@ -246,6 +246,34 @@ def test_a_client_that_hangs_up_while_it_waits_is_not_computed():
     assert ("left", 200) not in sent
 
 
+def test_a_model_that_fails_is_told_as_json():
+    """As every other refusal, and without what the error says: it may hold another client's text."""
+    pytest.importorskip("starlette")
+    encode, sent = _Lengths(), []
+    encoder = types.SimpleNamespace(dim=1, encode=lambda texts, batch_invariant: encode(texts))
+
+    async def run():
+        app = server.make_app(encoder, server.parse(["--model", "model"]))
+        messages = [{"type": "http.request", "body": b'{"texts": ["bad"]}'}]
+
+        async def receive():
+            return messages.pop() if messages else await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/embed", "headers": [], "query_string": b""}
+        async with app.router.lifespan_context(app):
+            with pytest.raises(ValueError, match="a bad text"):  # for the server's log
+                await asyncio.wait_for(app(scope, receive, send), 30)
+
+    asyncio.run(run())
+    start, body = sent
+    assert start["status"] == 500
+    assert "ValueError" in json.loads(body["body"])["error"]
+    assert b"a bad text" not in body["body"]
+
+
 def post(port: int, body: bytes, path: str = "/embed") -> tuple[int, dict]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body)
     try:

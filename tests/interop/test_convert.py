@@ -195,6 +195,14 @@ def test_state_dictionaries_of_trainers(tmp_path):
     for file in ("ckpt_1.pt", "mp_rank_00_model_states.pt"):
         convert(tmp_path / file, tmp_path / f"end of {file}")
         _assert_holds(tmp_path / f"end of {file}", theirs)
+    query = "bert.encoder.layer.0.attention.self.query.weight"
+    both = {**deepspeed, query: state[query]}  # fused and apart: nothing is lost where they agree
+    torch.save({"module": both}, tmp_path / "both.pt")
+    convert(tmp_path / "both.pt", tmp_path / "end of both.pt")
+    _assert_holds(tmp_path / "end of both.pt", theirs)
+    torch.save({"module": {**both, query: state[query] + 1}}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="two that differ, fused and apart"):
+        convert(tmp_path / "other.pt", tmp_path / "none")
     deepspeed["bert.encoder.FinalLayerNorm.weight"] = torch.ones(32)
     torch.save({"module": deepspeed}, tmp_path / "pre_ln.pt")
     with pytest.raises(CheckpointError, match="pre-LN"):

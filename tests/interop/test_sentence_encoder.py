@@ -180,6 +180,13 @@ def test_a_directory_that_sentence_transformers_has_saved_again(tmp_path, normal
     np.testing.assert_allclose(ours.encode(texts, normalize=True), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_longest_input_under_the_name_of_early_releases(tmp_path):
+    directory = st_directory(tmp_path, {"pooling_mode_mean_tokens": True}, max_seq_length=6)
+    (directory / "sentence_bert_config.json").rename(directory / "sentence_roberta_config.json")
+    assert SentenceEncoder.from_pretrained(directory).max_seqlen == 6
+    assert theirs(directory).max_seq_length == 6
+
+
 def test_vectors_that_are_cut_off(tmp_path):
     directory = st_directory(tmp_path / "old", {"pooling_mode_mean_tokens": True}, True)
     (directory / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
