@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 import fastbert
+from fastbert.study.machine import made_by
 from fastbert.tasks import registry
 from fastbert.tasks.batching import hold_out, training_batches
 from fastbert.tasks.config import FinetuneConfig
@@ -193,7 +194,7 @@ def main() -> None:
             }
             # Who goes first alternates, so that a machine that slows down or warms up favours neither.
             order = sorted(sides, reverse=bool(seed % 2))
-            result = {"seed": seed}
+            result = {"seed": seed, "made_by": made_by()}
             for side in order:
                 began = time.process_time()
                 value, seconds = sides[side]()
