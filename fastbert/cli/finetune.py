@@ -61,23 +61,25 @@ class Finetune(FinetuneConfig, SearchConfig):
         SearchConfig.__post_init__(self)
 
 
-FLAGS = ("--skip-bad-rows", "--grid", "--document-context")
-"""Options without a value."""
-
-
 def defaults(argv: Sequence[str]) -> Finetune | None:
     """What options are that the command line does not give, where the paper has a recipe for the task."""
     import tyro
 
     # The task is the word that no option is waiting for.
     pairs = zip(["", *argv], argv, strict=False)
-    alone = (word for before, word in pairs if not before.startswith("-") or before in FLAGS)
-    recipe = next((RECIPES[word] for word in alone if word in RECIPES), None)
+    recipe = next((RECIPES[word] for before, word in pairs if word in RECIPES and not _waits(before)), None)
     if any(word.partition("=")[0] == "--features" for word in argv):
         recipe = FEATURE_RECIPE
     if recipe is None:
         return None
     return Finetune(task=tyro.MISSING, model=tyro.MISSING, train=tyro.MISSING, out=tyro.MISSING, **recipe)
+
+
+def _waits(word: str) -> bool:
+    """Whether a word of the command line is an option whose value is the next word."""
+    flags = (f"--no-{f.name}" if f.default else f"--{f.name}" for f in fields(Finetune) if f.type == "bool")
+    alone = {flag.replace("_", "-") for flag in flags}
+    return word.startswith("-") and "=" not in word and word.replace("_", "-") not in alone
 
 
 def run(args: Finetune) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import tiny_bert
 
-from fastbert.cli.main import main
+from fastbert.cli import finetune
+from fastbert.cli.main import main, parse
+from fastbert.tasks.config import FEATURE_RECIPE, RECIPES
 
 ROWS = [("the film is good", 1), ("a dull book .", 0), ("great , very great !", 1), ("it was poor", 0)]
 
@@ -186,6 +188,24 @@ def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
     assert run("predict", "sst2", "--model", out, "--data", test, "--out", predictions) == 0
     assert predictions.read_text() == "index\tprediction\n0\t1\n1\t0\n2\t1\n3\t0\n"
     assert "already" in fails(capsys, "finetune", "sst2", "--model", model, *options, "--out", out)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        *([], ["--out", "RUN"], ["--out=RUN"], ["--weight-decay=0.1", "--out", "squad2"]),
+        *(["--no-correct-bias"], ["--no_correct_bias"], ["--skip-bad-rows"], ["--skip_bad_rows"], ["--grid"]),
+    ],
+)
+def test_a_task_has_its_recipe_wherever_it_stands(before):
+    def parsed(task, *options):
+        argv = [*before, task, *options, "--model", "M", "--train", "T", "--out", "O"]
+        return vars(parse(finetune.Finetune, "finetune", argv, finetune.defaults(argv)))
+
+    assert parsed("squad1").items() >= RECIPES["squad1"].items()
+    assert parsed("squad1", "--lr", "1e-5", "--seed=1").items() >= {"max_seqlen": 384, "lr": 1e-5, "seed": 1}.items()
+    assert parsed("cola").items() >= {"max_seqlen": 128, "lr": 2e-5}.items()
+    assert parsed("ner", "--features=last").items() >= FEATURE_RECIPE.items()
 
 
 def test_where_nothing_can_be_written_is_told_before_the_model_runs(model, data, tmp_path, capsys, monkeypatch):
