@@ -79,9 +79,16 @@ def to_iob1(tags: Sequence[str]) -> list[str]:
 
 
 def scheme(sentences: Sequence[Sequence[str]]) -> str:
-    """``IOB1`` where some entity begins with I-, which IOB2 does not know; ``IOB2`` otherwise."""
-    begins = (tags[begin] for tags in sentences for _, begin, _ in chunks(tags))
-    return "IOB1" if any(tag.startswith("I-") for tag in begins) else "IOB2"
+    """The scheme that most entities are tagged by, for files of either have some of the other: one that begins with I-
+    is none of IOB2, one that begins with B- away from others of its type none of IOB1."""
+    ones = twos = 0
+    for tags in sentences:
+        last = ("", 0)
+        for kind, begin, end in chunks(tags):
+            ones += tags[begin].startswith("I-")
+            twos += tags[begin].startswith("B-") and last != (kind, begin)
+            last = (kind, end)
+    return "IOB1" if ones and ones >= twos else "IOB2"
 
 
 @dataclass

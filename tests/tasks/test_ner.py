@@ -14,7 +14,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
-from fastbert.tasks.conll import chunks, read_sentences, scheme, split, to_iob1, to_iob2
+from fastbert.tasks.conll import chunks, in_scheme_of, read_sentences, scheme, split, to_iob1, to_iob2
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.ner import NER
 from fastbert.tasks.predict import predict
@@ -41,6 +41,15 @@ def test_which_scheme_a_file_has():
     assert scheme([["I-A", "B-A"]]) == "IOB1"
     assert scheme([["B-A", "I-A", "O"], ["O"]]) == "IOB2"
     assert scheme([["B-A", "I-B"]]) == "IOB1"
+    assert scheme([["B-A", "B-A", "O", "B-B"]]) == "IOB2"
+
+
+def test_a_broken_tag_changes_no_scheme(tmp_path):
+    task = registry.get("ner")
+    rows = task.read(write(tmp_path, "a B-X\nb I-X\n\nc B-Y\n\nd O\ne I-Y\n"))
+    found = in_scheme_of(rows, [row.label for row in rows])
+    assert found == [("B-X", "I-X"), ("B-Y",), ("O", "B-Y")]
+    assert task.metric(rows, found) == {"f1": 1.0, "precision": 1.0, "recall": 1.0, "accuracy": 0.8}
 
 
 def test_real_files(shared_data):
