@@ -28,10 +28,10 @@ def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[
 
     Args:
         path: the file, or ``-`` for standard input.
-        bad_rows: where lines that are not UTF-8 go.
+        bad_rows: where lines go that are not UTF-8 or hold a NUL byte (a binary file, or UTF-16).
 
     Raises:
-        DataError: a line holds a NUL byte (a binary file, or UTF-16); or by bad_rows.
+        DataError: by bad_rows.
     """
     if os.fspath(path) == "-":
         yield from _decode_lines(sys.stdin.buffer, "standard input", bad_rows)
@@ -48,7 +48,9 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
         if number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if b"\0" in raw:
-            raise DataError(f"{name}, line {number}: expected UTF-8, got a NUL byte: a binary file, or text in UTF-16")
+            got = "a NUL byte: a binary file, or text in UTF-16"
+            bad_rows.refuse(f"{name}, line {number}: expected UTF-8, got {got}")
+            continue
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -51,7 +51,10 @@ class SWAG(Task):
             records = read_records(path, self.bad_rows)
             return self._rows(path, _of_hub, ((record.where, record.values) for record in records))
         lines = read_lines(path, self.bad_rows)
-        first = next(lines, (1, ""))
+        first = next(lines, None)
+        if first is None and self.bad_rows.reasons:
+            raise self.bad_rows.none_left(path, "rows")
+        first = first or (1, "")
         header = csv_fields(first[1])
         if set(REGULAR) <= set(header):
             make, records = _regular, csv_records([first, *lines], header)

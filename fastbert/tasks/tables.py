@@ -67,6 +67,8 @@ def read_table(
     path = "standard input" if os.fspath(path) == "-" else path
     first = next(lines, None)
     if first is None:
+        if bad_rows.reasons:  # lines there are
+            raise bad_rows.none_left(path, "rows")
         raise DataError(f"{path}: expected {_expected(needed, bare)}, got an empty file")
     columns = tuple(name.strip() for name in first[1].split("\t"))
     pending = []

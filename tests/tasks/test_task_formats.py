@@ -164,6 +164,26 @@ def test_rows_that_are_all_bad_say_why(tmp_path):
         task.read(path)
 
 
+@pytest.mark.parametrize("name", ["sst2", "cola", "text-classification", "swag", "ner"])
+def test_lines_that_are_all_unreadable_are_no_empty_file(tmp_path, name):
+    for content, reason in (("a\tb\n".encode("utf-16"), "a NUL byte"), (b"\xe9\n\xe9\n", "0xe9 at byte 1")):
+        task = registry.get(name)
+        task.bad_rows = BadRows(skip=True)
+        expected = f"none that can be used; the first is bad: .*line 1: expected UTF-8, got {reason}"
+        with pytest.raises(DataError, match=expected):
+            task.read(write(tmp_path, content, "f.csv"))
+
+
+def test_a_line_with_a_nul_byte_is_a_bad_row(tmp_path):
+    path = write(tmp_path, b"sentence\tlabel\na\t1\nb\0c\t0\nd\t0\n")
+    task = registry.get("sst2")
+    with pytest.raises(DataError, match="line 3: expected UTF-8, got a NUL byte"):
+        task.read(path)
+    task.bad_rows = BadRows(skip=True)
+    assert task.read(path) == [Row("0", ("a",), "1"), Row("2", ("d",), "0")]
+    assert len(task.bad_rows.reasons) == 1
+
+
 def test_text_classification_without_text(tmp_path):
     with pytest.raises(DataError, match="line 1: expected a text under the key 'text'"):
         TextClassification().read(write(tmp_path, b'{"label": "a"}\n', "f.jsonl"))
