@@ -10,7 +10,7 @@ from typing import Any
 from .bad_rows import BadRows, numbered
 from .base import Row
 from .classification import Classification
-from .files import read_json_lines
+from .files import read_json_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
 
 
@@ -48,6 +48,10 @@ class TextClassification(Classification):
             try:
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(f"expected a text under the key 'text', got {text!r}")
+                if isinstance(label, (list, dict)):
+                    if not self.ignore_labels:
+                        raise ValueError(f"expected one label under the key 'label', got {shorten(repr(label))}")
+                    label = None
                 label = None if label is None else self.answer(_named(label, record.names.get("label", ())))
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")

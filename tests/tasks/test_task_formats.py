@@ -189,6 +189,15 @@ def test_text_classification_without_text(tmp_path):
         TextClassification().read(write(tmp_path, b'{"label": "a"}\n', "f.jsonl"))
 
 
+def test_several_labels_are_no_label_of_their_own(tmp_path):
+    path = write(tmp_path, b'{"text": "x", "label": ["a", "b"]}\n{"text": "y", "label": "a"}\n', "f.jsonl")
+    task = TextClassification()
+    with pytest.raises(DataError, match=r"line 1: expected one label under the key 'label', got \['a', 'b'\]"):
+        task.read(path)
+    task.ignore_labels = True
+    assert [row.label for row in task.read(path)] == [None, "a"]
+
+
 def test_one_label_is_no_classification():
     with pytest.raises(InputError, match="at least two labels"):
         TextClassification(["only"]).head()
