@@ -142,13 +142,14 @@ def by_tabs(blocks: Sequence[_Block]) -> bool:
     return bool(tabbed) and 2 * sum(split(line) == split(line, True) for line in tabbed) >= len(tabbed)
 
 
-def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[Sentence]:
+def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_tags: bool = False) -> list[Sentence]:
     """The sentences of a file. They have labels where the last of several columns holds tags.
 
-    A sentence with a line of another number of columns, or with something else for a tag, is a bad row.
+    A sentence with a line of another number of columns is a bad row; so is one with something else for a tag, which
+    with ``ignore_tags`` has no labels.
     """
     if is_hub_file(path):
-        return _read_records(path, bad_rows)
+        return _read_records(path, bad_rows, ignore_tags)
     blocks = list(_blocks(path))
     if not blocks:
         raise DataError(f"{path}: expected sentences of one word a line, got none")
@@ -164,7 +165,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[
             bad_rows.refuse(block.broken)
             continue
         try:
-            rows.append(_sentence(str(index), block, opening, width, labelled, tabs))
+            rows.append(_sentence(str(index), block, opening, width, labelled, tabs, ignore_tags))
             opening = None
         except ValueError as error:
             bad_rows.refuse(f"{path}, {error}")
@@ -173,7 +174,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[
     return rows
 
 
-def _read_records(path: str | os.PathLike, bad_rows: BadRows) -> list[Sentence]:
+def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool) -> list[Sentence]:
     """Sentences as data-set hubs have them: lists of words and of tags, and maybe the document that they are of."""
     rows, documents = [], 0
     before = None
@@ -181,7 +182,7 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows) -> list[Sentence]:
         document = record.values.get("document_id")
         documents, before = documents + (index > 0 and document != before), document
         try:
-            words, tags = _words_and_tags(record)
+            words, tags = _words_and_tags(record, ignore_tags)
         except ValueError as error:
             bad_rows.refuse(f"{record.where}: {error}")
             continue
@@ -192,7 +193,7 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows) -> list[Sentence]:
     return rows
 
 
-def _words_and_tags(record: Record) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def _words_and_tags(record: Record, ignore_tags: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     column = next((name for name in WORDS if name in record.values), None)
     words = record.values.get(column)
     if not isinstance(words, list) or not words:
@@ -204,29 +205,41 @@ def _words_and_tags(record: Record) -> tuple[tuple[str, ...], tuple[str, ...] | 
     column = next((name for name in TAGS if name in record.values), None)
     if column is None:
         return tuple(words), None
+    try:
+        return tuple(words), _tags_of(record, column, len(words))
+    except ValueError:
+        if not ignore_tags:
+            raise
+        return tuple(words), None
+
+
+def _tags_of(record: Record, column: str, num_words: int) -> tuple[str, ...]:
     tags, names = record.values[column], record.names.get(column, ())
-    if not isinstance(tags, list) or len(tags) != len(words):
-        raise ValueError(f"expected a tag for each of {len(words)} words, got {shorten(repr(tags))}")
+    if not isinstance(tags, list) or len(tags) != num_words:
+        raise ValueError(f"expected a tag for each of {num_words} words, got {shorten(repr(tags))}")
     # Numbers mean nothing without their names, which data sets order as they like.
     tags = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in tags]
     strange = next((tag for tag in tags if not isinstance(tag, str) or not is_tag(tag)), None)
     if strange is not None:
         known = f" (the file names {shorten(', '.join(names))})" if names else ""
         raise ValueError(f"expected tags O, B-TYPE or I-TYPE, or numbers that the file names, got {strange!r}{known}")
-    return tuple(words), tuple(tags)
+    return tuple(tags)
 
 
-def _sentence(name: str, block: _Block, opening: str | None, width: int, labelled: bool, tabs: bool) -> Sentence:
+def _sentence(
+    name: str, block: _Block, opening: str | None, width: int, labelled: bool, tabs: bool, ignore_tags: bool
+) -> Sentence:
     words, tags = [], []
     for number, line in block.lines:
         columns = split(line, tabs)
         if len(columns) != width:
             raise ValueError(f"line {number}: expected {width} columns, got {len(columns)}: {shorten(line)!r}")
-        if labelled and not is_tag(columns[-1]):
+        if labelled and not is_tag(columns[-1]) and not ignore_tags:
             raise ValueError(f"line {number}: expected the tag O, B-TYPE or I-TYPE, got {columns[-1]!r}")
         words.append(columns[0])
         tags.append(columns[-1])
     lines = tuple(line for _, line in block.lines)
+    labelled = labelled and all(map(is_tag, tags))
     return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
 
 

@@ -60,7 +60,7 @@ class Squad(Task):
     n_best = 20
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        return read_questions(path, self.bad_rows, impossible=self.has_impossible)
+        return read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.ignore_labels)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
         """Rows whose answer stands in the context where the file says; the metric does not need that, training does."""

@@ -60,14 +60,17 @@ def _parsed(text: str, path: str | os.PathLike) -> Any:
         raise DataError(f"{path}: expected JSON, got what fails with: {error}") from None
 
 
-def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bool) -> list[Row]:
+def read_questions(
+    path: str | os.PathLike, bad_rows: BadRows, *, impossible: bool, ignore_answers: bool = False
+) -> list[Row]:
     """Rows of (question, context), labelled with `Answers`, or with None where the file has no answers.
 
     Args:
         impossible: whether questions without an answer belong to the task (version 2.0).
+        ignore_answers: answers that are none of the task's are no answers, where else their question is a bad row.
     """
     if is_hub_file(path):
-        return _read_records(path, bad_rows, impossible)
+        return _read_records(path, bad_rows, impossible, ignore_answers)
     if os.fspath(path) == "-":
         lines = list(read_lines(path, bad_rows))
         if lines and not lines[0][1].lstrip().startswith(("{", "[")):
@@ -81,7 +84,7 @@ def read_questions(path: str | os.PathLike, bad_rows: BadRows, *, impossible: bo
     rows, seen = [], set()
     for context, question, name in _questions(value["data"]):
         try:
-            row = _row(context, question, impossible)
+            row = _row(context, question, impossible, ignore_answers)
             if row.id in seen:
                 raise ValueError("expected every id once, got it again")
         except ValueError as error:
@@ -112,12 +115,12 @@ def _typed(lines: Sequence[tuple[int, str]], bad_rows: BadRows) -> list[Row]:
     return rows
 
 
-def _read_records(path: str | os.PathLike, bad_rows: BadRows, impossible: bool) -> list[Row]:
+def _read_records(path: str | os.PathLike, bad_rows: BadRows, impossible: bool, ignore_answers: bool) -> list[Row]:
     """Questions as data-set hubs export them: one with its context a row."""
     rows, seen = [], set()
     for record in read_records(path, bad_rows):
         try:
-            row = _row(record.values.get("context"), record.values, impossible)
+            row = _row(record.values.get("context"), record.values, impossible, ignore_answers)
             if row.id in seen:
                 raise ValueError(f"expected every id once, got {row.id} again")
         except ValueError as error:
@@ -147,7 +150,7 @@ def _questions(articles: list) -> Iterator[tuple[Any, Any, str]]:
                 yield paragraph.get("context"), question, f"article {a}, paragraph {p}, question {identity}"
 
 
-def _row(context: Any, question: Any, impossible: bool) -> Row:
+def _row(context: Any, question: Any, impossible: bool, ignore_answers: bool) -> Row:
     if not isinstance(question, dict):
         raise ValueError("expected articles with paragraphs, these with context and qas, and questions in these")
     if not isinstance(context, str) or not context.strip():
@@ -157,7 +160,12 @@ def _row(context: Any, question: Any, impossible: bool) -> Row:
         raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
     if not isinstance(identity, (str, int)):
         raise ValueError(f"expected an id, got {identity!r}")
-    answers = _answers(question, impossible)
+    try:
+        answers = _answers(question, impossible)
+    except ValueError:
+        if not ignore_answers:
+            raise
+        answers = None
     for part in (context, text, str(identity), *(answers.texts if answers is not None else ())):
         try:
             check_text(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Sequence
@@ -76,7 +77,7 @@ class SWAG(Task):
             if fields is None:  # refused already, as a line
                 continue
             try:
-                rows.append(_checked(make(index, fields)))
+                rows.append(_checked(make(index, fields), self.ignore_labels))
             except ValueError as error:
                 self.bad_rows.refuse(f"{where}: {error}")
         if not rows:
@@ -224,9 +225,11 @@ def _codah(index: int, fields: Sequence[str]) -> Row:
     return Row(str(index), (values["prompt"], *_joined("", endings)), _label(values.get("label")))
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: Row, ignore_label: bool) -> Row:
     if not row.texts[0]:
         raise ValueError("expected a text before the endings, got an empty one")
     if row.label is not None and row.label not in map(str, range(CHOICES)):
+        if ignore_label:
+            return dataclasses.replace(row, label=None)
         raise ValueError(f"expected the label to be one of 0 to {CHOICES - 1}, got {row.label!r}")
     return row

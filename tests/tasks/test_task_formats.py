@@ -1,5 +1,7 @@
 """File formats of tasks with their traps, metrics, and the registry."""
 
+import json
+
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score
@@ -196,6 +198,40 @@ def test_several_labels_are_no_label_of_their_own(tmp_path):
         task.read(path)
     task.ignore_labels = True
     assert [row.label for row in task.read(path)] == [None, "a"]
+
+
+LABELS_OF_NO_USE = {
+    "swag": ("f.csv", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,c,d,e,f,7\na,b,c,d,e,f,2\n"),
+    "ner": ("f.txt", "EU S-ORG\nrejects O\n\nPeter B-PER\n"),
+    "squad1": (
+        "f.json",
+        json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [
+            {"id": "1", "question": "q", "answers": [], "is_impossible": True},
+            {"id": "2", "question": "q", "answers": [{"text": "b", "answer_start": 2}]},
+        ]}]}]}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LABELS_OF_NO_USE)
+def test_labels_that_are_none_are_no_reason_to_refuse_a_row_that_is_predicted(name, tmp_path):
+    file, text = LABELS_OF_NO_USE[name]
+    task, path = registry.get(name), write(tmp_path, text.encode(), file)
+    with pytest.raises(DataError):
+        task.read(path)
+    task.ignore_labels = True
+    assert [row.label is None for row in task.read(path)] == [True, False]
+
+
+def test_tags_of_hubs_that_are_none_are_no_reason_either(tmp_path):
+    path = write(
+        tmp_path, b'{"tokens": ["EU"], "ner_tags": ["S-ORG"]}\n{"tokens": ["a"], "ner_tags": ["O"]}\n', "f.jsonl"
+    )
+    task = registry.get("ner")
+    with pytest.raises(DataError, match="expected tags O, B-TYPE or I-TYPE"):
+        task.read(path)
+    task.ignore_labels = True
+    assert [row.label for row in task.read(path)] == [None, ("O",)]
 
 
 def test_one_label_is_no_classification():
