@@ -31,9 +31,11 @@ def _as_it_is(item):
 
 
 def _leave_signals_to_the_parent(_worker: int) -> None:
-    """Ctrl-C in a terminal and the end of a batch job reach every process; a worker that died of one would take the
-    run with it before it is saved. The parent's own SIGTERM still ends a worker: Python sends it at exit, and waits."""
+    """Ctrl-C in a terminal, its end and that of a batch job reach every process; a worker that died of one would take
+    the run with it before it is saved. The parent's own SIGTERM still ends a worker: Python sends it at exit, and
+    waits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if not hasattr(signal, "sigtimedwait"):  # macOS does not tell who sent a signal
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -1,21 +1,22 @@
-"""Ctrl-C and SIGTERM, which batch systems send, end work in good order."""
+"""Ctrl-C, SIGTERM, which batch systems send, and SIGHUP, which a terminal sends that closes, end work in good order."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
 
-TERMINATED = 128 + signal.SIGTERM
-"""The exit status that a shell shows for a process that SIGTERM ended."""
-
 
 class StopRequest:
-    """While the block runs, the first SIGINT or SIGTERM only sets ``asked``; the second acts as it always does.
+    """While the block runs, the first SIGINT, SIGTERM or SIGHUP only sets ``asked``; the second acts as it always does,
+    but for a SIGHUP: the shell and the system each send one when a terminal closes.
 
-    Outside the main thread, where Python delivers no signals, it never asks.
+    Where SIGHUP was ignored from the start (nohup) it stays so. Outside the main thread, where Python delivers no
+    signals, it never asks.
     """
 
     def __init__(self) -> None:
@@ -24,17 +25,23 @@ class StopRequest:
 
     def _note(self, number: int, _frame) -> None:
         self.asked = signal.Signals(number).name
-        self._restore()
+        hung_up = number == signal.SIGHUP
+        self._restore(but=signal.SIGHUP if hung_up else None)
+        if hung_up:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            leave_lost_terminal()
 
-    def _restore(self) -> None:
+    def _restore(self, but: int | None = None) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
+            if number != but:
+                signal.signal(number, handler)
+        self._previous = {number: handler for number, handler in self._previous.items() if number == but}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_exception) -> None:
@@ -43,22 +50,37 @@ class StopRequest:
 
 @contextlib.contextmanager
 def removed_on_sigterm() -> Iterator[None]:
-    """While the block runs SIGTERM ends it by an exception, so that what is unfinished is removed; by itself it would
-    end the process on the spot. The second SIGTERM does that.
+    """While the block runs SIGTERM or SIGHUP ends it by an exception, so that what is unfinished is removed; by itself
+    it would end the process on the spot. A second SIGTERM does that.
 
     Outside the main thread, where Python delivers no signals, and where they are ignored nothing changes.
     """
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
+    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if in_main and signal.getsignal(n) is signal.SIG_DFL]
 
     def end(number: int, _frame) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        sys.exit(TERMINATED)
+        for own in ours:
+            signal.signal(own, signal.SIG_DFL)
+        if number == signal.SIGHUP:  # see StopRequest
+            signal.signal(number, signal.SIG_IGN)
+            leave_lost_terminal()
+        sys.exit(128 + number)  # what a shell shows for a process that the signal ended
 
-    signal.signal(signal.SIGTERM, end)
+    for number in ours:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def leave_lost_terminal() -> None:
+    """What is written to a terminal that has been closed goes nowhere from now on: each write would be an error, and
+    the first one would end what is to be saved."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, number)
+                os.close(null)

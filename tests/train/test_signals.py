@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM: the step is finished, the run saved, exit 0; the second signal ends the process at once."""
+"""Ctrl-C, SIGTERM and a terminal's end: the step is finished, the run saved, exit 0; a second signal ends it."""
 
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from fastbert.train import checkpoint
 from fastbert.train.pretrain import pretrain
-from fastbert.train.signals import StopRequest
+from fastbert.train.signals import StopRequest, removed_on_sigterm
 
 # `fastbert`, with the start method of its worker processes in front.
 COMMAND = (
@@ -71,8 +72,9 @@ def start(data, tmp_path):
         (signal.SIGINT, 2, "fork"),
         (signal.SIGTERM, 2, "fork"),
         (signal.SIGTERM, 2, "forkserver"),
+        (signal.SIGHUP, 2, "fork"),
     ],
-    ids=["interrupt", "interrupt-workers", "terminate-workers", "terminate-workers-forkserver"],
+    ids=["interrupt", "interrupt-workers", "terminate-workers", "terminate-workers-forkserver", "hangup-workers"],
 )
 def test_the_first_signal_saves_and_exits_with_0(start, tmp_path, number, num_workers, method):
     """forkserver is what Python 3.14 starts processes with, unless it is told otherwise."""
@@ -129,6 +131,58 @@ def test_a_second_interrupt_is_the_usual_exception():
         assert stop.asked == "SIGINT"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_hangup_is_passed_over():
+    """The shell and the system each send one when a terminal closes."""
+    before = signal.getsignal(signal.SIGHUP)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.asked == "SIGHUP"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) is before
+    with removed_on_sigterm():
+        with pytest.raises(SystemExit) as stopped:
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+    assert stopped.value.code == 128 + signal.SIGHUP
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_hangup_that_is_ignored_from_the_start_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts a process
+    try:
+        with StopRequest() as stop, removed_on_sigterm():
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.asked is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_is_written_after_a_terminal_has_closed_is_no_error(tmp_path):
+    """A write to it would fail (EIO) before anything is saved."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "from fastbert.train.signals import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    print('ready', flush=True)\n"
+        "    while stop.asked is None:\n"
+        "        time.sleep(0.01)\n"
+        "    print('stopped', flush=True)\n"
+        "    print('stopped', file=sys.stderr, flush=True)\n"
+        "pathlib.Path(sys.argv[1]).write_text(stop.asked)\n"
+    )
+    process, terminal = pty.fork()
+    if not process:
+        os.execve(sys.executable, [sys.executable, str(script), str(tmp_path / "saved")], runs.environment())
+    assert os.read(terminal, 5) == b"ready"
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (tmp_path / "saved").read_text() == "SIGHUP"
 
 
 def test_a_script_may_end_while_workers_still_make_batches(data, tmp_path):
