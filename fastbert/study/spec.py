@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,6 +223,8 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
 
 def _corpus(value: Any, path: Path) -> tuple[str, ...]:
     files = [value] if isinstance(value, str) else value
+    if isinstance(files, (list, tuple)) and BUILTIN in files and len(files) > 1:
+        raise InputError(f"{path}: expected corpus, {BUILTIN} alone or text files, got both in {value!r:.60}")
     if not isinstance(files, (list, tuple)) or not files or not all(isinstance(file, str) for file in files):
         raise InputError(f"{path}: expected corpus, {BUILTIN} or text files, got {value!r:.60}")
     return tuple(files)
@@ -259,7 +262,10 @@ def _tasks(given: Any, defaults: dict, path: Path) -> tuple[TaskSpec, ...]:
         changes = changes or {}
         if not isinstance(changes, dict):
             raise InputError(f"{path}, task {column}: expected a mapping of options, got {changes!r:.60}")
-        values = _merged(defaults.get(column) or defaults.get(changes.get("task", column)) or {}, changes)
+        like = changes.get("task", column)
+        if not isinstance(like, str):
+            raise InputError(f"{path}, task {column}: task must be str, got {like!r:.60}")
+        values = _merged(defaults.get(column) or defaults.get(like) or {}, changes)
         values.setdefault("task", str(column))
         if "train" not in values:
             raise InputError(f"{path}, task {column}: expected train, the file of its training rows, got none")
@@ -294,10 +300,12 @@ def _rows(given: Any, path: Path) -> tuple[RowSpec, ...]:
                 f"{where}: expected keep, a list, and paper, a mapping, got {keep!r:.60} and {paper!r:.60}"
             )
         keep, paper = tuple(keep), {str(k): v for k, v in paper.items()}
-        if not all(isinstance(v, int | float) for v in paper.values()):
+        if not all(type(v) in (int, float) and math.isfinite(v) for v in paper.values()):
             raise InputError(f"{where}: expected numbers in paper, got {paper!r:.60}")
         if not all(isinstance(share, int | float) and 0 < share < 1 for share in keep):
             raise InputError(f"{where}: expected shares between 0 and 1 in keep, got {keep!r:.60}")
+        if type(row["name"]) not in (str, int, float) or len(str(row["name"]).strip().splitlines()) != 1:
+            raise InputError(f"{where}: expected name, a line of text, got {row['name']!r:.60}")
         rows.append(
             RowSpec(**fitted_options({**values, "name": str(row["name"])}, RowSpec, where), keep=keep, paper=paper)
         )
@@ -337,7 +345,18 @@ def _check(study: Study, path: Path) -> None:
         )
     if not 0 < study.heldout < 1:
         raise InputError(f"{path}: heldout is a share of the documents above 0 and below 1, got {study.heldout!r:.60}")
+    papers = {column for row in study.rows for column in row.paper}
+    for task in study.tasks:
+        if task.paper and papers and task.paper not in papers:
+            raise InputError(
+                f"{path}, task {task.column}: expected paper, a column that rows have figures of "
+                f"({_listed(papers)}), got {task.paper!r:.60}"
+            )
     for row in study.rows:
+        if not 0 < row.at <= 1:
+            raise InputError(
+                f"{path}, row {row.name!r}: expected at, a share of the pre-training up to 1, got {row.at:g}"
+            )
         study.pretraining(row, study.seeds[0], "", "")
         if row.static is not None and study.perplexity:
             raise InputError(f"{path}, row {row.name!r}: static vectors have no perplexity, expected a model")

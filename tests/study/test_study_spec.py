@@ -130,6 +130,15 @@ ROW = {"name": "full"}
         ({"rows": [{**ROW, "task": {"feature_units": -4}}]}, (), "feature_units must be at least 1"),
         ({"rows": [{**ROW, "task": {"dropout": 2}}]}, (), "dropout must be at least 0 and below 1, got 2"),
         ({"pretrain": {"steps": {"small": 4}}}, (), "expected a value for the scale smoke, got only small"),
+        ({"tasks": {"x": {"task": {"ner": 1}}}}, (), "task x: task must be str, got {'ner': 1}"),
+        ({"rows": [{**ROW, "paper": {"B": float("nan")}}]}, (), "expected numbers in paper, got {'B': nan}"),
+        ({"rows": [{**ROW, "paper": {"B": True}}]}, (), "expected numbers in paper, got {'B': True}"),
+        ({"rows": [{**ROW, "paper": {"SST2": 90}}]}, (), "a column that rows have figures of (SST2), got 'B'"),
+        ({"rows": [{"name": "two\nlines"}]}, (), "expected name, a line of text, got 'two\\nlines'"),
+        ({"rows": [{"name": ""}]}, (), "expected name, a line of text, got ''"),
+        ({"rows": [{"name": None}]}, (), "expected name, a line of text, got None"),
+        ({"rows": [{**ROW, "at": float("nan")}]}, (), "row 'full': expected at, a share of the pre-training up to 1"),
+        ({"corpus": ["builtin", "mine.txt"]}, (), "expected corpus, builtin alone or text files, got both"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, changes, drop, sentence):
@@ -137,6 +146,10 @@ def test_a_mistake_is_one_sentence(tmp_path, changes, drop, sentence):
         study(tmp_path, changes, drop)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_column_of_the_papers_may_stay_where_no_row_has_figures(tmp_path):
+    assert study(tmp_path, {"rows": [ROW]}).tasks[0].paper == "B"
 
 
 def test_no_such_study_names_the_known():
