@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..tasks.files import write_json
-from . import keys
+from . import keys, locks
 from .pretrained import Wanted
 from .spec import RowSpec, Study, TaskSpec
 
@@ -128,10 +128,8 @@ def spread(rows: Sequence, most: int | None) -> list:
 
 def compute(cell: Cell) -> dict:
     """Fine-tunes and returns the figures; they are in the cache then."""
-    from filelock import FileLock
-
     cell.path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{cell.path}.lock"):  # another study may be at the same one
+    with locks.held(cell.path):  # another study may be at the same one
         found = cell.result()
         if found is None:
             found = _compute(cell)

@@ -14,19 +14,19 @@ from ..data.corpus import read_documents
 from ..data.prepare import prepare
 from ..data.shards import ShardSet
 from ..data.tokenizer import train_wordpiece
-from . import keys
+from . import keys, locks
 from .spec import BUILTIN, Study
 
 
 def prepared(study: Study, cache: Path) -> Path:
     """The data directory of a study's corpus, vocabulary and held-out share; made where it is not there yet."""
-    from filelock import FileLock
-
     source = {"builtin": _builtin_digest()} if study.corpus == (BUILTIN,) else _files(study.corpus)
     how = {"vocab_size": study.vocab_size, "lowercase": study.lowercase, "heldout": study.heldout, "maths": keys.MATHS}
     out = cache / "data" / keys.digest({**how, **source})
     out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{out}.lock"):
+    if out.is_dir():
+        return out
+    with locks.held(out):
         if not out.is_dir():
             documents = _documents(study.corpus)
             texts = [sentence for _, sentences in documents for sentence in sentences]

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..tasks.files import write_json
 from ..train.config import PretrainConfig
-from . import keys
+from . import keys, locks
 from .spec import RowSpec, Study
 
 _CURVE = ("step", "mlm_loss", "mlm_acc", "unigram_entropy", "nsp_loss", "nsp_acc", "tokens_seen")
@@ -114,12 +114,10 @@ def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
     Raises:
         KeyboardInterrupt: a signal ended the pre-training; it has saved where it is.
     """
-    from filelock import FileLock
-
     directory = model.directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     # Another study of the same cache may be at it.
-    with FileLock(f"{directory}.lock"):
+    with locks.held(directory):
         done = model.result()
         if done is None:
             say("begins" if not Path(model.config.out).is_dir() else "goes on")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +21,7 @@ import study_runs
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import DataError, InputError
-from fastbert.study import page, results, run, spec
+from fastbert.study import cells, page, results, run, spec
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +97,30 @@ def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, d
         f"{f} is damaged: its result is made anew" for f in files[::-1]
     ]
     assert study_runs.kept(cache) == before
+
+
+def test_who_waits_for_another_study_says_so_once(place, done, caplog):
+    cell = run.work_of(read(place), done[0]).cells[0]
+    with open(f"{cell.path}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waits = threading.Thread(target=cells.compute, args=(cell,))
+        waits.start()
+        deadline = time.monotonic() + 60
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        waits.join()
+    holder = f"process {os.getpid()}" if Path("/proc/locks").exists() else "another process"
+    assert [record.message for record in caplog.records] == [f"waiting for {cell.path}.lock, which {holder} holds"]
+
+
+def test_prepared_data_are_taken_without_a_lock(place, done):
+    """So that a cache that cannot be written serves a finished study."""
+    work = run.work_of(read(place), done[0])
+    lock = Path(f"{work.data}.lock")
+    lock.unlink(missing_ok=True)
+    assert run.work_of(read(place), done[0]).missing == ([], [])
+    assert not lock.exists()
 
 
 def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_path):
