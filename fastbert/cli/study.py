@@ -65,6 +65,10 @@ def run(args: Study) -> None:
         "seeds": args.seeds or None,
     }
     studies = [spec.read(path, args.scale, **given) for path in paths]
+    places = [_report(args, study) for study in studies]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise InputError(f"expected studies of different names, got two whose report would be {place}")
     from ..study import plan
     from ..study import run as runner
     from ..tasks.files import check_writable
@@ -74,8 +78,8 @@ def run(args: Study) -> None:
         with runner.with_threads(args.threads):
             print(plan.text(works, args.jobs))
         return
-    for study in studies:
-        check_writable(_report(args, study) / "results.json")
+    for place in places:
+        check_writable(place / "results.json")
     for work in works:
         _run(args, work)
 

@@ -123,6 +123,17 @@ def test_prepared_data_are_taken_without_a_lock(place, done):
     assert not lock.exists()
 
 
+def test_two_studies_of_one_name_are_refused(place, tmp_path, capsys):
+    (tmp_path / "tiny.yaml").write_text(study_runs.TINY)
+    files = [str(place / "tiny.yaml"), str(tmp_path / "tiny.yaml")]
+    assert main(["study", *files, "--data-dir", str(place), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert (
+        f"expected studies of different names, got two whose report would be {tmp_path / 'out' / 'tiny-smoke'}" in told
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_path):
     work = run.work_of(read(place, seeds=(0,)), tmp_path / "cache")
     shard = next(work.data.rglob("*.bin"))
