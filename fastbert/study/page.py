@@ -108,16 +108,19 @@ def _figures(page: Page, results: dict) -> None:
     page.table(header, rows)
     seeds = len(results["seeds"])
     over = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed, so without a spread"
-    sizes = ", ".join(
-        f"{column['column']} {column['training_rows']:,} and {column['dev_rows']:,}"
-        for column in results["columns"]
-        if "training_rows" in column
-    )
+    sizes = ", ".join(_sizes(column) for column in results["columns"] if "training_rows" in column)
     page.text(
         f"{over}; each seed governs a pre-training and what is fine-tuned from it. Larger is better, but for "
         f"perplexity. Training and dev rows: {sizes}. The paper's figures are of models pre-trained on 137 billion "
         "tokens and fine-tuned on whole training sets: the order of the rows can be compared, the figures cannot."
     )
+
+
+def _sizes(column: dict) -> str:
+    """How many rows a task has to learn from and to be asked, of each row of the table where they differ."""
+    rows = column.get("rows_of") or {"": (column["training_rows"], column["dev_rows"])}
+    said = (f"{training:,} and {dev:,}" + (f" ({row})" if row else "") for row, (training, dev) in rows.items())
+    return f"{column['column']} {', '.join(said)}"
 
 
 def _has_paper(results: dict, column: dict) -> bool:
@@ -225,19 +228,23 @@ def _curves(page: Page, results: dict) -> None:
     page.text(f"Held-out loss of every pre-training, seed {results['seeds'][0]}.")
     chart = svg.line_chart(lines, "nats", "million tokens")
     page.picture("pretraining.svg", chart, "held-out loss against tokens, a line a row")
+    names: set[str] = set()
     for column in results["columns"]:
         lines = _against_steps(results, column["column"])
         if lines:
             chart = svg.line_chart(lines, f"{column['column']} ({column['metric']})", "steps of pre-training")
             name = "".join(c if c.isalnum() else "-" for c in column["column"])
+            while name.lower() in names:  # "a b" and "a-b", and "A" where case makes no other file
+                name += "-"
+            names.add(name.lower())
             page.picture(f"steps-{name}.svg", chart, f"{column['column']} against steps of pre-training")
 
 
 def _against_steps(results: dict, column: str) -> list[svg.Line]:
-    """A line for each pre-training that rows take at several places; none where there is no such."""
-    groups: dict[str, list[dict]] = {}
+    """A line for each pre-training and each use of it that rows take at several places; none where there is no such."""
+    groups: dict[tuple[str, str], list[dict]] = {}
     for row in results["rows"]:
-        groups.setdefault(row["pretraining"]["keys"][0], []).append(row)
+        groups.setdefault((row["pretraining"]["keys"][0], row["row"].rpartition(",")[0]), []).append(row)
     lines = []
     for rows in groups.values():
         if len({row["pretraining"]["steps"] for row in rows}) > 1:

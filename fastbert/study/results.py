@@ -122,6 +122,9 @@ def _columns(study: Study, cells: dict, pretraining: dict) -> list[tuple[dict, d
         result = one.result()
         column = {"column": task.column, "metric": _metric(one, result), "paper": task.paper, "task": task.task}
         column |= {"training_rows": result["rows"][0], "dev_rows": result["rows"][1]}
+        rows_of = {row.name: cells[row.name, task.column, study.seeds[0]].result()["rows"] for row in study.rows}
+        if any(sizes != result["rows"] for sizes in rows_of.values()):
+            column["rows_of"] = rows_of
         found.append((column, figures))
     return found
 

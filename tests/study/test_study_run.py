@@ -134,6 +134,45 @@ def test_two_studies_of_one_name_are_refused(place, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_report_says_where_rows_learn_from_other_numbers_of_rows(place, done, tmp_path):
+    text = study_runs.TINY.replace("name: no NSP,", "name: few, task: {train_rows: 8},").replace("[0, 1]", "[0]")
+    (place / "few.yaml").write_text(text)
+    found, _ = complete(read(place, "few.yaml"), done[0])
+    assert found["columns"][0]["rows_of"] == {"full": [24, 12], "few": [8, 12], "on features": [24, 12]}
+    page.write(found, tmp_path)
+    said = "Training and dev rows: ner 24 and 12 (full), 8 and 12 (few), 24 and 12 (on features)."
+    assert said in (tmp_path / "report.md").read_text()
+    assert "rows_of" not in done[1]["columns"][0]
+
+
+def test_curves_against_steps_are_one_a_use_and_each_in_its_own_file(place, done, tmp_path, monkeypatch):
+    results = json.loads(json.dumps(done[1]))
+    full = results["rows"][0]
+    results["rows"] = []
+    for number, (name, steps) in enumerate((("full", 4), ("full", 12), ("frozen", 4), ("frozen", 12))):
+        row = json.loads(json.dumps(full))
+        row["row"], row["pretraining"]["steps"] = f"{name}, {steps} %", steps
+        row["figures"]["ner"]["mean"] = float(number)
+        row["figures"]["n-r"] = row["figures"]["n r"] = row["figures"]["ner"]
+        results["rows"].append(row)
+    results["columns"] += [{**results["columns"][0], "column": name} for name in ("n-r", "n r")]
+    rates, results["against_the_paper"] = results["measured"]["tokens_per_second"], []
+    results["measured"]["tokens_per_second"] = dict.fromkeys((row["row"] for row in results["rows"]), rates["full"])
+    results["orders"] |= dict.fromkeys(("n-r", "n r"), results["orders"]["ner"])
+    drawn = []
+    monkeypatch.setattr(page.svg, "line_chart", lambda lines, *_: drawn.append(lines) or "<svg></svg>")
+    paths = page.write(results, tmp_path)
+    assert [(line.points, line.label) for line in drawn[1]] == [
+        ([(4, 0.0), (12, 1.0)], "full"),
+        ([(4, 2.0), (12, 3.0)], "frozen"),
+    ]
+    assert [path.name for path in paths if "steps-" in path.name] == [
+        "steps-ner.svg",
+        "steps-n-r.svg",
+        "steps-n-r-.svg",
+    ]
+
+
 def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_path):
     work = run.work_of(read(place, seeds=(0,)), tmp_path / "cache")
     shard = next(work.data.rglob("*.bin"))
