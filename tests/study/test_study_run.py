@@ -173,6 +173,28 @@ def test_curves_against_steps_are_one_a_use_and_each_in_its_own_file(place, done
     ]
 
 
+@pytest.mark.parametrize("damage", ["one bit", "cut short", "gone"])
+def test_damaged_weights_make_no_figure(place, done, tmp_path, damage):
+    cache = tmp_path / "cache"
+    shutil.copytree(done[0], cache)
+    study = read(place, seeds=(0,))
+    work = run.work_of(study, cache)
+    weights = work.models[0].model_at(12) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content if damage == "one bit" else content[:1000])
+    if damage == "gone":
+        shutil.rmtree(weights.parent)
+    work.cells[0].path.unlink()
+    got = "none" if damage == "gone" else "others"
+    with pytest.raises(DataError, match=f"expected the weights .* got {got}; remove {work.models[0].directory}, and"):
+        run.execute(work)
+    assert not work.cells[0].path.exists()
+    shutil.rmtree(work.models[0].directory)
+    complete(study, cache)
+    assert study_runs.kept(cache) == study_runs.kept(done[0])
+
+
 def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_path):
     work = run.work_of(read(place, seeds=(0,)), tmp_path / "cache")
     shard = next(work.data.rglob("*.bin"))
