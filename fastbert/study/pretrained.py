@@ -61,6 +61,7 @@ class Wanted:
 def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wanted:
     """The model of a row. Raises InputError where its options do not go with its kind."""
     from ..train.pretrain import model_settings
+    from ..train.word2vec import check_installed
 
     config = study.pretraining(row, seed, data, "")
     if row.static is None:
@@ -76,7 +77,10 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
             )
         _word2vec(config, row.static, f"{study.source}, row {row.name!r}, static")
         key = keys.digest({"static": row.static, "like": key})
-        return Wanted(dataclasses.replace(config, out=str(cache / "models" / key / "run")), key, (), row.static)
+        made = Wanted(dataclasses.replace(config, out=str(cache / "models" / key / "run")), key, (), row.static)
+        if made.result() is None:
+            check_installed()
+        return made
     config = dataclasses.replace(config, out=str(cache / "models" / key / "run"))
     steps = sorted({step_at(config, share) for share in (*row.keep, row.at)} - {config.steps})
     return Wanted(config, key, tuple(steps))
@@ -206,7 +210,11 @@ def _word2vec(config: PretrainConfig, values: dict, where: str):
     from ..train.config import fitted_options
     from ..train.word2vec import Word2VecConfig
 
-    return Word2VecConfig(**fitted_options({**values, "seed": config.seed}, Word2VecConfig, where))
+    try:
+        return Word2VecConfig(**fitted_options({**values, "seed": config.seed}, Word2VecConfig, where))
+    except InputError as error:
+        said = str(error)
+        raise InputError(said if said.startswith(where) else f"{where}: {said}") from None
 
 
 def _save(network, target: Path) -> None:

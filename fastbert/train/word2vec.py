@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -49,6 +51,11 @@ class Word2VecConfig:
         for name in ("size", "window", "negative", "epochs", "min_count"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "sample"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
+        if not 0 <= self.seed < 1 << 32:  # numpy's, by which gensim draws
+            raise InputError(f"seed must be a whole number from 0 to 2^32 - 1 for word2vec, got {self.seed}")
 
 
 class ShardSentences:
@@ -83,6 +90,12 @@ class _Words:
         for ids in self.sentences:
             words = [str(int(index)) for index in ids]
             yield from (words[begin : begin + _LONGEST] for begin in range(0, len(words), _LONGEST))
+
+
+def check_installed() -> None:
+    """Raises InputError where gensim is not installed."""
+    if importlib.util.find_spec("gensim") is None:
+        raise InputError("word2vec needs gensim: pip install 'fastbert[study]'")
 
 
 def train_word2vec(

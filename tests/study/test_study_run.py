@@ -195,6 +195,15 @@ def test_damaged_weights_make_no_figure(place, done, tmp_path, damage):
     assert study_runs.kept(cache) == study_runs.kept(done[0])
 
 
+def test_without_gensim_static_vectors_are_refused_at_once(place, tmp_path, monkeypatch):
+    rows = study_runs.TINY.index("rows:"), study_runs.TINY.index("tasks:")
+    static = "rows:\n  - {name: static, static: {size: 16}, task: {features: embeddings}}\n"
+    (place / "static.yaml").write_text(study_runs.TINY[: rows[0]] + static + study_runs.TINY[rows[1] :])
+    monkeypatch.setitem(sys.modules, "gensim", None)
+    with pytest.raises(InputError, match="word2vec needs gensim: pip install"):
+        run.work_of(read(place, "static.yaml"), tmp_path / "cache")
+
+
 def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_path):
     work = run.work_of(read(place, seeds=(0,)), tmp_path / "cache")
     shard = next(work.data.rglob("*.bin"))
