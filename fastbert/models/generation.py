@@ -16,6 +16,11 @@ from ..modules.layout import PackedLayout
 from ..modules.mode import evaluating
 from ..packing import PackedBatch
 
+# A lower temperature is taken as this one, at which the most probable token is certain: float32 has no quotients by
+# less.
+_LEAST_TEMPERATURE = 1e-30
+_IDS = 1 << 63
+
 
 def generate(
     model,
@@ -60,6 +65,8 @@ def generate(
     _check_whole(max_new_tokens=max_new_tokens, top_k=top_k, seed=seed)
     _check(config, rows, max_new_tokens, temperature, top_k, top_p)
     ends = _ends(config.eos_token_id if eos_token_id is None else eos_token_id)
+    if pad_token_id is not None and not isinstance(pad_token_id, int | np.integer):
+        raise InputError(f"pad_token_id must be an id, got {pad_token_id!r:.100}")
     filters = (temperature, top_k, top_p)
     draws = _draws(seed, len(rows), max_new_tokens) if do_sample else None
     device = model.device
@@ -114,7 +121,7 @@ def _continue(model, rows, count: int, filters: tuple, draws: Tensor | None, end
 
 def filtered(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
     """(B, V) logits with -inf for tokens that are not to be drawn."""
-    logits = logits / temperature
+    logits = logits / max(temperature, _LEAST_TEMPERATURE)
     if top_k is not None:
         least = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
@@ -157,17 +164,21 @@ def _rows(prompts, attention_mask: Tensor | None) -> list[list[int]]:
         )
     if attention_mask is None:
         return prompts.tolist()
-    if attention_mask.shape != prompts.shape:
-        raise InputError(f"attention_mask must be {tuple(prompts.shape)}, got {tuple(attention_mask.shape)}")
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != prompts.shape:
+        got = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        raise InputError(f"attention_mask must be a tensor {tuple(prompts.shape)}, got {got}")
     pairs = zip(prompts.cpu(), attention_mask.cpu(), strict=True)
     return [row[mask != 0].tolist() for row, mask in pairs]
 
 
 def _ends(given) -> list[int]:
     try:
-        return [] if given is None else [given] if isinstance(given, int) else [operator.index(end) for end in given]
+        ends = [] if given is None else [given] if isinstance(given, int) else [operator.index(end) for end in given]
     except TypeError:
-        raise InputError(f"eos_token_id must be an id or a list of ids, got {given!r:.100}") from None
+        ends = [True]
+    if any(isinstance(end, bool) or abs(end) >= _IDS for end in ends):
+        raise InputError(f"eos_token_id must be an id or a list of ids, got {given!r:.100}")
+    return ends
 
 
 def _check_whole(**options) -> None:

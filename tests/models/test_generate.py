@@ -107,6 +107,15 @@ def test_filters_are_those_of_transformers(temperature, top_k, top_p):
     torch.testing.assert_close(filtered(logits, temperature, top_k, top_p), expected)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-300])
+def test_next_to_no_temperature_takes_the_most_probable_token(pair, temperature):
+    _, model = pair
+    prompts = ids(2, 4)
+    greedy = model.generate(prompts, max_new_tokens=6, eos_token_id=())
+    options = {"do_sample": True, "temperature": temperature, "seed": 0}
+    assert torch.equal(model.generate(prompts, max_new_tokens=6, eos_token_id=(), **options), greedy)
+
+
 def test_draws_have_the_distribution_of_the_logits(pair):
     """4,000 draws of one token: each share within five standard deviations of its probability."""
     _, model = pair
@@ -167,6 +176,11 @@ def test_a_model_in_training_is_left_so_and_drops_nothing(pair):
         ([[3]], {"top_p": "x"}, "top_p"),
         ([[3]], {"top_p": 0.0}, "top_p"),
         ([[3]], {"eos_token_id": "x"}, "eos_token_id must be an id or a list of ids, got 'x'"),
+        ([[3]], {"eos_token_id": True}, "eos_token_id must be an id or a list of ids, got True"),
+        ([[3]], {"eos_token_id": [1, 1 << 70]}, "eos_token_id must be an id or a list of ids"),
+        ([[3]], {"pad_token_id": "x"}, "pad_token_id must be an id, got 'x'"),
+        ([[3]], {"pad_token_id": 2.5}, "pad_token_id must be an id, got 2.5"),
+        (torch.ones(1, 2, dtype=torch.int64), {"attention_mask": [[1, 1]]}, r"a tensor \(1, 2\), got list"),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_named(prompts, options, said):
