@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ from .base import Row
 from .classification import Classification
 from .files import read_json_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
+
+_BREAKS = re.compile(r"[\t\r\n]")
 
 
 class TextClassification(Classification):
@@ -48,11 +51,7 @@ class TextClassification(Classification):
             try:
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(f"expected a text under the key 'text', got {text!r}")
-                if isinstance(label, (list, dict)):
-                    if not self.ignore_labels:
-                        raise ValueError(f"expected one label under the key 'label', got {shorten(repr(label))}")
-                    label = None
-                label = None if label is None else self.answer(_named(label, record.names.get("label", ())))
+                label = None if label is None else self._label(label, record.names.get("label", ()))
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")
                 continue
@@ -61,6 +60,16 @@ class TextClassification(Classification):
         if not rows:
             raise self.bad_rows.none_left(path, "rows")
         return rows
+
+    def _label(self, value: Any, names: Sequence[str]) -> str | None:
+        one = not isinstance(value, (list, dict)) and value == value  # NaN is a table's way to have none
+        if one and not _BREAKS.search(str(value).strip()):
+            return self.answer(_named(value, names))
+        if self.ignore_labels:
+            return None
+        raise ValueError(
+            f"expected one label under the key 'label', without tabs or line ends, got {shorten(repr(value))}"
+        )
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:
