@@ -90,7 +90,10 @@ def _about(members: list[tuple[int, str, int]], wanted: float) -> set[str]:
 
 
 def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple[list[Row], list[Row]]:
-    """Docstrings with their families: from modules seen in pre-training, and from those of the test."""
+    """Docstrings with their families: from modules seen in pre-training, and from those of the test.
+
+    A family without both is left out: some systems' Python has no tkinter, whose modules are most of "gui".
+    """
     corpus = list(docstrings())
     parts = {part for module, _, _ in corpus if family_of(module) in FAMILIES for part in module.split(".")}
     names = sorted(set(_FAMILY_OF) | {part for part in parts if len(part) > 2}, key=len, reverse=True)
@@ -107,7 +110,14 @@ def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple
             continue
         seen.add(words)
         (test if module in testing else train).append(Row(f"{module}.{name}", (text,), family))
-    return train, _capped(test)
+    both = {row.label for row in train} & {row.label for row in test}
+    return [row for row in train if row.label in both], _capped([row for row in test if row.label in both])
+
+
+def classes(rows: list[Row]) -> tuple[str, ...]:
+    """The families of rows, in their order."""
+    found = {row.label for row in rows}
+    return tuple(family for family in FAMILIES if family in found)
 
 
 def _capped(rows: list[Row]) -> list[Row]:

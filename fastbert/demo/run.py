@@ -227,12 +227,13 @@ def _classify(result: DemoResult, seed: int) -> None:
     recipe = result.recipe
     data, _ = _data(result)
     pool, test = families.labelled_texts(*_split(result))
+    classes = families.classes(pool)
     tokenizer = load_tokenizer(result.run.model_dir)
     accuracies: dict[str, list[float]] = {"pre-trained": [], "random weights": []}
     for number in range(seed, seed + recipe.seeds):
         train = families.few_labels(pool, recipe.labels, number)
         for start, lr in (("pre-trained", recipe.classifier_lr), ("random weights", recipe.scratch_lr)):
-            task = TextClassification(tuple(families.FAMILIES))
+            task = TextClassification(classes)
             torch.manual_seed(number)
             model = _with_new_head(task, result.run.model_dir)
             if start == "random weights":
@@ -245,9 +246,9 @@ def _classify(result: DemoResult, seed: int) -> None:
             history = finetune(task, model, tokenizer, train, test, config).history
             accuracies[start].append(history[-1]["accuracy"])
             print(f"seed {number}, {start}: {100 * history[-1]['accuracy']:.1f} %", flush=True)
-    counts = [sum(row.label == family for row in test) for family in families.FAMILIES]
+    counts = [sum(row.label == family for row in test) for family in classes]
     result.classifier = {
-        "classes": list(families.FAMILIES),
+        "classes": list(classes),
         "labels_each": recipe.labels,
         "test_texts": len(test),
         "largest_class": max(counts) / len(test),
@@ -255,7 +256,7 @@ def _classify(result: DemoResult, seed: int) -> None:
     }
     means = {start: 100 * sum(values) / len(values) for start, values in accuracies.items()}
     print(
-        f"{len(families.FAMILIES)} families of modules, {recipe.labels} labels each, {len(test)} test texts from "
+        f"{len(classes)} families of modules, {recipe.labels} labels each, {len(test)} test texts from "
         f"modules never seen:\nfrom the pre-trained model {means['pre-trained']:.1f} %, from random weights "
         f"{means['random weights']:.1f} %, largest class {100 * max(counts) / len(test):.1f} %"
     )
