@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -172,12 +172,17 @@ def _rows(prompts, attention_mask: Tensor | None) -> list[list[int]]:
 
 
 def _ends(given) -> list[int]:
+    refused = InputError(f"eos_token_id must be an id or a list of ids, got {given!r:.100}")
+    if given is None:
+        return []
     try:
-        ends = [] if given is None else [given] if isinstance(given, int) else [operator.index(end) for end in given]
+        several = list(given) if isinstance(given, Iterable) else [given]
+        # Python takes True for the number 1.
+        ends = [operator.index(end) for end in several if not isinstance(end, bool)]
     except TypeError:
-        ends = [True]
-    if any(isinstance(end, bool) or abs(end) >= _IDS for end in ends):
-        raise InputError(f"eos_token_id must be an id or a list of ids, got {given!r:.100}")
+        raise refused from None
+    if len(ends) < len(several) or any(abs(end) >= _IDS for end in ends):
+        raise refused
     return ends
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -68,6 +69,7 @@ def test_left_padded_prompts_and_ends(pair):
         new = whole[8:]
         new = new[: new.index(end) + 1] if end in new else new
         assert row == prompt + new
+    assert model.generate(ragged, max_new_tokens=12, eos_token_id=np.int64(end)) == lists
 
 
 def test_a_row_is_drawn_alike_alone_and_among_others(pair):
@@ -177,6 +179,8 @@ def test_a_model_in_training_is_left_so_and_drops_nothing(pair):
         ([[3]], {"top_p": 0.0}, "top_p"),
         ([[3]], {"eos_token_id": "x"}, "eos_token_id must be an id or a list of ids, got 'x'"),
         ([[3]], {"eos_token_id": True}, "eos_token_id must be an id or a list of ids, got True"),
+        ([[3]], {"eos_token_id": 2.5}, "eos_token_id must be an id or a list of ids, got 2.5"),
+        ([[3]], {"eos_token_id": [1, True]}, "eos_token_id must be an id or a list of ids, got .1, True."),
         ([[3]], {"eos_token_id": [1, 1 << 70]}, "eos_token_id must be an id or a list of ids"),
         ([[3]], {"pad_token_id": "x"}, "pad_token_id must be an id, got 'x'"),
         ([[3]], {"pad_token_id": 2.5}, "pad_token_id must be an id, got 2.5"),
