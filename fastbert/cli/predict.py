@@ -43,5 +43,5 @@ def run(args: Predict) -> None:
     check_writable(out, args.data)
     task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
     task.write_predictions(rows, predictions, out)
-    for path in task.prediction_files(out) if str(out) != "-" else ():
+    for path in task.prediction_files(out, predictions) if str(out) != "-" else ():
         print(path)

@@ -173,8 +173,8 @@ class Task(abc.ABC):
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
         """Writes the official submission format."""
 
-    def prediction_files(self, path: str | os.PathLike) -> list[Path]:
-        """The files that `write_predictions` writes for a path; that alone by default."""
+    def prediction_files(self, path: str | os.PathLike, predictions: Sequence) -> list[Path]:
+        """The files that `write_predictions` writes for a path and predictions; that alone by default."""
         return [Path(path)]
 
     @abc.abstractmethod

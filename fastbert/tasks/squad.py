@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,14 +33,14 @@ class Answer:
             where nothing is known of it.
         span_text: the best span's text, whether it was handed in or not; None where only `text` is known.
         rank: the place among a file's probabilities.
-        nbest: the best texts with probability, start_logit and end_logit.
+        nbest: the best texts with probability, start_logit and end_logit; None of a prediction from a file.
     """
 
     text: str | None
     null_odds: float | None = None
     span_text: str | None = None
     rank: int = 0
-    nbest: tuple[dict, ...] = ()
+    nbest: tuple[dict, ...] | None = None
 
 
 class Squad(Task):
@@ -50,6 +51,7 @@ class Squad(Task):
         max_question: tokens that are kept of a question.
         max_answer: the longest answer, in tokens.
         n_best: spans that are looked at in a window, and listed for a question.
+        beside: files beside the official one, by name, and what of an `Answer` they hold.
     """
 
     submission = "predictions.json"
@@ -58,6 +60,7 @@ class Squad(Task):
     max_question = 64
     max_answer = 30
     n_best = 20
+    beside: ClassVar[dict[str, str]] = {"nbest_predictions": "nbest"}
 
     def read(self, path: str | os.PathLike) -> list[Row]:
         return read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.ignore_labels)
@@ -122,14 +125,21 @@ class Squad(Task):
         return replace(answer, null_odds=None)
 
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence[Answer], path: str | os.PathLike) -> None:
-        """Writes the official file, and beside it nbest_predictions.json, and null_odds.json for version 2.0."""
+        """Writes the official file, without questions that a file of predictions had none for; and beside it what is
+        known of the answers besides: nbest_predictions.json, and null_odds.json for version 2.0."""
         answers = {row.id: answer for row, answer in zip(rows, predictions, strict=True)}
-        write_values({name: answer.text or "" for name, answer in answers.items()}, path)
-        for nbest in companions(path, ["nbest_predictions"]):
-            write_values({name: list(answer.nbest) for name, answer in answers.items()}, nbest)
+        write_values({name: answer.text for name, answer in answers.items() if answer.text is not None}, path)
+        known = self._known(predictions)
+        for attribute, file in zip(known.values(), companions(path, known), strict=False):  # no files beside stdout
+            write_values({name: getattr(answer, attribute) for name, answer in answers.items()}, file)
 
-    def prediction_files(self, path: str | os.PathLike) -> list[Path]:
-        return [Path(path), *companions(path, ["nbest_predictions"])]
+    def prediction_files(self, path: str | os.PathLike, predictions: Sequence[Answer]) -> list[Path]:
+        return [Path(path), *companions(path, self._known(predictions))]
+
+    def _known(self, predictions: Sequence[Answer]) -> dict[str, str]:
+        """Those of `beside` that the predictions have: of a file of texts nothing else is known."""
+        known = {a for a in self.beside.values() if any(getattr(p, a) is not None for p in predictions)}
+        return {name: attribute for name, attribute in self.beside.items() if attribute in known}
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Answer]:
         """Questions without a prediction count as the official evaluation counts them, and a warning says how many;
@@ -203,6 +213,7 @@ class Squad2(Squad):
     null_threshold = 0.0
     na_prob_threshold = 1.0
     missing_count = "which are left out of the figures"
+    beside: ClassVar[dict[str, str]] = {**Squad.beside, "null_odds": "null_odds"}
 
     def restore(self, config) -> None:
         self.null_threshold = float(getattr(config, "null_threshold", 0.0))
@@ -250,15 +261,6 @@ class Squad2(Squad):
     def guess(self, rows: Sequence[Row]) -> list[Answer]:
         """No answer to any question."""
         return [Answer("", 1.0, "") for _ in rows]
-
-    def write_predictions(self, rows: Sequence[Row], predictions: Sequence[Answer], path: str | os.PathLike) -> None:
-        super().write_predictions(rows, predictions, path)
-        odds = {row.id: answer.null_odds for row, answer in zip(rows, predictions, strict=True)}
-        for null_odds in companions(path, ["null_odds"]):
-            write_values(odds, null_odds)
-
-    def prediction_files(self, path: str | os.PathLike) -> list[Path]:
-        return [*super().prediction_files(path), *companions(path, ["null_odds"])]
 
     def read_na_probs(self, rows: Sequence[Row], answers: Sequence[Answer], path: str | os.PathLike) -> list[Answer]:
         """Adds to predictions from a file the probabilities of no answer from another."""
