@@ -73,9 +73,12 @@ class Squad(Task):
                 kept.append(row)
                 continue
             text, start = row.label.texts[0], row.label.starts[0]
-            got = shorten(repr(row.texts[1][start : start + len(text)] if start >= 0 else None))
-            where = f"{path}, question {row.id}"
-            self.bad_rows.refuse(f"{where}: expected {shorten(text)!r} at character {start} of its context, got {got}")
+            wanted, got = f"{shorten(text)!r} at character {start} of its context", None
+            if not text.strip():
+                wanted, got = "an answer with a text", text
+            elif start >= 0:
+                got = row.texts[1][start : start + len(text)]
+            self.bad_rows.refuse(f"{path}, question {row.id}: expected {wanted}, got {shorten(repr(got))}")
         return kept
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:

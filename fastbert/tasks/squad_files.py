@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,8 @@ def read_questions(
         return _read_records(path, bad_rows, impossible, ignore_answers)
     if os.fspath(path) == "-":
         lines = list(read_lines(path, bad_rows))
-        if lines and not lines[0][1].lstrip().startswith(("{", "[")):
+        first = next((line for _, line in lines if line.strip()), "")
+        if lines and not first.lstrip().startswith(("{", "[")):
             return _typed(lines, bad_rows)
         text = "\n".join(line for _, line in lines)
         value = _parsed(text, path)
@@ -201,10 +203,19 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
 
 
 def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:
-    """A JSON object from question ids to values of a type."""
-    value, _ = load_json(path)
+    """A JSON object from question ids to values of a type.
+
+    Raises:
+        DataError: another value, or a question that stands twice: which of the two is meant nobody can say.
+    """
+
+    value, text = load_json(path)
     if not isinstance(value, dict):
         raise DataError(f"{path}, line 1: expected a JSON object from ids to {what}, got {type(value).__name__}")
+    names = [name for name, _ in json.loads(text, object_pairs_hook=list)]  # a dictionary has the last of equal ones
+    if len(names) > len(value):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise DataError(f"{path}: expected every question once, got {shorten(twice)} again")
     for name, item in value.items():
         finite = not isinstance(item, float) or math.isfinite(item)
         if not isinstance(item, kind) or isinstance(item, bool) or not finite:

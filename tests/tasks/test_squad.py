@@ -113,6 +113,13 @@ def test_bad_questions_may_be_skipped(tmp_path):
         registry.get("squad1").for_training(rows, "f.json")
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_answer_without_text_is_nothing_to_learn_from(tmp_path, text):
+    rows = registry.get("squad1").read(write(tmp_path, squad(("q", "what", [(text, 3)]))))
+    with pytest.raises(DataError, match=f"question q: expected an answer with a text, got {text!r}"):
+        registry.get("squad1").for_training(rows, "f.json")
+
+
 def test_windows_by_hand():
     # Ten tokens, windows of 5 that begin 3 apart: 0-4, 3-7, 6-9. Context of token 3: min(3, 1) = 1 in the first,
     # 0 in the second; of token 4: 0 and 1; of 6: 1 and 0; of 7: 0 and min(1, 2) = 1.
@@ -142,6 +149,7 @@ def test_questions_from_standard_input(tmp_path, monkeypatch):
     ]
     document = write(tmp_path, squad(("q", "what is bad", [("book was", 23)]))).read_text()
     assert read("\ufeff" + document)[0].id == "q"
+    assert read("\n \n" + document)[0].id == "q"
     with pytest.raises(DataError, match=r"line 2: expected SQuAD's JSON, or a question and its context with a tab"):
         read("a\tb\nwho came\n")
 
@@ -312,6 +320,8 @@ def test_predictions_that_are_missing(tmp_path, caplog):
         task.read_predictions(rows, write(tmp_path, {"x": "film"}, "p.json"))
     with pytest.raises(DataError, match="expected texts for question q, got 3"):
         task.read_predictions(rows, write(tmp_path, {"q": 3}, "p.json"))
+    with pytest.raises(DataError, match=r"p\.json: expected every question once, got q again"):
+        task.read_predictions(rows, write(tmp_path, '{"q": "book", "r": "", "q": "film"}', "p.json"))
 
 
 def trivial(count, seed, impossible):
