@@ -58,6 +58,11 @@ def predict_file(
     from ..models.encoders import read_config
 
     task = registry.get(name)
+    if options.null_threshold is not None:
+        if not hasattr(task, "null_threshold"):
+            raise InputError(f"--null-threshold belongs to squad2, got the task {name}")
+        if math.isnan(options.null_threshold):
+            raise InputError("null_threshold must be a number, got nan")
     directory = model_directory(run)
     recipe = run_config(run)
     trained = recipe.get("task", name)
@@ -72,8 +77,6 @@ def predict_file(
     task.adopt(model.config)
     task.configure(TaskOptions(**{f.name: recipe[f.name] for f in fields(TaskOptions) if f.name in recipe}))
     if options.null_threshold is not None:
-        if math.isnan(options.null_threshold):
-            raise InputError("null_threshold must be a number, got nan")
         task.null_threshold = options.null_threshold
     default = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
     max_seqlen = options.max_seqlen or recipe.get("max_seqlen", default)

@@ -44,17 +44,25 @@ def run(args: Evaluate) -> None:
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.files import check_writable
+    from ..tasks.runs import predictions_path
     from ._tasks import predict_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
         raise InputError("expected either --model or --predictions, got both or neither")
     if args.na_prob is not None and (args.task != "squad2" or args.predictions is None):
         raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
+    if args.predictions is not None:
+        for name in ("max_seqlen", "null_threshold"):
+            if getattr(args, name) is not None:
+                option = "--" + name.replace("_", "-")
+                raise InputError(f"{option} belongs to --model, got it with --predictions, which are final")
+    task = registry.get(args.task)
     if args.report is not None:
         check_writable(args.report / f"{args.data.stem}_metrics.json")
+        read = [file for file in (args.data, args.predictions) if file is not None]
+        check_writable(predictions_path(task, args.report, args.data.stem), *read)
     loss = None
     if args.predictions is not None:
-        task = registry.get(args.task)
         rows = read_rows(task, args.data, args.skip_bad_rows, labelled=True)
         predictions = _read_predictions(task, rows, args)
     else:

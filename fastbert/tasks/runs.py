@@ -155,6 +155,11 @@ class FinetuneRun:
         return dataclasses.replace(result, model_dir=model_dir, paths=[model_dir, *trials, *paths])
 
 
+def predictions_path(task: Task, out: str | os.PathLike, prefix: str) -> Path:
+    """Where `write_results` writes the predictions."""
+    return Path(out) / f"{prefix}_predictions{Path(task.submission).suffix}"
+
+
 def write_results(
     task: Task, rows: Sequence[Row], predictions: Sequence, metrics: dict, out: str | os.PathLike, prefix: str
 ) -> list[Path]:
@@ -163,7 +168,7 @@ def write_results(
     out = Path(out)
     paths = [
         out / f"{prefix}_metrics.json",
-        out / f"{prefix}_predictions{Path(task.submission).suffix}",
+        predictions_path(task, out, prefix),
         out / f"{prefix}_errors.jsonl",
     ]
     write_json({"task": task.name, "rows": len(rows), **metrics}, paths[0])

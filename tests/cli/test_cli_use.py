@@ -239,6 +239,19 @@ def test_evaluate_scores_a_predictions_file(data, tmp_path, capsys):
     assert run("evaluate", "sst2", "--data", data, "--predictions", predictions) == 0
     assert json.loads(capsys.readouterr().out) == {"task": "sst2", "rows": 16, "accuracy": 0.5}
     assert "either --model or --predictions" in fails(capsys, "evaluate", "sst2", "--data", data)
+    # What is read is not written over, as a report of dev.tsv beside dev_predictions.tsv would do.
+    same = predictions.rename(tmp_path / f"{data.stem}_predictions.tsv")
+    error = fails(capsys, "evaluate", "sst2", "--data", data, "--predictions", same, "--report", tmp_path)
+    assert "expected another file to write than the one that is read" in error
+
+
+def test_an_option_that_would_do_nothing_is_refused(data, tmp_path, capsys):
+    given = ("evaluate", "squad2", "--data", data, "--predictions", tmp_path / "p.json")
+    assert "--null-threshold belongs to --model" in fails(capsys, *given, "--null-threshold", 1)
+    assert "--max-seqlen belongs to --model" in fails(capsys, *given, "--max-seqlen", 64)
+    for command in ("evaluate", "predict"):
+        error = fails(capsys, command, "sst2", "--data", data, "--model", tmp_path, "--null-threshold", 1)
+        assert "--null-threshold belongs to squad2, got the task sst2" in error
 
 
 def test_finetune_failures_leave_nothing(model, data, tmp_path, capsys):
