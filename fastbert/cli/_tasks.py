@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..tasks import registry
-from ..tasks.bad_rows import BadRows
+from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
@@ -42,7 +42,7 @@ def read_rows(
             raise task.bad_rows.none_left(path, "rows to train on")
     reasons = task.bad_rows.reasons
     if reasons:
-        print(f"{path}: {len(reasons)} bad rows skipped, {len(rows)} rows kept", file=sys.stderr)
+        print(f"{called(path)}: {len(reasons)} bad rows skipped, {len(rows)} rows kept", file=sys.stderr)
         for reason in reasons[:SHOWN_REASONS]:
             print(f"  {reason}", file=sys.stderr)
         if len(reasons) > SHOWN_REASONS:

@@ -11,6 +11,11 @@ from ..errors import DataError
 T = TypeVar("T")
 
 
+def called(path: str | os.PathLike) -> str:
+    """What messages call a file: its path, but for ``-``."""
+    return "standard input" if os.fspath(path) == "-" else str(path)
+
+
 class BadRows:
     """Readers hand every unusable row to `refuse`.
 
@@ -39,7 +44,7 @@ class BadRows:
     def none_left(self, path: str | os.PathLike, what: str) -> DataError:
         """The error of a file whose ``what`` (rows, questions) are all bad: it says why the first one is."""
         first = f"; the first is bad: {self.reasons[0]}" if self.reasons else ""
-        return DataError(f"{path}: expected {what}, got none that can be used{first}")
+        return DataError(f"{called(path)}: expected {what}, got none that can be used{first}")
 
 
 def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:

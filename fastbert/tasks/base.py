@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, InputError
-from .bad_rows import STRICT, BadRows
+from .bad_rows import STRICT, BadRows, called
 from .config import TaskOptions
 
 if TYPE_CHECKING:
@@ -209,10 +209,10 @@ def require_labels(rows: Sequence[Row], path: str | os.PathLike, bad_rows: BadRo
     """
     kept = [row for row in rows if row.label is not None]
     if not kept:
-        raise DataError(f"{path}: expected labels in every row, got a file without them")
+        raise DataError(f"{called(path)}: expected labels in every row, got a file without them")
     for row in rows:
         if row.label is None:
-            bad_rows.refuse(f"{path}, the row of index {row.id}: expected a label as in other rows, got none")
+            bad_rows.refuse(f"{called(path)}, the row of index {row.id}: expected a label as in other rows, got none")
     return kept
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
-from .bad_rows import STRICT, BadRows, numbered
+from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
 from .files import read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
@@ -152,7 +152,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
         return _read_records(path, bad_rows, ignore_tags)
     blocks = list(_blocks(path))
     if not blocks:
-        raise DataError(f"{path}: expected sentences of one word a line, got none")
+        raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     tabs = by_tabs(blocks)
     columns = [split(line, tabs) for block in blocks for _, line in block.lines]
     width = len(columns[0]) if columns else 0
@@ -168,7 +168,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
             rows.append(_sentence(str(index), block, opening, width, labelled, tabs, ignore_tags))
             opening = None
         except ValueError as error:
-            bad_rows.refuse(f"{path}, {error}")
+            bad_rows.refuse(f"{called(path)}, {error}")
     if not rows:
         raise bad_rows.none_left(path, "sentences")
     return rows

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import DataError, InputError
 from ..files import binary_lines
-from .bad_rows import STRICT, BadRows
+from .bad_rows import STRICT, BadRows, called
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -34,7 +34,7 @@ def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[
         DataError: by bad_rows.
     """
     if os.fspath(path) == "-":
-        yield from _decode_lines(sys.stdin.buffer, "standard input", bad_rows)
+        yield from _decode_lines(sys.stdin.buffer, called(path), bad_rows)
         return
     if Path(path).is_dir():
         raise InputError(f"{path} is a directory, expected a file")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .bad_rows import BadRows
+from .bad_rows import BadRows, called
 from .base import Row
 from .files import atomic_write, check_text, read_lines, shorten
 from .hub_files import is_hub_file, read_records
@@ -48,7 +48,7 @@ def load_json(path: str | os.PathLike) -> tuple[Any, str]:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
+        raise DataError(f"{called(path)}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
     return _parsed(text, path), text
 
 
@@ -56,9 +56,11 @@ def _parsed(text: str, path: str | os.PathLike) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: expected JSON, got what fails with: {error.msg}") from None
+        raise DataError(
+            f"{called(path)}, line {error.lineno}: expected JSON, got what fails with: {error.msg}"
+        ) from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets in brackets
-        raise DataError(f"{path}: expected JSON, got what fails with: {error}") from None
+        raise DataError(f"{called(path)}: expected JSON, got what fails with: {error}") from None
 
 
 def read_questions(
@@ -82,7 +84,9 @@ def read_questions(
     else:
         value, text = load_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
-        raise DataError(f"{path}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value")
+        raise DataError(
+            f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value"
+        )
     rows, seen = [], set()
     for context, question, name in _questions(value["data"]):
         try:
@@ -93,7 +97,7 @@ def read_questions(
             identity = question.get("id") if isinstance(question, dict) else None
             at = text.find(json.dumps(identity)) if isinstance(identity, str) else -1
             line = text.count("\n", 0, max(at, 0)) + 1
-            bad_rows.refuse(f"{path}, line {line}, {name}: {error}")
+            bad_rows.refuse(f"{called(path)}, line {line}, {name}: {error}")
             continue
         seen.add(row.id)
         rows.append(row)
@@ -113,7 +117,7 @@ def _typed(lines: Sequence[tuple[int, str]], bad_rows: BadRows) -> list[Row]:
         expected = "SQuAD's JSON, or a question and its context with a tab between them"
         bad_rows.refuse(f"standard input, line {number}: expected {expected}, got {shorten(line)!r}")
     if not rows:
-        raise bad_rows.none_left("standard input", "questions")
+        raise bad_rows.none_left("-", "questions")
     return rows
 
 

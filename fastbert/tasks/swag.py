@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import DataError
 from . import metrics
-from .bad_rows import numbered
+from .bad_rows import called, numbered
 from .base import Example, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
@@ -66,10 +66,10 @@ class SWAG(Task):
             make, records = _codah, ((number, line.split("\t")) for number, line in lines if line.strip())
         else:
             raise DataError(
-                f"{path}, line 1: expected a .csv header with {', '.join(REGULAR)}, or with {', '.join(FULL)}, or "
-                f"CODAH's {len(CODAH)} tab-separated columns, got {shorten(first[1])!r}"
+                f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR)}, or with "
+                f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, got {shorten(first[1])!r}"
             )
-        return self._rows(path, make, ((f"{path}, line {number}", fields) for number, fields in records))
+        return self._rows(path, make, ((f"{called(path)}, line {number}", fields) for number, fields in records))
 
     def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
         rows = []

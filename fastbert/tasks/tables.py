@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
-from .bad_rows import STRICT, BadRows
+from .bad_rows import STRICT, BadRows, called
 from .files import read_lines, shorten
 
 
@@ -64,7 +64,7 @@ def read_table(
         DataError: no header where one is needed, or no rows; or by bad_rows.
     """
     lines = read_lines(path, bad_rows) if lines is None else lines
-    path = "standard input" if os.fspath(path) == "-" else path
+    path = called(path)
     first = next(lines, None)
     if first is None:
         if bad_rows.reasons:  # lines there are

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
+from .bad_rows import called
 from .base import Example, Row, Task
 from .encoding import encode_texts
 from .exported import exported_rows, read_table_of_hub
@@ -96,7 +97,7 @@ class TextTask(Task):
                 label = None if label_at is None else self.answer(line.fields[label_at].strip())
                 self.check_texts(texts, labelled=label is not None)
             except ValueError as error:
-                self.bad_rows.refuse(f"{path}, line {line.number}: {error}")
+                self.bad_rows.refuse(f"{called(path)}, line {line.number}: {error}")
                 continue
             rows.append(Row(str(line.index) if id_at is None else line.fields[id_at].strip(), texts, label))
         if not rows:

@@ -1,5 +1,6 @@
 """File formats of tasks with their traps, metrics, and the registry."""
 
+import io
 import json
 
 import numpy as np
@@ -238,6 +239,25 @@ def test_tags_of_hubs_that_are_none_are_no_reason_either(tmp_path):
 def test_one_label_is_no_classification():
     with pytest.raises(InputError, match="at least two labels"):
         TextClassification(["only"]).head()
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("rte", b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n"),
+        ("sst2", b"sentence\tlabel\na film\tmaybe\n"),
+        ("ner", b"a O\nb\n"),
+        ("ner", b"\n"),
+        ("swag", b"a film\n"),
+        ("squad1", b"{"),
+        ("squad1", b'{"data": [3]}'),
+        ("squad1", b"who came\n"),
+    ],
+)
+def test_standard_input_is_called_that(name, typed, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
+    with pytest.raises(DataError, match=r"^standard input[,:]"):
+        registry.get(name).read("-")
 
 
 def test_unknown_task_lists_the_known():
