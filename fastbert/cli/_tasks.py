@@ -70,7 +70,7 @@ def predict_file(
         raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
     # Before the rows are read: a label that the model does not know is then refused with its line.
     task.restore(read_config(directory))
-    task.ignore_labels = not labelled
+    task.predicting = not labelled
     rows = read_rows(task, data, options.skip_bad_rows, labelled=labelled)
     tokenizer = load_tokenizer(directory)
     model = load_trained(task.model, directory)

@@ -76,15 +76,15 @@ class Task(abc.ABC):
         metrics: names of the metrics, the first of which picks the best epoch; larger is better.
         submission: the official name of a file of predictions.
         bad_rows: where `read` hands every row that it cannot use.
-        ignore_labels: a label that is none of the task's is no label, where else its row cannot be used: nobody needs
-            it to predict.
+        predicting: rows are read to be predicted. A label that is none of the task's is no label then, where else its
+            row cannot be used: nobody needs it; and every row needs an id of its own, where files have such.
     """
 
     name: str
     metrics: tuple[str, ...]
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
-    ignore_labels: bool = False
+    predicting: bool = False
     bilstm: int | None = None
     auxiliary_lm: float = 0.0
     transform: Transform | None = None
@@ -100,6 +100,21 @@ class Task(abc.ABC):
     def read(self, path: str | os.PathLike) -> list[Row]:
         """Reads a file of the task, with or without labels; unusable rows go to ``bad_rows.refuse`` with file, line
         and reason, which raises DataError unless they are to be skipped."""
+
+    def check_id(self, name: str, seen: set[str]) -> None:
+        """Raises ValueError for a row that is to be predicted and has no id, or that of one before it: a submission is
+        read by them.
+
+        Args:
+            seen: the ids of the rows before, to which this one is added.
+        """
+        if not self.predicting:
+            return
+        if not name:
+            raise ValueError("expected an id, by which predictions are told apart, got an empty one")
+        if name in seen:
+            raise ValueError(f"expected every id once, by which predictions are told apart, got {name} again")
+        seen.add(name)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
         """The rows of a training file that can be trained on; others go to ``bad_rows.refuse``. All, by default."""

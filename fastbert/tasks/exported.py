@@ -34,14 +34,17 @@ def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Rec
     Raises:
         DataError: no rows that can be used; or by the task's ``bad_rows``.
     """
-    rows = []
+    rows, seen = [], set()
     for index, record in numbered(records, task.bad_rows):
         if record is None:
             continue
         try:
-            rows.append(_row(task, index, record.values, record.names))
+            row = _row(task, index, record.values, record.names)
+            task.check_id(row.id, seen)
         except ValueError as error:
             task.bad_rows.refuse(f"{record.where}: {error}")
+            continue
+        rows.append(row)
     if not rows:
         raise task.bad_rows.none_left(path, "rows")
     return rows
@@ -115,7 +118,7 @@ def _row(task: TextTask, index: int, values: dict[str, Any], names: Mapping[str,
     label = None if label is None else task.answer(label)
     task.check_texts(texts, labelled=label is not None)
     name = next((values[name] for name in ("idx", task.id_column, "index", "id") if name in values), index)
-    return Row(str(name), texts, label)
+    return Row(str(name).strip(), texts, label)
 
 
 def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:

@@ -62,7 +62,7 @@ class NER(Task):
         self.labels = tuple(labels)
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        return read_sentences(path, self.bad_rows, self.ignore_labels)
+        return read_sentences(path, self.bad_rows, self.predicting)
 
     def learn(self, rows: Sequence[Row]) -> None:
         kinds = sorted({kind for row in rows if row.label is not None for kind, _, _ in chunks(row.label)})

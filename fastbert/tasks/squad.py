@@ -63,7 +63,7 @@ class Squad(Task):
     beside: ClassVar[dict[str, str]] = {"nbest_predictions": "nbest"}
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        return read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.ignore_labels)
+        return read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.predicting)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
         """Rows whose answer stands in the context where the file says; the metric does not need that, training does."""

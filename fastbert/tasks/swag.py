@@ -77,7 +77,7 @@ class SWAG(Task):
             if fields is None:  # refused already, as a line
                 continue
             try:
-                rows.append(_checked(make(index, fields), self.ignore_labels))
+                rows.append(_checked(make(index, fields), self.predicting))
             except ValueError as error:
                 self.bad_rows.refuse(f"{where}: {error}")
         if not rows:

@@ -90,16 +90,18 @@ class TextTask(Task):
         )
         texts_at = [table.position(column) for column in self.text_columns]
         label_at, id_at = table.position(self.label_column), table.position(self.id_column)
-        rows = []
+        rows, seen = [], set()
         for line in table.lines:
+            name = str(line.index) if id_at is None else line.fields[id_at].strip()
             texts = tuple(line.fields[at].strip() for at in texts_at)
             try:
                 label = None if label_at is None else self.answer(line.fields[label_at].strip())
                 self.check_texts(texts, labelled=label is not None)
+                self.check_id(name, seen)
             except ValueError as error:
                 self.bad_rows.refuse(f"{called(path)}, line {line.number}: {error}")
                 continue
-            rows.append(Row(str(line.index) if id_at is None else line.fields[id_at].strip(), texts, label))
+            rows.append(Row(name, texts, label))
         if not rows:
             raise self.bad_rows.none_left(path, "rows")
         return rows
@@ -109,7 +111,7 @@ class TextTask(Task):
         try:
             return self.parse(text)
         except ValueError:
-            if self.ignore_labels:
+            if self.predicting:
                 return None
             raise
 

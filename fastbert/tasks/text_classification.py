@@ -44,19 +44,20 @@ class TextClassification(Classification):
         return rows
 
     def _rows(self, path: str | os.PathLike, records: Iterable[Record]) -> list[Row]:
-        rows = []
+        rows, seen = [], set()
         for index, record in numbered(records, self.bad_rows):
             values = record.values
+            name = str(next((values[key] for key in ("id", "idx") if key in values), index)).strip()
             text, label = values.get("text", values.get("sentence")), values.get("label")
             try:
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(f"expected a text under the key 'text', got {text!r}")
                 label = None if label is None else self._label(label, record.names.get("label", ()))
+                self.check_id(name, seen)
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")
                 continue
-            name = next((values[key] for key in ("id", "idx") if key in values), index)
-            rows.append(Row(str(name), (text.strip(),), label))
+            rows.append(Row(name, (text.strip(),), label))
         if not rows:
             raise self.bad_rows.none_left(path, "rows")
         return rows
@@ -65,7 +66,7 @@ class TextClassification(Classification):
         one = not isinstance(value, (list, dict)) and value == value  # NaN is a table's way to have none
         if one and not _BREAKS.search(str(value).strip()):
             return self.answer(_named(value, names))
-        if self.ignore_labels:
+        if self.predicting:
             return None
         raise ValueError(
             f"expected one label under the key 'label', without tabs or line ends, got {shorten(repr(value))}"

@@ -193,7 +193,7 @@ def test_an_empty_label_is_no_class(read, name, content):
 )
 def test_labels_that_nobody_needs_may_be_any(read, task, name, content):
     task = registry.get(task)
-    task.ignore_labels = True
+    task.predicting = True
     first, second = read(task, content.encode(), name)
     assert first.label is None
     assert second.label is not None

@@ -280,6 +280,32 @@ def test_texts_on_standard_input(name, typed, texts, monkeypatch):
     assert [row.texts for row in registry.get(name).read("-")] == texts
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "content"),
+    [
+        ("rte", "test.tsv", "index\tsentence1\tsentence2\n{}\ta\tb\n{}\tc\td\n"),
+        ("rte", "test.csv", "idx,premise,hypothesis\n{},a,b\n{},c,d\n"),
+        ("cola", "test.jsonl", '{{"idx": "{}", "sentence": "a"}}\n{{"idx": "{}", "sentence": "b"}}\n'),
+        ("text-classification", "test.jsonl", '{{"id": "{}", "text": "a"}}\n{{"id": "{}", "text": "b"}}\n'),
+    ],
+)
+def test_a_submission_has_every_row_once(name, file, content, write):
+    """Also where rows have labels: what reads a submission goes by their ids."""
+    task, last = registry.get(name), content.count("\n")
+    once = write(content.format("3", "4").encode(), file)
+    task.predicting = True
+    assert [row.id for row in task.read(once)] == ["3", "4"]
+    for ids, reason in (
+        (("3", "3"), "expected every id once, .* got 3 again"),
+        (("3", " "), "expected an id, .* empty"),
+    ):
+        path = write(content.format(*ids).encode(), file)
+        with pytest.raises(DataError, match=f"{file}, line {last}: {reason}"):
+            task.read(path)
+    # To train on rows nobody needs their ids.
+    assert len(registry.get(name).read(path)) == 2
+
+
 def test_predictions_from_standard_input_to_standard_output(directory, tmp_path, write, capfd, monkeypatch):
     train, run = write(LABELLED["sst2"][0], "train.tsv"), tmp_path / "run"
     files = ["--model", str(directory), "--train", str(train), "--dev", str(train), "--out", str(run)]

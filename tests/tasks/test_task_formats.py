@@ -198,7 +198,7 @@ def test_what_is_no_label_is_no_class_of_its_own(label, tmp_path):
     task = TextClassification()
     with pytest.raises(DataError, match="line 1: expected one label under the key 'label', without tabs or line ends"):
         task.read(path)
-    task.ignore_labels = True
+    task.predicting = True
     assert [row.label for row in task.read(path)] == [None, "a"]
 
 
@@ -221,7 +221,7 @@ def test_labels_that_are_none_are_no_reason_to_refuse_a_row_that_is_predicted(na
     task, path = registry.get(name), write(tmp_path, text.encode(), file)
     with pytest.raises(DataError):
         task.read(path)
-    task.ignore_labels = True
+    task.predicting = True
     assert [row.label is None for row in task.read(path)] == [True, False]
 
 
@@ -232,7 +232,7 @@ def test_tags_of_hubs_that_are_none_are_no_reason_either(tmp_path):
     task = registry.get("ner")
     with pytest.raises(DataError, match="expected tags O, B-TYPE or I-TYPE"):
         task.read(path)
-    task.ignore_labels = True
+    task.predicting = True
     assert [row.label for row in task.read(path)] == [None, ("O",)]
 
 
