@@ -11,14 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DataError, InputError
+from .bad_rows import called
 from .base import Example, Row, Task
 from .conll import chunks, in_scheme_of, is_tag, read_sentences, read_tags, tagged_lines, to_iob2
 from .encoding import private_copy
-from .files import atomic_write
+from .files import atomic_write, shorten
 from .metrics import entities
 from .squad_windows import plan_windows
 
 NO_LABEL = -100
+CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
+"""Those of CoNLL-2000, which the third column of CoNLL-2003 has."""
 CHUNK = 512
 """Sentences encoded at a time."""
 
@@ -62,10 +65,28 @@ class NER(Task):
         self.labels = tuple(labels)
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        return read_sentences(path, self.bad_rows, self.predicting)
+        rows = read_sentences(path, self.bad_rows, self.predicting)
+        if not self.predicting:
+            self._check_types(rows, path)
+        return rows
+
+    def _check_types(self, rows: Sequence[Row], path: str | os.PathLike) -> None:
+        """A file of CoNLL's without its last column ends in the tags of chunks, which look like those of entities."""
+        kinds = _types(row.label for row in rows if row.label is not None)
+        known, of_chunks = _types([self.labels]), bool(kinds) and kinds <= CHUNK_TYPES
+        if known and kinds and not kinds & known:
+            hint = ": the last column is that of chunks" if of_chunks else ""
+            expected, got = (shorten(", ".join(sorted(types))) for types in (known, kinds))
+            raise DataError(f"{called(path)}: expected entities of the types {expected}, got {got}{hint}")
+        if of_chunks and not known:
+            logging.getLogger("fastbert").warning(
+                "%s: the last column has the tags of chunks (%s), not of entities",
+                called(path),
+                ", ".join(sorted(kinds)),
+            )
 
     def learn(self, rows: Sequence[Row]) -> None:
-        kinds = sorted({kind for row in rows if row.label is not None for kind, _, _ in chunks(row.label)})
+        kinds = sorted(_types(row.label for row in rows if row.label is not None))
         if not kinds:
             raise DataError("expected entities in the training rows, got the tag O alone")
         self.labels = ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
@@ -212,6 +233,11 @@ class NER(Task):
                     "sentence": " ".join(row.texts),
                     **{name: list(_named(row, spans)) for name, spans in named.items()},
                 }
+
+
+def _types(tagged: Iterable[Sequence[str]]) -> set[str]:
+    """The types of the entities that tags are of."""
+    return {kind for tags in tagged for kind, _, _ in chunks(tags)}
 
 
 def _named(row: Row, spans: Iterable[tuple[str, int, int]]) -> Iterator[str]:

@@ -277,7 +277,7 @@ def test_document_context_by_hand(tmp_path, tokenizer, caplog):
     assert task.decode(rows, [first, second], scores) == [row.label for row in rows]
     # Rows that were neighbours in no file are no context to each other.
     assert len(task.encode([rows[0], rows[0]], tokenizer, 16)) == 2
-    assert len(task.encode(task.read(write(tmp_path, "a O\n\nb I-A\n")), tokenizer, 16)) == 2
+    assert len(task.encode(task.read(write(tmp_path, "a O\n\nb I-LOC\n")), tokenizer, 16)) == 2
     assert "expected -DOCSTART- lines, got none" in caplog.text
 
 
@@ -288,6 +288,26 @@ def test_labels_of_other_models(tmp_path):
     assert task._labels([Row("0", ("a", "b"), ("B-PER", "B-ORG"))]).tolist() == [0, -100]
     with pytest.raises(InputError, match="expected a model with the labels O, B-TYPE and I-TYPE, got LABEL_0, LABEL_1"):
         task.restore(fastbert.BertConfig(num_labels=2))
+
+
+def test_chunks_are_not_taken_for_entities(tmp_path, caplog):
+    """CoNLL-2003's columns without the last: the third has tags too."""
+    path = write(tmp_path, "EU NNP I-NP\nrejects VBZ I-VP\n. . O\n")
+    task = NER(("O", "B-ORG", "I-ORG", "B-PER", "I-PER"))
+    with pytest.raises(
+        DataError, match=r"f\.txt: expected entities of the types ORG, PER, got NP, VP: the last column"
+    ):
+        task.read(path)
+    with pytest.raises(DataError, match=r"expected entities of the types ORG, PER, got X$"):
+        task.read(write(tmp_path, "EU B-X\n", "x.txt"))
+    assert task.read(write(tmp_path, "EU B-X\nUN B-ORG\n", "x.txt"))  # types that training did not see are common
+    assert task.read(write(tmp_path, "EU O\n", "x.txt"))
+    task.predicting = True
+    assert task.read(path)[0].texts == ("EU", "rejects", ".")
+    assert not caplog.records
+    # Who has no model yet may want a chunker.
+    assert registry.get("ner").read(path)
+    assert "the last column has the tags of chunks (NP, VP), not of entities" in caplog.text
 
 
 def conll_of(count, seed):
