@@ -47,17 +47,19 @@ def check_new(directory: str | os.PathLike) -> None:
 
 
 def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
-    """Lines of a file with their ends, line feeds; where the first has none, carriage returns, which Macs wrote once
-    and spreadsheets' "CSV (Macintosh)" has today. In a file with line feeds a carriage return is text.
+    """Lines of a file with their ends, line feeds; where there is none, or one at the end of all, carriage returns,
+    which Macs wrote once and spreadsheets' "CSV (Macintosh)" has today. In other files a carriage return is text.
 
     Args:
         limit: of what is read at a time, so that a longer line comes in parts; -1 for none.
     """
     line = file.readline(limit)
-    if b"\r" not in line or line.endswith(b"\n"):
+    returns = b"\r" in line.removesuffix(b"\r\n")
+    following = file.readline(limit) if returns and line.endswith(b"\n") else b""
+    if not returns or following:
         while line:
             yield line
-            line = file.readline(limit)
+            line, following = following or file.readline(limit), b""
         return
     rest = b""
     while line:
@@ -67,7 +69,7 @@ def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
             yield rest
             rest = b""
         line = file.readline(limit)
-    if rest:
+    if rest.removesuffix(b"\n"):
         yield rest
 
 

@@ -20,11 +20,14 @@ def test_lines_end_at_line_feeds_only(tmp_path):
 
 def test_carriage_returns_end_lines_where_no_line_feed_does(tmp_path):
     path = tmp_path / "f"
-    for end in (b"", b"\r"):
+    for end in (b"", b"\r", b"\n", b"\r\n"):
         path.write_bytes(b"\xef\xbb\xbfa\rb c\r\rd" + end)
         assert list(read_lines(path)) == [(1, "a"), (2, "b c"), (3, ""), (4, "d")]
-    path.write_bytes(b"a\rb\nc\rd")
-    assert list(read_lines(path)) == [(1, "a\rb"), (2, "c\rd")]
+    for end in (b"", b"\n"):
+        path.write_bytes(b"a\rb\nc\rd" + end)
+        assert list(read_lines(path)) == [(1, "a\rb"), (2, "c\rd")]
+    path.write_bytes(b"a\r\n")
+    assert list(read_lines(path)) == [(1, "a")]
 
 
 @pytest.mark.parametrize(
