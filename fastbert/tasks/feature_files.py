@@ -45,7 +45,7 @@ class FeatureFile:
         starts = np.concatenate(([0], np.cumsum(lengths)))
         width, device = model.stored_width, model.device
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(int(starts[-1]), width))
+        values = _new_map(path, (int(starts[-1]), width))
         for indices in evaluation_batches(lengths, TOKEN_BUDGET):
             chosen = [examples[index] for index in indices]
             batch = PackedBatch.from_sequences([e.input_ids for e in chosen], [e.token_type_ids for e in chosen])
@@ -59,6 +59,23 @@ class FeatureFile:
     def rows(self, example: int) -> np.ndarray:
         """The features of an example, read from the file."""
         return self._values[self.starts[example] : self.starts[example + 1]]
+
+
+def _new_map(path: str | os.PathLike, shape: tuple[int, int]) -> np.memmap:
+    """A new .npy file of zeros whose room on the disk is taken at once: where a page of a mapped file finds none later
+    the system ends the process, without a word.
+
+    Raises:
+        OSError: no room; with the path.
+    """
+    try:
+        values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, os.path.getsize(path))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return values
 
 
 class Cached:

@@ -1,6 +1,8 @@
 """Feature-based tagging: the frozen BERT below, the file of features, the BiLSTM, and the commands."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -64,6 +66,31 @@ def test_features_in_the_file_are_extracts(directory, tmp_path, layers):
     model.eval()
     for one, two in zip(run_model(task, model, plain).values, run_model(task, model, cached).values, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")
+def test_the_disks_room_is_taken_before_the_model_runs(directory, tmp_path, monkeypatch):
+    """A page of a mapped file for which a full disk has no room is a signal, SIGBUS, that ends the process."""
+    rows = rows_of(40, 1)
+    task = task_for("last4-concat", rows)
+    model, path = task.model(directory), tmp_path / "cache" / "features-0.npy"
+    stored, taken = model.stored, []
+
+    def watched(batch):
+        taken.append(path.stat().st_blocks * 512)
+        return stored(batch)
+
+    monkeypatch.setattr(model, "stored", watched)
+    task.cache = Cached(model, path.parent)
+    task.encode(rows, fastbert.load_tokenizer(directory), 32)
+    assert taken[0] >= path.stat().st_size > 40 * 4 * 4 * 32
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*features-1\.npy"):
+        task.encode(rows, fastbert.load_tokenizer(directory), 32)
 
 
 def test_the_network_is_two_bilstm_layers_of_768(directory, monkeypatch):
