@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -130,8 +131,7 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
                 yield file
             return
         new_directories = [parent for parent in path.parents if not parent.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = _new_beside(path)
         with open(handle, mode, **text) as file:
             # mkstemp makes files private; results follow the user's umask like any other file.
             umask = os.umask(0)
@@ -153,6 +153,18 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         for directory in new_directories:
             with contextlib.suppress(OSError):  # not empty: another result is in it
                 directory.rmdir()
+
+
+def _new_beside(path: Path) -> tuple[int, str]:
+    """Descriptor and path of a new file in the same directory, which is made where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
+    try:
+        return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # of a name that nobody has asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class _OnlyAskedError(Exception):

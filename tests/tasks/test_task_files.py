@@ -114,6 +114,21 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["f"]
 
 
+def test_where_no_file_can_be_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(NotADirectoryError) as caught, atomic_write(tmp_path / "file" / "below"):
+        pass
+    assert caught.value.filename == str(tmp_path / "file")
+
+    def denied(dir, prefix):
+        raise PermissionError(13, "Permission denied", f"{dir}/{prefix}x")
+
+    monkeypatch.setattr("tempfile.mkstemp", denied)  # root may write everywhere
+    with pytest.raises(PermissionError) as caught, atomic_write(tmp_path / "results.tsv"):
+        pass
+    assert caught.value.filename == str(tmp_path / "results.tsv")
+
+
 def test_a_written_file_follows_the_umask(tmp_path):
     old = os.umask(0o027)
     try:
