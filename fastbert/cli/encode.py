@@ -43,6 +43,7 @@ def run(args: Encode) -> None:
     """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
     from .. import SentenceEncoder
     from ..errors import DataError
+    from ..tasks.bad_rows import called
     from ..tasks.files import check_writable, read_lines, write_npy
     from ..tasks.runs import model_directory
     from ..train.signals import removed_on_sigterm
@@ -62,5 +63,5 @@ def run(args: Encode) -> None:
             vectors.append(encoder.encode(window, **options))
             advance(len(window))
         if vectors.rows == 0:
-            raise DataError(f"{args.file}: expected lines of text, got an empty file")
+            raise DataError(f"{called(args.file)}: expected lines of text, got an empty file")
     print(args.out)

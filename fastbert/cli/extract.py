@@ -39,6 +39,7 @@ def run(args: Extract) -> None:
     from .. import load_tokenizer
     from ..errors import DataError
     from ..models.encoders import load_encoder
+    from ..tasks.bad_rows import called
     from ..tasks.features import token_features
     from ..tasks.files import atomic_write, check_writable, read_lines, write_npy
     from ..tasks.runs import model_directory
@@ -52,6 +53,7 @@ def run(args: Extract) -> None:
     tokenizer = load_tokenizer(directory)
     model = load_encoder(directory)
     texts = (text for _, text in read_lines(args.file))
+    options = {"truncate": args.truncate, "name": called(args.file)}
     with (
         removed_on_sigterm(),
         atomic_write(tokens_path) as index,
@@ -59,7 +61,7 @@ def run(args: Extract) -> None:
         progress("features", None, "lines") as advance,
     ):
         start, line = 0, 0
-        for line, found in enumerate(token_features(model, tokenizer, texts, args.layers, truncate=args.truncate), 1):
+        for line, found in enumerate(token_features(model, tokenizer, texts, args.layers, **options), 1):
             features.append(found.values)
             end = start + len(found.ids)
             row = {"line": line, "start": start, "end": end, "tokens": found.tokens, "ids": found.ids}
@@ -67,6 +69,6 @@ def run(args: Extract) -> None:
             start = end
             advance(1)
         if line == 0:
-            raise DataError(f"{args.file}: expected lines of text, got an empty file")
+            raise DataError(f"{called(args.file)}: expected lines of text, got an empty file")
     print(features_path)
     print(tokens_path)

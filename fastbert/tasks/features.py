@@ -73,15 +73,17 @@ def token_features(
     *,
     truncate: bool = False,
     token_budget: int = 4096,
+    name: str = "the texts",
 ) -> Iterator[TokenFeatures]:
     """Features of each text, in order; reads the texts as it goes, so memory does not grow with their number.
 
     Args:
         model: one of `models.encoders`.
         truncate: cut texts over the model's max_position_embeddings, where it has any; otherwise they are an error.
+        name: what the texts are called, or the file that has one a line.
 
     Raises:
-        DataError: a text is too long; the message counts texts from 1.
+        DataError: a text is too long; the message counts texts from 1, as lines.
     """
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
@@ -93,8 +95,8 @@ def token_features(
         for number, encoding in enumerate(encodings, start):
             if limit is not None and len(encoding.ids) > limit:
                 raise DataError(
-                    f"line {number} has {len(encoding.ids)} tokens, the model takes at most {limit} "
-                    "unless told to truncate"
+                    f"{name}, line {number}: expected at most the model's {limit} tokens unless told to truncate, "
+                    f"got {len(encoding.ids)}"
                 )
         start += len(window)
         values = _window_features(model, [encoding.ids for encoding in encodings], layers, token_budget)

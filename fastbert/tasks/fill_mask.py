@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..modules.mode import evaluating
 from ..packing import PackedBatch
 from .encoding import encode_texts
+from .files import check_text, shorten
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ def fill_mask(
         truncate: cut a text over the model's max_position_embeddings; otherwise it is an error.
 
     Raises:
-        InputError: no [MASK] in the text or in the vocabulary, or the text is too long.
+        InputError: no [MASK] in the text, or in what is left of it, or in the vocabulary; the text is too long, or has
+            half of a pair of surrogates.
     """
     mask_id = tokenizer.token_to_id("[MASK]")
     if mask_id is None:
@@ -40,12 +42,18 @@ def fill_mask(
     if not 1 <= top_k <= model.config.vocab_size:
         raise InputError(f"top_k must be between 1 and the size of the vocabulary, {model.config.vocab_size}")
     limit = model.config.max_position_embeddings
-    ids = encode_texts([(text,)], tokenizer, limit if truncate else None)[0].ids
+    try:
+        check_text(text)  # a command line in another encoding
+    except ValueError as error:
+        raise InputError(f"expected a text in UTF-8, got {error}") from None
+    encoding = encode_texts([(text,)], tokenizer, limit if truncate else None)[0]
+    ids = encoding.ids
     if len(ids) > limit:
         raise InputError(f"the text has {len(ids)} tokens, the model takes at most {limit} unless told to truncate")
     positions = [index for index, token in enumerate(ids) if token == mask_id]
     if not positions:
-        raise InputError(f"expected at least one [MASK] in the text, got {text!r}")
+        where = f"the first {limit} tokens of the text" if encoding.overflowing else "the text"
+        raise InputError(f"expected at least one [MASK] in {where}, got {shorten(repr(text))}")
     probabilities, best = _top(model, ids, positions, top_k)
     return [
         [Candidate(tokenizer.id_to_token(i), i, p) for i, p in zip(row_ids, row_ps, strict=True)]

@@ -61,6 +61,12 @@ def test_fill_mask_prints_candidates(model, capsys):
 
 def test_fill_mask_failures(model, tmp_path, capsys):
     assert "expected at least one [MASK]" in fails(capsys, "fill-mask", "--model", model, "no mask")
+    long = "the " * 5000 + "[MASK]"
+    error = fails(capsys, "fill-mask", "--model", model, "--truncate", long)
+    assert "at least one [MASK] in the first 32 tokens of the text, got 'the the" in error
+    assert len(error) < 200
+    # What a terminal in Latin-1 sends.
+    assert "expected a text in UTF-8, got" in fails(capsys, "fill-mask", "--model", model, "caf\udce9 [MASK]")
     assert "the model takes at most 32" in fails(capsys, "fill-mask", "--model", model, "the " * 50 + "[MASK]")
     assert "nothing of that name" in fails(capsys, "fill-mask", "--model", tmp_path / "no", "[MASK]")
     maskless = tiny_bert.save(tmp_path / "maskless", vocab=[word for word in tiny_bert.VOCAB if word != "[MASK]"])
@@ -104,7 +110,7 @@ def test_extract_writes_features_and_index(model, lines, tmp_path, capsys):
 def test_extract_failures_leave_nothing(model, tmp_path, capsys):
     out, bad = tmp_path / "features", tmp_path / "bad.txt"
     for content, reason in (
-        (b"fine\n" + b"the " * 50 + b"\n", "line 2 has 52 tokens, the model takes at most 32"),
+        (b"fine\n" + b"the " * 50 + b"\n", f"{bad}, line 2: expected at most the model's 32 tokens unless told to"),
         (b"fine\n\xff\n", "line 2: expected UTF-8, got 0xff"),
         (b"", "got an empty file"),
     ):

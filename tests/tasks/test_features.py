@@ -54,7 +54,7 @@ def test_long_texts_are_named_or_cut(directory):
     model = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False)
     tokenizer = fastbert.load_tokenizer(directory)
     texts = ["it", "the " * 40]
-    with pytest.raises(DataError, match="line 2 has 42 tokens, the model takes at most 32"):
+    with pytest.raises(DataError, match=r"the texts, line 2: expected at most the model's 32 tokens .*, got 42"):
         list(token_features(model, tokenizer, texts, "last"))
     assert [len(f.ids) for f in token_features(model, tokenizer, texts, "last", truncate=True)] == [3, 32]
 
