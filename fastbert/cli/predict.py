@@ -26,10 +26,11 @@ class Predict(PredictOptions):
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
     data: Annotated[Path, arg(metavar="FILE")]
     """A file of the task, with or without labels; - for standard input, where a line may be a text alone, or the two
-    texts of a pair with a tab between them."""
-    out: Annotated[Path, arg(metavar="FILE")] = Path("-")
-    """The file of predictions, - for standard output; or an existing directory, in which it gets its official name
-    (SST-2.tsv)."""
+    texts of a pair with a tab between them (ner takes a word a line there too)."""
+    # Text, for a path forgets the slash at its end.
+    out: Annotated[str, arg(metavar="FILE")] = "-"
+    """The file of predictions, - for standard output; or a directory, one that exists or a name that ends in a slash,
+    in which it gets its official name (SST-2.tsv)."""
 
 
 def run(args: Predict) -> None:
@@ -39,7 +40,9 @@ def run(args: Predict) -> None:
     from ._tasks import predict_file
 
     name = registry.get(args.task).submission_name(args.data)
-    out = args.out / name if args.out.is_dir() else args.out
+    out = Path(args.out)
+    if out.is_dir() or args.out.endswith("/"):
+        out /= name
     check_writable(out, args.data)
     task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
     task.write_predictions(rows, predictions, out)

@@ -193,6 +193,9 @@ def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
     predictions = tmp_path / "SST-2.tsv"
     assert run("predict", "sst2", "--model", out, "--data", test, "--out", predictions) == 0
     assert predictions.read_text() == "index\tprediction\n0\t1\n1\t0\n2\t1\n3\t0\n"
+    # A name that ends in a slash is that of a directory, also before there is one.
+    assert run("predict", "sst2", "--model", out, "--data", test, "--out", f"{tmp_path}/new/") == 0
+    assert (tmp_path / "new" / "SST-2.tsv").read_text() == predictions.read_text()
     assert "already" in fails(capsys, "finetune", "sst2", "--model", model, *options, "--out", out)
 
 
