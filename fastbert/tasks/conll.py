@@ -8,6 +8,7 @@ entity begins at B-, and at I- after O or after another type.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -142,6 +143,29 @@ def by_tabs(blocks: Sequence[_Block]) -> bool:
     return bool(tabbed) and 2 * sum(split(line) == split(line, True) for line in tabbed) >= len(tabbed)
 
 
+def _table(path: str | os.PathLike) -> tuple[list[_Block], bool, int, bool]:
+    """The sentences of a file, without comments; whether tabs alone part its columns; how many it has; and whether the
+    last of them holds tags.
+
+    Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them; a line that
+    has a tag is none, for # may be a word.
+    """
+    blocks = list(_blocks(path))
+    tabs = by_tabs(blocks)
+    lines = [[split(line, tabs) for _, line in block.lines] for block in blocks]
+    columns = [found for block in lines for found in block]
+    width = len(next((found for found in columns if found[0] != "#"), columns[0] if columns else ()))
+    labelled = width > 1 and any(is_tag(last) for *_, last in columns)
+
+    def is_comment(found: list[str]) -> bool:
+        return found[0] == "#" and len(found) > 1 and (not is_tag(found[-1]) if labelled else len(found) != width)
+
+    for block, found in zip(blocks, lines, strict=True):
+        words = list(itertools.dropwhile(is_comment, found))
+        block.lines = block.lines[len(found) - len(words) :]
+    return [block for block in blocks if block.lines or block.broken], tabs, width, labelled
+
+
 def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_tags: bool = False) -> list[Sentence]:
     """The sentences of a file. They have labels where the last of several columns holds tags.
 
@@ -150,13 +174,9 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows, ignore_tags)
-    blocks = list(_blocks(path))
+    blocks, tabs, width, labelled = _table(path)
     if not blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
-    tabs = by_tabs(blocks)
-    columns = [split(line, tabs) for block in blocks for _, line in block.lines]
-    width = len(columns[0]) if columns else 0
-    labelled = width > 1 and any(is_tag(last) for *_, last in columns)
     rows, opening = [], None
     for index, block in enumerate(blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.
@@ -250,11 +270,10 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     Raises:
         DataError: other sentences or words, or something else for a tag.
     """
-    blocks = list(_blocks(path))
+    blocks, tabs, _, _ = _table(path)
     for block in blocks:
         if block.broken:
             raise DataError(block.broken)
-    tabs = by_tabs(blocks)
     if bad_rows.reasons and len(blocks) > max((int(sentence.id) for sentence in sentences), default=0):
         blocks = [blocks[int(sentence.id)] for sentence in sentences]
     if len(blocks) != len(sentences):

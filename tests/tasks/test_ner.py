@@ -112,6 +112,23 @@ def test_columns_documents_and_line_ends(tmp_path):
     assert registry.get("ner").read(write(tmp_path, "a\u00a0b O\n"))[0].texts == ("a\u00a0b",)
 
 
+def test_comments_before_a_sentence(tmp_path):
+    text = "# id 1 domain=en\nJohn _ _ B-PER\n# _ _ O\n\n# id 2 domain=en\n# text = # 1\n# _ _ O\n1 _ _ O\n\n# end\n"
+    task, path = registry.get("ner"), tmp_path / "p.txt"
+    rows = task.read(write(tmp_path, text))
+    assert [row.texts for row in rows] == [("John", "#"), ("#", "1")]
+    assert [row.label for row in rows] == [("B-PER", "O"), ("O", "O")]
+    task.write_predictions(rows, [row.label for row in rows], path)  # conlleval knows no comments
+    assert path.read_text() == "John _ _ B-PER B-PER\n# _ _ O O\n\n# _ _ O O\n1 _ _ O O\n\n"
+    assert task.read_predictions(rows, path) == [row.label for row in rows]
+    assert task.read_predictions(rows, write(tmp_path, text)) == [row.label for row in rows]
+    # Without tags the number of columns tells.
+    assert [row.texts for row in task.read(write(tmp_path, "# id 1\nJohn\n#\n\n#\n1\n"))] == [("John", "#"), ("#", "1")]
+    for line in ("# O", "#", "film # id 1"):  # no comments: a column or a tag is missing
+        with pytest.raises(DataError, match=r"line [12]: expected"):
+            task.read(write(tmp_path, f"{line}\nJohn _ _ B-PER\n"))
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
