@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .base import Row
 from .classification import Classification
+from .hub_files import is_hub_file
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Diagnostic(Row):
 
 class MNLI(Classification):
     """Files of 9 (test), 12 (training) or 16 (dev) columns, of which sentence1, sentence2 and gold_label are read; also
-    GLUE's diagnostic set, known by its file's name. Matched and mismatched genres have files of their own."""
+    GLUE's diagnostic set, known by its name. Matched and mismatched genres have files of their own."""
 
     name = "mnli"
     submission = "MNLI-m.tsv"
@@ -34,10 +35,16 @@ class MNLI(Classification):
         return ("matthews", *self.metrics) if any(isinstance(row, Diagnostic) for row in rows) else self.metrics
 
     def submission_name(self, data: str | os.PathLike) -> str:
-        if "mismatched" in Path(data).name.lower():
+        if "mismatched" in Path(data).name.lower() or _hub_set(data) == "mnli_mismatched":
             return "MNLI-mm.tsv"
         return "AX.tsv" if _is_diagnostic(data) else self.submission
 
 
 def _is_diagnostic(data: str | os.PathLike) -> bool:
-    return "diagnostic" in Path(data).name.lower() or Path(data).stem.lower() == "ax"
+    return "diagnostic" in Path(data).name.lower() or "ax" in (Path(data).stem.lower(), _hub_set(data))
+
+
+def _hub_set(data: str | os.PathLike) -> str:
+    """The directory of a data-set hub's file, which alone says what it holds: ``ax/test-00000-of-00001.parquet``."""
+    path = Path(data)
+    return path.parent.name.lower() if is_hub_file(path) else ""

@@ -152,14 +152,14 @@ def test_the_submission_file_exactly_and_back(name, tmp_path, write):
 
 def test_mnlis_submission_is_called_after_the_data():
     task = registry.get("mnli")
-    names = ["test_matched.tsv", "TEST_mismatched.tsv", "x/diagnostic.tsv", "AX.tsv", "mismatched/dev.tsv"]
-    assert [task.submission_name(name) for name in names] == [
-        "MNLI-m.tsv",
-        "MNLI-mm.tsv",
-        "AX.tsv",
-        "AX.tsv",
-        "MNLI-m.tsv",
-    ]
+    hub = "test-00000-of-00001.parquet"
+    named = {
+        "MNLI-m.tsv": ["test_matched.tsv", "mismatched/dev.tsv", "ax/test.tsv", f"mnli/{hub}", f"mnli_matched/{hub}"],
+        "MNLI-mm.tsv": ["TEST_mismatched.tsv", f"mnli_mismatched/{hub}", f"mnli/test_mismatched-{hub}"],
+        "AX.tsv": ["x/diagnostic.tsv", "AX.tsv", f"glue/ax/{hub}"],
+    }
+    for name, files in named.items():
+        assert {task.submission_name(file) for file in files} == {name}
 
 
 def test_the_diagnostic_set_is_scored_by_matthews_correlation(write, capsys):
