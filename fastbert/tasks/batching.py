@@ -41,7 +41,14 @@ def training_batches(
 
 
 def evaluation_batches(lengths: Sequence[int], token_budget: int) -> list[np.ndarray]:
-    """Batches of like lengths, the longest first, so that a batch that does not fit in memory fails at once."""
+    """Batches of like lengths, the longest first, so that a batch that does not fit in memory fails at once; a longer
+    sequence than the budget goes alone.
+
+    Raises:
+        InputError: a budget of no token.
+    """
+    if token_budget < 1:
+        raise InputError(f"token_budget must be at least 1, got {token_budget}")
     order = np.argsort(-np.asarray(lengths), kind="stable")
     return budget_batches(lengths, max(token_budget, max(lengths, default=0)), order)
 
