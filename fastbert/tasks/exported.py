@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .bad_rows import numbered
+from .bad_rows import called, numbered
 from .base import Row
 from .csv_records import csv_fields, csv_records
 from .files import shorten
@@ -61,7 +61,7 @@ def read_table_of_hub(
     found = _table(task, first, lines)
     if found is None:
         return None
-    records = (None if values is None else Record(f"{path}, line {number}", values) for number, values in found)
+    records = (None if values is None else Record(f"{called(path)}, line {number}", values) for number, values in found)
     return exported_rows(task, path, records)
 
 

@@ -73,7 +73,7 @@ class TextTask(Task):
         # What tells the two forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
         lines = read_lines(path, self.bad_rows)
         first = next(lines, None)
-        exported = None if first is None or os.fspath(path) == "-" else read_table_of_hub(self, path, first, lines)
+        exported = None if first is None else read_table_of_hub(self, path, first, lines)
         if exported is not None:
             return exported
         bare = [self.bare_columns] if self.bare_columns else []

@@ -273,6 +273,8 @@ def test_a_task_may_start_from_another_with_other_labels(directory, tmp_path, wr
         ("cola", LABELLED["cola"][0], [row.texts for row in LABELLED["cola"][1]]),
         ("rte", b"a film\tthe book is good\n", [("a film", "the book is good")]),
         ("rte", UNLABELLED["rte"][0], UNLABELLED["rte"][1]),
+        ("rte", b'idx,premise,hypothesis\n0,"a film, good",the book\n', [("a film, good", "the book")]),
+        ("cola", b"idx\tsentence\n0\ta fine film\n", [("a fine film",)]),
     ],
 )
 def test_texts_on_standard_input(name, typed, texts, monkeypatch):

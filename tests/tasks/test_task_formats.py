@@ -246,6 +246,7 @@ def test_one_label_is_no_classification():
     [
         ("rte", b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n"),
         ("sst2", b"sentence\tlabel\na film\tmaybe\n"),
+        ("rte", b"idx,premise,hypothesis\n0,a film\n"),
         ("ner", b"a O\nb\n"),
         ("ner", b"\n"),
         ("swag", b"a film\n"),
