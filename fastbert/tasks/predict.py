@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import InputError
+from ..errors import FastbertError, InputError
 from ..modules.mode import evaluating
 from .base import Example, Row, Task
 from .batching import evaluation_batches
 
 TOKEN_BUDGET = 8192
+
+
+class NotFiniteError(FastbertError):
+    """What a model says is no number: every decision made from it would be the first label."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,9 @@ def run_model(
 
     Args:
         progress: called with the number of examples done by each batch.
+
+    Raises:
+        NotFiniteError: the model's weights have diverged or are damaged.
     """
     if not examples:
         raise InputError(f"task {task.name}: expected rows to predict, got none")
@@ -54,6 +61,11 @@ def run_model(
             batch = batch.to(device)
             out = model(batch, **to_device(keywords, device))
             for index, value in zip(indices, task.outputs(out, batch), strict=True):
+                if not np.isfinite(value).all():
+                    raise NotFiniteError(
+                        f"task {task.name}: expected finite numbers of the model, got {_first(value)}: its training "
+                        "has diverged, or its weights are damaged"
+                    )
                 values[index] = value
             if out.loss is not None:
                 loss_sum += float(out.loss) * len(chosen)
@@ -61,6 +73,11 @@ def run_model(
             if progress is not None:
                 progress(len(chosen))
     return Outputs(values, loss_sum / labelled if labelled else None)
+
+
+def _first(value: np.ndarray) -> float:
+    """The first number that is none."""
+    return float(np.extract(~np.isfinite(value), value)[0])
 
 
 def predict(

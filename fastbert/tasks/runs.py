@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import shutil
@@ -125,8 +124,10 @@ class FinetuneRun:
 
     def log_trial(self, record: dict) -> None:
         """The line of a training that has ended."""
+        from ..train.metrics import to_line
+
         with open(self.out / "trials.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(to_line(record))
 
     def finish(
         self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row], config=None
@@ -165,13 +166,15 @@ def write_results(
 ) -> list[Path]:
     """Writes what became of labelled rows into a directory: PREFIX_metrics.json, PREFIX_predictions (in the official
     format), PREFIX_errors.jsonl, and each of the task's tables as PREFIX_NAME.tsv; returns the paths."""
+    from ..train.metrics import plain
+
     out = Path(out)
     paths = [
         out / f"{prefix}_metrics.json",
         predictions_path(task, out, prefix),
         out / f"{prefix}_errors.jsonl",
     ]
-    write_json({"task": task.name, "rows": len(rows), **metrics}, paths[0])
+    write_json(plain({"task": task.name, "rows": len(rows), **metrics}), paths[0])
     task.write_predictions(rows, predictions, paths[1])
     paths[1:2] = task.prediction_files(paths[1], predictions)
     write_json_lines(task.errors(rows, predictions), paths[-1])

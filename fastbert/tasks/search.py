@@ -18,6 +18,7 @@ from ..train.engine import TrainingDiverged
 from .base import Row, Task
 from .config import FinetuneConfig
 from .finetune import Best, Callbacks, Data, FinetuneResult, plan, prepare, train
+from .predict import NotFiniteError
 from .runs import FinetuneRun
 
 RECIPE = ("batch_size", "lr", "epochs", "seed")
@@ -93,7 +94,7 @@ def _trial(
         with contextlib.nullcontext() if run is None else run.log(number) as log:
             trial = train(task, model, data, config, log, callbacks)
         record = {"best_epoch" if key == "epoch" else key: value for key, value in trial.record.items()}
-    except TrainingDiverged as error:
+    except (TrainingDiverged, NotFiniteError) as error:
         trial, record = None, {"failed": str(error)}
     recipe = {name: getattr(config, name) for name in RECIPE}
     line = {"trial": number, **recipe, **record, "wall_seconds": time.perf_counter() - start}

@@ -21,13 +21,17 @@ _log = logging.getLogger("fastbert")
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def to_line(row: dict) -> str:
-    """A row as a line of strict JSON; numbers that are not finite become words."""
-    plain = {
+def plain(row: dict) -> dict:
+    """A row that strict JSON can hold: numbers that are not finite become words."""
+    return {
         name: value if not isinstance(value, float) or math.isfinite(value) else json.dumps(value)
         for name, value in row.items()
     }
-    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+def to_line(row: dict) -> str:
+    """A row as a line of strict JSON, see `plain`."""
+    return json.dumps(plain(row), allow_nan=False) + "\n"
 
 
 def from_line(line: str) -> dict:

@@ -1,6 +1,7 @@
 """What a person is told: the early check, what knowing nothing reaches, tables, errors, held-out rows."""
 
 import json
+import math
 
 import pytest
 import tiny_bert
@@ -16,6 +17,7 @@ from fastbert.tasks.base import Row
 from fastbert.tasks.batching import hold_out
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import EARLY_ROWS, Callbacks, FinetuneResult, finetune
+from fastbert.tasks.runs import write_results
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,14 @@ def test_numbers_have_a_table_of_differences_and_the_farthest_errors_first():
         ]
     }
     assert [error["id"] for error in task.errors(rows, found)] == ["2", "4", "0"]
+
+
+def test_metrics_are_strict_json(tmp_path):
+    """The mean loss of an epoch is NaN where one of its steps was skipped."""
+    task, rows = registry.get("sst2"), [Row("0", ("a",), "1")]
+    paths = write_results(task, rows, ["1"], {"train_loss": math.nan, "accuracy": 1.0}, tmp_path, "dev")
+    read = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
+    assert read == {"task": "sst2", "rows": 1, "train_loss": "NaN", "accuracy": 1.0}
 
 
 def test_rows_are_held_out_the_same_way_each_time():

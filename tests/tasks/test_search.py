@@ -152,7 +152,8 @@ def test_restarts_tell_mean_and_spread(directory, files, tmp_path, capsys):
 def test_a_trial_that_diverges_is_left_out(directory, files, tmp_path, capsys):
     run = tmp_path / "run"
     where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv"]
-    grid = ["--grid", "--grid-batch-sizes", "4", "--grid-epochs", "1", "--max-seqlen", "16", "--grid-lrs"]
+    # Small batches: the steps without a gradient end before the early check, which would find out too.
+    grid = ["--grid", "--grid-batch-sizes", "2", "--grid-epochs", "1", "--max-seqlen", "16", "--grid-lrs"]
     assert main(["finetune", "sst2", *where, *grid, "1e30", "1e-3", "--out", str(run)]) == 0
     shown = capsys.readouterr().out
     assert "lr 1e+30, 1 epochs, seed 0: training stopped: the gradient was not finite" in shown
@@ -163,3 +164,18 @@ def test_a_trial_that_diverges_is_left_out(directory, files, tmp_path, capsys):
     assert trials_table([failed, good], ("accuracy",))[2][5:7] == ("-", "-")
     assert main(["finetune", "sst2", *where, *grid, "1e30", "1e31", "--out", str(tmp_path / "none")]) == 2
     assert "all of 2 trainings failed, the last because training stopped" in capsys.readouterr().err
+
+
+def test_a_model_that_says_no_numbers_decides_nothing(directory, files, tmp_path, capsys):
+    """One step breaks its weights: no gradient is there any more to tell. Of NaN the first label would be taken."""
+    run = tmp_path / "run"
+    where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv", "--out", str(run)]
+    recipe = ["--epochs", "1", "--batch-size", "64", "--max-seqlen", "16"]
+    assert main(["finetune", "sst2", *where, *recipe, "--lr", "1e30"]) == 2
+    said = "task sst2: expected finite numbers of the model, got "
+    assert said in capsys.readouterr().err
+    assert not (run / "model").exists()
+    where[-1] = str(tmp_path / "grid")
+    grid = ["--grid", "--grid-batch-sizes", "64", "--grid-epochs", "1", "--grid-lrs", "1e30", "1e-3"]
+    assert main(["finetune", "sst2", *where, *recipe, *grid]) == 0
+    assert f"lr 1e+30, 1 epochs, seed 0: {said}" in capsys.readouterr().out
