@@ -89,7 +89,7 @@ SUBMISSIONS = {
     "cola": ("CoLA.tsv", ["0", "1"], "0\t0\n1\t1\n"),
     "sst2": ("SST-2.tsv", ["1", "0"], "0\t1\n1\t0\n"),
     "mrpc": ("MRPC.tsv", ["1", "1"], "0\t1\n1\t1\n"),
-    "stsb": ("STS-B.tsv", [0.0, 3.25], "0\t0.000000\n1\t3.250000\n"),
+    "stsb": ("STS-B.tsv", [0.0, 3.25], "0\t0.0\n1\t3.25\n"),
     "qqp": ("QQP.tsv", ["0", "1"], "0\t0\n1\t1\n"),
     "mnli": ("MNLI-m.tsv", ["contradiction", "neutral"], "0\tcontradiction\n1\tneutral\n"),
     "qnli": ("QNLI.tsv", ["not_entailment", "entailment"], "0\tnot_entailment\n1\tentailment\n"),

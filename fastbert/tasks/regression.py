@@ -34,9 +34,6 @@ class Regression(TextTask):
             raise ValueError(f"expected a number from {self.low:g} to {self.high:g}, got {text!r}")
         return value
 
-    def show(self, prediction: float) -> str:
-        return f"{prediction:.6f}"
-
     def target(self, label: float) -> float:
         return float(label)
 

@@ -56,7 +56,7 @@ class TextTask(Task):
         """An answer from a file as the metric compares it; raises ValueError with what was expected."""
 
     def show(self, prediction: Any) -> str:
-        """A prediction as the submission format writes it."""
+        """A prediction as the submission format writes it: a number with all digits, so that the file scores alike."""
         return str(prediction)
 
     @abc.abstractmethod
