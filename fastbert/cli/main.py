@@ -119,6 +119,9 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename is not None else reason, EXIT_BAD_INPUT
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        # What a command line or a directory has in another encoding; TensorBoard takes no such names.
+        return f"expected names and texts in UTF-8, got {error.object[:100]!r}", EXIT_BAD_INPUT
     # Rust libraries (safetensors, tokenizers) report the operating system's error as text.
     if re.search(r"\b(code: |os error )28\b", str(error)):
         return os.strerror(errno.ENOSPC), EXIT_BAD_INPUT
@@ -135,6 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the return value is the exit status: 0, 1 a bug, 2 bad input, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names of files may be no UTF-8: they are printed as they came.
+        sys.stdout.reconfigure(errors="surrogateescape")
     status = EXIT_BROKEN_PIPE
     with contextlib.suppress(BrokenPipeError):  # the reader (head, less) has gone: that is no failure of ours
         status = _main(argv)

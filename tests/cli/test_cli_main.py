@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -104,6 +105,7 @@ def failing(monkeypatch):
         ),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "fastbert: No space left on device\n"),
         (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "..." })'), 2, "No space left on device"),
+        (UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed"), 2, "in UTF-8, got 'caf\\udce9'\n"),
         (KeyboardInterrupt(), 130, "fastbert: interrupted\n"),
         (TypeError("oops"), 1, "internal error, please report it: TypeError: oops"),
     ],
@@ -121,6 +123,15 @@ def test_debug_shows_the_traceback(failing, monkeypatch):
     monkeypatch.setenv("FASTBERT_DEBUG", "1")
     with pytest.raises(TypeError, match="oops"):
         cli.main(["doctor"])
+
+
+def test_names_that_are_no_utf_8_are_printed_as_they_came(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "run", lambda args: print("caf\udce9.tsv"), raising=False)
+    monkeypatch.setattr(cli, "command_class", lambda command: Doctor)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "utf-8"))
+    assert cli.main(["doctor"]) == 0
+    assert written.getvalue() == b"caf\xe9.tsv\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of a POSIX shell")
