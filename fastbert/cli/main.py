@@ -37,6 +37,9 @@ COMMANDS = {
     "doctor": "what was found on this machine, and which backend serves each op",
 }
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Of a disk, of what one user may have of it, of one file."""
+
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -123,8 +126,9 @@ def explain(error: Exception) -> tuple[str, int]:
         # What a command line or a directory has in another encoding; TensorBoard takes no such names.
         return f"expected names and texts in UTF-8, got {error.object[:100]!r}", EXIT_BAD_INPUT
     # Rust libraries (safetensors, tokenizers) report the operating system's error as text.
-    if re.search(r"\b(code: |os error )28\b", str(error)):
-        return os.strerror(errno.ENOSPC), EXIT_BAD_INPUT
+    reported = re.search(r"\b(?:code: |os error )(\d+)\b", str(error))
+    if reported and int(reported[1]) in NO_ROOM:
+        return os.strerror(int(reported[1])), EXIT_BAD_INPUT
     what = f"internal error, please report it: {type(error).__name__}: {error}"
     return f"{what} (FASTBERT_DEBUG=1 shows the traceback)", EXIT_FAILURE
 

@@ -105,6 +105,8 @@ def failing(monkeypatch):
         ),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "fastbert: No space left on device\n"),
         (RuntimeError('IoError(Os { code: 28, kind: StorageFull, message: "..." })'), 2, "No space left on device"),
+        (RuntimeError(f"I/O error (os error {errno.EDQUOT})"), 2, f"fastbert: {os.strerror(errno.EDQUOT)}\n"),
+        (RuntimeError("I/O error: Permission denied (os error 13)"), 1, "internal error"),
         (UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed"), 2, "in UTF-8, got 'caf\\udce9'\n"),
         (KeyboardInterrupt(), 130, "fastbert: interrupted\n"),
         (TypeError("oops"), 1, "internal error, please report it: TypeError: oops"),
