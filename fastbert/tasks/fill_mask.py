@@ -40,7 +40,8 @@ def fill_mask(
     if mask_id is None:
         raise InputError("the vocabulary has no [MASK] token, which masked language modelling needs")
     if not 1 <= top_k <= model.config.vocab_size:
-        raise InputError(f"top_k must be between 1 and the size of the vocabulary, {model.config.vocab_size}")
+        most = model.config.vocab_size
+        raise InputError(f"top_k must be between 1 and the size of the vocabulary, {most}, got {top_k}")
     limit = model.config.max_position_embeddings
     try:
         check_text(text)  # a command line in another encoding
