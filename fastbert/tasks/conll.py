@@ -263,6 +263,20 @@ def _sentence(
     return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
 
 
+def _predicted(blocks: list[_Block], sentences: Sequence[Row], left_out: int, tabs: bool) -> list[_Block]:
+    """Those of the blocks that are of these sentences, beside which a file of predictions may have all that were left
+    out, or some: what is none for a tag is no reason not to predict a sentence."""
+    if len(blocks) == len(sentences) + left_out:
+        return [blocks[int(sentence.id)] for sentence in sentences]
+    rest = iter(blocks)
+
+    def words(block: _Block) -> tuple[str, ...]:
+        return tuple(split(line, tabs)[0] for _, line in block.lines)
+
+    found = [next((block for block in rest if words(block) == sentence.texts), None) for sentence in sentences]
+    return blocks if None in found else found
+
+
 def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRows = STRICT) -> list[tuple[str, ...]]:
     """Predicted tags, the last column of a file with the same sentences (as conlleval takes it, or tags alone). Where
     bad rows were left out of the sentences, the file may still have them.
@@ -274,8 +288,8 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     for block in blocks:
         if block.broken:
             raise DataError(block.broken)
-    if bad_rows.reasons and len(blocks) > max((int(sentence.id) for sentence in sentences), default=0):
-        blocks = [blocks[int(sentence.id)] for sentence in sentences]
+    if bad_rows.reasons:
+        blocks = _predicted(blocks, sentences, len(bad_rows.reasons), tabs)
     if len(blocks) != len(sentences):
         raise DataError(f"{path}: expected {len(sentences)} sentences, got {len(blocks)}")
     predictions = []

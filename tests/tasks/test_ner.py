@@ -230,6 +230,17 @@ def test_predictions_for_sentences_that_were_left_out(tmp_path):
     assert [row.id for row in rows] == ["0", "2"]
     assert task.read_predictions(rows, write(tmp_path, "a O\n\nb B-X\n\nc B-X\n", "p.txt")) == [("O",), ("B-X",)]
     assert task.read_predictions(rows, write(tmp_path, "a O\n\nc B-X\n", "p.txt")) == [("O",), ("B-X",)]
+    # A sentence with a tag that is none is predicted, one with a column too many is not.
+    task.bad_rows = BadRows(skip=True)
+    rows = task.read(write(tmp_path, "a O\n\nb O O\n\nc X\n\nd B-X\ne O\n\nf O\n\ng X\n"))
+    assert [row.id for row in rows] == ["0", "3", "4"]
+    sentences = ["a O", "c B-X", "d O\ne B-X", "f O", "g B-X"]
+    path = write(tmp_path, "\n\n".join(sentences) + "\n", "p.txt")
+    assert task.read_predictions(rows, path) == [("O",), ("O", "B-X"), ("O",)]
+    for missing in (0, 2, 3):
+        path = write(tmp_path, "\n\n".join(sentences[:missing] + sentences[missing + 1 :]) + "\n", "p.txt")
+        with pytest.raises(DataError, match="expected 3 sentences, got 4"):
+            task.read_predictions(rows, path)
 
 
 def test_errors_by_hand(tmp_path):
