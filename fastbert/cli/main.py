@@ -142,9 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the return value is the exit status: 0, 1 a bug, 2 bad input, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else list(argv)
     _open_closed_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # Names of files may be no UTF-8: they are printed as they came.
-        sys.stdout.reconfigure(errors="surrogateescape")
     status = EXIT_BROKEN_PIPE
     with contextlib.suppress(BrokenPipeError):  # the reader (head, less) has gone: that is no failure of ours
         status = _main(argv)
@@ -190,6 +187,10 @@ def _main(argv: list[str]) -> int:
 
 
 def _answer(argv: list[str]) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names of files may be no UTF-8: they are printed as they came. What waits to be printed is written for this,
+        # so that a full disk may be met here.
+        sys.stdout.reconfigure(errors="surrogateescape")
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if argv else EXIT_BAD_INPUT
