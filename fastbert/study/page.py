@@ -12,7 +12,7 @@ from .. import svg
 from ..report import HtmlReport
 from ..tasks.files import atomic_write, write_json
 from .compare import CLEAR, CLEAR_MARGIN
-from .results import PERPLEXITY
+from .spec import PERPLEXITY
 
 
 class Page:

@@ -12,9 +12,7 @@ from . import compare
 from .cells import Cell
 from .compare import Figure
 from .run import Work
-from .spec import RowSpec, Study, TaskSpec
-
-PERPLEXITY = "held-out perplexity"
+from .spec import PERPLEXITY, RowSpec, Study, TaskSpec
 
 
 def collect(work: Work, command: str) -> dict:

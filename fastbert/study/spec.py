@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..train.config import PretrainConfig, fitted_options
 
 SCALES = ("smoke", "small", "base")
 BUILTIN = "builtin"
+PERPLEXITY = "held-out perplexity"
 _HERE = Path(__file__).resolve().parent
 # Keys of a file with one value, which must be of its field's type.
 _PLAIN = (
@@ -254,11 +256,13 @@ def _merged(base: dict, over: dict) -> dict:
 
 def _tasks(given: Any, defaults: dict, path: Path) -> tuple[TaskSpec, ...]:
     if isinstance(given, list) and all(isinstance(column, str) for column in given):
+        _check_different("tasks", given, path)
         given = dict.fromkeys(given)
     if not isinstance(given, dict) or not given:
         raise InputError(f"{path}: expected tasks, a mapping of columns or a list of names, got {given!r:.60}")
     found = []
     for column, changes in given.items():
+        _check_line("column", column, f"{path}, tasks")
         changes = changes or {}
         if not isinstance(changes, dict):
             raise InputError(f"{path}, task {column}: expected a mapping of options, got {changes!r:.60}")
@@ -304,12 +308,23 @@ def _rows(given: Any, path: Path) -> tuple[RowSpec, ...]:
             raise InputError(f"{where}: expected numbers in paper, got {paper!r:.60}")
         if not all(isinstance(share, int | float) and 0 < share < 1 for share in keep):
             raise InputError(f"{where}: expected shares between 0 and 1 in keep, got {keep!r:.60}")
-        if type(row["name"]) not in (str, int, float) or len(str(row["name"]).strip().splitlines()) != 1:
-            raise InputError(f"{where}: expected name, a line of text, got {row['name']!r:.60}")
+        _check_line("name", row["name"], where)
         rows.append(
             RowSpec(**fitted_options({**values, "name": str(row["name"])}, RowSpec, where), keep=keep, paper=paper)
         )
     return tuple(rows)
+
+
+def _check_line(what: str, name: Any, where: str) -> None:
+    """Raises InputError for a name that a line of a table has no place for."""
+    if type(name) not in (str, int, float) or len(str(name).strip().splitlines()) != 1:
+        raise InputError(f"{where}: expected {what}, a line of text, got {name!r:.60}")
+
+
+def _check_different(what: str, names: Iterable[str], path: Path) -> None:
+    names = list(names)
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"{path}: expected {what} of different names, got {_listed(twice)} twice")
 
 
 def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path) -> tuple[RowSpec, ...]:
@@ -327,10 +342,10 @@ def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path) -> tuple[RowSpec, ..
 
 def _check(study: Study, path: Path) -> None:
     """Raises InputError for what no single value shows."""
-    row_names = [row.name for row in study.rows]
-    twice = {name for name in row_names if row_names.count(name) > 1}
-    if twice:
-        raise InputError(f"{path}: expected rows of different names, got {_listed(twice)} twice")
+    _check_different("rows", (row.name for row in study.rows), path)
+    # The column of perplexities is found by its name too.
+    own = [PERPLEXITY] if study.perplexity else []
+    _check_different("tasks", (*own, *(task.column for task in study.tasks)), path)
     if (
         not study.seeds
         or not all(type(seed) is int and 0 <= seed < 1 << 64 for seed in study.seeds)

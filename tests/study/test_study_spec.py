@@ -88,6 +88,7 @@ def test_the_command_line_wins(tmp_path):
 
 
 ROW = {"name": "full"}
+NER = {"task": "ner"}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,11 @@ ROW = {"name": "full"}
         ({"rows": [{"name": "two\nlines"}]}, (), "expected name, a line of text, got 'two\\nlines'"),
         ({"rows": [{"name": ""}]}, (), "expected name, a line of text, got ''"),
         ({"rows": [{"name": None}]}, (), "expected name, a line of text, got None"),
+        ({"tasks": ["ner", "ner"]}, (), "expected tasks of different names, got ner twice"),
+        ({"perplexity": "LM", "tasks": {"held-out perplexity": NER}}, (), "got held-out perplexity twice"),
+        ({"tasks": {"two\nlines": NER}}, (), "tasks: expected column, a line of text, got 'two\\nlines'"),
+        ({"tasks": {"": NER}}, (), "expected column, a line of text, got ''"),
+        ({"tasks": {None: NER}}, (), "expected column, a line of text, got None"),
         ({"rows": [{**ROW, "at": float("nan")}]}, (), "row 'full': expected at, a share of the pre-training up to 1"),
         ({"corpus": ["builtin", "mine.txt"]}, (), "expected corpus, builtin alone or text files, got both"),
     ],
