@@ -40,6 +40,11 @@ class Wanted:
         return self.config.model if self.static is None else "word2vec"
 
     @property
+    def sentence_name(self) -> str:
+        """What it is where something is wrong with it: rows share it, so it has none of theirs."""
+        return f"the pre-training of {self.name}, seed {self.config.seed}, lr {self.config.lr:g}"
+
+    @property
     def directory(self) -> Path:
         """Its place in the cache."""
         return Path(self.config.out).parent
@@ -136,8 +141,8 @@ def _pretrain(model: Wanted) -> dict:
         result = _run(model)
     if not result.heldout:
         raise InputError(
-            f"the pre-training of {model.name}, seed {model.config.seed}, lr {model.config.lr:g}: expected a finite "
-            "held-out loss at some evaluation, got none; another lr or precision may help"
+            f"{model.sentence_name}: expected a finite held-out loss at some evaluation, got none; another lr or "
+            "precision may help"
         )
     found = _figures(model, result)
     write_json(found, model.directory / "result.json")

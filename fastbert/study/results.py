@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import InputError
 from . import compare
 from .cells import Cell
 from .compare import Figure
@@ -106,7 +107,8 @@ def _columns(study: Study, cells: dict, pretraining: dict) -> list[tuple[dict, d
     if study.perplexity:
         figures = {
             row.name: Figure(
-                tuple(math.exp(loss) for loss in pretraining[row.name]["losses"]), row.paper.get(study.perplexity)
+                tuple(_perplexity(row.name, loss) for loss in pretraining[row.name]["losses"]),
+                row.paper.get(study.perplexity),
             )
             for row in study.rows
         }
@@ -125,6 +127,16 @@ def _columns(study: Study, cells: dict, pretraining: dict) -> list[tuple[dict, d
             column["rows_of"] = rows_of
         found.append((column, figures))
     return found
+
+
+def _perplexity(row: str, loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        raise InputError(
+            f"row {row!r}: expected a held-out loss that has a perplexity, got {loss:g} nats: its pre-training has "
+            "diverged, and another lr may help"
+        ) from None
 
 
 def _metric(cell: Cell, result: dict) -> str:

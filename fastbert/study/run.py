@@ -169,7 +169,13 @@ def _do(job: Wanted | Cell) -> dict:
 
 
 def _make(job: Wanted | Cell) -> dict:
-    return cells.compute(job) if isinstance(job, Cell) else pretrained.make(job)
+    from ..train.engine import TrainingDiverged
+
+    try:
+        return cells.compute(job) if isinstance(job, Cell) else pretrained.make(job)
+    except TrainingDiverged as error:  # which of a study's many trainings is not the engine's to know
+        what = f"{job.row} on {job.task.column}, seed {job.seed}" if isinstance(job, Cell) else job.sentence_name
+        raise TrainingDiverged(f"{what}: {error}") from error
 
 
 def _initialise(parent: int, threads: int, numbers, started) -> None:

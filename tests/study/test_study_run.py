@@ -22,6 +22,7 @@ from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import DataError, InputError
 from fastbert.study import cells, page, results, run, spec
+from fastbert.train.engine import TrainingDiverged
 
 
 @pytest.fixture(scope="module")
@@ -457,6 +458,29 @@ def test_a_pretraining_that_diverges_is_told_in_one_sentence(place, tmp_path):
     )
     with pytest.raises(InputError, match=r"4x32x2, seed 0, lr 1e\+09: expected a finite held-out loss"):
         complete(read(place, "diverges.yaml", seeds=(0,)), tmp_path)
+
+
+def test_what_diverges_is_named(place, done, tmp_path, monkeypatch):
+    """Both run through one engine, which knows nothing of rows."""
+    (place / "wild.yaml").write_text(study_runs.TINY.replace("steps: 12", "steps: 12\n  lr: 1e30\n  warmup: 0"))
+    with pytest.raises(TrainingDiverged, match=r"^the pre-training of 4x32x2, seed 0, lr 1e\+30: training stopped: "):
+        complete(read(place, "wild.yaml", seeds=(0,)), tmp_path)
+
+    def diverge(*_):
+        raise TrainingDiverged("training stopped")
+
+    work = run.work_of(read(place), shutil.copytree(done[0], tmp_path / "cache"))
+    work.cells[1].path.unlink()
+    monkeypatch.setattr(cells, "compute", diverge)
+    with pytest.raises(TrainingDiverged, match=r"^no NSP on ner, seed 0: training stopped$"):
+        run.execute(work)
+
+
+def test_a_loss_without_a_perplexity_is_told_in_one_sentence(place, tmp_path):
+    text = study_runs.TINY.replace("title:", "perplexity: LM\ntitle:").replace("steps: 12", "steps: 4\n  lr: 30")
+    (place / "steep.yaml").write_text(text.replace("eval_every: 4", "eval_every: 4\n  warmup: 0"))
+    with pytest.raises(InputError, match=r"row 'full': expected a held-out loss that has a perplexity, got \d+"):
+        complete(read(place, "steep.yaml", seeds=(0,)), tmp_path)
 
 
 @pytest.mark.parametrize(
