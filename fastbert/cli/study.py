@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+# More than any machine has; far above, systems and torch refuse in words of their own.
+_MOST = 4096
+
 
 @dataclass(kw_only=True)
 class Study:
@@ -56,8 +59,9 @@ def run(args: Study) -> None:
     if args.names == ("list",):
         _list(spec)
         return
-    if args.jobs < 1 or args.threads < 1:
-        raise InputError(f"jobs and threads must be at least 1, got {args.jobs} and {args.threads}")
+    for name in ("jobs", "threads"):
+        if not 1 <= getattr(args, name) <= _MOST:
+            raise InputError(f"{name} must be between 1 and {_MOST}, got {getattr(args, name)}")
     paths = [spec.find(name) for name in (spec.names() if args.names == ("all",) else args.names)]
     given = {
         "data_dir": None if args.data_dir is None else str(args.data_dir),

@@ -492,7 +492,8 @@ def test_a_loss_without_a_perplexity_is_told_in_one_sentence(place, tmp_path):
             "study table5 needs nowhere/mrpc/msr_paraphrase_train.txt, found no such",
         ),
         ([], "expected a study, got none; there are"),
-        (["table5", "--jobs", "0"], "jobs and threads must be at least 1, got 0 and 1"),
+        (["table5", "--jobs", "0"], "jobs must be between 1 and 4096, got 0"),
+        (["table5", "--threads", "100000000000"], "threads must be between 1 and 4096, got 100000000000"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(options, sentence, tmp_path, monkeypatch, capsys):
