@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataError, InputError
+from ..errors import InputError
 from ..tasks.files import write_json
-from . import keys, locks
+from . import keys, locks, pretrained
 from .pretrained import Wanted
 from .spec import RowSpec, Study, TaskSpec
 
@@ -146,7 +146,7 @@ def _compute(cell: Cell) -> dict:
 
     began = time.monotonic()
     spec, directory = cell.task, cell.model.model_at(cell.step)
-    _check_weights(cell, directory / "model.safetensors")
+    pretrained.check_weights(cell.model, cell.step)
     task, train, dev = rows_of(cell)
     config = spec.config(cell.seed)
     task.configure(config)
@@ -173,23 +173,6 @@ def _compute(cell: Cell) -> dict:
         "tokens": round(trained_tokens),
         "measured": {"seconds": time.monotonic() - began, **made_by()},
     }
-
-
-def _check_weights(cell: Cell, file: Path) -> None:
-    """Raises DataError for weights that are not those that the pre-training left: a figure of others would be kept."""
-    made = cell.model.result()
-    if made is None:
-        raise DataError(
-            f"{cell.model.directory}: expected a finished pre-training, got one that another study has begun again; "
-            "the same command waits for it"
-        )
-    at_end = cell.step == cell.model.config.steps
-    if not file.is_file() or (at_end and keys.file_digest(file) != made["weights"]):
-        what = "others" if file.is_file() else "none"
-        raise DataError(
-            f"{file}: expected the weights that the pre-training left, got {what}; remove {cell.model.directory}, and "
-            "the same command makes them anew"
-        )
 
 
 @contextlib.contextmanager

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import DataError, InputError
 from ..tasks.files import write_json
 from ..train.config import PretrainConfig
 from . import keys, locks
 from .spec import RowSpec, Study
 
+_WEIGHTS = "model.safetensors"
+# Beside weights that are kept on the way: result.json is written at the end, and knows those of the end.
+_DIGEST = "weights.sha256"
 _CURVE = ("step", "mlm_loss", "mlm_acc", "unigram_entropy", "nsp_loss", "nsp_acc", "tokens_seen")
 
 
@@ -117,6 +120,27 @@ def merged(models: Sequence[Wanted]) -> list[Wanted]:
     return list(found.values())
 
 
+def check_weights(model: Wanted, step: int) -> None:
+    """Raises DataError for weights that are not those that the pre-training left: a figure of others would be kept."""
+    made, file = model.result(), model.model_at(step) / _WEIGHTS
+    if made is None:
+        raise DataError(
+            f"{model.directory}: expected a finished pre-training, got one that another study has begun again; "
+            "the same command waits for it"
+        )
+    if step == model.config.steps:
+        expected = made["weights"]
+    else:
+        digest = file.with_name(_DIGEST)
+        expected = digest.read_text(errors="replace") if digest.is_file() else None  # caches made before have none
+    if not file.is_file() or expected not in (None, keys.file_digest(file)):
+        what = "others" if file.is_file() else "none"
+        raise DataError(
+            f"{file}: expected the weights that the pre-training left, got {what}; remove {model.directory}, and "
+            "the same command makes them anew"
+        )
+
+
 def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
     """The model's result; pre-trains it where it is not there, from its last checkpoint where there is one.
 
@@ -203,7 +227,7 @@ def _train_static(model: Wanted) -> dict:
         "steps": config.steps,
         "tokens": options.epochs * shards.num_tokens,
         "curve": [],
-        "weights": keys.file_digest(target / "model.safetensors"),
+        "weights": keys.file_digest(target / _WEIGHTS),
         "measured": {"seconds": time.monotonic() - began, **made_by()},
     }
     write_json(found, model.directory / "result.json")
@@ -227,6 +251,7 @@ def _save(network, target: Path) -> None:
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     network.save_pretrained(fresh)
+    (fresh / _DIGEST).write_text(keys.file_digest(fresh / _WEIGHTS))
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
 
@@ -248,6 +273,6 @@ def _figures(model: Wanted, result) -> dict:
         "steps": result.steps,
         "tokens": result.tokens,
         "curve": curve,
-        "weights": keys.file_digest(Path(model.config.out) / "model" / "model.safetensors"),
+        "weights": keys.file_digest(Path(model.config.out) / "model" / _WEIGHTS),
         "measured": {"seconds": result.seconds, **made_by()},
     }

@@ -14,10 +14,13 @@ def measure(work: Work, out: Path) -> dict:
 
     Returns:
         strict JSON: accuracy and silhouette of every row, a value a seed; chance; the table of words of the first seed.
+
+    Raises:
+        DataError: weights in the cache are not those that a pre-training left.
     """
     from ..data.tokenizer import load_tokenizer
     from ..models.encoders import load_encoder
-    from .pretrained import step_at
+    from .pretrained import check_weights, step_at
 
     study = work.study
     first = study.seeds[0]
@@ -29,7 +32,9 @@ def measure(work: Work, out: Path) -> dict:
         embedders = {}
         for row in own:
             model = work.model_of[row.name, seed]
-            directory = model.model_at(step_at(model.config, row.at))
+            step = step_at(model.config, row.at)
+            check_weights(model, step)
+            directory = model.model_at(step)
             embedders[row.name] = polysemy.word_embedder(load_encoder(directory), load_tokenizer(directory))
         found = polysemy.compare(embedders, out if number == 0 else None)
         if number == 0:

@@ -21,7 +21,7 @@ import study_runs
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import DataError, InputError
-from fastbert.study import cells, page, results, run, spec
+from fastbert.study import cells, page, results, run, senses, spec
 from fastbert.train.engine import TrainingDiverged
 
 
@@ -194,6 +194,27 @@ def test_damaged_weights_make_no_figure(place, done, tmp_path, damage):
     shutil.rmtree(work.models[0].directory)
     complete(study, cache)
     assert study_runs.kept(cache) == study_runs.kept(done[0])
+
+
+def test_damaged_weights_from_the_middle_make_no_figure(place, tmp_path):
+    """Neither in a task nor in the polysemy test."""
+    text = study_runs.TINY[: study_runs.TINY.index("  - {name: no NSP")].replace("name: full", "name: full, at: 0.5")
+    text = text.replace("steps: 12", "steps: 4").replace("eval_every: 4", "eval_every: 2")
+    (place / "half.yaml").write_text(text + study_runs.TINY[study_runs.TINY.index("tasks:") :])
+    study = read(place, "half.yaml", seeds=(0,))
+    complete(study, tmp_path)
+    work = run.work_of(study, tmp_path)
+    weights = work.models[0].model_at(2) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    work.cells[0].path.unlink()
+    sentence = f"{weights}: expected the weights .* got others; remove {work.models[0].directory}, and"
+    with pytest.raises(DataError, match=sentence):
+        run.execute(work)
+    assert not work.cells[0].path.exists()
+    with pytest.raises(DataError, match=sentence):
+        senses.measure(work, tmp_path)
 
 
 def test_without_gensim_static_vectors_are_refused_at_once(place, tmp_path, monkeypatch):
