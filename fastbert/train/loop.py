@@ -15,6 +15,7 @@ from ..data import ranks
 from ..data.budget import BudgetData
 from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
+from ..errors import InputError
 from ..packing import PackedBatch
 from . import engines, flops, graph, phases
 from .config import PretrainConfig
@@ -170,6 +171,8 @@ class PretrainLoop:
         from .pretrain import PretrainResult
 
         self.console.say(header(self))
+        if self.total_steps == 1 and not phases.learning_rate(self.config, self.phase, 0.0):
+            self.console.say("the one step is the first of the warm-up, at a rate of 0: no weight changes (--warmup 0)")
         stopped = None
         self.model.train()
         self._started = time.monotonic()
@@ -192,6 +195,11 @@ class PretrainLoop:
                     self.checkpoints.save()
                 self.checkpoints.check()
             stopped = self._asked()
+            if not self.step and stopped is None:
+                raise InputError(
+                    f"max_minutes must leave time for a step, got {self.config.max_minutes:g}, which were over before "
+                    "the first: nothing was trained"
+                )
             if stopped is None and self.evaluated_at != self.step:
                 self._evaluate()
             self.checkpoints.finish()

@@ -82,8 +82,8 @@ def pretrain(
         quiet: print nothing.
 
     Raises:
-        InputError: options, data and model do not fit together, found out before anything is written; or another run
-            works in the same directory.
+        InputError: options, data and model do not fit together, found out before anything is written; another run
+            works in the same directory; or ``max_minutes`` are over before the first step.
         DataError: the data directory is damaged.
         CheckpointError: weights or a checkpoint cannot be read, or a checkpoint cannot be written.
         TrainingDiverged: the gradient was not finite five steps in a row.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fastbert.data.config import PretrainingConfig
 from fastbert.data.loader import make_loader
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
+from fastbert.errors import InputError
 from fastbert.train import checkpoint
 from fastbert.train.loop import PretrainLoop
 from fastbert.train.pretrain import pretrain
@@ -216,6 +218,24 @@ def test_the_clock_can_bound_a_run(recipe):
     assert 1.2 <= result.seconds < 6
     rates = [row["lr"] for row in result.history if row["kind"] == "train"]
     assert rates[-1] < 0.2 * max(rates), "the schedule follows the clock"
+
+
+def test_a_clock_that_leaves_no_step_is_an_error_and_leaves_the_directory_free(recipe):
+    """A script that takes 0 for a trained model would go on with the first weights."""
+    with pytest.raises(InputError, match="max_minutes must leave time for a step, got 1e-09, which were over before"):
+        pretrain(recipe(steps=None, max_minutes=1e-9), quiet=True)
+    assert not Path(recipe().out, "model").exists()
+    result = pretrain(recipe(steps=1, warmup=0.0), quiet=True)
+    assert result.steps == 1
+
+
+@pytest.mark.parametrize(("changes", "said"), [({}, True), ({"warmup": 0.0}, False), ({"steps": 2}, False)])
+def test_a_single_step_at_a_rate_of_0_is_told(recipe, tiny_model, capsys, changes, said):
+    result = pretrain(recipe(**{"steps": 1, **changes}))
+    assert ("at a rate of 0: no weight changes" in capsys.readouterr().out) is said
+    before = BertForPreTraining.from_pretrained(tiny_model).state_dict()
+    after = BertForPreTraining.from_pretrained(result.model_dir).state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items()) is said
 
 
 @pytest.mark.parametrize(("share", "leads"), [(0.04, False), (0.06, True)])
