@@ -241,6 +241,12 @@ class LocalEngine:
         Raises:
             CheckpointError: it is of another model.
         """
+        if "deepspeed" in state:
+            form = state["deepspeed"]
+            raise CheckpointError(
+                f"{path}: was written under DeepSpeed (ZeRO stage {form['stage']}), whose shards only it reads, "
+                f"expected one written without; go on with --zero {form['stage']}, or start a new run from its model"
+            )
         weights = {name: value.data for name, value in self.model.named_parameters()}
         names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
         if names != set(weights):

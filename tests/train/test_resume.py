@@ -186,6 +186,16 @@ def test_a_checkpoint_of_other_batches_is_refused(data, whole, tmp_path, changes
         pretrain(runs.config(data, tmp_path / "run", resume=str(path), **changes), quiet=True)
 
 
+def test_a_checkpoint_of_deepspeed_is_refused_without_it(data, whole, tmp_path):
+    """It holds no tensors of ours, so that it looked like one of another model."""
+    _, state, _ = checkpoint.load(whole / "checkpoints" / f"step_{STEPS}")
+    state["deepspeed"] = {"world_size": 2, "stage": 3, "precision": "fp32"}
+    path = checkpoint.save(tmp_path / "other" / "checkpoints", STEPS, {}, state)
+    sentence = r"step_40: was written under DeepSpeed \(ZeRO stage 3\), .* go on with --zero 3, or start a new run"
+    with pytest.raises(CheckpointError, match=sentence):
+        pretrain(runs.config(data, tmp_path / "run", resume=str(path)), quiet=True)
+
+
 def test_a_checkpoint_of_other_text_is_refused(data, whole, tmp_path):
     other = PretrainingData(ShardSet.open(data, "heldout"), PretrainingConfig(max_seqlen=32))
     manifest = other.shards.manifest
