@@ -149,13 +149,18 @@ class PretrainConfig:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         if self.spike_window < 2 or (self.spike_sigma is not None and not self.spike_sigma > 0):
-            raise InputError("spike_sigma must be above 0 and spike_window at least 2")
+            raise InputError(
+                f"spike_sigma must be above 0 and spike_window at least 2, got {self.spike_sigma} and "
+                f"{self.spike_window}"
+            )
         if self.steps is not None and self.epochs is not None:
             raise InputError("expected steps or epochs, got both")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is a share of the training, between 0 and 1, got {self.warmup}")
         if self.num_workers < 0 or self.keep < 1:
-            raise InputError("num_workers must be at least 0 and keep at least 1")
+            raise InputError(
+                f"num_workers must be at least 0 and keep at least 1, got {self.num_workers} and {self.keep}"
+            )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 
 import pytest
@@ -80,10 +81,11 @@ def test_a_missing_yaml(tmp_path):
         ("token_budget", 0), ("accumulate", 0), ("steps", 0), ("epochs", 0.0), ("lr", 0.0), ("lr", float("nan")),
         ("warmup", 1.5), ("num_workers", -1), ("keep", 0), ("clip", 0.0), ("dropout", 1.0), ("schedule", "cosine"),
         ("precision", "int4"), ("max_minutes", -1.0), ("seed", 1 << 64), ("betas", (0.9, 1.0)), ("betas", (0.9,)),
+        ("spike_window", 1), ("spike_sigma", -2.0),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense(option, value):
-    with pytest.raises(InputError, match=option):
+    with pytest.raises(InputError, match=f"{option}.* got .*{re.escape(str(value))}"):
         PretrainConfig(**{option: value})
 
 
