@@ -75,7 +75,7 @@ def read_raw_documents(
     files = corpus_files(paths)
     empty = True
     for path in files:
-        rows = _jsonl_documents if _kind(path) == ".jsonl" else _text_documents
+        rows = _jsonl_documents if kind_of(path) == ".jsonl" else _text_documents
         for document in rows(path, _read_lines(path, errors, on_bytes)):
             empty = False
             yield document
@@ -92,7 +92,7 @@ def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         if path.is_dir():
             inside = [Path(root, name) for root, _, names in os.walk(path) for name in names if name[0] != "."]
-            chosen = sorted(file for file in inside if _kind(file) in _TEXT_SUFFIXES)
+            chosen = sorted(file for file in inside if kind_of(file) in _TEXT_SUFFIXES)
             if not chosen:
                 raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, got none")
             if len(chosen) < len(inside):
@@ -101,7 +101,7 @@ def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
                 _log.warning("%s: %d files that are no .txt or .jsonl are left out (%s)", path, len(others), shown)
             files += chosen
         elif path.exists():
-            if _kind(path) == ".json":
+            if kind_of(path) == ".json":
                 raise InputError(f"{path}: expected text or, in a file named .jsonl, a JSON object a line, got .json")
             files.append(path)
         else:
@@ -111,7 +111,7 @@ def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """The suffix that says what is in a file, beneath that of gzip."""
     suffix = (Path(path.stem).suffix if _is_gzip(path) else path.suffix).lower()
     return ".jsonl" if suffix == ".ndjson" else suffix

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..data import builtin_corpus
-from ..data.corpus import read_documents
+from ..data.corpus import corpus_files, kind_of, read_documents
 from ..data.prepare import prepare
 from ..data.shards import ShardSet
 from ..data.tokenizer import train_wordpiece
@@ -65,9 +64,13 @@ def _builtin_digest() -> str:
 
 
 def _files(corpus: Sequence[str]) -> dict:
-    paths = [Path(path) for path in corpus]
-    files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    return {"files": [keys.file_digest(os.fspath(file)) for file in files if not file.is_dir()]}
+    files = corpus_files(corpus)
+    found: dict = {"files": [keys.file_digest(file) for file in files]}
+    # The same bytes are other documents as .jsonl than as text; a key without kinds is one of text alone.
+    kinds = [kind_of(file) for file in files]
+    if ".jsonl" in kinds:
+        found["kinds"] = [kind == ".jsonl" for kind in kinds]
+    return found
 
 
 def _documents(corpus: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -21,7 +21,7 @@ import study_runs
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import DataError, InputError
-from fastbert.study import cells, page, results, run, senses, spec
+from fastbert.study import cells, corpus, page, results, run, senses, spec
 from fastbert.train.engine import TrainingDiverged
 
 
@@ -122,6 +122,24 @@ def test_prepared_data_are_taken_without_a_lock(place, done):
     lock.unlink(missing_ok=True)
     assert run.work_of(read(place), done[0]).missing == ([], [])
     assert not lock.exists()
+
+
+def test_the_same_bytes_as_text_and_as_json_lines_are_two_corpora(place, tmp_path):
+    """A corpus that was named .txt by mistake must not serve the one that is then named as it should be."""
+    lines = (place / "corpus.txt").read_text().split("\n\n")
+    rows = "".join(json.dumps({"text": document}) + "\n\n" for document in lines)
+    made = {}
+    for kind in ("txt", "jsonl", "text"):
+        (tmp_path / f"corpus.{kind}").write_text(rows)
+        study = spec.read(place / "tiny.yaml", "smoke", corpus=(str(tmp_path / f"corpus.{kind}"),))
+        made[kind] = corpus.prepared(study, tmp_path / "cache")
+    assert made["txt"] == made["text"] != made["jsonl"]
+    as_text, as_rows = (ShardSet.open(made[kind]).tokenizer().get_vocab() for kind in ("txt", "jsonl"))
+    assert '"' in as_text
+    assert '"' not in as_rows
+    missing = spec.read(place / "tiny.yaml", "smoke", corpus=(str(tmp_path / "none.txt"),))
+    with pytest.raises(InputError, match=r"none\.txt: expected a text file or a directory, got nothing there"):
+        corpus.prepared(missing, tmp_path / "cache")
 
 
 def test_two_studies_of_one_name_are_refused(place, tmp_path, capsys):
