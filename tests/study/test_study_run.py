@@ -71,6 +71,17 @@ def test_two_runs_agree_to_the_bit_also_side_by_side(place, done, tmp_path):
     assert again["rows"][0]["pretraining"]["weights"] == done[1]["rows"][0]["pretraining"]["weights"][:1]
 
 
+def test_more_seeds_compute_those_that_are_new(place, done, tmp_path):
+    cache = shutil.copytree(done[0], tmp_path / "cache")
+    found, lines = complete(read(place, seeds=(0, 7, 1)), cache)
+    assert len(lines) == 2 + 3
+    assert all("seed 7" in line for line in lines)
+    _, lines = complete(read(place, seeds=(1,)), cache)
+    assert lines == []
+    values = [row["figures"]["ner"]["values"] for row in found["rows"]]
+    assert [[one, other] for one, _, other in values] == [list(r["figures"]["ner"]["values"]) for r in done[1]["rows"]]
+
+
 def test_a_missing_cell_is_computed_alone_and_to_the_same_bits(place, done):
     cache, found = done
     cell = run.work_of(read(place), cache).cells[2]
