@@ -237,8 +237,11 @@ class PretrainConfig:
             raise InputError(f"{path}: expected phases to be a list of mappings of options, got {phases!r:.60}")
         return cls(
             **fitted_options(values, cls, path),
-            samples=PretrainingConfig(**fitted_options(samples, PretrainingConfig, path)),
-            phases=tuple(Phase(**fitted_options(phase, Phase, path)) for phase in phases),
+            samples=PretrainingConfig(**fitted_options(samples, PretrainingConfig, f"{path}, samples")),
+            phases=tuple(
+                Phase(**fitted_options(phase, Phase, f"{path}, phase {number}"))
+                for number, phase in enumerate(phases, 1)
+            ),
         )
 
 

@@ -45,7 +45,7 @@ def test_yaml_a_person_writes(tmp_path):
     ("text", "said"),
     [
         ("learning_rate: 1", "unknown option learning_rate"),
-        ("samples: {seq_len: 1}", "unknown option seq_len"),
+        ("samples: {seq_len: 1}", "yaml, samples: unknown option seq_len"),
         ("lr: fast", "lr must be float, got 'fast'"),
         ("lr: true", "lr must be float, got True"),
         ("steps: 1.5", r"steps must be int \| None, got 1.5"),
