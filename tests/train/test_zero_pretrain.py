@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import types
+from pathlib import Path
 
 import pretraining_runs
 import pytest
@@ -12,6 +15,7 @@ import rank_runs
 import zero_cases
 
 from fastbert.errors import CheckpointError, InputError
+from fastbert.train.engines.zero import DeepSpeedEngine
 from fastbert.train.pretrain import pretrain
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (pip install 'fastbert[deepspeed]')")
@@ -141,6 +145,34 @@ def test_options_that_do_not_go_together(data, tmp_path):
     ):
         with pytest.raises(InputError, match=what):
             pretrain(pretraining_runs.config(data, tmp_path / "run", **STEPS, **options), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "goes_on"),
+    [
+        (1, 2, True), (2, 1, True), (3, 3, True),
+        (3, 1, "from which DeepSpeed goes on with stage 3, any number of ranks, got stage 1 in fp32; start a new run"),
+        (1, 3, "goes on with stage 1 or 2, any number of ranks, got stage 3"),
+        (2, 0, "goes on with stage 1 or 2, any number of ranks, got stage 0"),
+        (0, 1, "written under ZeRO stage 0 in bf16, from which DeepSpeed goes on with stage 0 in the same precision"),
+    ],
+)  # fmt: skip
+def test_stages_that_do_not_go_on_from_each_other_are_one_sentence(saved, own, goes_on):
+    """DeepSpeed ends them in assertions of its own, when the universal form has been made."""
+    engine = types.SimpleNamespace(stage=own, precision="fp32")
+    form = {"world_size": 2, "stage": saved, "precision": "bf16"}
+    with contextlib.nullcontext() if goes_on is True else pytest.raises(CheckpointError, match=goes_on):
+        DeepSpeedEngine._check_convertible(engine, Path("step_3"), form)
+
+
+@pytest.mark.slow
+def test_stage_0_goes_on_with_another_number_of_ranks_and_no_other_stage(data, tmp_path):
+    whole = launch(data, tmp_path / "whole", 2, zero=0)
+    half = str(tmp_path / "whole" / "checkpoints" / "step_3")
+    alone = launch(data, tmp_path / "alone", 1, zero=0, resume=half)
+    assert_close(alone, whole[-len(alone) :])
+    with pytest.raises(AssertionError, match=r"was written under ZeRO stage 0 in fp32, .* got stage 1 in fp32"):
+        launch(data, tmp_path / "other", 2, zero=1, resume=half)
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ from ..engine import LocalEngine
 from . import deepspeed_config, universal
 
 FOLDER, TAG = "deepspeed", "state"
+# Stages whose universal checkpoints DeepSpeed 0.19 reads under each other; of stage 0 it makes none.
+_ALIKE = ((1, 2), (3,))
 
 
 def load_deepspeed():
@@ -160,11 +162,26 @@ class DeepSpeedEngine(LocalEngine):
             raise CheckpointError(
                 f"{path}: was written without DeepSpeed, expected one written under it; start a new run from its model"
             )
-        if state["deepspeed"] == self.state()[1]["deepspeed"]:
+        saved, own = state["deepspeed"], self.state()[1]["deepspeed"]
+        # Stage 0 divides nothing, so that its files are those of any number of ranks.
+        whole = saved["stage"] == own["stage"] == 0 and saved["precision"] == own["precision"]
+        if saved == own or whole:
             self._load(path / FOLDER, TAG, universal_form=False)
         else:
+            self._check_convertible(path, saved)
             self._load_universal(path)
         self._restore_counters(state)
+
+    def _check_convertible(self, path: Path, saved: dict) -> None:
+        """Raises CheckpointError where DeepSpeed's universal form would end in a traceback of its own."""
+        stages = next((pair for pair in _ALIKE if saved["stage"] in pair), ())
+        if self.stage not in stages:
+            with_same = f"{' or '.join(map(str, stages))}, any number of ranks" if stages else "0 in the same precision"
+            raise CheckpointError(
+                f"{path}: was written under ZeRO stage {saved['stage']} in {saved['precision']}, from which DeepSpeed "
+                f"goes on with stage {with_same}, got stage {self.stage} in {self.precision}; start a new run from its "
+                "model"
+            )
 
     def _load_universal(self, path: Path) -> None:
         """From another number of ranks, stage or precision, by way of a folder that is removed afterwards."""
