@@ -6,11 +6,12 @@ file does not say is in defaults.yaml.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ class TaskSpec:
         options = self.finetune if self.features is None else self.feature_finetune
         if "seed" in options:
             raise InputError(f"task {self.column}: seed is the study's own to decide, expected no such option")
-        return FinetuneConfig(**{**fitted_options(options, FinetuneConfig, f"task {self.column}"), "seed": seed})
+        where = f"task {self.column}"
+        with _named(where):
+            return FinetuneConfig(**{**fitted_options(options, FinetuneConfig, where), "seed": seed})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +155,8 @@ class Study:
         if not isinstance(samples, dict):
             raise InputError(f"{where}: expected samples in pretrain, a mapping of options, got {samples!r:.60}")
         values["samples"] = {"seed": seed, **samples}
-        return PretrainConfig.from_mapping(values, where)
+        with _named(where):
+            return PretrainConfig.from_mapping(values, where)
 
     def task_of(self, row: RowSpec, task: TaskSpec) -> TaskSpec:
         """A column as one row has it."""
@@ -169,6 +173,16 @@ class Study:
         if not found.is_file():
             raise InputError(f"study {self.name} needs {found}, found no such file: --data-dir says where task data is")
         return found
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """A recipe's own sentence about a value, after the place where the study has it."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        raise InputError(said if said.startswith(where) else f"{where}: {said}") from None
 
 
 def names() -> list[str]:
