@@ -255,7 +255,8 @@ class _Call:
             tokens.unpack(last),
             pooled,
             tuple(states) if states else None,
-            tuple(attentions) if self.attentions else None,
+            # A softmax under autocast is float32, there and here.
+            tuple(p if dtype is None else p.float() for p in attentions) if self.attentions else None,
         )
 
     def _embedded(self) -> tuple[Tokens, Tensor]:
@@ -315,6 +316,9 @@ class _Call:
         cls = self.family.output_class()
         if "pooler_output" in cls.__dataclass_fields__:
             fields["pooler_output"] = pooled
+        if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not _keeps_empty_pooler():
+            # transformers 5 answers for the cross-attention that an encoder has not, too.
+            fields["cross_attentions"] = ()
         output = cls(**fields)
         if self.return_dict:
             return output

@@ -85,6 +85,20 @@ def test_tuples_have_the_same_places(name):
             assert [x.shape for x, _ in tensors] == [y.shape for _, y in tensors]
 
 
+@pytest.mark.parametrize("states", [False, True])
+def test_places_of_attention_probabilities(states):
+    # transformers 5 gives a model () for the cross-attention that it has not.
+    theirs, ours = twins("BertModel")
+    given = {**arguments("BertModel", "none"), "output_attentions": True, "output_hidden_states": states}
+    with torch.no_grad():
+        got, wanted = ours(**given), theirs(**given)
+        assert list(got.keys()) == list(wanted.keys())
+        got, wanted = (model(**given, return_dict=False) for model in (ours, theirs))
+    assert [len(x) if isinstance(x, tuple) else x.shape for x in got] == [
+        len(x) if isinstance(x, tuple) else x.shape for x in wanted
+    ]
+
+
 def test_what_the_configuration_asks_for_is_given():
     theirs, ours = twins("BertModel")
     for model in (theirs, ours):

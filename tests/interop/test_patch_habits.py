@@ -164,6 +164,13 @@ def test_dtypes_under_autocast_are_transformers(gradients):
     assert (found[0] - wanted[0])[keep].abs().max() < 0.1
 
 
+def test_attention_probabilities_under_autocast_have_transformers_dtype():
+    theirs, ours = twins("BertModel")
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = (model(**arguments("BertModel"), output_attentions=True) for model in (ours, theirs))
+    assert [x.dtype for x in found.attentions] == [x.dtype for x in wanted.attentions]
+
+
 def test_patching_again_keeps_what_was_said_of_pads():
     _, ours = twins("BertForQuestionAnswering")
     given = arguments("BertForQuestionAnswering")
