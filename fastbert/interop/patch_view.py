@@ -184,8 +184,9 @@ class View:
         )
         if self.embeddings is not None:
             for name in _TABLES[1:]:  # the words' own code is called where it is no plain table
-                if not is_plain_table(getattr(self.embeddings, name)):
-                    raise Unservable(f"{name} does more than to look rows up: {getattr(self.embeddings, name)}")
+                table = getattr(self.embeddings, name)
+                if not is_plain_table(table):
+                    raise Unservable(f"{name} does more than to look rows up: {_in_a_line(table)}")
             for name, size in _TABLE_SIZES.items():
                 # A table that is resized stays the same module, and its weight alone is another.
                 weight = getattr(getattr(self.embeddings, name), "weight", None)
@@ -200,6 +201,11 @@ class View:
 def _part(layer: nn.Module, family: Family, name: str) -> nn.Module | None:
     path = family.path(name)
     return None if path is None else find(layer, path)
+
+
+def _in_a_line(module: nn.Module) -> str:
+    """A module's name, with its options where they fit into a sentence: those of one with parts inside do not."""
+    return type(module).__name__ if module._modules else str(module)
 
 
 def _is_plain_norm(module: nn.Module) -> bool:

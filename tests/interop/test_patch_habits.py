@@ -243,6 +243,18 @@ def test_what_the_caller_changes_in_a_module_counts(change, when):
     assert not torch.allclose(before, wanted.last_hidden_state, atol=1e-3)
 
 
+def test_a_parametrised_table_is_named_in_one_line(caplog):
+    theirs, ours = twins("BertModel")
+    for model in (theirs, ours):
+        nn.utils.parametrizations.weight_norm(model.embeddings.token_type_embeddings)
+    given = arguments("BertModel")
+    with torch.no_grad(), caplog.at_level(logging.WARNING, logger="fastbert"):
+        assert_same(ours(**given), theirs(**given), "prefix")
+    said = [record.getMessage() for record in caplog.records if "token_type_embeddings" in record.getMessage()]
+    assert len(said) == 1
+    assert "\n" not in said[0]
+
+
 def test_a_hook_that_is_there_before_the_patch_is_heard_as_long_as_it_stays(caplog, only_ours):
     theirs, ours = twins("BertModel")
     ours = fastbert.unpatch(ours)
