@@ -112,7 +112,8 @@ def _layer_parameters(layer: nn.Module, eps: float) -> ops.LayerParameters | Non
         if expected is QuantizedLinear:
             weight, bias = module._buffers["packed"], module._buffers["bias"]
         elif expected is nn.Linear or expected is nn.LayerNorm:
-            weight, bias = module._parameters["weight"], module._parameters["bias"]
+            # Not there: in a replica of torch's, or where someone put a plain tensor in a parameter's place.
+            weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
         else:
             continue
         if weight is None or bias is None or (expected is nn.LayerNorm and module.eps != eps):

@@ -255,6 +255,23 @@ def test_a_parametrised_table_is_named_in_one_line(caplog):
     assert "\n" not in said[0]
 
 
+@pytest.mark.parametrize("place", ["output.dense", "output.LayerNorm"])
+def test_a_plain_tensor_in_a_parameters_place(place, only_ours):
+    # So hypernetworks and torch's replicas have them.
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    with torch.no_grad():
+        ours(**given)
+        for model in (theirs, ours):
+            module = model.encoder.layer[1].get_submodule(place)
+            weight = module.weight * 2
+            del module.weight
+            module.weight = weight
+        wanted = theirs(**given)
+        only_ours()
+        assert_same(ours(**given), wanted, "prefix")
+
+
 def test_a_hook_that_is_there_before_the_patch_is_heard_as_long_as_it_stays(caplog, only_ours):
     theirs, ours = twins("BertModel")
     ours = fastbert.unpatch(ours)
