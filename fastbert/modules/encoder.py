@@ -60,8 +60,10 @@ def lay_out(
         the packing of its tokens; their layout; and, on the padded path, None or the (B, S) bool tokens to keep.
 
     Raises:
-        InputError: a mask of another shape.
+        InputError: a mask of another shape, or without numbers.
     """
+    if attention_mask is not None and attention_mask.is_meta:
+        raise InputError("attention_mask: expected a tensor with numbers, got one on the meta device")
     full = Packing.full(batch_size, seqlen, device)
     keep = None
 

@@ -125,6 +125,7 @@ def choose(op: str, *args, **kwargs) -> Implementation:
 
     Raises:
         BackendError: the backend asked for by name cannot; the message says why.
+        InputError: a tensor has no numbers.
     """
     wanted = _wanted()
     if wanted != "auto":
@@ -136,15 +137,28 @@ def choose(op: str, *args, **kwargs) -> Implementation:
         )
         if reason:
             raise BackendError(f"{op}: backend {wanted!r} was asked for by name but cannot serve: {reason}")
+        if wanted == "reference":
+            _refuse_meta(op, args, kwargs)
         return implementation
     for name in ORDER:
         implementation = _table[op].get(name)
         if implementation and not implementation.available() and not implementation.accepts(*args, **kwargs):
+            if name == "reference":  # which every kernel leaves them to
+                _refuse_meta(op, args, kwargs)
             if not torch.compiler.is_compiling() and (op, name) not in _logged:
                 _logged.add((op, name))
                 _log.info("%s is served by backend %s", op, name)
             return implementation
     raise BackendError(f"{op}: no backend can serve this call")
+
+
+def _refuse_meta(op: str, args: tuple, kwargs: dict) -> None:
+    """Raises InputError for a tensor of the meta device, which torch would refuse further in with words of its own."""
+    if not torch.compiler.is_compiling() and any(getattr(x, "is_meta", False) for x in (*args, *kwargs.values())):
+        raise InputError(
+            f"{op}: expected tensors with numbers, got one on the meta device: load the weights first, with "
+            f"load_state_dict(..., assign=True) or from_pretrained"
+        )
 
 
 def is_fused(op: str, *args, **kwargs) -> bool:

@@ -154,6 +154,24 @@ def test_a_model_on_the_meta_device_has_no_memory():
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
+@pytest.mark.parametrize("which", ["the model", "the input", "both"])
+def test_a_pass_without_numbers_is_refused_in_one_sentence(which):
+    config = fastbert.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    models = fastbert.BertModel(config), fastbert.BertForSequenceClassification(config)
+    given = {"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.ones(1, 3)}
+    if which != "the input":
+        models = [model.to("meta") for model in models]
+    if which != "the model":
+        given = {name: tensor.to("meta") for name, tensor in given.items()}
+    for model in models:
+        for gradients in (True, False):
+            with torch.set_grad_enabled(gradients), pytest.raises(InputError, match="on the meta device") as refused:
+                model(**given)
+            assert "\n" not in str(refused.value)
+            with pytest.raises(InputError, match="on the meta device"), torch.set_grad_enabled(gradients):
+                model(given["input_ids"])
+
+
 # --- outputs ---
 
 
