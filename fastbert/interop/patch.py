@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..models import door
 from ..models.door import Tokens
 from ..modules.layout import PaddedLayout, additive_mask
+from ..modules.linear import is_watched
 from . import patch_torch
 from .patch_families import Family, family_of
 from .patch_view import Unservable, View, forget, heard, our_config, view_for, view_of
@@ -249,8 +250,10 @@ class _Call:
         pooled = None
         pooler = self.model._modules.get("pooler")
         if pooler is not None:
-            # Its own forward takes column 0 of (B, S, H): adapters and hooks on it work as ever.
-            pooled = pooler(tokens.pooled_tokens(last)[:, None])
+            # transformers' own reads column 0 alone; whoever took its place, or listens to it, may read all of them.
+            own = type(pooler).__module__ == self.family.module
+            reads_first = own and (self.packed or not is_watched(pooler))
+            pooled = pooler(tokens.pooled_tokens(last)[:, None] if reads_first else tokens.unpack(last))
         return self._output(
             tokens.unpack(last),
             pooled,

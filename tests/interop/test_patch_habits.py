@@ -272,6 +272,36 @@ def test_a_plain_tensor_in_a_parameters_place(place, only_ours):
         assert_same(ours(**given), wanted, "prefix")
 
 
+class _MeanPooler(nn.Module):
+    def forward(self, hidden):
+        return hidden.mean(1)
+
+
+@pytest.mark.parametrize("mask", ["none", "left"])
+def test_a_pooler_of_the_callers_is_given_every_token(mask, only_ours):
+    theirs, ours = twins("BertModel")
+    fastbert.patch(ours, pads="computed")
+    for model in (theirs, ours):
+        model.pooler = _MeanPooler()
+    given = arguments("BertModel", mask)
+    with torch.no_grad():
+        wanted = theirs(**given).pooler_output
+        only_ours()
+        hf.assert_near(ours(**given).pooler_output, wanted, torch.float32, "pooled by another")
+
+
+def test_a_hook_on_the_pooler_sees_every_token(only_ours):
+    theirs, ours = twins("BertModel")
+    given, seen = arguments("BertModel", "none"), []
+    for model in (theirs, ours):
+        model.pooler.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        theirs(**given)
+        only_ours()
+        ours(**given)
+    hf.assert_near(seen[1], seen[0], torch.float32, "what the pooler is given")
+
+
 def test_a_hook_that_is_there_before_the_patch_is_heard_as_long_as_it_stays(caplog, only_ours):
     theirs, ours = twins("BertModel")
     ours = fastbert.unpatch(ours)
