@@ -93,7 +93,7 @@ def unpatch(model: Model) -> Model:
     for module in model.modules():
         if is_patched(module):
             module.__class__ = type(module)._fastbert_original
-            del module.__dict__[_PADS]
+            module.__dict__.pop(_PADS, None)  # one that its patched class has made has none
             forget(module)
     return model
 

@@ -61,6 +61,13 @@ def test_unpatch_gives_the_class_back(name):
     assert fastbert.unpatch(ours) is ours
 
 
+def test_a_model_that_the_patched_class_has_made_is_unpatched_as_any():
+    _, ours = twins("BertModel")
+    made = type(ours)(ours.config)
+    assert is_patched(made)
+    assert type(fastbert.unpatch(made)) is transformers.BertModel
+
+
 def test_patching_twice_is_patching_once():
     _, ours = twins("BertModel")
     cls = type(ours)
