@@ -231,6 +231,10 @@ class _Call:
         shape = tuple(tokens.shape[:2])
         if mask is not None and (self.packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape))):
             raise Unservable(f"an attention mask of {mask.dtype} {tuple(mask.shape)}")
+        for name in ("token_type_ids", "position_ids"):
+            more = given.get(name)
+            if more is not None and not self.packed and more.shape not in (shape, (1, shape[1]), shape[1:]):
+                raise Unservable(f"{name} of {tuple(more.shape)} beside tokens of {shape}")
         self.states = _flag(given, "output_hidden_states", config.output_hidden_states)
         self.attentions = _flag(given, "output_attentions", config.output_attentions)
         if self.packed and (self.attentions or family.embed is not None):

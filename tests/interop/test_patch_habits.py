@@ -398,6 +398,20 @@ def test_a_head_mask_is_transformers_own_affair():
         assert_same(ours(**given, head_mask=[None] * 3), theirs(**given), "prefix")
 
 
+@pytest.mark.parametrize("name", ["token_type_ids", "position_ids"])
+@pytest.mark.parametrize("shape", [(4, 1), (1, 1), (4, 5)])
+def test_ids_of_other_shapes_are_transformers_affair(name, shape):
+    theirs, ours = twins("BertModel")
+    given = {"input_ids": hf.inputs()["input_ids"], name: torch.ones(shape).long()}
+    with torch.no_grad():
+        if shape == (4, 5):
+            for model in (theirs, ours):
+                with pytest.raises(RuntimeError):
+                    model(**given)
+        else:
+            assert_same(ours(**given), theirs(**given), "none")
+
+
 @pytest.mark.parametrize("given", [{}, {"input_ids": torch.zeros(1, 2).long(), "inputs_embeds": torch.zeros(1, 2, 32)}])
 def test_wrong_input_is_refused_as_transformers_refuses_it(given):
     theirs, ours = twins("BertModel")
