@@ -29,6 +29,7 @@ def save_directory(
     config_dict: Mapping[str, Any],
     tokenizer_source=None,
     more: Mapping[str, Callable[[Path], Any]] | None = None,
+    state: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Writes model.safetensors, config.json and the tokenizer's files into a directory, and returns it.
 
@@ -39,13 +40,14 @@ def save_directory(
         config_dict: the content of config.json; ``architectures``, ``model_type`` and ``dtype`` are the model's.
         tokenizer_source: a directory (or a vocab.txt) whose tokenizer files are copied unchanged, or None.
         more: writers of further files, as `write_all` takes them.
+        state: the tensors under the model's names, where they are not the model's own.
 
     Raises:
         CheckpointError: a file cannot be written, or the model or the tokenizer has nothing to write.
     """
     model = _unwrapped(model)
     directory = Path(directory)
-    state = tensors_of(model)
+    state = tensors_of(model, state)
     copies = tokenizer_files(tokenizer_source)
     floating = next((str(t.dtype).removeprefix("torch.") for t in state.values() if t.is_floating_point()), None)
     config = {
@@ -74,18 +76,20 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """What the file holds: each tensor once, contiguous, on the CPU."""
+def tensors_of(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """What the file holds: each tensor once, contiguous, on the CPU; those given, or the model's own."""
     if is_quantized(model):
         raise CheckpointError(
             f"{type(model).__name__}: expected float weights to save, got int8 ones: save the model before quantize"
         )
     state: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen or is_computed(name):
+    seen: set[Any] = set()
+    for name, tensor in (model.state_dict(keep_vars=True) if given is None else given).items():
+        # A state dictionary has tensors of their own for each name of a tied parameter, over one memory.
+        identity = id(tensor) if given is None else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if identity in seen or is_computed(name):
             continue
-        seen.add(id(tensor))
+        seen.add(identity)
         if tensor.is_meta:
             raise CheckpointError(f"{name}: expected a tensor with values to save, got one on the meta device")
         tensor = tensor.detach().cpu().contiguous()

@@ -28,6 +28,24 @@ _REFUSED = {
     "quantization_config": "use fastbert.quantize",
 }
 
+# The same of its saving: what changes nothing, and what only these values of it do not.
+_SAVING_PASSED_OVER = {
+    *("save_function", "max_shard_size", "token", "repo_id", "save_peft_format", "save_original_format"),
+}
+_SAVING_REFUSED: dict[str, tuple[tuple, str]] = {
+    "push_to_hub": ((None, False), "upload the directory with huggingface_hub"),
+    "safe_serialization": ((None, True), "write a pickle with fastbert convert --to pickle"),
+    "variant": ((None,), "save into a directory of its own"),
+}
+
+
+def _check_saving_options(options: dict) -> None:
+    """Raises InputError for a keyword of which something else than the usual files is expected."""
+    for name, value in options.items():
+        harmless, instead = _SAVING_REFUSED.get(name, ((value,) if name in _SAVING_PASSED_OVER else (), "leave it out"))
+        if all(value is not x for x in harmless):
+            raise InputError(f"{name}={value!r:.50} is no option of save_pretrained here: {instead}")
+
 
 def _without_loading_options(options: dict) -> dict:
     """What is left of keywords for the configuration."""
@@ -152,13 +170,31 @@ class PreTrainedModel(nn.Module):
         model.tokenizer_source = Path(directory)
         return model.eval()
 
-    def save_pretrained(self, directory: str | os.PathLike, **_ignored) -> Path:
-        """Writes config.json, model.safetensors and the tokenizer's files; transformers loads the directory."""
+    def save_pretrained(
+        self,
+        directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
+        **options,
+    ) -> Path:
+        """Writes config.json, model.safetensors and the tokenizer's files; transformers loads the directory.
+
+        Args:
+            is_main_process: False writes nothing: of several processes one does.
+            state_dict: the tensors to write in place of the model's own, as sharded training gathers them.
+            options: those of transformers' saving that change nothing here are passed over.
+
+        Raises:
+            InputError: an option of which something else is expected.
+            CheckpointError: a file cannot be written.
+        """
         from ..interop import checkpoint
 
-        config = self.config.to_dict() | {"architectures": [type(self).__name__]}
-        config["dtype"] = str(self.dtype).removeprefix("torch.")
-        checkpoint.save_directory(self, directory, config, self.tokenizer_source)
+        _check_saving_options(options)
+        if is_main_process:
+            config = self.config.to_dict() | {"architectures": [type(self).__name__]}
+            config["dtype"] = str(self.dtype).removeprefix("torch.")
+            checkpoint.save_directory(self, directory, config, self.tokenizer_source, state=state_dict)
         return Path(directory)
 
     @classmethod

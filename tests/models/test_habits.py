@@ -555,6 +555,35 @@ def test_loading_options_of_which_something_is_expected_are_refused(saved, name)
         fastbert.BertModel.from_pretrained(saved, **{name: "auto"})
 
 
+def test_one_process_of_several_saves_what_they_have_gathered(tmp_path):
+    _, ours = hf.pair("BertForMaskedLM")
+    gathered = {name: tensor * 2 for name, tensor in ours.state_dict().items()}
+    gathered["cls.predictions.decoder.weight"] = gathered["bert.embeddings.word_embeddings.weight"].view(hf.VOCAB, -1)
+    ours.save_pretrained(tmp_path / "other", False, gathered)
+    assert not (tmp_path / "other").exists()
+    # As scripts that use accelerate call it.
+    options = {"save_function": torch.save, "safe_serialization": True, "max_shard_size": "5GB", "push_to_hub": False}
+    ours.save_pretrained(tmp_path / "main", is_main_process=True, state_dict=gathered, **options)
+    loaded = fastbert.BertForMaskedLM.from_pretrained(tmp_path / "main").state_dict()
+    assert all(torch.equal(tensor, gathered[name]) for name, tensor in loaded.items())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"push_to_hub": True}, "huggingface_hub"),
+        ({"safe_serialization": False}, "--to pickle"),
+        ({"variant": "fp16"}, "a directory of its own"),
+        ({"state_dictionary": {}}, "leave it out"),
+    ],
+)
+def test_saving_options_of_which_something_is_expected_are_refused(tmp_path, option, said):
+    _, ours = hf.pair("BertModel")
+    with pytest.raises(InputError, match=said):
+        ours.save_pretrained(tmp_path / "out", **option)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_configuration_of_transformers(saved):
     theirs = transformers.BertConfig.from_pretrained(saved)
     model = fastbert.BertModel.from_pretrained(saved, config=theirs)
