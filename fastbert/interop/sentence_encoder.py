@@ -17,6 +17,7 @@ from ..data.tokenizer import load_tokenizer
 from ..errors import InputError
 from ..files import read_json
 from ..models import BertModel
+from ..modules.mode import evaluating
 from ..modules.quantized import quantize
 from ..packing import PackedBatch
 
@@ -202,7 +203,8 @@ class SentenceEncoder:
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
         rows = self._tokenize(sentences)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
-        with ops.batch_invariant() if batch_invariant else nullcontext():
+        # The model may be in training between two calls.
+        with ops.batch_invariant() if batch_invariant else nullcontext(), evaluating(self.model):
             for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
                 out[members] = self._vectors([rows[i] for i in members], normalize)
         return out

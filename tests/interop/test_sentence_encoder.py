@@ -76,6 +76,14 @@ def test_a_batch_stays_within_the_token_budget(encoder, monkeypatch):
     assert [batch.num_tokens for batch in seen] == [25, 25, 25, 25]
 
 
+def test_a_model_that_is_being_trained_is_evaluated_for_it(tmp_path):
+    encoder = SentenceEncoder.from_pretrained(st_directory(tmp_path / "model", {"pooling_mode_mean_tokens": True}))
+    vectors = encoder.encode(SENTENCES)
+    encoder.model.train()
+    np.testing.assert_array_equal(encoder.encode(SENTENCES), vectors)
+    assert all(module.training for module in encoder.model.modules())
+
+
 def test_normalisation_can_be_told(encoder):
     raw = encoder.encode(SENTENCES[:2], normalize=False)
     assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
