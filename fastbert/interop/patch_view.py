@@ -28,6 +28,7 @@ _TABLE_SIZES = {
     "token_type_embeddings": "type_vocab_size",
 }
 _TABLES = tuple(_TABLE_SIZES)
+_NORM = ", not torch's LayerNorm with weight and bias"
 # Hooks that transformers and PEFT put there themselves, and that mind no shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
@@ -138,7 +139,7 @@ class View:
             for name in LEAVES:
                 leaf = _part(layer, family, name)
                 if leaf is None or (name.endswith("LayerNorm") and not _is_plain_norm(leaf)):
-                    raise Unservable(f"{name} of a layer is {type(leaf).__name__}")
+                    raise Unservable(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
             if find(layer, "crossattention") is not None:
                 raise Unservable("a layer has cross-attention")
             if getattr(find(layer, "attention"), "pruned_heads", None):
@@ -146,10 +147,10 @@ class View:
         if family is BERT:
             tables = model._modules["embeddings"]._modules
             if not _is_plain_norm(tables["LayerNorm"]):
-                raise Unservable(f"the embeddings' LayerNorm is {type(tables['LayerNorm']).__name__}")
+                raise Unservable(f"the embeddings' LayerNorm is {_kind(tables['LayerNorm'])}{_NORM}")
             for name in _TABLES[1:]:
                 if type(tables[name]) is not nn.Embedding:
-                    raise Unservable(f"{name} is {type(tables[name]).__name__}")
+                    raise Unservable(f"{name} is {_kind(tables[name])}, not torch's Embedding")
 
     def follow(self) -> bool:
         """Takes over what may change from call to call: rates, modes, recomputation.
@@ -201,6 +202,11 @@ class View:
 def _part(layer: nn.Module, family: Family, name: str) -> nn.Module | None:
     path = family.path(name)
     return None if path is None else find(layer, path)
+
+
+def _kind(module: nn.Module | None) -> str:
+    """The class with its module's name: adapters call theirs as torch calls its own."""
+    return "missing" if module is None else f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _in_a_line(module: nn.Module) -> str:

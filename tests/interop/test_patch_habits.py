@@ -521,6 +521,16 @@ def _with_relative_positions():
     return transformers.BertModel(config)
 
 
+class Embedding(nn.Embedding):
+    """Named as torch's, as PEFT's adapters are."""
+
+
+def _with_part(name, part):
+    model = transformers.BertModel(hf.hf_config())
+    setattr(model.embeddings, name, part)
+    return model
+
+
 class _Overridden(transformers.BertModel):
     def forward(self, input_ids):
         return super().forward(input_ids)
@@ -540,6 +550,8 @@ class _Overridden(transformers.BertModel):
             lambda: transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=2)),
             "holds none",
         ),
+        (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
+        (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_sentence(make, said):
