@@ -27,6 +27,14 @@ COMMAND = (
 LIMIT = 30.0  # seconds from the signal to the exit
 
 
+@pytest.fixture(autouse=True)
+def _hangups_arrive():
+    """The tests, and the processes that they start, as a terminal runs them: under nohup hangups would be ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return runs.prepare_data(tmp_path_factory.mktemp("signals") / "data")
