@@ -172,19 +172,22 @@ def _pretraining(page: Page, results: dict) -> None:
     page.heading("Pre-training")
     rates = results["measured"]["tokens_per_second"]
     length = ("model", "steps", "weights of step", "tokens")
-    loss = ("held-out loss (nats)", "unigram entropy", "under it by", "accuracy")
+    loss = ("held-out loss (nats)", "unigram entropy", "under it by", "under counted frequencies by", "accuracy")
     page.table(
         ("", *length, *loss, "next sentence", "tokens a second"),
-        [_pretraining_line(row["row"], row["pretraining"], rates[row["row"]]) for row in results["rows"]],
+        [
+            _pretraining_line(row["row"], row["pretraining"], results["unigram_loss"], rates[row["row"]])
+            for row in results["rows"]
+        ],
     )
     page.text(
         "The loss is the cross-entropy of the predicted tokens of held-out documents, each row's by its own objective "
         "and masks; the unigram entropy is that of the very same tokens, under which no model comes that knows "
         "frequencies and nothing else, even those of the very tokens that it is asked for. One that has counted the "
-        f"training text reaches {results['unigram_loss']:.3f} on the held-out text: a row above that has learned "
-        "nothing, and one that is not clearly under the entropy next to nothing, so that its fine-tuning starts from "
-        "little more than chance. The weights are those of the least held-out loss, as every pre-training leaves them: "
-        "where they are of an earlier step than the last, the model had begun to overfit."
+        f"training text, as every row has read it, reaches {results['unigram_loss']:.3f} on the held-out text: a row "
+        "above that has learned nothing, and one that is not clearly under the entropy next to nothing, so that its "
+        "fine-tuning starts from little more than chance. The weights are those of the least held-out loss, as every "
+        "pre-training leaves them: where they are of an earlier step than the last, the model had begun to overfit."
         + (" Rows that take one pre-training at several places have the weights of the step named." * _shares(results))
     )
 
@@ -195,10 +198,10 @@ def _shares(results: dict) -> bool:
     return len(places) > len({key for key, _ in places})
 
 
-def _pretraining_line(name: str, found: dict, rate: float) -> tuple[str, ...]:
+def _pretraining_line(name: str, found: dict, counted: float, rate: float) -> tuple[str, ...]:
     tokens = f"{statistics.fmean(found['tokens']):,.0f}"
     if not found["losses"]:
-        return (name, found["model"], "", "", tokens, "predicts no words", "", "", "", "", f"{rate:,.0f}")
+        return (name, found["model"], "", "", tokens, "predicts no words", *[""] * 5, f"{rate:,.0f}")
     pairs = found["next_sentence"]
     return (
         name,
@@ -208,11 +211,16 @@ def _pretraining_line(name: str, found: dict, rate: float) -> tuple[str, ...]:
         tokens,
         spread(*_over(found["losses"]), 3),
         f"{statistics.fmean(found['unigram_entropies']):.3f}",
-        f"{statistics.fmean(found['margins']):.3f} (least {min(found['margins']):.3f})",
+        _margin(found["margins"]),
+        _margin([counted - loss for loss in found["losses"]]),
         f"{100 * statistics.fmean(found['accuracies']):.1f} %",
         f"{100 * statistics.fmean(pairs):.1f} %" if pairs else "",
         f"{rate:,.0f}",
     )
+
+
+def _margin(by_seed: list[float]) -> str:
+    return f"{statistics.fmean(by_seed):.3f} (least {min(by_seed):.3f})"
 
 
 def _curves(page: Page, results: dict) -> None:
