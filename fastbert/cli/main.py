@@ -129,6 +129,9 @@ def explain(error: Exception) -> tuple[str, int]:
     reported = re.search(r"\b(?:code: |os error )(\d+)\b", str(error))
     if reported and int(reported[1]) in NO_ROOM:
         return os.strerror(int(reported[1])), EXIT_BAD_INPUT
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("fastbert"):
+        package = error.name.partition(".")[0]
+        return f"the package {package}, which fastbert needs, is not installed for {sys.executable}", EXIT_BAD_INPUT
     what = f"internal error, please report it: {type(error).__name__}: {error}"
     return f"{what} (FASTBERT_DEBUG=1 shows the traceback)", EXIT_FAILURE
 
