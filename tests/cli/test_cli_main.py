@@ -108,7 +108,7 @@ def failing(monkeypatch):
         (RuntimeError(f"I/O error (os error {errno.EDQUOT})"), 2, f"fastbert: {os.strerror(errno.EDQUOT)}\n"),
         (RuntimeError("I/O error: Permission denied (os error 13)"), 1, "internal error"),
         (UnicodeEncodeError("utf-8", "caf\udce9", 3, 4, "surrogates not allowed"), 2, "in UTF-8, got 'caf\\udce9'\n"),
-        (ModuleNotFoundError("no", name="tyro.conf"), 2, "the package tyro, which fastbert needs, is not installed for"),
+        (ModuleNotFoundError("no", name="tyro.conf"), 2, "the package tyro, which fastbert needs, is not installed"),
         (ModuleNotFoundError("no", name="fastbert.cli.nothing"), 1, "internal error"),
         (KeyboardInterrupt(), 130, "fastbert: interrupted\n"),
         (TypeError("oops"), 1, "internal error, please report it: TypeError: oops"),
