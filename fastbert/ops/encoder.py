@@ -12,6 +12,7 @@ from .. import reference
 from ..errors import InputError
 from . import _dispatch
 from ._cpu_int8 import packed_shape, unpack_int8
+from .linear import check_dtypes
 
 
 class LayerParameters(NamedTuple):
@@ -111,7 +112,7 @@ def encoder(
         list of (T, H), dtype of x. On the CPU kernels there is no gradient.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: shapes that do not fit, or x and weights of two dtypes without autocast.
 
     Ref:
         Vaswani et al. 2017, section 3; Devlin et al. 2019, section 3.
@@ -128,6 +129,8 @@ def encoder(
                 raise InputError(f"encoder: expected {name} of layer {number} {kind}, got {tensor.dtype}")
             if not packed_weight and tensor.shape != shape:
                 raise InputError(f"encoder: expected {name} of layer {number} {shape}, got {tuple(tensor.shape)}")
+            if not packed_weight and len(shape) == 2:
+                check_dtypes(x, tensor)
     if hidden % nheads:
         raise InputError(f"encoder: expected heads that divide {hidden} hidden units, got {nheads}")
     options = {"nheads": nheads, "eps": eps, "approximate": approximate, "keep_states": keep_states, "packed": packed}

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .. import reference
 from . import _dispatch
+from .linear import check_dtypes
 
 
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> Tensor:
@@ -21,9 +22,14 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate:
     Returns:
         (..., H), dtype of the products.
 
+    Raises:
+        InputError: x and weights of two dtypes without autocast.
+
     Ref:
         Vaswani et al. 2017, equation 2, with the GELU of Hendrycks & Gimpel 2016.
     """
+    for weight in (weight1, weight2):
+        check_dtypes(x, weight)
     return _dispatch.call("mlp", x, weight1, bias1, weight2, approximate)
 
 
