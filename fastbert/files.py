@@ -94,7 +94,8 @@ def sha256(path: str | os.PathLike) -> str:
 def read_yaml(path: str | os.PathLike) -> dict:
     """The mapping in a YAML file (UTF-8); empty for an empty file.
 
-    A key that stands twice is refused: YAML forbids it, and its readers keep the last one without a word.
+    A key that stands twice is refused: YAML forbids it, and its readers keep the last one without a word. So are two
+    that are one to Python, as 1 and 1.0.
 
     Raises:
         InputError: there is no such file, or it is no YAML or no mapping.
@@ -103,11 +104,15 @@ def read_yaml(path: str | os.PathLike) -> dict:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node, deep=False):
-            seen = set()
+            texts, values = set(), {}
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
-                seen.add(key.value)
+                value = key.value if key.tag == "tag:yaml.org,2002:merge" else self.construct_object(key)
+                before = key.value if key.value in texts else values.get(value)
+                if before is not None:
+                    said = f"the key {key.value!r}" + (" twice" if before == key.value else f", the same as {before!r}")
+                    raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                texts.add(key.value)
+                values[value] = key.value
             return super().construct_mapping(node, deep)
 
     try:
