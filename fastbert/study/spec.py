@@ -368,9 +368,11 @@ def _check(study: Study, path: Path) -> None:
         raise InputError(
             f"{path}: expected seeds, a list of different whole numbers from 0 to 2^64 - 1, got {study.seeds!r:.60}"
         )
-    if not study.name or Path(study.name).name != study.name:
+    plain = study.name.isprintable() and len(study.name) <= 100
+    if not study.name or not plain or study.name == ".." or Path(study.name).name != study.name:
         raise InputError(
-            f"{path}: name is that of the report's directory too, expected no path, got {study.name!r:.60}"
+            f"{path}: name is that of the report's directory too, expected no path and 100 characters at most, "
+            f"got {study.name!r:.60}"
         )
     if not 0 < study.heldout < 1:
         raise InputError(f"{path}: heldout is a share of the documents above 0 and below 1, got {study.heldout!r:.60}")
