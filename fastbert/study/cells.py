@@ -18,6 +18,7 @@ from . import keys, locks, pretrained
 from .pretrained import Wanted
 from .spec import RowSpec, Study, TaskSpec
 
+_HOLDS = ("metrics", "guess", "rows", "tokens")
 # What of a task changes no figure.
 _IDLE = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 
@@ -52,7 +53,7 @@ class Cell:
 
     def result(self) -> dict | None:
         """Its figures, if it is done."""
-        return keys.result_of(self.key, self.path)
+        return keys.result_of(self.key, self.path, _HOLDS)
 
 
 def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:

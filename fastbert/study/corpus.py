@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,25 +15,51 @@ from ..data.corpus import corpus_files, kind_of, read_documents
 from ..data.prepare import prepare
 from ..data.shards import ShardSet
 from ..data.tokenizer import train_wordpiece
+from ..errors import DataError
 from . import keys, locks
 from .spec import BUILTIN, Study
 
+_log = logging.getLogger("fastbert")
+
 
 def prepared(study: Study, cache: Path) -> Path:
-    """The data directory of a study's corpus, vocabulary and held-out share; made where it is not there yet."""
+    """The data directory of a study's corpus, vocabulary and held-out share; made where it is not there yet, or where
+    a file of it is missing or cut off, which is told."""
     source = {"builtin": _builtin_digest()} if study.corpus == (BUILTIN,) else _files(study.corpus)
     how = {"vocab_size": study.vocab_size, "lowercase": study.lowercase, "heldout": study.heldout, "maths": keys.MATHS}
     out = cache / "data" / keys.digest({**how, **source})
     out.parent.mkdir(parents=True, exist_ok=True)
-    if out.is_dir():
+    if out.is_dir() and _damage(out) is None:
         return out
     with locks.held(out):
+        damage = _damage(out) if out.is_dir() else None
+        if damage is not None:
+            _log.warning("%s: the data are made anew", damage)
+            shutil.rmtree(out)
         if not out.is_dir():
             documents = _documents(study.corpus)
             texts = [sentence for _, sentences in documents for sentence in sentences]
             tokenizer = train_wordpiece(texts, study.vocab_size, study.lowercase)
             prepare(documents, tokenizer, out, heldout=study.heldout, num_workers=1)
     return out
+
+
+def _damage(out: Path) -> DataError | None:
+    """What is wrong with a data directory at first sight, which costs no reading of its shards."""
+    try:
+        for split in ("train", "heldout"):
+            ShardSet.open(out, split)
+    except DataError as error:
+        return error
+    return None
+
+
+def verify(shards: ShardSet) -> None:
+    """Raises DataError, with the way out, for data of a cache that are not those that were prepared."""
+    try:
+        shards.verify()
+    except DataError as error:
+        raise DataError(f"{error}; remove {shards.directory}, and the same command makes it anew") from None
 
 
 def unigram_loss(data: Path) -> float:

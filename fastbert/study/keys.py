@@ -53,16 +53,22 @@ def arithmetic() -> dict:
     }
 
 
-def result_of(key: str, path: Path) -> dict | None:
-    """The result that is kept in a file; None where there is none, or a damaged one, which is told once."""
+def result_of(key: str, path: Path, holds: tuple[str, ...]) -> dict | None:
+    """The result that is kept in a file; None where there is none, or a damaged one, which is told once.
+
+    Args:
+        holds: what it has besides its key; who made it and how long that took is in all.
+    """
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError):
         found = None
-    if isinstance(found, dict) and found.get("key") == key:
-        return found
+    if isinstance(found, dict) and found.get("key") == key and found.keys() >= {*holds, "measured"}:
+        measured = found["measured"]
+        if isinstance(measured, dict) and measured.keys() >= {"seconds", "commit", "device", "threads"}:
+            return found
     if path not in _told:
         _told.add(path)
         _log.warning("%s is damaged: its result is made anew", path)

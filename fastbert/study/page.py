@@ -230,7 +230,11 @@ def _curves(page: Page, results: dict) -> None:
         if key in seen or not row["pretraining"]["curve"]:
             continue
         seen.add(key)
-        points = [(point["tokens_seen"] / 1e6, point["mlm_loss"]) for point in row["pretraining"]["curve"]]
+        points = [
+            (point["tokens_seen"] / 1e6, point["mlm_loss"])
+            for point in row["pretraining"]["curve"]
+            if point["mlm_loss"] is not None  # it was not finite
+        ]
         lines.append(svg.Line(points, svg.COLOURS[len(lines) % len(svg.COLOURS)], _short(row["row"]), True))
     page.heading("Curves")
     page.text(f"Held-out loss of every pre-training, seed {results['seeds'][0]}.")

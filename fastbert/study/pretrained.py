@@ -12,12 +12,13 @@ from pathlib import Path
 from ..errors import DataError, InputError
 from ..tasks.files import write_json
 from ..train.config import PretrainConfig
-from . import keys, locks
+from . import corpus, keys, locks
 from .spec import RowSpec, Study
 
 _WEIGHTS = "model.safetensors"
 # Beside weights that are kept on the way: result.json is written at the end, and knows those of the end.
 _DIGEST = "weights.sha256"
+_HOLDS = ("heldout", "steps", "tokens", "curve", "weights")
 _CURVE = ("step", "mlm_loss", "mlm_acc", "unigram_entropy", "nsp_loss", "nsp_acc", "tokens_seen")
 
 
@@ -58,7 +59,8 @@ class Wanted:
 
     def result(self) -> dict | None:
         """What it came to, if it is done and has all that is wanted."""
-        found = keys.result_of(self.key, self.directory / "result.json")
+        holds = _HOLDS if self.static is not None else (*_HOLDS, "best_step")
+        found = keys.result_of(self.key, self.directory / "result.json", holds)
         return None if self.missing() else found
 
     def missing(self) -> list[int]:
@@ -186,7 +188,7 @@ def _run(model: Wanted):
     if (model.directory / "result.json").is_file():  # done, but without steps that are wanted now: the same bits again
         _forget(model)
     data, heldout = open_data(model.config)
-    data.shards.verify()  # `pretrain` checks what it opens itself
+    corpus.verify(data.shards)  # `pretrain` checks what it opens itself
     network = build_model(model.config, data)
 
     def keep(row: dict) -> None:

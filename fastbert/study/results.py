@@ -78,6 +78,12 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     step = step_at(config, row.at)
     points = [f["heldout"] if step == config.steps else _point(f["curve"], step) for f in found]
     points = [point for point in points if point]  # static vectors have no loss
+    for point in points:
+        if not math.isfinite(point["mlm_loss"]):
+            raise InputError(
+                f"row {row.name!r}: expected a finite held-out loss after step {step}, got {point['mlm_loss']}: its "
+                "pre-training has diverged, and another lr may help"
+            )
     losses = [point["mlm_loss"] for point in points]
     entropies = [point["unigram_entropy"] for point in points]
     return {
@@ -91,10 +97,15 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
         "margins": [entropy - loss for entropy, loss in zip(entropies, losses, strict=True)],
         "accuracies": [point["mlm_acc"] for point in points],
         "next_sentence": [point["nsp_acc"] for point in points if "nsp_acc" in point],
-        "curve": found[0]["curve"],
+        "curve": [_strict(point) for point in found[0]["curve"]],
         "keys": [f["key"] for f in found],
         "weights": [f["weights"] for f in found],
     }
+
+
+def _strict(point: dict) -> dict:
+    """With None for what JSON has no number for: on the way a loss may be infinite."""
+    return {name: value if math.isfinite(value) else None for name, value in point.items()}
 
 
 def _point(curve: Sequence[dict], step: int) -> dict:

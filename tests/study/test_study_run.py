@@ -95,7 +95,7 @@ def test_a_missing_cell_is_computed_alone_and_to_the_same_bits(place, done):
     assert study_runs.same_in_every_run(again) == study_runs.same_in_every_run(found)
 
 
-@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}"])
+@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", "key", "measured"])
 def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, damaged, caplog):
     cache = tmp_path / "cache"
     shutil.copytree(done[0], cache)
@@ -103,7 +103,9 @@ def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, d
     work = run.work_of(study, cache)
     files = [work.cells[0].path, work.models[0].directory / "result.json"]
     for file in files:
-        file.write_bytes(damaged)
+        whole = json.loads(file.read_bytes())
+        cut = {"key": {"key": whole["key"]}, "measured": {**whole, "measured": {}}}  # JSON, and not all of it
+        file.write_bytes(json.dumps(cut[damaged]).encode() if damaged in cut else damaged)
     _, lines = complete(study, cache)
     assert len(lines) == 2
     assert [record.message for record in caplog.records] == [
@@ -262,8 +264,20 @@ def test_damaged_data_are_found_before_a_model_is_trained_on_them(place, tmp_pat
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(DataError, match=shard.name):
+    with pytest.raises(DataError, match=rf"{shard.name}.*; remove {work.data}, and the same command makes it anew$"):
         run.execute(work)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "vocab.txt", "heldout/shard-00000.idx"])
+@pytest.mark.parametrize("left", [None, 20])
+def test_data_of_which_a_file_is_missing_or_cut_off_are_made_anew(place, tmp_path, caplog, name, left):
+    data = corpus.prepared(read(place), tmp_path)
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    file = data / name
+    file.unlink() if left is None else file.write_bytes(file.read_bytes()[:left])
+    assert corpus.prepared(read(place), tmp_path) == data
+    assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
+    assert [r.message.endswith(": the data are made anew") for r in caplog.records] == [True]
 
 
 def test_another_study_finds_the_models_and_the_cells(place, done):
@@ -534,6 +548,37 @@ def test_a_loss_without_a_perplexity_is_told_in_one_sentence(place, tmp_path):
     (place / "steep.yaml").write_text(text.replace("eval_every: 4", "eval_every: 4\n  warmup: 0"))
     with pytest.raises(InputError, match=r"row 'full': expected a held-out loss that has a perplexity, got \d+"):
         complete(read(place, "steep.yaml", seeds=(0,)), tmp_path)
+
+
+def test_a_loss_that_is_infinite_on_the_way(place, done, tmp_path):
+    cache = tmp_path / "cache"
+    shutil.copytree(done[0], cache)
+    study = read(place)
+    work = run.work_of(study, cache)
+    file = work.models[0].directory / "result.json"
+    found = json.loads(file.read_bytes())
+    found["curve"][0]["mlm_loss"] = math.inf
+    file.write_text(json.dumps(found))
+    found, _ = complete(study, cache)
+    text = json.dumps(found, allow_nan=False)
+    assert found["rows"][0]["pretraining"]["curve"][0]["mlm_loss"] is None
+    page.write(json.loads(text), tmp_path / "out")
+    chart = (tmp_path / "out" / "pretraining.svg").read_text()
+    assert "inf" not in chart
+    assert "nan" not in chart
+    assert chart.count("<circle") == 5  # three evaluations of each of two models, but for one
+
+
+def test_a_row_that_is_taken_where_its_loss_is_infinite_is_told_in_one_sentence(place, tmp_path):
+    (place / "third.yaml").write_text(study_runs.TINY.replace("rows:", "at: [0.3333, 1]\nrows:"))
+    study = read(place, "third.yaml", seeds=(0,))
+    complete(study, tmp_path)
+    file = run.work_of(study, tmp_path).models[0].directory / "result.json"
+    found = json.loads(file.read_bytes())
+    found["curve"][0]["mlm_loss"] = math.inf
+    file.write_text(json.dumps(found))
+    with pytest.raises(InputError, match=r"row 'full, 33.33 %': expected a finite held-out loss after step 4, got inf"):
+        complete(study, tmp_path)
 
 
 @pytest.mark.parametrize(
