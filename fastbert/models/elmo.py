@@ -257,9 +257,10 @@ class ElmoForPreTraining(ElmoPreTrainedModel):
         Returns:
             ``loss`` = ``mlm_loss``, the mean of both directions' cross-entropy in nats; ``mlm_logits`` (N, V) of the
             forward one for ``mlm_labels``. The backward one predicts, from the place after it, each of the N places.
+            Sentences of one token have nothing to predict and are left out. With N = 0 given the mean is 0/0, NaN.
 
         Raises:
-            InputError: labels that are not the next tokens.
+            InputError: labels that are not the next tokens, or none given and no sentence of two tokens.
         """
         forward, backward, key = self.elmo.states(batch)
         places = _places_with_next(batch)
@@ -280,7 +281,13 @@ def _places_with_next(batch: PackedBatch) -> Tensor:
         return batch.mlm_positions
     inner = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.input_ids.device)
     inner[batch.cu_seqlens[1:][batch.cu_seqlens.diff() > 0].long() - 1] = False
-    return inner.nonzero().flatten()
+    places = inner.nonzero().flatten()
+    if not places.numel():
+        raise InputError(
+            f"expected a sentence of two tokens at least, got {batch.num_sequences} of one or none: there is no next "
+            "token to predict"
+        )
+    return places
 
 
 def _check_next(labels: Tensor, given: Tensor | None) -> None:

@@ -237,6 +237,15 @@ def test_empty_batches_and_bad_ones():
         model.elmo(batch_of([[2, 3]]), characters=torch.zeros(2, 3, dtype=torch.int64))
 
 
+def test_a_sentence_of_one_token_has_no_loss():
+    model = pretraining()
+    both = model(batch_of([[2, 5, 7, 3], [5], [7]]))
+    assert both.loss.item() == pytest.approx(model(batch_of([[2, 5, 7, 3]])).loss.item(), rel=1e-6)
+    for sentences in ([[5], [7]], [[5]], [[]]):
+        with pytest.raises(InputError, match=f"two tokens at least, got {len(sentences)} of one or none: there is no"):
+            model(batch_of(sentences))
+
+
 def test_dropout_is_each_directions_own_and_repeatable():
     model = pretraining(hidden_dropout_prob=0.5).train()
     with rng.use(rng.DropoutKey(3, 1)):
