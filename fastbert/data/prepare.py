@@ -11,6 +11,7 @@ import fcntl
 import glob
 import hashlib
 import itertools
+import logging
 import os
 import shutil
 import time
@@ -30,6 +31,11 @@ from .manifest import FILE_NAME, Manifest
 from .shards import ShardWriter
 from .tokenizer import load_tokenizer, save_tokenizer, special_ids, vocab_size
 
+_log = logging.getLogger("fastbert")
+
+# Share of [UNK] from which a vocabulary is told not to be the text's: its own leaves well below 1 % unknown, and text
+# of another domain a few; from another script most of it is, but for digits and marks.
+MANY_UNKNOWN = 0.1
 # Text handed to a worker at a time: enough to hide the hand-over, little enough that a few in flight are small.
 BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
@@ -69,7 +75,11 @@ def prepare(
 
     Raises:
         InputError: an argument does not fit, or ``out`` is there.
-        DataError: the corpus is empty or damaged, or the disk is full; ``out`` is then as it was before.
+        DataError: the corpus is empty or damaged, the vocabulary knows nothing of it, or the disk is full; ``out`` is
+            then as it was before.
+
+    Note:
+        A warning says so where more than a tenth of the tokens are unknown to the vocabulary.
     """
     out = Path(out)
     if isinstance(heldout, str):
@@ -97,6 +107,14 @@ def prepare(
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    unknown = manifest.unknown_tokens / sum(count["tokens"] for count in manifest.counts.values())
+    if unknown > MANY_UNKNOWN:
+        _log.warning(
+            "%s: %.1f %% of the tokens are [UNK], of which a model learns nothing: is the vocabulary this text's? "
+            "(fastbert vocab trains one)",
+            out,
+            100 * unknown,
+        )
     return manifest
 
 
@@ -232,6 +250,12 @@ def _write(
             raise DataError(
                 f"corpus: expected documents for both splits with heldout = {heldout!r:.60}, got none for {split}"
             )
+    tokens = sum(entry.tokens for split in splits for entry in entries[split])
+    if unknown == tokens:
+        raise DataError(
+            f"corpus: expected text that the vocabulary knows something of, got {tokens:,} tokens that are all [UNK]: "
+            "train a vocabulary on this text (fastbert vocab), or give that of the model"
+        )
     files = {name: file for writer in writers.values() for name, file in writer.files.items()}
     for path in save_tokenizer(tokenizer, root):
         content = path.read_bytes()

@@ -130,6 +130,16 @@ def test_segmentation_options(vocab, tmp_path):
     assert [counts[s]["sentences"] for s in ("auto", "always", "never")] == [5, 6, 5]
 
 
+def test_a_vocabulary_of_another_text_is_told(vocab, tmp_path, caplog):
+    prepare([("d", ["the house", "one day"] * 5 + ["\u1230\u120b\u121d"])], vocab, tmp_path / "few")
+    assert not caplog.records
+    manifest = prepare([("d", ["the \u1230\u120b\u121d \u12d3\u1208\u121d"])], vocab, tmp_path / "many")
+    (record,) = caplog.records
+    share = 100 * manifest.unknown_tokens / manifest.counts["train"]["tokens"]
+    assert share > 50
+    assert f"{tmp_path / 'many'}: {share:.1f} % of the tokens are [UNK]" in record.getMessage()
+
+
 def nothing_left(directory, allowed):
     assert sorted(path.name for path in directory.iterdir()) == sorted(allowed)
 
@@ -152,6 +162,7 @@ def test_failure_in_the_middle_leaves_nothing(books, vocab, tmp_path, small_batc
         ([("d", ["\u200b", " "])], {}, DataError),
         ([("d", "a string")], {}, DataError),
         ([("d", [5])], {}, DataError),
+        ([("d", ["\u1230\u120b\u121d", "\u12d3\u1208\u121d"])], {}, DataError),  # Amharic: all [UNK]
         ([("d", ["a"])], {"heldout": 0.5}, DataError),
         ([("d", ["a"])], {"heldout": 1.0}, InputError),
         ([("d", ["a"])], {"heldout": -0.1}, InputError),
