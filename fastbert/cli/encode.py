@@ -33,6 +33,10 @@ class Encode:
     """How tokens become one vector; as the directory says where it is not given, else mean."""
     normalize: Literal["yes", "no"] | None = None
     """Whether vectors are scaled to length 1; as the directory says where it is not given, else no."""
+    prompt_name: str | None = None
+    """Which of the directory's prompts stands in front of every text, as query; its own default where none is given."""
+    prompt: str | None = None
+    """A text to stand there, in place of a name; '' for none."""
     token_budget: int = 4096
     """Tokens computed at a time."""
     batch_invariant: bool = False
@@ -56,10 +60,10 @@ def run(args: Encode) -> None:
     encoder = SentenceEncoder.from_pretrained(
         directory, precision=args.precision, pooling=args.pooling, normalize=normalize
     )
+    options = {name: getattr(args, name) for name in ("prompt_name", "prompt", "token_budget", "batch_invariant")}
     texts = (text for _, text in read_lines(args.file))
     with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
         while window := list(islice(texts, WINDOW)):
-            options = {"token_budget": args.token_budget, "batch_invariant": args.batch_invariant}
             vectors.append(encoder.encode(window, **options))
             advance(len(window))
         if vectors.rows == 0:

@@ -154,12 +154,17 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    texts = {} if bpe.is_bpe(tokenizer) else {"vocab.txt": vocab_text(tokenizer)}
-    texts |= {"tokenizer_config.json": config_text(tokenizer), "tokenizer.json": tokenizer.to_str(pretty=True)}
+    texts = tokenizer_texts(tokenizer)
     paths = [directory / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         write_whole(path, text)
     return paths
+
+
+def tokenizer_texts(tokenizer: Tokenizer) -> dict[str, str]:
+    """What `save_tokenizer` writes, by name of the file."""
+    texts = {} if bpe.is_bpe(tokenizer) else {"vocab.txt": vocab_text(tokenizer)}
+    return texts | {"tokenizer_config.json": config_text(tokenizer), "tokenizer.json": tokenizer.to_str(pretty=True)}
 
 
 def save_vocab(tokenizer: Tokenizer, path: str | Path) -> list[Path]:

@@ -19,6 +19,7 @@ from . import saving
 from .checkpoint import canonical_keys, load_into
 from .convert_bundle import index_bytes, shard_path, write_data
 from .convert_names import to_tensorflow
+from .sentence_files import model_directory
 from .weight_files import PICKLE, read_state_dict, read_weights_file
 
 FORMATS = ("safetensors", "pickle", "tf1", "onnx", "sentence-transformers")
@@ -34,11 +35,13 @@ class Source:
         model: in the dtype of the file, tensor by tensor, and in evaluation mode.
         tokenizer: where its tokenizer's files may be.
         unused: names of the file that the model has no place for.
+        directory: the one that was named: the tokenizer's, or a sentence-transformers directory around it.
     """
 
     model: nn.Module
     tokenizer: Path
     unused: tuple[str, ...]
+    directory: Path
 
 
 def convert(
@@ -103,12 +106,13 @@ def read_model(source, config=None) -> Source:
         )
     if hasattr(model, "tie_weights"):
         model.tie_weights()
-    return Source(model.eval(), home, report.unexpected)
+    return Source(model.eval(), home, report.unexpected, source if source.is_dir() else home)
 
 
 def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
     if source.is_dir():
-        return read_state_dict(source), source
+        home = model_directory(source)
+        return read_state_dict(home), home
     if source.is_file() or source.with_name(f"{source.name}.index").is_file():
         return read_weights_file(source), source.parent
     raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing")

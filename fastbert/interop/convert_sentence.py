@@ -1,22 +1,25 @@
-"""Writes a sentence-transformers directory: the model, how its tokens are pooled, whether vectors are normalised."""
+"""Writes a sentence-transformers directory: the model, how its tokens are pooled, what vectors pass through next."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from ..data.tokenizer import tokenizer_texts
 from ..errors import InputError
 from ..files import read_json
 from . import saving
-from .sentence_encoder import read_settings
+from .sentence_files import CONFIG, POOLING_KEYS, read_settings
+from .sentence_modules import KINDS, Normalize, dim_after
+from .weight_files import SAFETENSORS
 
 POOLINGS = ("mean", "cls", "max")
-# The names under which every release so far reads its modules.
-_MODULES = ("Transformer", "Pooling", "Normalize")
-_CONFIG = "config_sentence_transformers.json"
-_FLAGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens"}
+# The place under which every release so far finds its modules.
+_PLACE = "sentence_transformers.models"
 
 
 def write_sentence_transformers(
@@ -29,23 +32,24 @@ def write_sentence_transformers(
 ) -> None:
     """The encoder of a model as a directory for `SentenceTransformer` and for our `SentenceEncoder`.
 
-    What is not given is as the source has it where that is such a directory, with its prompts and what else it says.
+    What is not given is as the source has it where that is such a directory, with its further modules, its prompts and
+    what else it says.
 
     Args:
         found: a `Source`; a head on its encoder is left out.
         pooling: how the vectors of a text's tokens become one; "mean" for a plain model.
-        normalize: whether vectors are scaled to length 1; so for a plain model.
+        normalize: whether vectors are scaled to length 1 at the end; so for a plain model.
         max_seqlen: longer texts are cut; for a plain model the tokenizer's limit or the model's own.
 
     Raises:
-        InputError: an unknown pooling, no tokenizer beside the weights, a source that computes its vectors in a way
-            that is not supported, or a max_seqlen out of range.
+        InputError: an unknown pooling, or one that a Dense after it does not fit, no tokenizer beside the weights, a
+            source that computes its vectors in a way that is not supported, or a max_seqlen out of range.
     """
     if pooling is not None and pooling not in POOLINGS:
         raise InputError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r:.50}")
     if not saving.tokenizer_files(found.tokenizer):
         raise InputError(f"{found.tokenizer}: expected the tokenizer's files beside the weights, found none")
-    source = read_settings(found.tokenizer)
+    source = read_settings(found.directory)
     if normalize is None:
         normalize = source.normalize or source.pooling_file is None
     longest = found.model.config.max_position_embeddings
@@ -57,32 +61,82 @@ def write_sentence_transformers(
             f"{max_seqlen!r:.50}"
         )
     model = getattr(found.model, "bert", found.model)
-    modules = [
-        {
-            "idx": i,
-            "name": str(i),
-            "path": "" if i == 0 else f"{i}_{name}",
-            "type": f"sentence_transformers.models.{name}",
-        }
-        for i, name in enumerate(_MODULES[: 3 if normalize else 2])
-    ]
+    dim_after(source.modules, model.config.hidden_size * (1 if pooling else len(source.pooling)))
     if pooling is None and source.pooling_file is not None:
         pooled = read_json(source.pooling_file)
     else:
-        flags = {flag: mode == (pooling or "mean") for mode, flag in _FLAGS.items()}
-        pooled = {"word_embedding_dimension": model.config.hidden_size, **flags}
-    config = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-    config_file = found.tokenizer / _CONFIG
-    files: dict[str, Any] = {
-        "1_Pooling/config.json": pooled,
-        "sentence_bert_config.json": {"max_seq_length": max_seqlen, "do_lower_case": source.do_lower_case},
-        _CONFIG: {**config, **(read_json(config_file) if config_file.is_file() else {})},
-        "modules.json": modules,  # last, for it says what the directory is
-    }
-    writers: dict[str, Callable[[Path], Any]] = {
-        name: lambda path, value=value: path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        for name, value in files.items()
-    }
+        pooled = _pooling_config(model, (pooling or "mean",), source.include_prompt)
+    sentence = {"max_seq_length": max_seqlen, "do_lower_case": source.do_lower_case}
+    modules = [*source.modules, *([Normalize()] if normalize else [])]
+    writers = _writers(pooled, modules, sentence, source.config)
     saving.save_directory(model, target, model.config.to_dict(), found.tokenizer, writers)
-    if normalize:
-        (target / "2_Normalize").mkdir(exist_ok=True)
+
+
+def write_encoder(encoder, target: Path) -> Path:
+    """A `SentenceEncoder` as such a directory; returns it."""
+    prompts, default = dict(encoder.prompts), None
+    if encoder.prompt:
+        default = next((name for name, text in prompts.items() if text == encoder.prompt), "default")
+        prompts[default] = encoder.prompt
+    model = encoder.model
+    config = {**encoder.config, "prompts": prompts, "default_prompt_name": default}
+    config["truncate_dim"] = encoder.truncate_dim
+    sentence = {"max_seq_length": encoder.max_seqlen, "do_lower_case": encoder.do_lower_case}
+    pooled = _pooling_config(model, encoder.pooling, encoder.include_prompt)
+    modules = [*encoder.modules, *([Normalize()] if encoder.normalize else [])]
+    writers = _writers(pooled, modules, sentence, config)
+    source = model.tokenizer_source
+    if not saving.tokenizer_files(source):
+        writers = {
+            name: _text_writer(text) for name, text in tokenizer_texts(encoder.own_tokenizer()).items()
+        } | writers
+    return saving.save_directory(model, target, model.config.to_dict(), source, writers)
+
+
+def _pooling_config(model: nn.Module, modes: Sequence[str], include_prompt: bool) -> dict[str, Any]:
+    """Flags, which every release reads, or names where they stand in another order than that of the flags."""
+    # Early releases refuse flags that they do not know.
+    flags = {flag: mode in modes for flag, mode in POOLING_KEYS.items() if mode in (*POOLINGS, *modes)}
+    in_order = [mode for flag, mode in POOLING_KEYS.items() if flags.get(flag)] == list(modes)
+    config = {"word_embedding_dimension": model.config.hidden_size}
+    config |= flags if in_order else {"pooling_mode": list(modes)}
+    return config if include_prompt else {**config, "include_prompt": False}
+
+
+def _writers(
+    pooled: Mapping[str, Any], modules: Sequence[nn.Module], sentence: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Callable[[Path], Any]]:
+    """Of the files beside the model's and the tokenizer's."""
+    kinds = [type(module).__name__ for module in modules]
+    strange = next((kind for kind, module in zip(kinds, modules, strict=True) if not hasattr(module, "settings")), None)
+    if strange is not None:
+        raise InputError(f"sentence-transformers has the modules {', '.join(KINDS)} to save, got {strange}")
+    paths = ["", "1_Pooling", *(f"{i}_{kind}" for i, kind in enumerate(kinds, 2))]
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{_PLACE}.{kind}"}
+        for i, (path, kind) in enumerate(zip(paths, ("Transformer", "Pooling", *kinds), strict=True))
+    ]
+    writers: dict[str, Callable[[Path], Any]] = {"1_Pooling/config.json": _json_writer(pooled)}
+    for path, module in zip(paths[2:], modules, strict=True):
+        writers[f"{path}/config.json"] = _json_writer(module.settings())
+        if module.state_dict():
+            writers[f"{path}/{SAFETENSORS}"] = _weights_writer(module)
+    defaults = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    return {
+        **writers,
+        "sentence_bert_config.json": _json_writer(sentence),
+        CONFIG: _json_writer({**defaults, **config}),
+        "modules.json": _json_writer(listed),  # last, for it says what the directory is
+    }
+
+
+def _json_writer(value: Any) -> Callable[[Path], Any]:
+    return _text_writer(json.dumps(value, indent=2) + "\n")
+
+
+def _text_writer(text: str) -> Callable[[Path], Any]:
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def _weights_writer(module: nn.Module) -> Callable[[Path], Any]:
+    return lambda path: saving.write_safetensors(saving.tensors_of(module), path)

@@ -58,7 +58,7 @@ def save_directory(
     }
     text = json.dumps(config, indent=2, sort_keys=True, default=str) + "\n"
     writers: dict[str, Callable[[Path], Any]] = {
-        SAFETENSORS: lambda path: _write_safetensors(state, path),
+        SAFETENSORS: lambda path: write_safetensors(state, path),
         "config.json": lambda path: path.write_text(text, encoding="utf-8"),
     }
     for source in copies:
@@ -113,7 +113,7 @@ def tokenizer_files(source) -> list[Path]:
     return [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
 
 
-def _write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
+def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -2,77 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from tokenizers import Tokenizer, normalizers
+from torch import nn
 
 from .. import ops
 from ..data.tokenizer import load_tokenizer
 from ..errors import InputError
-from ..files import read_json
 from ..models import BertModel
 from ..modules.mode import evaluating
 from ..modules.quantized import quantize
 from ..packing import PackedBatch
+from .sentence_files import checked_modes, read_settings
+from .sentence_modules import dim_after, pool
 
-_POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 _TOKENIZE_AT_ONCE = 4096
 PRECISIONS = ("fp32", "bf16", "int8")
-
-
-def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
-    """One vector per sequence.
-
-    Args:
-        hidden: (T, H) floating.
-        cu_seqlens: (B+1,) int32; no sequence is empty.
-        mode: a pooling mode of sentence-transformers.
-
-    Returns:
-        (B, H) float32.
-    """
-    hidden = hidden.float()
-    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
-    lengths = ends - starts
-    if mode == "cls":
-        return hidden[starts]
-    if mode == "lasttoken":
-        return hidden[ends - 1]
-    if mode == "max":
-        return torch.segment_reduce(hidden, "max", lengths=lengths, axis=0)
-    if mode == "weightedmean":
-        weights = torch.arange(len(hidden), device=hidden.device) - torch.repeat_interleave(starts, lengths) + 1
-        total = torch.segment_reduce(hidden * weights[:, None], "sum", lengths=lengths, axis=0)
-        return total / (lengths * (lengths + 1) / 2)[:, None]
-    total = torch.segment_reduce(hidden, "sum", lengths=lengths, axis=0)
-    return total / (lengths.sqrt() if mode == "mean_sqrt_len_tokens" else lengths)[:, None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the files beside the weights say."""
-
-    model_directory: Path
-    pooling_file: Path | None = None
-    pooling: tuple[str, ...] = ("mean",)
-    normalize: bool = False
-    max_seqlen: int | None = None
-    do_lower_case: bool = False
-    prompt: str = ""
-    truncate_dim: int | None = None
 
 
 class SentenceEncoder:
@@ -82,14 +32,17 @@ class SentenceEncoder:
         model: a `BertModel`, with or without pooler.
         tokenizer: a `tokenizers.Tokenizer` with BERT's template.
         pooling: modes of sentence-transformers, concatenated.
-        normalize: whether vectors are scaled to length 1 unless `encode` is told otherwise.
+        modules: what pooled vectors, (N, C) float32, pass through next, in this order, as `sentence_modules.Dense`.
+        normalize: whether vectors are scaled to length 1 at the end unless `encode` is told otherwise.
         max_seqlen: longer inputs are cut to this many tokens, specials included.
         do_lower_case: whether texts are lower-cased before the tokenizer sees them.
-        prompt: what stands in front of every text.
+        prompts: by name, for `encode` to choose from.
+        prompt: what stands in front of every text for which none is chosen.
+        include_prompt: whether a prompt's tokens are pooled with the text's.
         truncate_dim: only so many of the first numbers of a vector are kept; None for all.
 
     Raises:
-        InputError: a pooling that is not known, or a number out of range.
+        InputError: a pooling that is not known, a module for vectors of another length, or a number out of range.
     """
 
     def __init__(
@@ -98,22 +51,34 @@ class SentenceEncoder:
         tokenizer,
         *,
         pooling: Sequence[str] = ("mean",),
+        modules: Sequence[nn.Module] = (),
         normalize: bool = False,
         max_seqlen: int | None = None,
         do_lower_case: bool = False,
+        prompts: Mapping[str, str] | None = None,
         prompt: str = "",
+        include_prompt: bool = True,
         truncate_dim: int | None = None,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.pooling, self.normalize = _checked_modes(pooling, "pooling"), normalize
+        self.pooling, self.normalize = checked_modes(pooling, "pooling"), normalize
+        self.modules = nn.Sequential(*modules).eval()
+        self._whole_dim = dim_after(modules, model.config.hidden_size * len(self.pooling))
         for name, value, least in (("max_seqlen", max_seqlen, 3), ("truncate_dim", truncate_dim, 1)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
         longest = model.config.max_position_embeddings
         self.max_seqlen = longest if max_seqlen is None else min(max_seqlen, longest)
-        self.do_lower_case, self.prompt, self.truncate_dim = do_lower_case, prompt, truncate_dim
+        self.prompts, self.prompt, self.include_prompt = dict(prompts or {}), prompt, include_prompt
+        self.do_lower_case, self.truncate_dim = do_lower_case, truncate_dim
+        # What else config_sentence_transformers.json said, to be written back.
+        self.config: dict = {}
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(self.max_seqlen)
+        self._normalizer = tokenizer.normalizer
+        if do_lower_case:
+            own = [] if self._normalizer is None else [self._normalizer]
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
     @classmethod
     def from_pretrained(
@@ -127,7 +92,8 @@ class SentenceEncoder:
         """Reads a sentence-transformers directory, or a plain BERT directory (mean pooling, not normalised).
 
         Args:
-            precision: "fp32", "bf16", or "int8" (`fastbert.quantize`); vectors are float32 in every case.
+            precision: "fp32", "bf16", or "int8" (`fastbert.quantize`) for the BERT; pooling and what follows it are
+                float32, and so are the vectors, in every case.
             pooling, normalize: in place of what the directory says.
 
         Raises:
@@ -146,25 +112,48 @@ class SentenceEncoder:
             model,
             load_tokenizer(settings.model_directory),
             pooling=(pooling,) if isinstance(pooling, str) else pooling,
+            modules=settings.modules,
             normalize=settings.normalize if normalize is None else normalize,
             max_seqlen=settings.max_seqlen,
             do_lower_case=settings.do_lower_case,
+            prompts=settings.prompts,
             prompt=settings.prompt,
+            include_prompt=settings.include_prompt,
             truncate_dim=settings.truncate_dim,
         )
+        encoder.config = dict(settings.config)
         return quantize(encoder) if precision == "int8" else encoder
+
+    def save_pretrained(self, directory) -> Path:
+        """Writes a sentence-transformers directory: the BERT, its tokenizer, pooling, modules, prompts.
+
+        Raises:
+            InputError: a module that sentence-transformers has no name for.
+            CheckpointError: a file cannot be written, or the model is quantised.
+        """
+        from .convert_sentence import write_encoder
+
+        return write_encoder(self, Path(directory))
 
     @property
     def dim(self) -> int:
         """The length of a vector."""
-        whole = self.model.config.hidden_size * len(self.pooling)
-        return whole if self.truncate_dim is None else min(whole, self.truncate_dim)
+        return self._whole_dim if self.truncate_dim is None else min(self._whole_dim, self.truncate_dim)
+
+    def own_tokenizer(self) -> Tokenizer:
+        """A copy of the tokenizer as it was given, without the longest input and the lower-casing of this class."""
+        tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
+        tokenizer.normalizer = self._normalizer
+        tokenizer.no_truncation()
+        return tokenizer
 
     @torch.inference_mode()
     def encode(
         self,
         sentences: Sequence[str],
         *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         token_budget: int = 4096,
         normalize: bool | None = None,
         batch_invariant: bool = False,
@@ -174,6 +163,9 @@ class SentenceEncoder:
 
         Args:
             sentences: N texts; an empty one is ``[CLS] [SEP]``.
+            prompt_name: which of `prompts` stands in front of every text; where neither this nor prompt is given, the
+                encoder's own ``prompt``.
+            prompt: a text to stand there, in place of a name; "" for none.
             token_budget: tokens computed at a time (a longer sentence goes alone).
             normalize: whether to scale vectors to length 1; as the directory says where it is None, which is before
                 numbers are cut off.
@@ -183,49 +175,71 @@ class SentenceEncoder:
         Returns:
             (N, `dim`) float32.
         """
-        if isinstance(sentences, str):
-            raise InputError("sentences must be a list of strings, got one string")
-        try:
-            sentences = list(sentences)
-        except TypeError:
-            raise InputError(f"sentences must be a list of strings, got {type(sentences).__name__}") from None
-        strange = next((type(text).__name__ for text in sentences if not isinstance(text, str)), None)
-        if strange is not None:
-            raise InputError(f"sentences must be strings, got one of type {strange}")
-        for number, text in enumerate(sentences):
-            if not text.isascii():
-                try:
-                    text.encode("utf-8")
-                except UnicodeEncodeError as error:
-                    got = f"the lone surrogate {text[error.start]!r} in number {number}"
-                    raise InputError(f"sentences must be texts that UTF-8 can write, got {got}") from None
+        sentences = _checked_texts(sentences)
+        prompt = self._chosen_prompt(prompt_name, prompt)
         if isinstance(token_budget, bool) or not isinstance(token_budget, int) or token_budget < 1:
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
-        rows = self._tokenize(sentences)
+        rows = self._tokenize(sentences, prompt)
+        skip = 0 if self.include_prompt else self._prompt_length(prompt)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         # The model may be in training between two calls.
         with ops.batch_invariant() if batch_invariant else nullcontext(), evaluating(self.model):
             for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
-                out[members] = self._vectors([rows[i] for i in members], normalize)
+                out[members] = self._vectors([rows[i] for i in members], normalize, skip)
         return out
 
-    def _vectors(self, rows: list[np.ndarray], normalize: bool | None) -> np.ndarray:
+    def _chosen_prompt(self, name: str | None, prompt: str | None) -> str:
+        if prompt is not None:
+            if name is not None:
+                raise InputError(f"encode takes a prompt or a prompt_name, got both, {prompt!r:.50} and {name!r:.50}")
+            return _checked_texts([prompt], "prompts")[0]
+        if name is None:
+            return self.prompt
+        if not isinstance(name, str) or name not in self.prompts:
+            known = ", ".join(self.prompts) or "no names here"
+            raise InputError(f"prompt_name must be one of {known:.200}, got {name!r:.50}")
+        return self.prompts[name]
+
+    def _prompt_length(self, prompt: str) -> int:
+        """How many tokens of a row are not its text's: those of a prompt with the mark at the beginning."""
+        return len(self.tokenizer.encode(prompt).ids) - 1 if prompt else 0
+
+    def _vectors(self, rows: list[np.ndarray], normalize: bool | None, skip: int) -> np.ndarray:
         batch = PackedBatch.from_sequences(rows).to(self.model.device)
         hidden = self.model(batch).last_hidden_state
-        vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode) for mode in self.pooling], dim=-1)
+        vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode, skip) for mode in self.pooling], dim=-1)
+        vectors = self.modules.to(vectors.device)(vectors)
         if normalize is None and self.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         vectors = vectors[:, : self.truncate_dim]
         return (torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors).cpu().numpy()
 
-    def _tokenize(self, sentences: Sequence[str]) -> list[np.ndarray]:
+    def _tokenize(self, sentences: Sequence[str], prompt: str) -> list[np.ndarray]:
         rows: list[np.ndarray] = []
         for start in range(0, len(sentences), _TOKENIZE_AT_ONCE):
-            texts = [self.prompt + text for text in sentences[start : start + _TOKENIZE_AT_ONCE]]
-            if self.do_lower_case:
-                texts = [text.lower() for text in texts]
+            texts = [prompt + text for text in sentences[start : start + _TOKENIZE_AT_ONCE]]
             rows += [np.asarray(encoding.ids, dtype=np.int64) for encoding in self.tokenizer.encode_batch(texts)]
         return rows
+
+
+def _checked_texts(sentences: Sequence[str], name: str = "sentences") -> list[str]:
+    if isinstance(sentences, str):
+        raise InputError("sentences must be a list of strings, got one string")
+    try:
+        sentences = list(sentences)
+    except TypeError:
+        raise InputError(f"sentences must be a list of strings, got {type(sentences).__name__}") from None
+    strange = next((type(text).__name__ for text in sentences if not isinstance(text, str)), None)
+    if strange is not None:
+        raise InputError(f"{name} must be strings, got one of type {strange}")
+    for number, text in enumerate(sentences):
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                got = f"the lone surrogate {text[error.start]!r} in number {number}"
+                raise InputError(f"{name} must be texts that UTF-8 can write, got {got}") from None
+    return sentences
 
 
 def _batches(rows: Sequence[np.ndarray], token_budget: int) -> Iterator[list[int]]:
@@ -254,102 +268,3 @@ def _progress(batches: Iterator[list[int]], total: int, show: bool) -> Iterator[
         for members in batches:
             yield members
             progress.advance(task, len(members))
-
-
-# --- the files of a sentence-transformers directory ---
-
-
-def read_settings(directory: Path) -> Settings:
-    """Of a sentence-transformers directory; of a plain one the defaults, with the tokenizer's longest input.
-
-    Raises:
-        InputError: a file does not fit, or it asks for a module or a pooling that is not supported.
-    """
-    modules_file = directory / "modules.json"
-    if not modules_file.is_file():
-        return Settings(directory, max_seqlen=_model_max_length(directory))
-    modules = read_json(modules_file, list)
-    try:
-        types = [str(module["type"]) for module in modules]
-        paths = [str(module.get("path", "")) for module in modules]
-    except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{modules_file}: expected a list of modules with type and path, got another form") from error
-    # A class of another package may be called Transformer too and compute something else.
-    kinds = [name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name for name in types]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise InputError(
-            f"{modules_file}: expected the modules Transformer, Pooling and perhaps Normalize, got {', '.join(kinds)}"
-        )
-    transformer, pooling = (_inside(directory, path, modules_file) for path in paths[:2])
-    modes, include_prompt = _read_pooling(pooling / "config.json")
-    sentence_file = _sentence_file(transformer)
-    sentence = _read_optional(sentence_file)
-    max_seqlen = sentence.get("max_seq_length")
-    if max_seqlen is None:  # as sentence-transformers 6 writes it
-        max_seqlen = _model_max_length(transformer)
-    elif isinstance(max_seqlen, bool) or not isinstance(max_seqlen, int) or max_seqlen < 3:
-        raise InputError(f"{sentence_file}: expected max_seq_length of 3 or more, got {max_seqlen!r:.100}")
-    config_file = directory / "config_sentence_transformers.json"
-    prompt, truncate_dim = _read_prompt(config_file), _read_optional(config_file).get("truncate_dim")
-    if truncate_dim is not None and (type(truncate_dim) is not int or truncate_dim < 1):
-        raise InputError(f"{config_file}: expected truncate_dim of 1 or more, got {truncate_dim!r:.100}")
-    if prompt and not include_prompt:
-        raise InputError(f"{pooling / 'config.json'}: pooling without the prompt is not supported")
-    return Settings(
-        transformer,
-        pooling / "config.json",
-        modes,
-        "Normalize" in kinds,
-        max_seqlen,
-        bool(sentence.get("do_lower_case", False)),
-        prompt,
-        truncate_dim,
-    )
-
-
-def _sentence_file(directory: Path) -> Path:
-    """Where the longest input stands; early releases named it after the model (``sentence_roberta_config.json``)."""
-    newest = directory / "sentence_bert_config.json"
-    return newest if newest.exists() else next(iter(sorted(directory.glob("sentence_*_config.json"))), newest)
-
-
-def _model_max_length(directory: Path) -> int | None:
-    """What tokenizer_config.json says; None where it says nothing, or the huge number that stands for it."""
-    length = _read_optional(directory / "tokenizer_config.json").get("model_max_length")
-    return length if type(length) is int and 3 <= length < 1 << 30 else None
-
-
-def _read_pooling(path: Path) -> tuple[tuple[str, ...], bool]:
-    values = read_json(path)
-    modes = values.get("pooling_mode")
-    if modes is None:
-        modes = [mode for key, mode in _POOLING_KEYS.items() if values.get(key)] or ["mean"]
-    return _checked_modes([modes] if isinstance(modes, str) else modes, path), bool(values.get("include_prompt", True))
-
-
-def _checked_modes(modes: Any, source) -> tuple[str, ...]:
-    known = tuple(_POOLING_KEYS.values())
-    if not isinstance(modes, (list, tuple)) or not modes or not all(mode in known for mode in modes):
-        raise InputError(f"{source}: expected pooling modes among {', '.join(known)}, got {modes!r:.100}")
-    return tuple(modes)
-
-
-def _read_prompt(path: Path) -> str:
-    values = _read_optional(path)
-    name, prompts = values.get("default_prompt_name"), values.get("prompts")
-    if name is None:
-        return ""
-    if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
-        raise InputError(f"{path}: expected a prompt named {name!r:.100}, got none")
-    return prompts[name]
-
-
-def _inside(directory: Path, path: str, source: Path) -> Path:
-    target = directory / path
-    if "\0" in path or not target.resolve().is_relative_to(directory.resolve()):
-        raise InputError(f"{source}: expected paths inside its own directory, got {path!r:.200}")
-    return target
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

@@ -128,7 +128,10 @@ def _element_wise(function: Callable) -> Callable:
     return run
 
 
-_ELEMENT_WISE = (F.gelu, torch.tanh, Tensor.tanh, torch.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp)
+_ELEMENT_WISE = (
+    *(F.gelu, torch.tanh, Tensor.tanh, torch.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp),
+    *(F.mish, F.elu, F.selu, F.softplus),
+)
 _PRODUCTS = (
     *(torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm),
     *(torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm, torch.einsum, F.scaled_dot_product_attention),

@@ -11,6 +11,7 @@ import tiny_bert
 
 from fastbert.cli import finetune
 from fastbert.cli.main import main, parse
+from fastbert.interop.convert import convert
 from fastbert.tasks.config import FEATURE_RECIPE, RECIPES
 
 ROWS = [("the film is good", 1), ("a dull book .", 0), ("great , very great !", 1), ("it was poor", 0)]
@@ -156,6 +157,29 @@ def test_encode_takes_a_sentence_directory_of_the_older_layout(model, lines, tmp
         directory = tmp_path / "old" if name == "old" else model
         assert run("encode", "--model", directory, "--out", tmp_path / f"{name}.npy", *options, lines) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "old.npy"), np.load(tmp_path / "plain.npy"))
+
+
+def test_encode_with_a_prompt(model, lines, tmp_path, capsys):
+    lines.write_text("film\nbook of france\n", encoding="utf-8")
+    (tmp_path / "full.txt").write_text("the film\nthe book of france\n", encoding="utf-8")
+    convert(model, tmp_path / "st", to="sentence-transformers")
+    config = {"prompts": {"query": "the "}, "default_prompt_name": "query"}
+    (tmp_path / "st" / "config_sentence_transformers.json").write_text(json.dumps(config))
+
+    def encode(file, *options):
+        assert run("encode", "--model", tmp_path / "st", "--out", tmp_path / "vectors.npy", *options, file) == 0
+        return np.load(tmp_path / "vectors.npy")
+
+    wanted = encode(tmp_path / "full.txt", "--prompt", "")
+    for options in ([], ["--prompt-name", "query"], ["--prompt", "the "]):
+        np.testing.assert_array_equal(encode(lines, *options), wanted)
+    assert not np.allclose(encode(lines, "--prompt-name", "document"), wanted, atol=1e-2)
+    (tmp_path / "vectors.npy").unlink()
+    error = fails(
+        capsys, "encode", "--model", tmp_path / "st", "--prompt-name", "x", "--out", tmp_path / "vectors.npy", lines
+    )
+    assert "prompt_name must be one of query, document, got 'x'" in error
+    assert not (tmp_path / "vectors.npy").exists()
 
 
 def test_encode_in_every_form(model, lines, tmp_path):

@@ -144,8 +144,8 @@ def test_a_sentence_directory_that_cannot_be_kept_is_refused(tmp_path):
         with pytest.raises(InputError, match="max_seqlen must be a whole number between 3 and"):
             convert(tmp_path / "source", tmp_path / "out", to="sentence-transformers", options={"max_seqlen": longest})
     modules = (tmp_path / "source" / "modules.json").read_text()
-    (tmp_path / "source" / "modules.json").write_text(modules.replace(".Normalize", ".Dense"))
-    with pytest.raises(InputError, match="got Transformer, Pooling, Dense"):
+    (tmp_path / "source" / "modules.json").write_text(modules.replace(".Normalize", ".CNN"))
+    with pytest.raises(InputError, match="got CNN among Transformer, Pooling, CNN"):
         convert(tmp_path / "source", tmp_path / "out", to="sentence-transformers")
     assert not (tmp_path / "out").exists()
 

@@ -10,7 +10,7 @@ from tiny_bert import save as save_tiny
 
 from fastbert import SentenceEncoder
 from fastbert.errors import InputError
-from fastbert.interop.sentence_encoder import pool
+from fastbert.interop.sentence_modules import pool
 
 SENTENCES = [
     "A man is eating food.",
@@ -224,7 +224,7 @@ def test_vectors_that_are_cut_off(tmp_path):
         ("1_Pooling/config.json", '{"pooling_mode": 3}', "pooling modes"),
         ("sentence_bert_config.json", '{"max_seq_length": "long"}', "max_seq_length"),
         ("config_sentence_transformers.json", '{"truncate_dim": 0}', "truncate_dim of 1 or more, got 0"),
-        ("config_sentence_transformers.json", '{"default_prompt_name": "query", "prompts": {}}', "query"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "passage", "prompts": {}}', "passage"),
     ],
 )
 def test_what_is_not_supported_is_said_in_one_sentence(tmp_path, file, content, named):
