@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from .distilbert import from_distilbert
 from .names import canonical_name, is_computed
 from .saving import save_directory
 from .weight_files import read_state_dict
@@ -50,7 +51,7 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
         CheckpointError: two different tensors come to the same name.
     """
     canonical: dict[str, Tensor] = {}
-    for name, tensor in state.items():
+    for name, tensor in from_distilbert(state).items():
         new = canonical_name(name, prefix)
         if is_computed(new):
             continue

@@ -19,6 +19,7 @@ from . import saving
 from .checkpoint import canonical_keys, load_into
 from .convert_bundle import index_bytes, shard_path, write_data
 from .convert_names import to_tensorflow
+from .distilbert import read_bert_config
 from .sentence_files import model_directory
 from .weight_files import PICKLE, read_state_dict, read_weights_file
 
@@ -119,7 +120,7 @@ def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The values of a configuration, Hugging Face's or google-research's."""
+    """The values of a configuration, Hugging Face's, DistilBERT's too, or google-research's."""
     if path.is_dir():
         found = next((path / name for name in _CONFIGS if (path / name).is_file()), None)
         if found is None:
@@ -127,7 +128,7 @@ def _read_config(path: Path) -> dict[str, Any]:
                 f"{path}: expected {' or '.join(_CONFIGS)} beside the weights, found neither: give --config"
             )
         path = found
-    return BertConfig.from_pretrained(path).to_dict()
+    return read_bert_config(path).to_dict()
 
 
 def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from ..models import BertModel
 from ..modules.mode import evaluating
 from ..modules.quantized import quantize
 from ..packing import PackedBatch
+from .distilbert import read_bert_config
 from .sentence_files import checked_modes, read_settings
 from .sentence_modules import dim_after, pool
 
@@ -91,6 +92,8 @@ class SentenceEncoder:
     ) -> SentenceEncoder:
         """Reads a sentence-transformers directory, or a plain BERT directory (mean pooling, not normalised).
 
+        The BERT may be a DistilBERT, which is one without token types.
+
         Args:
             precision: "fp32", "bf16", or "int8" (`fastbert.quantize`) for the BERT; pooling and what follows it are
                 float32, and so are the vectors, in every case.
@@ -104,7 +107,8 @@ class SentenceEncoder:
         if precision not in PRECISIONS:
             raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
         settings = read_settings(Path(directory))
-        model = BertModel.from_pretrained(settings.model_directory, add_pooling_layer=False)
+        config = read_bert_config(settings.model_directory)
+        model = BertModel.from_pretrained(settings.model_directory, config=config, add_pooling_layer=False)
         if precision == "bf16":
             model = model.bfloat16()
         pooling = settings.pooling if pooling is None else pooling

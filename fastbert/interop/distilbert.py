@@ -1,0 +1,70 @@
+"""DistilBERT (Sanh et al. 2019) read as the BERT that it is: one without token types, under names of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import BertConfig
+from ..errors import CheckpointError, InputError
+from ..model_config import read_config_file
+from .patch_families import DISTILBERT
+
+_TABLE = "embeddings.word_embeddings.weight"
+_LAYER = re.compile(r"(?:distilbert\.)?transformer\.(layer\.\d+)\.(.+)\.(weight|bias)")
+_NAMES = {theirs: ours for ours, theirs in DISTILBERT.rename if theirs is not None}
+_FIELDS = {theirs: ours for ours, theirs in DISTILBERT.config}
+# A second row of zeros, for tokenizers that mark the second of two texts.
+_TYPES = 2
+
+
+def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a config.json, DistilBERT's in BERT's words; any other comes back as it is."""
+    if values.get("model_type") != "distilbert":
+        return dict(values)
+    ours = {_FIELDS.get(name, name): value for name, value in values.items()}
+    fixed = {"model_type": "bert", "type_vocab_size": _TYPES, "layer_norm_eps": 1e-12}
+    # Its own fields for sizes have defaults of their own.
+    sizes = {"num_hidden_layers": 6, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}
+    return {**sizes, **ours, **fixed}
+
+
+def read_bert_config(directory: str | os.PathLike) -> BertConfig:
+    """The configuration in a directory of a BERT or a DistilBERT.
+
+    Raises:
+        InputError: there is none, or it does not fit.
+    """
+    path, values = read_config_file(directory)
+    try:
+        return BertConfig.from_dict(bert_values(values))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def from_distilbert(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """DistilBERT's tensors under BERT's names, with token types of zeros; any other state comes back as it is.
+
+    Heads keep their names: they are not BERT's.
+
+    Raises:
+        CheckpointError: there are no word embeddings to take the size of the token types from.
+    """
+    if not any(_LAYER.fullmatch(name) for name in state):
+        return state
+    out: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        match = _LAYER.fullmatch(name)
+        if match:
+            name = f"encoder.{match[1]}.{_NAMES.get(match[2], match[2])}.{match[3]}"
+        out[name.removeprefix("distilbert.")] = tensor
+    words = out.get(_TABLE)
+    if words is None or words.dim() != 2:
+        raise CheckpointError(f"a DistilBERT: expected a table of word embeddings, {_TABLE}, got none")
+    out["embeddings.token_type_embeddings.weight"] = torch.zeros(_TYPES, words.shape[1], dtype=words.dtype)
+    return out

@@ -1,0 +1,96 @@
+"""DistilBERT as a BERT, in sentence-transformers directories and conversions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tiny_bert import VOCAB
+
+import fastbert
+from fastbert import SentenceEncoder
+from fastbert.errors import CheckpointError, InputError
+from fastbert.interop.convert import convert
+
+TEXTS = ["the film was great .", "", "paris", "THE Book of France", "not good , " * 30]
+
+
+def save(directory: Path, name: str = "DistilBertModel", **changes) -> Path:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": len(VOCAB), "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64}
+    rest = {"max_position_embeddings": 20, "initializer_range": 0.2}
+    model = getattr(transformers, name)(transformers.DistilBertConfig(**{**sizes, **rest, **changes}))
+    model.save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
+    (directory / "tokenizer_config.json").write_text(
+        '{"do_lower_case": true, "tokenizer_class": "DistilBertTokenizer"}'
+    )
+    return directory
+
+
+@pytest.mark.parametrize("name", ["DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification"])
+@pytest.mark.parametrize("sinusoidal", [False, True])
+def test_distiluse_agrees_with_sentence_transformers(name, sinusoidal, tmp_path):
+    st = pytest.importorskip("sentence_transformers", exc_type=ImportError)
+    modules = pytest.importorskip("sentence_transformers.models", exc_type=ImportError)
+    transformer = modules.Transformer(str(save(tmp_path / "bert", name, sinusoidal_pos_embds=sinusoidal)))
+    torch.manual_seed(2)
+    parts = [transformer, modules.Pooling(32, pooling_mode="mean"), modules.Dense(32, 12)]
+    model = st.SentenceTransformer(modules=parts, device="cpu").eval()
+    model.save(str(tmp_path / "st"))
+    wanted = model.encode(TEXTS)
+    ours = SentenceEncoder.from_pretrained(tmp_path / "st")
+    np.testing.assert_allclose(ours.encode(TEXTS), wanted, rtol=0, atol=1e-5)
+    assert ours.max_seqlen == 20
+    # Out: as a BERT, for sentence-transformers and for us; by either way.
+    convert(tmp_path / "st", tmp_path / "converted", to="sentence-transformers")
+    ours.save_pretrained(tmp_path / "saved")
+    for directory in (tmp_path / "converted", tmp_path / "saved"):
+        assert json.loads((directory / "config.json").read_text())["model_type"] == "bert"
+        again = SentenceEncoder.from_pretrained(directory)
+        np.testing.assert_array_equal(again.encode(TEXTS), ours.encode(TEXTS))
+        theirs = st.SentenceTransformer(str(directory), device="cpu")
+        np.testing.assert_allclose(theirs.encode(TEXTS), wanted, rtol=0, atol=1e-5)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("st", "saved"))
+    assert torch.equal(
+        before["transformer.layer.1.ffn.lin1.weight"], after["encoder.layer.1.intermediate.dense.weight"]
+    )
+    assert not after["embeddings.token_type_embeddings.weight"].any()
+    assert ours.model.num_parameters() == sum(x.numel() for x in after.values())
+
+
+def test_a_plain_directory_and_what_is_not_used(tmp_path):
+    source = save(tmp_path / "bert", "DistilBertForMaskedLM")
+    theirs = transformers.DistilBertModel.from_pretrained(source).eval()
+    found = convert(source, tmp_path / "out")
+    assert type(found.model).__name__ == "BertModel"
+    assert any(name.startswith("vocab_") for name in found.unused)
+    model = fastbert.BertModel.from_pretrained(tmp_path / "out")
+    ids = torch.randint(5, len(VOCAB), (3, 9))
+    mask = torch.tensor([9, 4, 1])[:, None] > torch.arange(9)
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=mask.long()).last_hidden_state[mask]
+        got = model(ids, attention_mask=mask.long()).last_hidden_state[mask]
+        types = model(ids, attention_mask=mask.long(), token_type_ids=torch.ones_like(ids)).last_hidden_state[mask]
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(types, wanted, rtol=0, atol=1e-5)
+
+
+def test_what_is_no_bert_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"config\.json: hidden_act must be one of .*, got 'relu'"):
+        SentenceEncoder.from_pretrained(save(tmp_path / "relu", activation="relu"))
+    directory = save(tmp_path / "cut")
+    state = load_file(directory / "model.safetensors")
+    del state["embeddings.word_embeddings.weight"]
+    torch.save(state, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="expected a table of word embeddings"):
+        SentenceEncoder.from_pretrained(directory)
+    # A model with a head is not read as BERT's in silence.
+    with pytest.raises(InputError, match="model_type must be 'bert', got 'distilbert'"):
+        fastbert.BertForSequenceClassification.from_pretrained(save(tmp_path / "head"))
