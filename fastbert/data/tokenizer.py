@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..config import BertConfig
 from ..errors import InputError
@@ -19,8 +19,9 @@ from ..files import read_json, whole
 from . import added_tokens, bpe
 from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
+from .special_tokens import BERT_NAMES, SpecialNames, names_of, read_names, require, set_template
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIAL_TOKENS = tuple(BERT_NAMES)
 CONTINUATION = "##"
 # Of a vocabulary that is trained: what a model may have.
 MOST_TOKENS = BertConfig.limits["vocab_size"]
@@ -48,7 +49,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path: a directory holding tokenizer.json, vocab.txt or vocab.json, or one of these files. A file named vocab.txt
             is read with the tokenizer_config.json beside it; without one, text is lower-cased when hardly a word of the
             vocabulary has an upper-case letter. A vocab.json is read with the merges.txt beside it. Tokens that were
-            added to a vocabulary, as transformers keeps them beside a vocab.txt, are read too.
+            added to a vocabulary, as transformers keeps them beside a vocab.txt, are read too, and other names of the
+            special tokens than BERT's.
 
     Raises:
         InputError: a file is missing or unreadable, or the vocabulary lacks a special token.
@@ -64,27 +66,34 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.name == "vocab.json":
         tokenizer = bpe.load_bpe(path)
     elif path.suffix == ".json":
-        tokenizer = _from_json(path)
-        _follow(tokenizer, _read_settings(path))
+        settings = _read_settings(path)
+        tokenizer = _from_json(path, settings)
+        _follow(tokenizer, settings)
     else:
         vocab, settings = read_vocab(path), _read_settings(path)
-        tokenizer = build_tokenizer(vocab, _normalisation(settings, vocab), source=str(path))
+        names = read_names(path, settings)
+        tokenizer = build_tokenizer(vocab, _normalisation(settings, vocab), source=str(path), names=names)
         added_tokens.add(tokenizer, path, settings)
     return tokenizer
 
 
-def build_tokenizer(vocab: dict[str, int], normalisation: Normalisation, source: str = "the vocabulary") -> Tokenizer:
+def build_tokenizer(
+    vocab: dict[str, int],
+    normalisation: Normalisation,
+    source: str = "the vocabulary",
+    names: SpecialNames = BERT_NAMES,
+) -> Tokenizer:
     """A WordPiece tokenizer from tokens and ids, with ``[CLS] A [SEP] B [SEP]`` as its template."""
-    _require_special(vocab, source)
+    require(vocab, names, source)
     model = models.WordPiece(
         vocab,
-        unk_token="[UNK]",
+        unk_token=names.unk_token,
         max_input_chars_per_word=MAX_CHARS_PER_WORD,
         continuing_subword_prefix=CONTINUATION,
     )
     tokenizer = _shell(model, normalisation)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    _set_template(tokenizer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in names])
+    set_template(tokenizer, names)
     return tokenizer
 
 
@@ -143,7 +152,7 @@ def train_wordpiece(
         raise InputError("vocabulary: expected texts with words in them, got none")
     if letters:  # continuations are no special tokens
         return build_tokenizer(tokenizer.get_vocab(with_added_tokens=True), Normalisation(lowercase, strip_accents))
-    _set_template(tokenizer)
+    set_template(tokenizer, BERT_NAMES)
     return tokenizer
 
 
@@ -213,23 +222,23 @@ def config_text(tokenizer: Tokenizer) -> str:
             "strip_accents": normaliser.strip_accents,
             "tokenize_chinese_chars": normaliser.handle_chinese_chars,
         }
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    settings |= dict(zip(names, SPECIAL_TOKENS, strict=True))
+    settings |= names_of(tokenizer)._asdict()
     return json.dumps(settings, indent=2) + "\n"
 
 
 def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> SpecialIds:
-    """Ids of [PAD] [UNK] [CLS] [SEP] [MASK] and of every other special token; of a byte-pair encoding, the token that
-    stands between texts in their place.
+    """Ids of [PAD] [UNK] [CLS] [SEP] [MASK], whatever their names, and of every other special token; of a byte-pair
+    encoding, the token that stands between texts in their place.
 
     Raises:
         InputError: one of the five is missing.
     """
     if bpe.is_bpe(tokenizer):
         return bpe.boundary_ids(tokenizer, source)
-    ids = [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    names = names_of(tokenizer)
+    ids = [tokenizer.token_to_id(token) for token in names]
     if None in ids:
-        _require_special({t: i for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is not None}, source)
+        require([t for t, i in zip(names, ids, strict=True) if i is not None], names, source)
     added = [index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     return SpecialIds(*ids, others=tuple(sorted(set(added) - set(ids))))
 
@@ -246,18 +255,24 @@ def read_vocab(path: Path) -> dict[str, int]:
     return vocab
 
 
-def _from_json(path: Path) -> Tokenizer:
+def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises bare Exception
         raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
     if not isinstance(tokenizer.model, models.WordPiece | models.BPE):
         raise InputError(f"{path}: expected a WordPiece or BPE tokenizer, got {type(tokenizer.model).__name__}")
-    special_ids(tokenizer, source=str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if not bpe.is_bpe(tokenizer):
-        _set_template(tokenizer)
+    if bpe.is_bpe(tokenizer):
+        special_ids(tokenizer, source=str(path))
+        return tokenizer
+    # What the file itself knows: the unknown token, and names that stand in a template of ours.
+    own = names_of(tokenizer)._asdict() | {"unk_token": tokenizer.model.unk_token}
+    names = read_names(path, {**own, **{role: name for role, name in settings.items() if name is not None}})
+    names = names._replace(unk_token=tokenizer.model.unk_token)
+    require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
+    set_template(tokenizer, names)
     return tokenizer
 
 
@@ -301,12 +316,6 @@ def _normalisation(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisa
     return Normalisation(lower, settings.get("strip_accents"), settings.get("tokenize_chinese_chars", True))
 
 
-def _require_special(vocab: dict[str, int], source: str) -> None:
-    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
-    if missing:
-        raise InputError(f"{source}: expected the tokens {' '.join(SPECIAL_TOKENS)}, got none for {' '.join(missing)}")
-
-
 def _shell(model: models.Model, normalisation: Normalisation) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -318,11 +327,3 @@ def _shell(model: models.Model, normalisation: Normalisation) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     return tokenizer
-
-
-def _set_template(tokenizer: Tokenizer) -> None:
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )

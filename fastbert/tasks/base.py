@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows, called
 from .config import TaskOptions
@@ -237,8 +238,9 @@ def check_fit(tokenizer: Tokenizer, config: BertConfig, max_seqlen: int) -> None
     if max_seqlen < 3 or (most is not None and max_seqlen > most):
         bound = "at least 3" if most is None else f"between 3 and the model's max_position_embeddings, {most}"
         raise InputError(f"max_seqlen must be {bound}, got {max_seqlen}")
-    if config.model_type == "bert" and tokenizer.token_to_id("[CLS]") is None:
-        raise InputError("a BERT reads [CLS] first, got a tokenizer that has no such token")
+    first = names_of(tokenizer).cls_token
+    if config.model_type == "bert" and tokenizer.token_to_id(first) is None:
+        raise InputError(f"a BERT reads {first} first, got a tokenizer that has no such token")
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if largest >= config.vocab_size:
         raise InputError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
+from ..data.special_tokens import names_of
 from ..errors import InputError
 from ..modules.mode import evaluating
 from ..packing import PackedBatch
@@ -26,7 +27,7 @@ class Candidate:
 def fill_mask(
     model: torch.nn.Module, tokenizer: Tokenizer, text: str, top_k: int = 5, *, truncate: bool = False
 ) -> list[list[Candidate]]:
-    """The top_k candidates of every [MASK] in the text, in the text's order.
+    """The top_k candidates of every [MASK], or what the vocabulary calls it, in the text, in the text's order.
 
     Args:
         model: a BertForMaskedLM (or BertForPreTraining).
@@ -36,9 +37,10 @@ def fill_mask(
         InputError: no [MASK] in the text, or in what is left of it, or in the vocabulary; the text is too long, or has
             half of a pair of surrogates.
     """
-    mask_id = tokenizer.token_to_id("[MASK]")
+    mask = names_of(tokenizer).mask_token
+    mask_id = tokenizer.token_to_id(mask)
     if mask_id is None:
-        raise InputError("the vocabulary has no [MASK] token, which masked language modelling needs")
+        raise InputError(f"the vocabulary has no {mask} token, which masked language modelling needs")
     if not 1 <= top_k <= model.config.vocab_size:
         most = model.config.vocab_size
         raise InputError(f"top_k must be between 1 and the size of the vocabulary, {most}, got {top_k}")
@@ -54,7 +56,7 @@ def fill_mask(
     positions = [index for index, token in enumerate(ids) if token == mask_id]
     if not positions:
         where = f"the first {limit} tokens of the text" if encoding.overflowing else "the text"
-        raise InputError(f"expected at least one [MASK] in {where}, got {shorten(repr(text))}")
+        raise InputError(f"expected at least one {mask} in {where}, got {shorten(repr(text))}")
     probabilities, best = _top(model, ids, positions, top_k)
     return [
         [Candidate(tokenizer.id_to_token(i), i, p) for i, p in zip(row_ids, row_ps, strict=True)]

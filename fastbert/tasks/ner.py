@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from .bad_rows import called
 from .base import Example, Row, Task
@@ -123,7 +124,8 @@ class NER(Task):
         A sentence that fits is one window.
         """
         pieces = _pieces(rows, tokenizer)
-        cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+        names = names_of(tokenizer)
+        cls, sep = tokenizer.token_to_id(names.cls_token), tokenizer.token_to_id(names.sep_token)
         room = max_seqlen - 2
         examples = []
         for unit in self._units(rows):
@@ -248,7 +250,7 @@ def _named(row: Row, spans: Iterable[tuple[str, int, int]]) -> Iterator[str]:
 def _pieces(rows: Sequence[Row], tokenizer) -> list[tuple[np.ndarray, np.ndarray]]:
     """Of each row its sub-tokens, and where each word begins among them. A word that leaves nothing of itself (control
     characters) is [UNK], for it too needs a tag."""
-    encoder, unknown = private_copy(tokenizer, None), tokenizer.token_to_id("[UNK]")
+    encoder, unknown = private_copy(tokenizer, None), tokenizer.token_to_id(names_of(tokenizer).unk_token)
     found = []
     for begin in range(0, len(rows), CHUNK):
         chunk = [list(row.texts) for row in rows[begin : begin + CHUNK]]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.special_tokens import names_of
 from ..errors import InputError
 from .base import Example, Row
 from .encoding import private_copy
@@ -70,7 +71,8 @@ def encode_windows(
         InputError: max_seqlen has no room for a question and a token of its context.
     """
     texts = encode_unique([text for row in rows for text in row.texts], tokenizer)
-    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    names = names_of(tokenizer)
+    cls, sep = tokenizer.token_to_id(names.cls_token), tokenizer.token_to_id(names.sep_token)
     examples = []
     for index, row in enumerate(rows):
         question, context = texts[row.texts[0]].ids[:max_question], texts[row.texts[1]]
