@@ -182,8 +182,7 @@ class PretrainLoop:
             self._log, self._stop = log, stop
             self._rows = StepRows(self.run_dir / "steps.jsonl" if self.engine.world.first else None, self.step)
             self._rows.begin(self.window)
-            # A signal may have ended an evaluation and then the run.
-            if self.step and self.step % self.config.eval_every == 0 and self.evaluated_at != self.step:
+            if self._evaluation_is_due:
                 self._evaluate()
             while self.progress < 1.0 and not self._asked():
                 self._train_step()
@@ -216,7 +215,13 @@ class PretrainLoop:
         if not self.engine.world.first:
             return NoLog()
         wandb = WandbLog(self.config.wandb, self.run_dir, dataclasses.asdict(self.config))
-        return MetricsLog(self.run_dir, resume_step=self.step or None, wandb=wandb)
+        again = ("heldout",) if self._evaluation_is_due else ()
+        return MetricsLog(self.run_dir, resume_step=self.step or None, wandb=wandb, again=again)
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        """Where a run goes on: a signal had ended an evaluation and then the run."""
+        return bool(self.step) and self.step % self.config.eval_every == 0 and self.evaluated_at != self.step
 
     def _train_step(self) -> None:
         self._advance_phase()

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .append import Appender
@@ -63,16 +63,23 @@ class MetricsLog:
         run_dir: an existing directory.
         resume_step: the step that training goes on from; rows after it are dropped, since those steps will be done
             again. None begins an empty log.
+        again: kinds of rows of that step itself that will be made again: of an evaluation that a signal had ended.
         wandb: gets the rows too.
     """
 
     def __init__(
-        self, run_dir: str | os.PathLike, resume_step: int | None = None, wandb: WandbLog | None = None
+        self,
+        run_dir: str | os.PathLike,
+        resume_step: int | None = None,
+        wandb: WandbLog | None = None,
+        *,
+        again: Collection[str] = (),
     ) -> None:
         self._path = Path(run_dir) / "metrics.jsonl"
         self._events_dir = Path(run_dir) / "tensorboard"
         self._resume_step = resume_step
-        kept = [] if resume_step is None else [row for row in read_metrics(self._path) if row["step"] <= resume_step]
+        rows = [] if resume_step is None else read_metrics(self._path)
+        kept = [r for r in rows if r["step"] < resume_step or (r["step"] == resume_step and r["kind"] not in again)]
         write_text(self._path, "".join(map(to_line, kept)))
         self._rows = kept
         self._file = Appender(self._path)

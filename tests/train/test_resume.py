@@ -283,6 +283,12 @@ def test_a_signal_ends_an_evaluation_and_the_resumed_run_makes_it_up(data, whole
     assert (first.steps, first.interrupted, len(batches)) == (8, "SIGTERM", 2)
     assert not [row for row in first.history if row["kind"] == "heldout"]
     monkeypatch.undo()
+    shutil.copytree(out / "checkpoints", tmp_path / "stopped")
+    pretrain(runs.config(data, out, resume="auto"), quiet=True)
+    assert runs.rows(out) == runs.rows(whole)
+    # The same from the same checkpoint, as if the run had been killed after it had made the evaluation up.
+    shutil.rmtree(out / "checkpoints")
+    (tmp_path / "stopped").rename(out / "checkpoints")
     pretrain(runs.config(data, out, resume="auto"), quiet=True)
     assert runs.rows(out) == runs.rows(whole)
 
