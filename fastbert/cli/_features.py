@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -42,6 +44,8 @@ def train(
             result = finetune.train(dataclasses.replace(one, **recipe), task, directory, rows, also, configs)
         else:
             result = _train_one(one, task, directory, rows, also, configs)
+        if result.interrupted:
+            return
         metrics = (result.best[metric] for metric in task.metrics)
         table.append((name, *metrics, result.best["epoch"], time.perf_counter() - start))
     path = args.out / "features.tsv"
@@ -67,7 +71,11 @@ def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also
     """One training; the file of features lies beside OUT while it lasts."""
     task.features, task.feature_units = args.features, args.feature_units
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}-")
+    prefix = f".{args.out.name}.features-"
+    if args.resume is not None:
+        for left in args.out.parent.glob(f"{glob.escape(prefix)}*"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+    unfinished = tempfile.TemporaryDirectory(dir=args.out.parent, prefix=prefix)
     with removed_on_sigterm(), unfinished as folder:
 
         def prepared(model) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Finetune(FinetuneConfig, SearchConfig):
-    """Fine-tunes a pre-trained model on a task, evaluates it after each epoch and keeps the best.
+    """Fine-tunes a pre-trained model on a task, evaluates it after each epoch and keeps the best; Ctrl-C saves,
+    --resume auto goes on.
 
     OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer), and of the dev file
     the metrics, the predictions in the official format, tables (per class, confusion) and the rows that were got wrong.
@@ -27,6 +28,7 @@ class Finetune(FinetuneConfig, SearchConfig):
         fastbert finetune sst2 --model DIR --train train.tsv --dev dev.tsv --out RUN
         fastbert finetune rte --model DIR --train train.tsv --dev dev.tsv --out RUN --restarts 5
         fastbert finetune mrpc --model DIR --train train.tsv --dev dev.tsv --out RUN --grid
+        fastbert finetune mrpc --model DIR --train train.tsv --dev dev.tsv --out RUN --grid --resume auto
         fastbert evaluate sst2 --model RUN --data dev.tsv
     """
 
@@ -107,10 +109,9 @@ def run(args: Finetune) -> None:
 def _run(args: Finetune) -> None:
     """Reads everything, then trains: what does not fit is told before anything is written."""
     from ..errors import InputError
-    from ..files import check_new
     from ..tasks import registry
     from ..tasks.batching import hold_out
-    from ..tasks.runs import model_directory
+    from ..tasks.runs import model_directory, starting_point
     from ..train import distributed
     from ._tasks import read_rows
 
@@ -123,7 +124,8 @@ def _run(args: Finetune) -> None:
         raise InputError(f"--feature-units is a number above 0 and belongs to --features, got {args.feature_units}")
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
-    distributed.on_first(distributed.current(), lambda: check_new(args.out))
+    if args.features != "all" or args.resume is None:  # else each of its trainings has a directory of its own
+        distributed.on_first(distributed.current(), lambda: starting_point(args.out, args.resume))
     train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
     task.learn(train_rows)
     if args.dev is None:
@@ -172,13 +174,24 @@ def train(
         prepared(model)
     report.header(args, model, configs, *rows)
     with progress(args.task, None, "steps") as advance:
-        callbacks = Callbacks(lambda total: advance(1, total), lambda early: report.early(task, early), report.epoch)
+
+        def resumed(path: Path, step: int) -> None:
+            print(f"resumed from {path} at step {step}", flush=True)
+            advance(step)
+
+        steps = lambda total: advance(1, total)  # noqa: E731
+        callbacks = Callbacks(steps, lambda early: report.early(task, early), report.epoch, resumed)
         given = {"out": args.out, "source": source, "callbacks": callbacks}
         if len(configs) == 1:
             result = finetune(task, model, tokenizer, *rows, config, **given)
         else:
             given["on_trial"] = lambda trial: report.trial(task, trial, len(configs))
             result, model = search(task, model, partial(task.model, directory), tokenizer, *rows, configs, **given)
+    if result.interrupted:
+        print(f"stopped by {result.interrupted}; go on with --resume auto")
+        for path in result.paths:
+            print(path)
+        return result
     paths = [*result.paths, *_evaluate_also(task, model, tokenizer, also, config, args.out)]
     report.result(task, result, args.restarts)
     for path in paths:

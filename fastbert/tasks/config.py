@@ -22,6 +22,10 @@ FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
 """For a BiLSTM on the features of a frozen BERT, which starts from nothing; the paper does not say what it did."""
 
 
+# Options that change no figure: how often things are told and written.
+IDLE = {"log_every", "save_every", "keep", "resume"}
+
+
 @dataclass(kw_only=True)
 class TaskOptions:
     """What some tasks can be told and others pass over."""
@@ -81,10 +85,20 @@ class FinetuneConfig(TaskOptions):
     """Use only the first N dev rows."""
     log_every: int = 20
     """Steps between two lines of metrics.jsonl."""
+    save_every: int | None = None
+    """Steps between checkpoints; without it there is one where ten minutes have passed since the last. They are removed
+    when the run has ended well."""
+    keep: int = 2
+    """Checkpoints kept; each is of three to five times the model's size."""
+    resume: Literal["auto"] | None = None
+    """auto = go on from the newest valid checkpoint of --out, or start anew; what has ended of --restarts and --grid is
+    not done again. With as many threads as before, the run comes to the same bits as one that was never interrupted;
+    with another recipe, model or data it is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch_size", "token_budget", "limit_train", "limit_dev", "log_every"):
+        sizes = ("epochs", "batch_size", "token_budget", "limit_train", "limit_dev")
+        for name in (*sizes, "log_every", "save_every", "keep"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
@@ -97,6 +111,8 @@ class FinetuneConfig(TaskOptions):
             raise InputError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if self.max_seqlen < 3:
             raise InputError(f"max_seqlen must be at least 3, got {self.max_seqlen}")
+        if self.resume not in (None, "auto"):
+            raise InputError(f"resume must be auto or none, got {self.resume!r}")
         if not 0 <= self.seed < 1 << 64:
             raise InputError(f"seed must be at least 0 and below 2^64, got {self.seed}")
 

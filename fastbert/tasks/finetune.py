@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..errors import InputError
-from .base import Example, Row, Task, check_fit
-from .batching import training_batches
+from ..files import read_json
+from ..train.distributed import on_first
+from .base import Row, Task
 from .config import FinetuneConfig
-from .predict import TOKEN_BUDGET, run_model, to_device
-from .runs import FinetuneRun, TrialLog
+from .runs import ENDED, FinetuneRun, Start, starting_point
+from .saving import FinetuneCheckpoints, Stopped, check_same, identity
+from .training import EARLY_ROWS, EARLY_SHARE, Best, Callbacks, Data, EvaluationSet, Training, plan, prepare
 from .world import launched
 
-EARLY_SHARE = 0.4
-"""Where in the first epoch the early check stands: late enough to have learned, early enough to stop and change."""
-EARLY_ROWS = 500
-"""Dev rows of the early check, at most: it answers whether anything is learned, within about two points."""
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """What is called while training.
-
-    Args:
-        on_step: after each step, with the number of all steps.
-        on_early: once, before half of the first epoch, with step, steps (of the epoch), rows, seconds_left (of the
-            training), the metrics, and each metric again as guess_NAME where the task can guess.
-        on_epoch: with each epoch's line of the history.
-    """
-
-    on_step: Callable[[int], Any] | None = None
-    on_early: Callable[[dict], Any] | None = None
-    on_epoch: Callable[[dict], Any] | None = None
+__all__ = [
+    "EARLY_ROWS", "EARLY_SHARE", "Best", "Callbacks", "Data", "EvaluationSet", "FinetuneResult", "finetune", "plan",
+    "prepare", "train",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,6 +36,8 @@ class FinetuneResult:
         guess: the metrics of predictions that know nothing; empty where the task has none.
         trials: a dictionary a training, where there were several (see `search`).
         model_dir, paths: what was written; None and empty without a run directory.
+        interrupted: the name of the signal that ended it early, or None. There are no predictions then and no model,
+            and of history and best what there was until then.
     """
 
     history: list[dict]
@@ -63,6 +47,7 @@ class FinetuneResult:
     trials: list[dict] = field(default_factory=list)
     model_dir: Path | None = None
     paths: list[Path] = field(default_factory=list)
+    interrupted: str | None = None
 
 
 def finetune(
@@ -79,6 +64,9 @@ def finetune(
 ) -> FinetuneResult:
     """Trains the model in place; at the end it holds the weights of its best epoch.
 
+    With a run directory Ctrl-C, SIGTERM and SIGHUP save and return, and ``config.resume`` "auto" goes on; of a run that
+    has ended it gives the result again.
+
     Args:
         model: from ``task.model(directory)``, whose new head is drawn from torch's generator: seed it before.
         out: the run directory to make; None writes nothing.
@@ -87,80 +75,49 @@ def finetune(
     Raises:
         InputError: rows, tokenizer, lengths and model do not fit together, or the run directory exists; all this is
             found out before training starts.
+        CheckpointError: the run directory is of another model, recipe or data, or its checkpoints are damaged.
     """
+    if out is None:
+        data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
+        best = train(task, model, data, config, callbacks)
+        best.settle(task, data.dev, model)
+        return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess)
+    start = on_first(launched(), lambda: starting_point(out, config.resume))
+    now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
+    if start.ended:
+        return result_again(task, model, tokenizer, dev_rows, config, out, now)
     data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
-    first = launched().first  # of several processes one writes
-    run = FinetuneRun(out, task, config, source or {}) if out is not None and first else None
-    with contextlib.nullcontext() if run is None else run.log() as log:
-        best = train(task, model, data, config, log, callbacks)
-    best.settle(task, data.dev.rows, model)
-    result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess)
-    if run is None:
-        return result
-    return run.finish(task, result, model, tokenizer, data.dev.rows)
+    with opened(out, task, config, source or {}, now, start, callbacks) as (run, checkpoints):
+        try:
+            with checkpoints:
+                best = train(task, model, data, config, callbacks, run, checkpoints)
+        except Stopped as stopped:
+            return interrupted(stopped, data)
+        best.settle(task, data.dev, model)
+        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess)
+        return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
 
 
-@dataclass(frozen=True)
-class EvaluationSet:
-    """Rows to evaluate on, ready for a model, and the metrics of knowing nothing (empty where a task has none)."""
+@contextlib.contextmanager
+def opened(
+    out, task: Task, config: FinetuneConfig, source: dict, now: dict, start: Start, callbacks: Callbacks | None
+) -> Iterator[tuple[FinetuneRun | None, FinetuneCheckpoints]]:
+    """The run directory, which no other run may use while the block lasts, and its checkpoints.
 
-    rows: Sequence[Row]
-    examples: list[Example]
-    guess: dict[str, float]
+    Of several processes one writes; the others have no `FinetuneRun`. Arguments and errors are those of `finetune`.
+    """
+    from ..train.run_lock import only_run
 
-    @classmethod
-    def of(cls, task: Task, rows: Sequence[Row], tokenizer, max_seqlen: int) -> EvaluationSet:
-        guess = task.guess(rows) if rows else None
-        metrics = {} if guess is None else task.metric(rows, guess)
-        return cls(rows, task.encode(rows, tokenizer, max_seqlen), metrics)
-
-    def score(self, task: Task, model: torch.nn.Module) -> tuple[dict, list]:
-        """The metrics, with dev_loss where the examples have labels; and the predictions."""
-        outputs = run_model(task, model, self.examples, TOKEN_BUDGET)
-        predictions = task.decode(self.rows, self.examples, outputs.values)
-        record = dict(task.metric(self.rows, predictions))
-        if outputs.loss is not None:
-            record["dev_loss"] = outputs.loss
-        return record, predictions
-
-
-@dataclass(frozen=True)
-class Data:
-    """What every training on the same rows shares."""
-
-    train: list[Example]
-    dev: EvaluationSet
-    early: EvaluationSet
-
-
-def prepare(
-    task: Task, model: torch.nn.Module, tokenizer, train_rows: Sequence[Row], dev_rows: Sequence[Row], config
-) -> Data:
-    """Encodes the rows, after all checks of what could not fit; see `finetune` for the errors."""
-    task.configure(config)
-    task.adopt(model.config)
-    train_rows, dev_rows = train_rows[: config.limit_train], dev_rows[: config.limit_dev]
-    check_fit(tokenizer, model.config, config.max_seqlen)
-    examples = task.encode(train_rows, tokenizer, config.max_seqlen)
-    dev = EvaluationSet.of(task, dev_rows, tokenizer, config.max_seqlen)
-    if not examples or not dev.examples:
-        got = f"{len(examples)} training and {len(dev.examples)} dev examples"
-        raise InputError(f"task {task.name}: expected rows to train and to evaluate on, got {got}")
-    if config.token_budget is not None:  # a sequence may have no room in it
-        plan(examples, dataclasses.replace(config, epochs=1))
-    early = dev
-    if len(dev_rows) > EARLY_ROWS:
-        # Spread over the file: many are sorted by source or by label.
-        chosen = [dev_rows[i * len(dev_rows) // EARLY_ROWS] for i in range(EARLY_ROWS)]
-        early = EvaluationSet.of(task, chosen, tokenizer, config.max_seqlen)
-    return Data(examples, dev, early)
-
-
-def plan(examples: Sequence[Example], config: FinetuneConfig) -> list[list]:
-    """The batches of every epoch, as example numbers."""
-    lengths = [e.num_tokens for e in examples]
-    sizes = {"batch_size": config.batch_size, "token_budget": config.token_budget}
-    return [training_batches(lengths, seed=config.seed, epoch=epoch, **sizes) for epoch in range(config.epochs)]
+    checkpoints = FinetuneCheckpoints(out, config, now, start.point)
+    with contextlib.ExitStack() as held:
+        run = None
+        if launched().first:
+            Path(out).mkdir(parents=True, exist_ok=True)
+            held.enter_context(only_run(Path(out)))
+            run = FinetuneRun(out, task, config, source, now)
+        if start.point is not None and callbacks is not None and callbacks.on_resume is not None:
+            callbacks.on_resume(start.point, checkpoints.step)
+        yield run, checkpoints
 
 
 def train(
@@ -168,140 +125,46 @@ def train(
     model: torch.nn.Module,
     data: Data,
     config: FinetuneConfig,
-    log: TrialLog | None = None,
     callbacks: Callbacks | None = None,
+    run: FinetuneRun | None = None,
+    checkpoints: FinetuneCheckpoints | None = None,
 ) -> Best:
-    """Trains the model in place and evaluates it after each epoch; returns the best epoch with its weights."""
-    epochs = plan(data.train, config)
-    stepper = _Stepper(model, task, data.train, config, sum(map(len, epochs)))
-    watch = _Watch(stepper, log, callbacks or Callbacks())
-    best = Best(task.metrics[0])
-    for epoch, batches in enumerate(epochs, 1):
-        early_at = int(EARLY_SHARE * len(batches)) if epoch == 1 else 0
-        record = {"epoch": epoch, **_train_epoch(stepper, batches, watch, early_at, data.early)}
-        score, predictions = data.dev.score(task, model)
-        record |= score
-        best.offer(record, predictions, model)
-        watch.epoch(record)
-    return best
+    """Trains the model in place and evaluates it after each epoch; returns the best epoch with its weights.
 
-
-def _train_epoch(stepper: _Stepper, batches: list, watch: _Watch, early_at: int, early: EvaluationSet) -> dict:
-    """One pass over the batches; its mean loss over rows, its seconds and its rate.
-
-    Args:
-        early_at: after so many steps the early check is made; 0 for none.
+    Raises:
+        Stopped: see `FinetuneCheckpoints`.
     """
-    tokens, rows, loss_sum, seconds = 0, 0, 0.0, 0.0
-    for number, indices in enumerate(batches, 1):
-        start = time.perf_counter()
-        record = stepper.step(indices)
-        seconds += time.perf_counter() - start
-        tokens += record.pop("tokens")
-        rows += len(indices)
-        loss_sum += record["loss"] * len(indices)
-        watch.step(record)
-        if number == early_at:
-            score, _ = early.score(stepper.task, stepper.model)
-            guess = {f"guess_{name}": value for name, value in early.guess.items()}
-            left = {"seconds_left": seconds / number * (stepper.total - number)}
-            watch.early({"step": number, "steps": len(batches), "rows": len(early.rows), **left, **score, **guess})
-    return {"train_loss": loss_sum / rows, "train_seconds": seconds, "tokens_per_second": tokens / seconds}
+    training = Training(task, model, data, config, callbacks, checkpoints)
+    if checkpoints is not None:
+        checkpoints.restore(training)
+    with contextlib.nullcontext() if run is None else run.log(training) as log:
+        return training.run(log)
 
 
-class _Watch:
-    """Tells the log and the callbacks."""
-
-    def __init__(self, stepper: _Stepper, log: TrialLog | None, callbacks: Callbacks):
-        self._stepper, self._log, self._callbacks = stepper, log, callbacks
-
-    def step(self, record: dict) -> None:
-        if self._log is not None:
-            self._log.step(record)
-        if self._callbacks.on_step is not None:
-            self._callbacks.on_step(self._stepper.total)
-
-    def early(self, record: dict) -> None:
-        if self._log is not None:
-            self._log.early(record)
-        if self._callbacks.on_early is not None:
-            self._callbacks.on_early(record)
-
-    def epoch(self, record: dict) -> None:
-        if self._log is not None:
-            self._log.epoch(self._stepper.count, record)
-        if self._callbacks.on_epoch is not None:
-            self._callbacks.on_epoch(record)
+def interrupted(stopped: Stopped, data: Data, trials: Sequence[dict] = ()) -> FinetuneResult:
+    """What there is of a run that a signal has ended."""
+    paths = [stopped.path] if launched().first else []
+    best, more = stopped.best, {"paths": paths, "interrupted": stopped.signal}
+    return FinetuneResult(best.history, best.record, [], data.dev.guess, list(trials), **more)
 
 
-class _Stepper:
-    """One optimiser step a batch, by the engine that pre-training uses; AdamW with a linear schedule.
+def result_again(
+    task: Task, model: torch.nn.Module, tokenizer, dev_rows: Sequence[Row], config: FinetuneConfig, out, now: dict
+) -> FinetuneResult:
+    """The result of a run that has ended well; the model gets its weights.
 
-    Of several processes each takes every so many-th row of a batch; losses are weighted by their share of its labels.
+    Raises:
+        CheckpointError: it was of another model, recipe or data.
     """
-
-    def __init__(self, model, task: Task, examples: Sequence[Example], config: FinetuneConfig, total: int):
-        from .. import optim
-        from .world import make_engine
-
-        self.model, self.task, self.examples, self.config, self.total = model, task, examples, config, total
-        self.warmup = round(config.warmup * total) / total  # whole steps, as in transformers' schedule
-        self.count = 0
-        groups = optim.param_groups(model, config.weight_decay)
-        optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
-        self.engine = make_engine(model, optimizer, config)
-
-    def step(self, indices: Sequence[int]) -> dict:
-        """Trains on these examples; returns step, loss, grad_norm, lr and tokens."""
-        from ..optim import schedules
-
-        engine = self.engine
-        own = indices[min(engine.world.rank, len(indices) - 1) :: engine.world.size]
-        batch, labels = self.task.collate([self.examples[index] for index in own])
-        batch = batch.to(engine.device)
-        labels = to_device(labels, engine.device)
-        self.model.train()
-        weight, tokens = 1.0, batch.num_tokens
-        if engine.world.size > 1:
-            # A batch with fewer rows than there are processes leaves some with a row that does not count.
-            count = _targets(labels, len(own)) if engine.world.rank < len(indices) else 0
-            total, tokens = engine.reduce([count, tokens if count else 0])
-            weight, tokens = count / max(total, 1), int(tokens)
-        loss = engine.backward(lambda: engine.forward(batch, **labels).loss * weight)
-        lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
-        grad_norm = engine.step(lr)
-        self.count += 1
-        (loss,) = engine.reduce([float(loss)])
-        return {"step": self.count, "loss": loss, "grad_norm": grad_norm, "lr": lr, "tokens": tokens}
-
-
-def _targets(labels: dict[str, Any], rows: int) -> int:
-    """How many labels a loss is the mean over: of classes of tokens those that count, else one a row."""
-    values = labels.get("labels")
-    if values is None or values.is_floating_point():
-        return rows
-    return int((values != -100).sum())
-
-
-class Best:
-    """Remembers every epoch's record, and the weights of the one with the largest first metric."""
-
-    def __init__(self, metric: str):
-        self.metric = metric
-        self.history: list[dict] = []
-        self.record: dict = {}
-        self.predictions: list = []
-        self._weights: dict[str, torch.Tensor] = {}
-
-    def offer(self, record: dict, predictions: list, model: torch.nn.Module) -> None:
-        self.history.append(record)
-        if self.record and not record[self.metric] > self.record[self.metric]:
-            return
-        self.record, self.predictions = record, predictions
-        self._weights = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
-
-    def settle(self, task: Task, rows: Sequence[Row], model: torch.nn.Module) -> None:
-        """Puts the best weights back, and lets the task take what it needs from their predictions of the dev rows."""
-        model.load_state_dict(self._weights)
-        self.predictions = task.settle(rows, self.predictions, model.config)
-        self.record |= task.metric(rows, self.predictions)
+    path = Path(out) / ENDED
+    told = read_json(path)
+    check_same(path, told["finetune"], now)
+    task.configure(config)
+    task.adopt(model.config)
+    dev = EvaluationSet.of(task, dev_rows[: config.limit_dev], tokenizer, config.max_seqlen)
+    directory = Path(out) / "model"
+    best = Best.of(task.metrics[0], task.model(directory).state_dict(), told)
+    best.settle(task, dev, model)
+    paths = [Path(out) / name for name in told["paths"]] if launched().first else []
+    more = {"model_dir": directory, "paths": paths}
+    return FinetuneResult(best.history, best.record, best.predictions, dev.guess, told["trials"], **more)

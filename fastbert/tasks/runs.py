@@ -8,12 +8,18 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
 from ..files import check_new, read_yaml
 from .files import atomic_write, write_json, write_json_lines
+
+ENDED = "ended.json"
+"""What a run that has ended well says of itself, for a resume that comes late."""
+CHECKPOINTS = "checkpoints"
+"""Is there as long as a run has not ended, and holds what it goes on from."""
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
     from .base import Row, Task
     from .config import FinetuneConfig
     from .finetune import FinetuneResult
+    from .training import Training
 
 
 def model_directory(path: str | os.PathLike) -> Path:
@@ -72,6 +79,41 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
     return model
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a fine-tuning begins: at a checkpoint, anew, or not at all since it has ended."""
+
+    point: Path | None = None
+    ended: bool = False
+
+
+def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
+    """What a run directory holds to go on from.
+
+    Args:
+        resume: "auto", or None for a run that begins.
+
+    Raises:
+        InputError: the directory would mix with what is there.
+        CheckpointError: it has checkpoints, all of them damaged.
+    """
+    from ..train import checkpoint
+
+    out = Path(out)
+    unfinished = (out / CHECKPOINTS).is_dir()
+    if resume is None:
+        if unfinished:
+            raise InputError(f"{out} already holds a run: resume it with --resume auto, or choose another --out")
+        check_new(out)
+    elif (out / ENDED).is_file():
+        return Start(ended=True)
+    elif unfinished:
+        return Start(checkpoint.newest(out / CHECKPOINTS))
+    else:
+        check_new(out)
+    return Start()
+
+
 class TrialLog:
     """What one training measures: metrics.jsonl and TensorBoard events of a directory."""
 
@@ -99,10 +141,15 @@ class FinetuneRun:
     trials.jsonl when it ends; of the best there is what there is of a single one.
     """
 
-    def __init__(self, out: str | os.PathLike, task: Task, config: FinetuneConfig, source: dict):
-        self.out = Path(out)
-        check_new(self.out)
+    def __init__(self, out: str | os.PathLike, task: Task, config: FinetuneConfig, source: dict, identity: dict):
+        """Begins a directory, or goes on in one that `starting_point` knows.
+
+        Args:
+            identity: what the run is of (see `saving.identity`).
+        """
+        self.out, self._identity = Path(out), identity
         self._source = {"task": task.name, **source}
+        (self.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         self._write_config(config)
 
     def _write_config(self, config: FinetuneConfig) -> None:
@@ -113,26 +160,29 @@ class FinetuneRun:
             yaml.safe_dump({**self._source, **dataclasses.asdict(config)}, file, sort_keys=False)
 
     @contextlib.contextmanager
-    def log(self, trial: int | None = None) -> Iterator[TrialLog]:
-        """The log of the training, or of one of several, numbered from 1."""
+    def log(self, training: Training, trial: int | None = None) -> Iterator[TrialLog]:
+        """The log of the training, or of one of several, numbered from 1; where it goes on, from there."""
         from ..train.metrics import MetricsLog
 
         directory = self.out if trial is None else self.out / "trials" / str(trial)
         directory.mkdir(parents=True, exist_ok=True)
-        with MetricsLog(directory) as log:
+        if training.resumed_at is None:  # but for what a run that was killed before its first checkpoint has left
+            shutil.rmtree(directory / "tensorboard", ignore_errors=True)
+        with MetricsLog(directory, training.resumed_at, again=training.pending) as log:
             yield TrialLog(log, self._every)
 
-    def log_trial(self, record: dict) -> None:
-        """The line of a training that has ended."""
+    def write_trials(self, lines: Sequence[dict]) -> None:
+        """The lines of the trainings that have ended."""
         from ..train.metrics import to_line
 
-        with open(self.out / "trials.jsonl", "a", encoding="utf-8") as file:
-            file.write(to_line(record))
+        with atomic_write(self.out / "trials.jsonl") as file:
+            file.writelines(map(to_line, lines))
 
     def finish(
         self, task: Task, result: FinetuneResult, model, tokenizer, rows: Sequence[Row], config=None
     ) -> FinetuneResult:
-        """Writes the model with its tokenizer, and what became of the dev rows; returns the result with the paths.
+        """Writes the model with its tokenizer, and what became of the dev rows, and removes the checkpoints; returns
+        the result with the paths.
 
         Args:
             config: the best of several recipes, which config.yaml then holds.
@@ -140,11 +190,13 @@ class FinetuneRun:
         from ..data.tokenizer import save_tokenizer
 
         model_dir, fresh = self.out / "model", self.out / "model.new"
+        shutil.rmtree(fresh, ignore_errors=True)
         try:
             model.save_pretrained(fresh)
             # A model that came from a directory brought its tokenizer's files along, untouched.
             if not any((fresh / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
                 save_tokenizer(tokenizer, fresh)
+            shutil.rmtree(model_dir, ignore_errors=True)  # the same one, of a run that was killed just here
             fresh.rename(model_dir)
         finally:
             # There is a whole model or none, also on a full disk.
@@ -152,8 +204,12 @@ class FinetuneRun:
         if config is not None:
             self._write_config(config)
         trials = [self.out / "trials.jsonl"] if result.trials else []
-        paths = write_results(task, rows, result.predictions, result.best, self.out, "dev")
-        return dataclasses.replace(result, model_dir=model_dir, paths=[model_dir, *trials, *paths])
+        paths = [model_dir, *trials, *write_results(task, rows, result.predictions, result.best, self.out, "dev")]
+        told = {"finetune": self._identity, "history": result.history, "epoch": result.best["epoch"]}
+        told |= {"trials": result.trials, "paths": [path.relative_to(self.out).as_posix() for path in paths]}
+        write_json(told, self.out / ENDED)
+        shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
+        return dataclasses.replace(result, model_dir=model_dir, paths=paths)
 
 
 def predictions_path(task: Task, out: str | os.PathLike, prefix: str) -> Path:

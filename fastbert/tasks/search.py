@@ -7,8 +7,8 @@ import dataclasses
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from ..errors import FastbertError
 from ..train.engine import TrainingDiverged
 from .base import Row, Task
 from .config import FinetuneConfig
-from .finetune import Best, Callbacks, Data, FinetuneResult, plan, prepare, train
+from .finetune import FinetuneResult, interrupted, opened, result_again
 from .predict import NotFiniteError
-from .runs import FinetuneRun
+from .runs import FinetuneRun, Start, starting_point
+from .saving import FinetuneCheckpoints, Progress, Stopped, identity
+from .training import Callbacks, Data, Training, plan, prepare
 
 RECIPE = ("batch_size", "lr", "epochs", "seed")
 """What the trials of a search differ in, as their table shows it."""
@@ -42,6 +44,7 @@ def search(
     """Trains a fresh model by each recipe; the result, and the model, are those of the best trial's best epoch.
 
     Every trial is what `finetune` does with its recipe on a model loaded after ``torch.manual_seed(config.seed)``.
+    Signals and ``config.resume`` are as there; trials that have ended are not made again.
 
     Args:
         model: of the first trial, with a head drawn after ``torch.manual_seed(configs[0].seed)``.
@@ -51,56 +54,83 @@ def search(
             or ``failed``, why.
 
     Raises:
-        InputError: as `finetune`, before the first trial.
+        InputError, CheckpointError: as `finetune`, before the first trial.
         FastbertError: every trial diverged.
     """
+    now = {} if out is None else identity(task, model, tokenizer, train_rows, dev_rows, configs)
+    start = Start() if out is None else starting_point(out, configs[0].resume)
+    if start.ended:
+        return result_again(task, model, tokenizer, dev_rows, configs[0], out, now), model
     data = prepare(task, model, tokenizer, train_rows, dev_rows, configs[0])
-    run = None if out is None else FinetuneRun(out, task, configs[0], source or {})
-    steps = sum(len(batches) for config in configs for batches in plan(data.train, config))
-    callbacks = _with_total(callbacks or Callbacks(), steps)
-    best, best_config, trials = None, configs[0], []
-    for number, config in enumerate(configs, 1):
-        if number > 1:
-            torch.manual_seed(config.seed)
-            with warnings_off():
-                model = load()
-        trial, line = _trial(task, model, data, config, number, run, callbacks)
-        trials.append(line)
-        if trial is not None and (best is None or trial.record[trial.metric] > best.record[best.metric]):
-            best, best_config = trial, config
-        if on_trial is not None:
-            on_trial(line)
-    if best is None:
-        raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
-    best.settle(task, data.dev.rows, model)
-    result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials)
-    if run is not None:
-        result = run.finish(task, result, model, tokenizer, data.dev.rows, best_config)
-    return result, model
+    steps = [sum(map(len, plan(data.train, config))) for config in configs]
+    callbacks = _with_total(callbacks or Callbacks(), sum(steps))
+    with contextlib.ExitStack() as held:
+        run, checkpoints, progress = None, None, Progress()
+        if out is not None:
+            directory = opened(out, task, configs[0], source or {}, now, start, callbacks)
+            run, checkpoints = held.enter_context(directory)
+            progress = checkpoints.progress
+            run.write_trials(progress.lines)
+        trainings = _Trainings(task, data, run, checkpoints, progress, callbacks)
+        try:
+            with contextlib.nullcontext() if checkpoints is None else checkpoints:
+                for number, config in enumerate(configs[progress.trial - 1 :], progress.trial):
+                    if number > 1:
+                        torch.manual_seed(config.seed)
+                        with warnings_off():
+                            model = load()
+                    line = trainings.make(model, config, steps[number - 1])
+                    if on_trial is not None:
+                        on_trial(line)
+        except Stopped as stopped:
+            return interrupted(stopped, data, progress.lines), model
+        best, trials = progress.winner, progress.lines
+        if best is None:
+            raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
+        best.settle(task, data.dev, model)
+        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials)
+        if run is not None:
+            best_config = configs[progress.winner_trial - 1]
+            result = run.finish(task, result, model, tokenizer, data.dev.rows, best_config)
+        return result, model
 
 
-def _trial(
-    task: Task,
-    model: torch.nn.Module,
-    data: Data,
-    config: FinetuneConfig,
-    number: int,
-    run: FinetuneRun | None,
-    callbacks: Callbacks,
-) -> tuple[Best | None, dict]:
-    """One training, and its line; no training where it diverged, which the others can do without."""
-    start = time.perf_counter()
-    try:
-        with contextlib.nullcontext() if run is None else run.log(number) as log:
-            trial = train(task, model, data, config, log, callbacks)
-        record = {"best_epoch" if key == "epoch" else key: value for key, value in trial.record.items()}
-    except (TrainingDiverged, NotFiniteError) as error:
-        trial, record = None, {"failed": str(error)}
-    recipe = {name: getattr(config, name) for name in RECIPE}
-    line = {"trial": number, **recipe, **record, "wall_seconds": time.perf_counter() - start}
-    if run is not None:
-        run.log_trial(line)
-    return trial, line
+@dataclass(frozen=True)
+class _Trainings:
+    """Makes one training after the other; the arguments are what they share."""
+
+    task: Task
+    data: Data
+    run: FinetuneRun | None
+    checkpoints: FinetuneCheckpoints | None
+    progress: Progress
+    callbacks: Callbacks
+
+    def make(self, model: torch.nn.Module, config: FinetuneConfig, steps: int) -> dict:
+        """The next training, of so many steps; returns its line, which says why where it diverged: the others can do
+        without it. Raises Stopped."""
+        progress = self.progress
+        training = Training(self.task, model, self.data, config, self.callbacks, self.checkpoints)
+        if self.checkpoints is not None:
+            self.checkpoints.restore(training)
+        try:
+            with contextlib.nullcontext() if self.run is None else self.run.log(training, progress.trial) as log:
+                best = training.run(log)
+            record = {"best_epoch" if key == "epoch" else key: value for key, value in best.record.items()}
+        except (TrainingDiverged, NotFiniteError) as error:
+            best, record = None, {"failed": str(error)}
+        recipe = {name: getattr(config, name) for name in RECIPE}
+        line = {"trial": progress.trial, **recipe, **record, "wall_seconds": training.wall_seconds}
+        winner = progress.winner
+        if best is not None and (winner is None or best.record[best.metric] > winner.record[winner.metric]):
+            progress.winner, progress.winner_trial = best, progress.trial
+        progress.lines.append(line)
+        progress.trial += 1
+        progress.steps += steps
+        if self.run is not None:
+            self.run.write_trials(progress.lines)
+            self.checkpoints.after_training()
+        return line
 
 
 def trials_table(trials: Sequence[dict], metrics: Sequence[str]) -> list[tuple]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -29,6 +30,8 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..files import flush, sha256
 from .tensor_file import write_bytes, write_tensors
+
+_log = logging.getLogger("fastbert")
 
 _WEIGHTS, _OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 _STATE, _MANIFEST = "state.json", "manifest.json"
@@ -259,6 +262,22 @@ def latest_valid(directory: str | os.PathLike) -> tuple[Path | None, list[tuple[
         else:
             return path, skipped
     return None, skipped
+
+
+def newest(directory: str | os.PathLike) -> Path | None:
+    """The checkpoint that a resume takes, or None where there is none; says which damaged ones it passes over.
+
+    Raises:
+        CheckpointError: there are some, and none is valid.
+    """
+    found, skipped = latest_valid(directory)
+    for path, reason in skipped:
+        _log.warning("checkpoint %s was skipped: %s", path, reason)
+    if found is None and skipped:
+        raise CheckpointError(
+            f"{directory}: none of its {len(skipped)} checkpoints is valid; the first: {skipped[0][1]}"
+        )
+    return found
 
 
 def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import torch
 
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
-from ..errors import CheckpointError, DataError, InputError
+from ..errors import DataError, InputError
 from ..model_config import ModelConfig
 from ..models import registry
 from . import checkpoint, distributed, initialisation, phases
@@ -29,8 +28,6 @@ from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop
 from .run_lock import only_run
 from .wandb_log import check_installed
-
-_log = logging.getLogger("fastbert")
 
 # New weights come from torch's one generator, which two runs in two threads would draw from in turn.
 _building = threading.Lock()
@@ -205,14 +202,7 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
             )
         checkpoint.verify(point)
         return point
-    newest, skipped = checkpoint.latest_valid(checkpoints)
-    for path, reason in skipped:
-        _log.warning("checkpoint %s was skipped: %s", path, reason)
-    if newest is None and skipped:
-        raise CheckpointError(
-            f"{checkpoints}: none of its {len(skipped)} checkpoints is valid; the first: {skipped[0][1]}"
-        )
-    return newest
+    return checkpoint.newest(checkpoints)
 
 
 def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:

@@ -146,6 +146,8 @@ class RunCheckpoints:
         """
         loop = self._loop
         tensors, state, _ = checkpoint.load(path)
+        if "tokenizer_sha256" not in state:
+            raise CheckpointError(f"{path}: expected a checkpoint of fastbert pretrain, got one of fastbert finetune")
         expected = loop.data.shards.manifest.tokenizer_sha256
         if state["tokenizer_sha256"] != expected:
             raise CheckpointError(

@@ -172,4 +172,4 @@ def test_a_full_disk_leaves_no_half_model(directory, task, tmp_path, monkeypatch
     config = FinetuneConfig(epochs=1, max_seqlen=16)
     with pytest.raises(OSError, match="No space left"):
         finetune(task, model, fastbert.load_tokenizer(directory), rows, rows, config, out=out)
-    assert sorted(path.name for path in out.iterdir()) == ["config.yaml", "metrics.jsonl", "tensorboard"]
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "config.yaml", "metrics.jsonl", "tensorboard"]

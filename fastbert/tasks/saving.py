@@ -1,0 +1,236 @@
+"""What a fine-tuning keeps for going on: checkpoints in ``OUT/checkpoints``, by the mechanism of pre-training.
+
+The steps of several trainings are counted through. A checkpoint holds the training that is at work (weights, moments,
+its best epoch's weights), the lines of those that have ended, and the weights of the best of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..train import checkpoint
+from ..train.signals import StopRequest
+from .base import Row, Task
+from .config import IDLE, FinetuneConfig
+from .runs import CHECKPOINTS
+from .training import Best, Training
+from .world import launched
+
+MINUTES = 10.0
+"""Between two checkpoints, unless steps are said: BERT-base's 1.8 GB every ten minutes are about half a percent."""
+_WINNER = "winner."
+
+_log = logging.getLogger("fastbert")
+
+
+class StopAsked(Exception):
+    """A signal has come."""
+
+
+class Stopped(Exception):
+    """A signal has ended the run.
+
+    Args:
+        signal: its name.
+        path: of the checkpoint that holds what was done.
+        best: the best epoch so far of the training that was at work.
+    """
+
+    def __init__(self, signal: str, path: Path, best: Best):
+        super().__init__(signal)
+        self.signal, self.path, self.best = signal, path, best
+
+
+@dataclass
+class Progress:
+    """How far several trainings have come.
+
+    Args:
+        trial: the one that is next, from 1.
+        steps: those of the trainings before it.
+        lines: a dictionary for each of these.
+        winner: the best of these, and winner_trial its number; None and 0 where there is none.
+    """
+
+    trial: int = 1
+    steps: int = 0
+    lines: list[dict] = field(default_factory=list)
+    winner: Best | None = None
+    winner_trial: int = 0
+
+
+def identity(
+    task: Task, model: torch.nn.Module, tokenizer, train_rows: Sequence, dev_rows: Sequence, configs: Sequence
+) -> dict[str, Any]:
+    """What a run is of: every option of its recipes that changes a figure, and what says model and data apart. Two runs
+    of one identity come to one result.
+
+    Args:
+        model: as it is before the training.
+        configs: the recipe of every training.
+    """
+    recipes = [{k: v for k, v in dataclasses.asdict(config).items() if k not in IDLE} for config in configs]
+    found: dict[str, Any] = {"task": task.name, "number of trainings": len(recipes)}
+    for number, recipe in enumerate(recipes, 1):
+        of_which = f" of training {number}" if len(recipes) > 1 else ""
+        found |= {f"{name}{of_which}": value for name, value in recipe.items()}
+    found |= {f"model's {name}": value for name, value in model.config.to_dict().items()}
+    found |= {
+        "model's weights": _digest_weights(model),
+        "tokenizer": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
+        "training rows": _digest_rows(train_rows),
+        "dev rows": _digest_rows(dev_rows),
+    }
+    return json.loads(json.dumps(found, default=str))
+
+
+def _digest_rows(rows: Sequence[Row]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(row).encode("utf-8", "surrogatepass"))
+    return f"{len(rows)}, SHA-256 {digest.hexdigest()}"
+
+
+def _digest_weights(model: torch.nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype} ".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return f"SHA-256 {digest.hexdigest()}"
+
+
+def check_same(path: str | os.PathLike, saved: dict, now: dict) -> None:
+    """Raises CheckpointError where a run is of another identity than what it is to go on from, naming what differs."""
+    for name in {**now, **saved}:
+        before, got = saved.get(name), now.get(name)
+        if before != got:
+            if str(before).startswith("SHA-256"):
+                before, got = f"{before:.20}", f"{got:.20}"
+            raise CheckpointError(
+                f"{path}: expected the {name} that it was trained with, {before!s:.40}, got {got!s:.40}; go on with "
+                "what it was started with, or choose another --out"
+            )
+
+
+class FinetuneCheckpoints:
+    """Saves and restores the trainings of a run; of several ranks the first one writes.
+
+    While it is entered the first SIGINT, SIGTERM or SIGHUP ends the training by `Stopped` once the step, or a batch of
+    an evaluation, is done and all of it is on the disk. A checkpoint on the way that cannot be written is told, and
+    training goes on.
+
+    Args:
+        out: the run directory.
+        config: how often to save, and how many to keep.
+        now: the identity of the run.
+        point: the checkpoint to go on from.
+
+    Raises:
+        CheckpointError: it is of another run.
+
+    Attributes:
+        progress: where the run goes on.
+        step: the step of the checkpoint; 0 without one.
+    """
+
+    def __init__(self, out: str | os.PathLike, config: FinetuneConfig, now: dict, point: Path | None):
+        self.directory, self.config, self.point, self._identity = Path(out) / CHECKPOINTS, config, point, now
+        self.progress, self.step = Progress(), 0
+        self._saved: tuple[dict[str, Tensor], dict] | None = None
+        self._last, self._stop = time.monotonic(), StopRequest()
+        if point is not None:
+            self._open(point)
+
+    def _open(self, point: Path) -> None:
+        tensors, state, self.step = checkpoint.load(point)
+        if "finetune" not in state:
+            raise CheckpointError(f"{point}: expected a checkpoint of fastbert finetune, got one of fastbert pretrain")
+        check_same(point, state["finetune"], self._identity)
+        told = dict(state["progress"])
+        winner = told.pop("winner")
+        if winner is not None:
+            weights = {name.removeprefix(_WINNER): v for name, v in tensors.items() if name.startswith(_WINNER)}
+            winner = Best.of(winner["metric"], weights, winner)
+        self.progress = Progress(**told, winner=winner)
+        self._saved = (tensors, state) if "training" in state else None
+
+    def __enter__(self) -> FinetuneCheckpoints:
+        self._stop.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stop.__exit__(*exception)
+
+    def restore(self, training: Training) -> None:
+        """Puts the training where the checkpoint left it, if it was at work then. Raises CheckpointError."""
+        if self._saved is not None:
+            training.restore(self.point, *self._saved)
+            self._saved = None  # of which the tensors were copied
+
+    @contextlib.contextmanager
+    def keeping(self, training: Training) -> Iterator[None]:
+        """While the block runs a signal saves and ends the training. Raises Stopped, or CheckpointError."""
+        try:
+            yield
+        except StopAsked:
+            path = self._save(training, last=True)
+            raise Stopped(self._stop.asked or "a signal to another rank", path, training.best) from None
+
+    def after_step(self, training: Training) -> None:
+        """Saves where it is time. Raises StopAsked."""
+        step, every = self.progress.steps + training.stepper.count, self.config.save_every
+        due = time.monotonic() - self._last >= 60 * MINUTES if every is None else step % every == 0
+        # Ranks have clocks of their own.
+        engine = training.stepper.engine
+        asked, due = engine.reduce([self._stop.asked is not None, bool(due) and launched().first])
+        if asked:
+            raise StopAsked
+        if due:
+            self._save(training)
+
+    def in_evaluation(self, training: Training) -> None:
+        """Raises StopAsked where a signal has come."""
+        if training.stepper.engine.reduce([self._stop.asked is not None])[0]:
+            raise StopAsked
+
+    def after_training(self) -> None:
+        """Saves that one of several trainings has ended, so that it is not made again."""
+        self._write(self.progress.steps, {}, {}, None)
+
+    def _save(self, training: Training, *, last: bool = False) -> Path:
+        tensors, state = training.state()
+        with training.stepper.engine.writing() as more:
+            return self._write(self.progress.steps + training.stepper.count, tensors, state, more, last=last)
+
+    def _write(self, step: int, tensors: dict[str, Tensor], state: dict, more, *, last: bool = False) -> Path:
+        told = {f.name: getattr(self.progress, f.name) for f in dataclasses.fields(Progress)}
+        if self.progress.winner is not None:
+            weights, about = self.progress.winner.state()
+            tensors = tensors | {_WINNER + name: value for name, value in weights.items()}
+            told["winner"] = {**about, "metric": self.progress.winner.metric}
+        state = {**state, "finetune": self._identity, "progress": told}
+        path, world = self.directory / f"step_{step}", launched()
+        try:
+            if world.first:
+                options = {"keep": self.config.keep, "world_size": world.size, "more": more}
+                checkpoint.save(self.directory, step, tensors, state, **options)
+        except CheckpointError as error:
+            if last:
+                raise
+            _log.warning("training goes on without it: %s", error)
+        self._last = time.monotonic()
+        return path

@@ -1,0 +1,315 @@
+"""One training of a fine-tuning: its epochs, its evaluations, the best of them, and where it is, to go on from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .base import Example, Row, Task, check_fit
+from .batching import training_batches
+from .config import FinetuneConfig
+from .predict import TOKEN_BUDGET, run_model
+from .stepper import Stepper
+
+if TYPE_CHECKING:
+    from .runs import TrialLog
+    from .saving import FinetuneCheckpoints
+
+EARLY_SHARE = 0.4
+"""Where in the first epoch the early check stands: late enough to have learned, early enough to stop and change."""
+EARLY_ROWS = 500
+"""Dev rows of the early check, at most: it answers whether anything is learned, within about two points."""
+_BEST = "best."
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What is called while training.
+
+    Args:
+        on_step: after each step, with the number of all steps.
+        on_early: once, before half of the first epoch, with step, steps (of the epoch), rows, seconds_left (of the
+            training), the metrics, and each metric again as guess_NAME where the task can guess.
+        on_epoch: with each epoch's line of the history.
+        on_resume: where a run goes on, with the path of the checkpoint and the number of steps before it.
+    """
+
+    on_step: Callable[[int], Any] | None = None
+    on_early: Callable[[dict], Any] | None = None
+    on_epoch: Callable[[dict], Any] | None = None
+    on_resume: Callable[[Path, int], Any] | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Rows to evaluate on, ready for a model, and the metrics of knowing nothing (empty where a task has none)."""
+
+    rows: Sequence[Row]
+    examples: list[Example]
+    guess: dict[str, float]
+
+    @classmethod
+    def of(cls, task: Task, rows: Sequence[Row], tokenizer, max_seqlen: int) -> EvaluationSet:
+        guess = task.guess(rows) if rows else None
+        metrics = {} if guess is None else task.metric(rows, guess)
+        return cls(rows, task.encode(rows, tokenizer, max_seqlen), metrics)
+
+    def score(
+        self, task: Task, model: torch.nn.Module, progress: Callable[[int], Any] | None = None
+    ) -> tuple[dict, list]:
+        """The metrics, with dev_loss where the examples have labels; and the predictions.
+
+        Args:
+            progress: see `run_model`.
+        """
+        outputs = run_model(task, model, self.examples, TOKEN_BUDGET, progress)
+        predictions = task.decode(self.rows, self.examples, outputs.values)
+        record = dict(task.metric(self.rows, predictions))
+        if outputs.loss is not None:
+            record["dev_loss"] = outputs.loss
+        return record, predictions
+
+
+@dataclass(frozen=True)
+class Data:
+    """What every training on the same rows shares."""
+
+    train: list[Example]
+    dev: EvaluationSet
+    early: EvaluationSet
+
+
+def prepare(
+    task: Task, model: torch.nn.Module, tokenizer, train_rows: Sequence[Row], dev_rows: Sequence[Row], config
+) -> Data:
+    """Encodes the rows, after all checks of what could not fit; see `finetune` for the errors."""
+    task.configure(config)
+    task.adopt(model.config)
+    train_rows, dev_rows = train_rows[: config.limit_train], dev_rows[: config.limit_dev]
+    check_fit(tokenizer, model.config, config.max_seqlen)
+    examples = task.encode(train_rows, tokenizer, config.max_seqlen)
+    dev = EvaluationSet.of(task, dev_rows, tokenizer, config.max_seqlen)
+    if not examples or not dev.examples:
+        got = f"{len(examples)} training and {len(dev.examples)} dev examples"
+        raise InputError(f"task {task.name}: expected rows to train and to evaluate on, got {got}")
+    if config.token_budget is not None:  # a sequence may have no room in it
+        plan(examples, replace(config, epochs=1))
+    early = dev
+    if len(dev_rows) > EARLY_ROWS:
+        # Spread over the file: many are sorted by source or by label.
+        chosen = [dev_rows[i * len(dev_rows) // EARLY_ROWS] for i in range(EARLY_ROWS)]
+        early = EvaluationSet.of(task, chosen, tokenizer, config.max_seqlen)
+    return Data(examples, dev, early)
+
+
+def plan(examples: Sequence[Example], config: FinetuneConfig) -> list[list]:
+    """The batches of every epoch, as example numbers."""
+    lengths = [e.num_tokens for e in examples]
+    sizes = {"batch_size": config.batch_size, "token_budget": config.token_budget}
+    return [training_batches(lengths, seed=config.seed, epoch=epoch, **sizes) for epoch in range(config.epochs)]
+
+
+@dataclass
+class _Place:
+    """Where a training is: after so many batches of an epoch, numbered from 1; with the sums over them."""
+
+    epoch: int = 1
+    batch: int = 0
+    checked: bool = False
+    tokens: int = 0
+    rows: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+
+
+class Training:
+    """Trains a model in place and evaluates it after each epoch.
+
+    Args:
+        checkpoints: where the training is kept on the way; None keeps nothing, and signals act as they always do.
+
+    Attributes:
+        best: the best epoch so far.
+        resumed_at: the step that it went on from; None where it began anew.
+        wall_seconds: how long it took, with what was before a resume.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        data: Data,
+        config: FinetuneConfig,
+        callbacks: Callbacks | None = None,
+        checkpoints: FinetuneCheckpoints | None = None,
+    ):
+        self.task, self.model, self.data = task, model, data
+        self.epochs = plan(data.train, config)
+        self.stepper = Stepper(model, task, data.train, config, sum(map(len, self.epochs)))
+        self.best = Best(task.metrics[0])
+        self._callbacks, self._checkpoints = callbacks or Callbacks(), checkpoints
+        self._log: TrialLog | None = None
+        self._place = _Place()
+        self._seconds_before, self._started = 0.0, time.perf_counter()
+        self.resumed_at: int | None = None
+
+    @property
+    def wall_seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def run(self, log: TrialLog | None = None) -> Best:
+        """Trains to the end; returns the best epoch with its weights.
+
+        Raises:
+            Stopped: a signal has come, and what is done so far is in a checkpoint.
+        """
+        self._log = log
+        if self._checkpoints is None:
+            return self._run()
+        with self._checkpoints.keeping(self):
+            return self._run()
+
+    def _run(self) -> Best:
+        while self._place.epoch <= len(self.epochs):
+            batches = self.epochs[self._place.epoch - 1]
+            # Where it goes on, a signal may have ended an evaluation.
+            self._check_early(batches)
+            while self._place.batch < len(batches):
+                self._step(batches[self._place.batch])
+                self._check_early(batches)
+                if self._place.batch < len(batches):
+                    self._mark()
+            self._end_epoch()
+            self._mark()
+        return self.best
+
+    def _mark(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(self)
+
+    def _step(self, indices: Sequence[int]) -> None:
+        place, start = self._place, time.perf_counter()
+        record = self.stepper.step(indices)
+        place.seconds += time.perf_counter() - start
+        place.batch += 1
+        place.tokens += record.pop("tokens")
+        place.rows += len(indices)
+        place.loss_sum += record["loss"] * len(indices)
+        if self._log is not None:
+            self._log.step(record)
+        if self._callbacks.on_step is not None:
+            self._callbacks.on_step(self.stepper.total)
+
+    def _score(self, rows: EvaluationSet) -> tuple[dict, list]:
+        progress = None
+        if self._checkpoints is not None:
+            progress = lambda _: self._checkpoints.in_evaluation(self)  # noqa: E731
+        return rows.score(self.task, self.model, progress)
+
+    def _early_is_due(self, batches: Sequence) -> bool:
+        place = self._place
+        return not place.checked and place.epoch == 1 and place.batch == int(EARLY_SHARE * len(batches)) > 0
+
+    def _check_early(self, batches: Sequence) -> None:
+        if not self._early_is_due(batches):
+            return
+        place, early = self._place, self.data.early
+        score, _ = self._score(early)
+        place.checked = True
+        guess = {f"guess_{name}": value for name, value in early.guess.items()}
+        left = {"seconds_left": place.seconds / place.batch * (self.stepper.total - place.batch)}
+        record = {"step": place.batch, "steps": len(batches), "rows": len(early.rows), **left, **score, **guess}
+        if self._log is not None:
+            self._log.early(record)
+        if self._callbacks.on_early is not None:
+            self._callbacks.on_early(record)
+
+    def _end_epoch(self) -> None:
+        place = self._place
+        score, predictions = self._score(self.data.dev)
+        record = {
+            "epoch": place.epoch,
+            "train_loss": place.loss_sum / place.rows,
+            "train_seconds": place.seconds,
+            "tokens_per_second": place.tokens / place.seconds,
+            **score,
+        }
+        self.best.offer(record, predictions, self.model)
+        if self._log is not None:
+            self._log.epoch(self.stepper.count, record)
+        if self._callbacks.on_epoch is not None:
+            self._callbacks.on_epoch(record)
+        self._place = _Place(place.epoch + 1)
+
+    # --- going on ---
+
+    def state(self) -> tuple[dict[str, Tensor], dict]:
+        """What `restore` needs: tensors, and what JSON can hold; the same on every rank."""
+        tensors, state = self.stepper.engine.state()
+        weights, best = self.best.state()
+        own = {"count": self.stepper.count, "wall_seconds": self.wall_seconds, **vars(self._place), "best": best}
+        return tensors | {_BEST + name: value for name, value in weights.items()}, {**state, "training": own}
+
+    def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
+        """Goes on from what `state` gave. Raises CheckpointError where it is of another model."""
+        own = dict(state["training"])
+        self.stepper.engine.restore(path, tensors, state)
+        self.stepper.count, self._seconds_before = own.pop("count"), own.pop("wall_seconds")
+        self.resumed_at = self.stepper.count
+        weights = {name.removeprefix(_BEST): value for name, value in tensors.items() if name.startswith(_BEST)}
+        self.best = Best.of(self.best.metric, weights, own.pop("best"))
+        self._place = _Place(**own)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Kinds of rows of metrics.jsonl that are to come for the step that it is at."""
+        if self._place.epoch > len(self.epochs):
+            return ()
+        batches = self.epochs[self._place.epoch - 1]
+        early = ("early",) if self._early_is_due(batches) else ()
+        return (*early, "dev") if self._place.batch == len(batches) else early
+
+
+class Best:
+    """Remembers every epoch's record, and the weights of the one with the largest first metric."""
+
+    def __init__(self, metric: str):
+        self.metric = metric
+        self.history: list[dict] = []
+        self.record: dict = {}
+        self.predictions: list | None = []
+        self._weights: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(cls, metric: str, weights: dict[str, Tensor], state: dict) -> Best:
+        """From what `state` gave; predictions are of types that only their task knows, and are made again in time."""
+        best = cls(metric)
+        best.history, best._weights, best.predictions = state["history"], weights, None
+        best.record = next((record for record in best.history if record["epoch"] == state["epoch"]), {})
+        return best
+
+    def state(self) -> tuple[dict[str, Tensor], dict]:
+        """Weights, and what JSON can hold."""
+        return self._weights, {"history": self.history, "epoch": self.record.get("epoch")}
+
+    def offer(self, record: dict, predictions: list, model: torch.nn.Module) -> None:
+        self.history.append(record)
+        if self.record and not record[self.metric] > self.record[self.metric]:
+            return
+        self.record, self.predictions = record, predictions
+        self._weights = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+
+    def settle(self, task: Task, dev: EvaluationSet, model: torch.nn.Module) -> None:
+        """Puts the best weights back, and lets the task take what it needs from their predictions of the dev rows."""
+        model.load_state_dict(self._weights)
+        if self.predictions is None:
+            _, self.predictions = dev.score(task, model)
+        self.predictions = task.settle(dev.rows, self.predictions, model.config)
+        self.record |= task.metric(dev.rows, self.predictions)
