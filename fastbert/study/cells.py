@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
+from ..tasks.config import IDLE
 from ..tasks.files import write_json
 from . import keys, locks, pretrained
 from .pretrained import Wanted
@@ -64,7 +65,7 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
     determines |= {
         "model": model.key,
         "step": step if step < model.config.steps else "end",
-        "recipe": dataclasses.asdict(task.config(seed)),
+        "recipe": {name: value for name, value in dataclasses.asdict(task.config(seed)).items() if name not in IDLE},
         "files": [keys.file_digest(path) for path in (train, dev) if path is not None],
         **keys.arithmetic(),
     }

@@ -297,6 +297,14 @@ def test_what_determines_a_model_makes_another(place, done):
     # How often a line is told changes nothing.
     (place / "same.yaml").write_text(study_runs.TINY.replace("steps: 12", "steps: 12\n  log_every: 3"))
     assert keys == {model.key for model in run.work_of(read(place, "same.yaml"), cache).models}
+    cells = {cell.key for cell in run.work_of(study, cache).cells}
+    same, other = (
+        study_runs.TINY.replace("epochs: 2", f"epochs: 2, {option}") for option in ("log_every: 3", "warmup: 0.3")
+    )
+    (place / "same.yaml").write_text(same)
+    assert cells == {cell.key for cell in run.work_of(read(place, "same.yaml"), cache).cells}
+    (place / "other-cells.yaml").write_text(other)
+    assert cells != {cell.key for cell in run.work_of(read(place, "other-cells.yaml"), cache).cells}
 
 
 def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done):
