@@ -140,6 +140,9 @@ def parse_texts(body: bytes, max_texts: int) -> list[str]:
     texts = given.get("texts") if isinstance(given, dict) else None
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise InputError('expected {"texts": [...]} with one string at least, got something else')
+    if len(given) > 1:  # what is asked for and not done would be a wrong answer
+        other = next(key for key in given if key != "texts")
+        raise InputError(f'expected {{"texts": [...]}} alone, got {other!r:.50} too')
     if len(texts) > max_texts:
         raise InputError(f"expected at most {max_texts} texts a request, got {len(texts)}")
     for number, text in enumerate(texts):
@@ -153,6 +156,7 @@ def parse_texts(body: bytes, max_texts: int) -> list[str]:
 def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
     """The application, for any ASGI server."""
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse
     from starlette.routing import Route
@@ -202,6 +206,10 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
     async def failed(request: Request, error: Exception) -> JSONResponse:
         return refused(500, f"the model failed on this request: {type(error).__name__}; the server's log says more")
 
+    async def unserved(request: Request, error: HTTPException) -> JSONResponse:
+        ours = "expected POST /embed or GET /health"
+        return refused(error.status_code, f"{ours}, got {request.method} {request.url.path}", **(error.headers or {}))
+
     @asynccontextmanager
     async def lifespan(app):
         batcher.start()
@@ -209,7 +217,8 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
         await batcher.stop()
 
     routes = [Route("/embed", embed, methods=["POST"]), Route("/health", health)]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={Exception: failed})
+    handlers = {Exception: failed, HTTPException: unserved}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

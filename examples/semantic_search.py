@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import sys
@@ -42,8 +43,13 @@ def encode_all(encoder: SentenceEncoder, texts: Iterable[str]) -> np.ndarray:
     """(N, H) float32 vectors of length 1."""
     texts, parts = iter(texts), []
     while window := list(islice(texts, WINDOW)):
-        parts.append(encoder.encode(window, normalize=True))
+        parts.append(encoder.encode(window, prompt_name=prompt_of(encoder, "document"), normalize=True))
     return np.concatenate(parts)
+
+
+def prompt_of(encoder: SentenceEncoder, name: str) -> str | None:
+    """The prompt that a model was trained with for questions ("query") or texts ("document"), where it has one."""
+    return name if encoder.prompts.get(name) else None
 
 
 def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, path: Path | None) -> np.ndarray:
@@ -53,7 +59,9 @@ def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, pa
     if path is not None:
         try:
             if json.loads(beside.read_text()) == {"of": mark}:
-                return np.load(path, mmap_mode="r")
+                kept = np.load(path, mmap_mode="r")
+                if kept.shape == (len(texts), encoder.dim):
+                    return kept
         except (OSError, ValueError, EOFError):  # none yet, or a damaged one: it is made anew
             pass
     vectors = encode_all(encoder, (text for _, text in texts))
@@ -79,7 +87,7 @@ def made_by(model: Path, precision: str) -> str:
 
 def search(encoder: SentenceEncoder, vectors: np.ndarray, questions: list[str], top: int) -> list[list[tuple]]:
     """For each question its nearest rows, the best first, as (cosine, row)."""
-    scores = encoder.encode(questions, normalize=True) @ vectors.T
+    scores = encoder.encode(questions, prompt_name=prompt_of(encoder, "query"), normalize=True) @ vectors.T
     top = min(top, scores.shape[1])
     found = []
     for row in scores:
@@ -107,6 +115,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # one that cannot write every letter shows others by their numbers
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         texts = read_texts(args.file)
         encoder = SentenceEncoder.from_pretrained(args.model, precision=args.precision)

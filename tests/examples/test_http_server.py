@@ -175,6 +175,7 @@ def test_stopping_answers_what_waits_and_takes_no_more():
         (b"[]", "got something else"),
         (b'{"texts": []}', "one string at least"),
         (b'{"texts": ["a", 1]}', "got something else"),
+        (b'{"texts": ["a"], "prompt_name": "query"}', "alone, got 'prompt_name' too"),
         (b'{"texts": ["a", "b", "c", "d"]}', "at most 3 texts a request, got 4"),
         (b'{"texts": ["a", "\\ud800"]}', "text 1: expected Unicode text"),
     ],
@@ -272,6 +273,36 @@ def test_a_model_that_fails_is_told_as_json():
     assert start["status"] == 500
     assert "ValueError" in json.loads(body["body"])["error"]
     assert b"a bad text" not in body["body"]
+
+
+def test_what_is_not_served_is_told_as_json():
+    pytest.importorskip("starlette")
+    encoder = types.SimpleNamespace(dim=1, encode=None)
+
+    async def ask(app, method: str, path: str) -> tuple[int, dict, dict]:
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b""}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
+        await app({**scope, "server": ("127.0.0.1", 80), "scheme": "http"}, receive, send)
+        return sent[0]["status"], dict(sent[0]["headers"]), json.loads(sent[1]["body"])
+
+    async def run():
+        app = server.make_app(encoder, server.parse(["--model", "model"]))
+        status, headers, body = await ask(app, "GET", "/embed")
+        assert (status, headers[b"allow"]) == (405, b"POST")
+        assert body == {"error": "expected POST /embed or GET /health, got GET /embed"}
+        assert (await ask(app, "POST", "/v1/embed"))[::2] == (
+            404,
+            {"error": "expected POST /embed or GET /health, got POST /v1/embed"},
+        )
+
+    asyncio.run(run())
 
 
 def post(port: int, body: bytes, path: str = "/embed") -> tuple[int, dict]:

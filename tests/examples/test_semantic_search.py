@@ -97,6 +97,40 @@ def test_the_index_is_made_anew_when_it_is_damaged_or_another_model_lies_there(d
     assert np.load(desk / "texts.npy").shape == (4, 16)
 
 
+def test_an_index_of_other_sizes_is_made_anew(desk, search):
+    first = search("texts.txt", "paris", "--index", "texts.npy")
+    np.save(desk / "texts.npy", np.zeros((4, 5), dtype=np.float32))
+    assert search("texts.txt", "paris", "--index", "texts.npy").stdout == first.stdout
+    assert np.load(desk / "texts.npy").shape == (4, 32)
+
+
+def test_prompts_for_questions_and_texts(desk, search):
+    """A model that was trained with them: the cosines are those of sentence-transformers' two ways to encode."""
+    library = pytest.importorskip("sentence_transformers", exc_type=ImportError)
+    model = library.SentenceTransformer(str(desk / "model"), device="cpu")
+    model.prompts = {"query": "is it good , ", "document": "the book : "}
+    model.save(str(desk / "prompted"))
+    done = search("texts.txt", "france", "--top", 9, "--model", "prompted")
+    lines = [text for text in TEXTS if text]
+    scores = model.encode_document(lines, normalize_embeddings=True) @ model.encode_query(
+        "france", normalize_embeddings=True
+    )
+    got = [(float(line[:8]), line.split(": ", 1)[1]) for line in done.stdout.splitlines()[1:]]
+    assert [text for _, text in got] == [lines[i] for i in np.argsort(-scores)]
+    np.testing.assert_allclose([score for score, _ in got], -np.sort(-scores), atol=1e-4)
+
+
+def test_letters_that_the_output_cannot_write(desk, monkeypatch):
+    (desk / "texts.txt").write_text("the café\n", encoding="utf-8")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    assert example.main(["--model", "model", "texts.txt", "é"]) == 0
+    out.flush()
+    question, answer = out.buffer.getvalue().splitlines()
+    assert question == rb"? \xe9"
+    assert answer.endswith(rb"line 1: the caf\xe9")
+
+
 def test_a_file_of_the_users_beside_the_index_stays(desk, search):
     (desk / "texts.json").write_text("the film is good\n")
     for _ in range(2):
