@@ -1,9 +1,7 @@
-"""CoNLL's column files, the same from data-set hubs, and tagging schemes.
+"""CoNLL's column files, and the same from data-set hubs.
 
-One token a line, the tag last, columns parted by blanks or tabs, or by tabs alone where words hold blanks; an empty
-line after each sentence, and ``-DOCSTART-`` lines before documents. Entities are tagged IOB2, where B- begins each, or
-IOB1, where B- begins only one that follows another of its type at once. Both mean the same entities under one rule: an
-entity begins at B-, and at I- after O or after another type.
+One token a line, the tag last (`tagging`), columns parted by blanks or tabs, or by tabs alone where words hold blanks;
+an empty line after each sentence, and ``-DOCSTART-`` lines before documents.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
 from .files import read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
+from .tagging import expected, in_scheme_of, is_tag, letters_of
 
 DOCUMENT = "-DOCSTART-"
-_TAG = re.compile(r"O|[BI]-.+")
 _BLANKS = re.compile(r"[ \t]+")
 _BREAKS = re.compile(r"[\t\r\n]")
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
@@ -41,55 +39,6 @@ class Sentence(Row):
     lines: tuple[str, ...] = ()
     document: int | None = None
     opening: str | None = None
-
-
-def is_tag(text: str) -> bool:
-    """Whether a text is O, B-TYPE or I-TYPE."""
-    return _TAG.fullmatch(text) is not None
-
-
-def chunks(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Entities of a sentence tagged IOB1 or IOB2: (type, first word, word after the last)."""
-    found, begin, kind = [], 0, ""
-    for index, tag in enumerate([*tags, "O"]):
-        prefix, _, name = tag.partition("-")
-        if prefix == "I" and name == kind:
-            continue
-        if kind:
-            found.append((kind, begin, index))
-        begin, kind = index, name
-    return found
-
-
-def to_iob2(tags: Sequence[str]) -> list[str]:
-    """The same entities in IOB2."""
-    out = ["O"] * len(tags)
-    for kind, begin, end in chunks(tags):
-        out[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
-    return out
-
-
-def to_iob1(tags: Sequence[str]) -> list[str]:
-    """The same entities in IOB1."""
-    out, last = ["O"] * len(tags), ("", 0)
-    for kind, begin, end in chunks(tags):
-        first = "B" if last == (kind, begin) else "I"
-        out[begin:end] = [f"{first}-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
-        last = (kind, end)
-    return out
-
-
-def scheme(sentences: Sequence[Sequence[str]]) -> str:
-    """The scheme that most entities are tagged by, for files of either have some of the other: one that begins with I-
-    is none of IOB2, one that begins with B- away from others of its type none of IOB1."""
-    ones = twos = 0
-    for tags in sentences:
-        last = ("", 0)
-        for kind, begin, end in chunks(tags):
-            ones += tags[begin].startswith("I-")
-            twos += tags[begin].startswith("B-") and last != (kind, begin)
-            last = (kind, end)
-    return "IOB1" if ones and ones >= twos else "IOB2"
 
 
 @dataclass
@@ -143,9 +92,20 @@ def by_tabs(blocks: Sequence[_Block]) -> bool:
     return bool(tabbed) and 2 * sum(split(line) == split(line, True) for line in tabbed) >= len(tabbed)
 
 
-def _table(path: str | os.PathLike) -> tuple[list[_Block], bool, int, bool]:
-    """The sentences of a file, without comments; whether tabs alone part its columns; how many it has; and whether the
-    last of them holds tags.
+@dataclass(frozen=True)
+class _Table:
+    """The sentences of a file, without comments; whether tabs alone part its columns; how many it has; the letters of
+    its tags; and whether the last column holds some."""
+
+    blocks: list[_Block]
+    tabs: bool
+    width: int
+    letters: str
+    labelled: bool
+
+
+def _table(path: str | os.PathLike) -> _Table:
+    """Reads a file.
 
     Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them; a line that
     has a tag is none, for # may be a word.
@@ -155,15 +115,18 @@ def _table(path: str | os.PathLike) -> tuple[list[_Block], bool, int, bool]:
     lines = [[split(line, tabs) for _, line in block.lines] for block in blocks]
     columns = [found for block in lines for found in block]
     width = len(next((found for found in columns if found[0] != "#"), columns[0] if columns else ()))
-    labelled = width > 1 and any(is_tag(last) for *_, last in columns)
+    letters = letters_of([last for *_, last in block] for block in lines)
+    labelled = width > 1 and any(is_tag(last, letters) for *_, last in columns)
 
     def is_comment(found: list[str]) -> bool:
-        return found[0] == "#" and len(found) > 1 and (not is_tag(found[-1]) if labelled else len(found) != width)
+        return (
+            found[0] == "#" and len(found) > 1 and (not is_tag(found[-1], letters) if labelled else len(found) != width)
+        )
 
     for block, found in zip(blocks, lines, strict=True):
         words = list(itertools.dropwhile(is_comment, found))
         block.lines = block.lines[len(found) - len(words) :]
-    return [block for block in blocks if block.lines or block.broken], tabs, width, labelled
+    return _Table([block for block in blocks if block.lines or block.broken], tabs, width, letters, labelled)
 
 
 def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_tags: bool = False) -> list[Sentence]:
@@ -174,18 +137,18 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows, ignore_tags)
-    blocks, tabs, width, labelled = _table(path)
-    if not blocks:
+    table = _table(path)
+    if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     rows, opening = [], None
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(table.blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.
         opening = block.opening or opening
         if block.broken:
             bad_rows.refuse(block.broken)
             continue
         try:
-            rows.append(_sentence(str(index), block, opening, width, labelled, tabs, ignore_tags))
+            rows.append(_sentence(str(index), block, opening, table, ignore_tags))
             opening = None
         except ValueError as error:
             bad_rows.refuse(f"{called(path)}, {error}")
@@ -198,11 +161,13 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     """Sentences as data-set hubs have them: lists of words and of tags, and maybe the document that they are of."""
     rows, documents = [], 0
     before = None
-    for index, record in numbered(read_records(path, bad_rows), bad_rows):
+    records = list(numbered(read_records(path, bad_rows), bad_rows))
+    letters = letters_of(found for _, record in records if (found := _named_tags(record)) is not None)
+    for index, record in records:
         document = record.values.get("document_id")
         documents, before = documents + (index > 0 and document != before), document
         try:
-            words, tags = _words_and_tags(record, ignore_tags)
+            words, tags = _words_and_tags(record, letters, ignore_tags)
         except ValueError as error:
             bad_rows.refuse(f"{record.where}: {error}")
             continue
@@ -213,7 +178,7 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     return rows
 
 
-def _words_and_tags(record: Record, ignore_tags: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def _words_and_tags(record: Record, letters: str, ignore_tags: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     column = next((name for name in WORDS if name in record.values), None)
     words = record.values.get(column)
     if not isinstance(words, list) or not words:
@@ -222,44 +187,56 @@ def _words_and_tags(record: Record, ignore_tags: bool) -> tuple[tuple[str, ...],
         if not isinstance(word, str) or not word.strip() or _BREAKS.search(word):
             raise ValueError(f"expected words without tabs and line ends, got {shorten(repr(word))}")
     words = [word.strip(" ") for word in words]
-    column = next((name for name in TAGS if name in record.values), None)
-    if column is None:
-        return tuple(words), None
     try:
-        return tuple(words), _tags_of(record, column, len(words))
+        return tuple(words), _tags_of(record, letters, len(words))
     except ValueError:
         if not ignore_tags:
             raise
         return tuple(words), None
 
 
-def _tags_of(record: Record, column: str, num_words: int) -> tuple[str, ...]:
+def _tag_column(record: Record) -> str | None:
+    return next((name for name in TAGS if name in record.values), None)
+
+
+def _named_tags(record: Record) -> list[str] | None:
+    """The texts among the tags of a record, numbers by their names, which data sets order as they like; None without a
+    list of tags."""
+    column = _tag_column(record)
+    tags, names = record.values.get(column), record.names.get(column, ())
+    if not isinstance(tags, list):
+        return None
+    named = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in tags]
+    return [tag for tag in named if isinstance(tag, str)]
+
+
+def _tags_of(record: Record, letters: str, num_words: int) -> tuple[str, ...] | None:
+    column = _tag_column(record)
+    if column is None:
+        return None
     tags, names = record.values[column], record.names.get(column, ())
     if not isinstance(tags, list) or len(tags) != num_words:
         raise ValueError(f"expected a tag for each of {num_words} words, got {shorten(repr(tags))}")
-    # Numbers mean nothing without their names, which data sets order as they like.
     tags = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in tags]
-    strange = next((tag for tag in tags if not isinstance(tag, str) or not is_tag(tag)), None)
+    strange = next((tag for tag in tags if not isinstance(tag, str) or not is_tag(tag, letters)), None)
     if strange is not None:
         known = f" (the file names {shorten(', '.join(names))})" if names else ""
-        raise ValueError(f"expected tags O, B-TYPE or I-TYPE, or numbers that the file names, got {strange!r}{known}")
+        raise ValueError(f"expected tags {expected(letters)}, or numbers that the file names, got {strange!r}{known}")
     return tuple(tags)
 
 
-def _sentence(
-    name: str, block: _Block, opening: str | None, width: int, labelled: bool, tabs: bool, ignore_tags: bool
-) -> Sentence:
+def _sentence(name: str, block: _Block, opening: str | None, table: _Table, ignore_tags: bool) -> Sentence:
     words, tags = [], []
     for number, line in block.lines:
-        columns = split(line, tabs)
-        if len(columns) != width:
-            raise ValueError(f"line {number}: expected {width} columns, got {len(columns)}: {shorten(line)!r}")
-        if labelled and not is_tag(columns[-1]) and not ignore_tags:
-            raise ValueError(f"line {number}: expected the tag O, B-TYPE or I-TYPE, got {columns[-1]!r}")
+        columns = split(line, table.tabs)
+        if len(columns) != table.width:
+            raise ValueError(f"line {number}: expected {table.width} columns, got {len(columns)}: {shorten(line)!r}")
+        if table.labelled and not is_tag(columns[-1], table.letters) and not ignore_tags:
+            raise ValueError(f"line {number}: expected the tag {expected(table.letters)}, got {columns[-1]!r}")
         words.append(columns[0])
         tags.append(columns[-1])
     lines = tuple(line for _, line in block.lines)
-    labelled = labelled and all(map(is_tag, tags))
+    labelled = table.labelled and all(is_tag(tag, table.letters) for tag in tags)
     return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
 
 
@@ -284,7 +261,8 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     Raises:
         DataError: other sentences or words, or something else for a tag.
     """
-    blocks, tabs, _, _ = _table(path)
+    table = _table(path)
+    blocks, tabs = table.blocks, table.tabs
     for block in blocks:
         if block.broken:
             raise DataError(block.broken)
@@ -304,18 +282,12 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
             columns = split(line, tabs)
             if len(columns) > 1 and columns[0] != word:
                 raise DataError(f"{path}, line {number}: expected the word {word!r}, got {columns[0]!r}")
-            if not is_tag(columns[-1]):
-                raise DataError(f"{path}, line {number}: expected the tag O, B-TYPE or I-TYPE, got {columns[-1]!r}")
+            if not is_tag(columns[-1], table.letters):
+                tags = expected(table.letters)
+                raise DataError(f"{path}, line {number}: expected the tag {tags}, got {columns[-1]!r}")
             tags.append(columns[-1])
         predictions.append(tuple(tags))
     return predictions
-
-
-def in_scheme_of(rows: Sequence[Row], predictions: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The predicted entities in the scheme of the rows' own tags, IOB2 where they have none."""
-    gold = [row.label for row in rows if row.label is not None]
-    convert = to_iob1 if gold and scheme(gold) == "IOB1" else to_iob2
-    return [tuple(convert(tags)) for tags in predictions]
 
 
 def _as_sentence(row: Row) -> Sentence:

@@ -67,18 +67,24 @@ def _import(module: str):
         ) from None
 
 
+_OF_IOBES = {"L-": "E-", "U-": "S-"}
+
+
 def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[dict, dict[str, dict]]:
     """Precision, recall and F1 of whole entities, by seqeval, whose figures are conlleval's; 0 where undefined.
 
     Args:
-        gold, predicted: tags of each sentence, IOB1 or IOB2.
+        gold, predicted: tags of each sentence, of any scheme of `tagging`.
 
     Returns:
         f1, precision, recall and accuracy (of tags) over all; and by type precision, recall, f1, entities (in gold) and
         found (in predicted).
     """
     seqeval = _import("seqeval.metrics.sequence_labeling")
-    gold, predicted = [list(tags) for tags in gold], [list(tags) for tags in predicted]
+    # The mode of seqeval that is conlleval's knows IOBES and not BILOU, which is the same with other letters.
+    gold, predicted = (
+        [[_OF_IOBES.get(tag[:2], tag[:2]) + tag[2:] for tag in s] for s in side] for side in (gold, predicted)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of types that are never predicted, which the table shows
         score = partial(seqeval.precision_recall_fscore_support, gold, predicted, zero_division=0)

@@ -14,11 +14,12 @@ from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from .bad_rows import called
 from .base import Example, Row, Task
-from .conll import chunks, in_scheme_of, is_tag, read_sentences, read_tags, tagged_lines, to_iob2
+from .conll import read_sentences, read_tags, tagged_lines
 from .encoding import private_copy
 from .files import atomic_write, shorten
 from .metrics import entities
 from .squad_windows import plan_windows
+from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_of
 
 NO_LABEL = -100
 CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
@@ -44,8 +45,8 @@ class Owned:
 
 
 class NER(Task):
-    """CoNLL's columns, IOB1 or IOB2. The first sub-token of a word carries its tag; case is what the tokenizer leaves
-    of it, so take a cased model.
+    """CoNLL's columns, tagged IOB1, IOB2, IOBES or BILOU. The first sub-token of a word carries its tag; case is what
+    the tokenizer leaves of it, so take a cased model.
 
     Attributes:
         document_context: sentences are read together with those of their document around them, as many as fit.
@@ -87,19 +88,25 @@ class NER(Task):
             )
 
     def learn(self, rows: Sequence[Row]) -> None:
-        kinds = sorted(_types(row.label for row in rows if row.label is not None))
+        tagged = [row.label for row in rows if row.label is not None]
+        kinds = sorted(_types(tagged))
         if not kinds:
             raise DataError("expected entities in the training rows, got the tag O alone")
-        self.labels = ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
+        self.labels = ("O", *(f"{letter}-{kind}" for kind in kinds for letter in LETTERS[letters_of(tagged)]))
+
+    @property
+    def letters(self) -> str | None:
+        """Those of the labels (a key of `LETTERS`); None where they are of no scheme."""
+        return next((name for name in LETTERS if all(is_tag(label, name) for label in self.labels)), None)
 
     def restore(self, config) -> None:
         names = {int(index): name for index, name in config.id2label.items()}
         self.labels = tuple(names[index] for index in sorted(names))
         self.features = getattr(config, "feature_layers", None)
         self.feature_units = getattr(config, "feature_units", None)
-        strange = [name for name in self.labels if not is_tag(name)]
-        if strange or "O" not in self.labels:
-            raise InputError(f"expected a model with the labels O, B-TYPE and I-TYPE, got {', '.join(self.labels)}")
+        if self.letters is None or "O" not in self.labels:
+            schemes = "O, B-TYPE and I-TYPE (or of IOBES or BILOU)"
+            raise InputError(f"expected a model with the labels {schemes}, got {', '.join(self.labels)}")
 
     def model(self, directory: str | os.PathLike):
         from ..models import BertForTokenClassification
@@ -172,7 +179,8 @@ class NER(Task):
         if any(row.label is None for row in rows):
             return None
         ids = {label: index for index, label in enumerate(self.labels)}
-        tags = [tag for row in rows for tag in to_iob2(row.label)]
+        write = CONVERTERS["IOB2" if self.letters == "IOB" else self.letters]
+        tags = [tag for row in rows for tag in write(row.label)]
         return np.array([ids.get(tag, ids.get("I-" + tag[2:], NO_LABEL)) for tag in tags])
 
     def collate(self, examples: Sequence[Example]):

@@ -14,10 +14,11 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
-from fastbert.tasks.conll import chunks, in_scheme_of, read_sentences, scheme, split, to_iob1, to_iob2
+from fastbert.tasks.conll import read_sentences, split
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.ner import NER
 from fastbert.tasks.predict import predict
+from fastbert.tasks.tagging import chunks, in_scheme_of, scheme, to_iob1, to_iob2
 
 # Each line: IOB1, IOB2, entities.
 SCHEMES = [
@@ -135,7 +136,7 @@ def test_comments_before_a_sentence(tmp_path):
         ("film NN I-LOC", "line 2: expected 4 columns, got 3"),
         ("film NN I-NP LOC", "line 2: expected the tag O, B-TYPE or I-TYPE, got 'LOC'"),
         ("film NN I-NP B-", "line 2: expected the tag"),
-        ("film NN I-NP S-LOC", "line 2: expected the tag"),
+        ("film NN I-NP M-LOC", "line 2: expected the tag"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, line, reason):
@@ -314,7 +315,7 @@ def test_labels_of_other_models(tmp_path):
     task.restore(fastbert.BertConfig(id2label={0: "I-PER", 1: "O", 2: "B-LOC", 3: "I-LOC"}, num_labels=4))
     # A model trained on IOB1 tags has no B-PER.
     assert task._labels([Row("0", ("a", "b"), ("B-PER", "B-ORG"))]).tolist() == [0, -100]
-    with pytest.raises(InputError, match="expected a model with the labels O, B-TYPE and I-TYPE, got LABEL_0, LABEL_1"):
+    with pytest.raises(InputError, match=r"expected a model with the labels O, B-TYPE and I-TYPE .*, got LABEL_0"):
         task.restore(fastbert.BertConfig(num_labels=2))
 
 
