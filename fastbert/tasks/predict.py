@@ -23,7 +23,8 @@ class NotFiniteError(FastbertError):
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model said of each example, in the examples' order, and its mean loss (None without labels)."""
+    """What a model said of each example, in the examples' order, and its mean loss over those that have a label (None
+    where none has)."""
 
     values: list[np.ndarray]
     loss: float | None
@@ -68,8 +69,9 @@ def run_model(
                     )
                 values[index] = value
             if out.loss is not None:
-                loss_sum += float(out.loss) * len(chosen)
-                labelled += len(chosen)
+                count = sum(example.label is not None for example in chosen)
+                loss_sum += float(out.loss) * count
+                labelled += count
             if progress is not None:
                 progress(len(chosen))
     return Outputs(values, loss_sum / labelled if labelled else None)

@@ -93,9 +93,11 @@ class Squad(Task):
         import torch
 
         batch, _ = super().collate([replace(example, label=None) for example in examples])
-        if any(example.label is None for example in examples):
+        if all(example.label is None for example in examples):
             return batch, {}
-        positions = torch.tensor([example.label for example in examples])
+        # An answer that was not found counts for nothing: it is past the end.
+        nowhere = (batch.num_tokens, batch.num_tokens)
+        positions = torch.tensor([example.label or nowhere for example in examples])
         return batch, {"start_positions": positions[:, 0], "end_positions": positions[:, 1]}
 
     def outputs(self, out, batch) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
-from fastbert.tasks.predict import predict
+from fastbert.tasks.predict import predict, run_model
 from fastbert.tasks.squad import Answer
 from fastbert.tasks.squad_windows import Span, Window, answer_text, best_spans, plan_windows
 
@@ -404,3 +404,22 @@ def test_evaluate_prints_the_official_figures(shared_data, capsys):
     assert (found["exact"], found["f1"]) == (56.6284342491331, 61.39802594184766)
     assert (found["best_exact"], found["best_exact_thresh"]) == (54.20112029874633, 0.44)
     assert (found["best_f1"], found["best_f1_thresh"]) == (58.543931516667485, 1.0)
+
+
+def test_an_answer_that_is_not_found_costs_no_other_its_place_in_the_loss(directory, tokenizer, tmp_path):
+    """The mean is over the windows of all other questions, and not over the batches that are free of it; without any
+    answer that is found there is no loss."""
+    task = registry.get("squad1")
+    given = [("a", "what is good", [("film", 4)]), ("b", "what is bad", [("book", 20)])]
+    task.configure(FinetuneConfig(doc_stride=6))
+    model, records = task.model(directory), []
+    for questions in (given, [*given, ("c", "who", [("paris", 0)])], [("c", "who", [("paris", 0)])]):
+        rows = task.read(write(tmp_path, squad(*questions)))
+        for budget in (8192, 1):
+            examples = task.encode(rows, tokenizer, 16)
+            records.append(run_model(task, model, examples, budget).loss)
+    alone, one_by_one, beside, beside_one_by_one, *nothing = records
+    assert beside == pytest.approx(alone, rel=1e-6)
+    assert beside_one_by_one == pytest.approx(alone, rel=1e-5)
+    assert one_by_one == pytest.approx(alone, rel=1e-5)
+    assert nothing == [None, None]
