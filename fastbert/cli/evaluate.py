@@ -44,7 +44,7 @@ def run(args: Evaluate) -> None:
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.files import check_writable
-    from ..tasks.runs import predictions_path
+    from ..tasks.runs import predictions_path, results_name
     from ._tasks import predict_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
@@ -57,10 +57,11 @@ def run(args: Evaluate) -> None:
                 option = "--" + name.replace("_", "-")
                 raise InputError(f"{option} belongs to --model, got it with --predictions, which are final")
     task = registry.get(args.task)
+    name = results_name(args.data)
     if args.report is not None:
-        check_writable(args.report / f"{args.data.stem}_metrics.json")
+        check_writable(args.report / f"{name}_metrics.json")
         read = [file for file in (args.data, args.predictions) if file is not None]
-        check_writable(predictions_path(task, args.report, args.data.stem), *read)
+        check_writable(predictions_path(task, args.report, name), *read)
     loss = None
     if args.predictions is not None:
         rows = read_rows(task, args.data, args.skip_bad_rows, labelled=True)
@@ -71,7 +72,7 @@ def run(args: Evaluate) -> None:
     if args.report is not None:
         from ..tasks.runs import write_results
 
-        for path in write_results(task, rows, predictions, metrics, args.report, args.data.stem):
+        for path in write_results(task, rows, predictions, metrics, args.report, name):
             print(path, file=sys.stderr)
     print(json.dumps({"task": args.task, "rows": len(rows), **metrics}))
 

@@ -111,7 +111,7 @@ def _run(args: Finetune) -> None:
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.batching import hold_out
-    from ..tasks.runs import model_directory, starting_point
+    from ..tasks.runs import model_directory, results_name, starting_point
     from ..train import distributed
     from ._tasks import read_rows
 
@@ -133,7 +133,7 @@ def _run(args: Finetune) -> None:
     else:
         dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
     also = {path: read_rows(task, path, args.skip_bad_rows, labelled=True) for path in args.also}
-    if len({path.stem for path in also}) < len(args.also):
+    if len({results_name(path) for path in also}) < len(args.also):
         names = ", ".join(path.name for path in args.also)
         raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
     given = (task, model_directory(args.model), (train_rows, dev_rows), also)
@@ -202,7 +202,7 @@ def train(
 def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, out: Path) -> list[Path]:
     """Scores the best model on further files; returns what was written."""
     from ..tasks.finetune import EvaluationSet
-    from ..tasks.runs import write_results
+    from ..tasks.runs import results_name, write_results
     from ..train.distributed import current
     from . import _finetune_report as report
 
@@ -212,5 +212,5 @@ def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, o
     for path, rows in also.items():
         score, predictions = EvaluationSet.of(task, rows, tokenizer, config.max_seqlen).score(task, model)
         print(f"{path}: {report.metrics(task, score, rows)}")
-        paths += write_results(task, rows, predictions, score, out, f"also_{path.stem}")
+        paths += write_results(task, rows, predictions, score, out, f"also_{results_name(path)}")
     return paths

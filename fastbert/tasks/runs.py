@@ -212,6 +212,11 @@ class FinetuneRun:
         return dataclasses.replace(result, model_dir=model_dir, paths=paths)
 
 
+def results_name(data: str | os.PathLike) -> str:
+    """What results of a file of data are called: its name without the suffix, ``stdin`` of standard input."""
+    return "stdin" if os.fspath(data) == "-" else Path(data).stem
+
+
 def predictions_path(task: Task, out: str | os.PathLike, prefix: str) -> Path:
     """Where `write_results` writes the predictions."""
     return Path(out) / f"{prefix}_predictions{Path(task.submission).suffix}"

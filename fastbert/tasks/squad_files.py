@@ -95,7 +95,7 @@ def read_questions(
                 raise ValueError("expected every id once, got it again")
         except ValueError as error:
             identity = question.get("id") if isinstance(question, dict) else None
-            at = text.find(json.dumps(identity)) if isinstance(identity, str) else -1
+            at = text.find(json.dumps(identity)) if isinstance(identity, str) and identity.strip() else -1
             line = text.count("\n", 0, max(at, 0)) + 1
             bad_rows.refuse(f"{called(path)}, line {line}, {name}: {error}")
             continue
@@ -153,7 +153,8 @@ def _questions(articles: list) -> Iterator[tuple[Any, Any, str]]:
                 continue
             for q, question in enumerate(questions, 1):
                 identity = question.get("id", q) if isinstance(question, dict) else q
-                yield paragraph.get("context"), question, f"article {a}, paragraph {p}, question {identity}"
+                named = identity if str(identity).strip() else q
+                yield paragraph.get("context"), question, f"article {a}, paragraph {p}, question {named}"
 
 
 def _row(context: Any, question: Any, impossible: bool, ignore_answers: bool) -> Row:
@@ -164,8 +165,8 @@ def _row(context: Any, question: Any, impossible: bool, ignore_answers: bool) ->
     text, identity = question.get("question"), question.get("id")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
-    if not isinstance(identity, (str, int)):
-        raise ValueError(f"expected an id, got {identity!r}")
+    if not isinstance(identity, (str, int)) or not str(identity).strip():
+        raise ValueError(f"expected an id, by which predictions are told apart, got {identity!r}")
     try:
         answers = _answers(question, impossible)
     except ValueError:

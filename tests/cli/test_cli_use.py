@@ -266,6 +266,17 @@ def test_where_nothing_can_be_written_is_told_before_the_model_runs(model, data,
     assert not new.parent.exists()
 
 
+def test_results_of_standard_input_have_a_name(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.read_bytes())))
+    predictions = tmp_path / "p.tsv"
+    predictions.write_text("index\tprediction\n" + "".join(f"{i}\t1\n" for i in range(16)))
+    out = tmp_path / "report"
+    assert run("evaluate", "sst2", "--data", "-", "--predictions", predictions, "--report", out) == 0
+    kinds = ("classes.tsv", "confusion.tsv", "errors.jsonl", "metrics.json", "predictions.tsv")
+    assert sorted(path.name for path in out.iterdir()) == [f"stdin_{kind}" for kind in kinds]
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 0.5
+
+
 def test_evaluate_scores_a_predictions_file(data, tmp_path, capsys):
     predictions = tmp_path / "p.tsv"
     predictions.write_text("index\tprediction\n" + "".join(f"{i}\t1\n" for i in range(16)))

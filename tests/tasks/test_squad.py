@@ -89,6 +89,8 @@ def test_bom_and_missing_answers(tmp_path):
         (squad(("q", "", [("film", 4)])), "question q: expected a text as the question"),
         (squad(("q", "what", []), ("r", "what", [("film", 4)])), "line 11, .*question q: .* belongs to squad2"),
         (squad(("q", "what", [("film", 4)]), ("q", "who", [("film", 4)])), "question q: expected every id once"),
+        (squad(("", "what", [("film", 4)])), "article 1, paragraph 1, question 1: expected an id, by which .*, got ''"),
+        (squad((" ", "what", [("film", 4)])), "question 1: expected an id, by which .*, got ' '"),
         (squad(("q", "what", [("film", 4)]), context=" "), "expected a text as the context"),
         ({"data": [{"title": "no paragraphs"}]}, "article 1: expected articles with paragraphs"),
     ],
@@ -103,12 +105,14 @@ def test_bad_files_are_named(tmp_path, value, reason):
 def test_bad_questions_may_be_skipped(tmp_path):
     task = registry.get("squad1")
     task.bad_rows = BadRows(skip=True)
-    value = squad(("a", "what is good", [("film", 4)]), ("b", "what", []), ("c", "what", [("book", 0)]))
+    nameless = ("", "what is good", [("film", 4)])
+    value = squad(("a", "what is good", [("film", 4)]), ("b", "what", []), ("c", "what", [("book", 0)]), nameless)
     rows = task.read(write(tmp_path, value))
     assert [row.id for row in rows] == ["a", "c"]
     # c's answer is not where the file says: no harm to the metric, but nothing to learn from.
     assert [row.id for row in task.for_training(rows, "f.json")] == ["a"]
-    assert task.bad_rows.reasons[1] == "f.json, question c: expected 'book' at character 0 of its context, got 'the '"
+    assert len(task.bad_rows.reasons) == 3
+    assert task.bad_rows.reasons[2] == "f.json, question c: expected 'book' at character 0 of its context, got 'the '"
     with pytest.raises(DataError, match="question c: expected 'book' at character 0"):
         registry.get("squad1").for_training(rows, "f.json")
 
