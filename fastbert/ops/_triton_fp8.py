@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .. import fp8
 from . import _dispatch, _triton
@@ -76,6 +77,7 @@ class _LayerNorm(torch.autograd.Function):
         return out.view(x.shape), data
 
     @staticmethod
+    @once_differentiable  # casts have no gradient
     def backward(ctx, dout, _):
         total, mean, rstd, weight, rng = ctx.saved_tensors
         weight_dtype, bias_dtype, x_bias_dtype, residual_dtype = ctx.dtypes
@@ -118,6 +120,7 @@ class _Mlp(torch.autograd.Function):
         return out.view(*x.shape[:-1], weight2.shape[0])
 
     @staticmethod
+    @once_differentiable  # casts have no gradient
     def backward(ctx, dout):
         from ..triton_kernels import fp8 as kernels
 

@@ -56,6 +56,15 @@ def test_the_result_and_all_gradients_follow_the_reference(backend, dtype, rows,
         assert (g - t).norm() < 0.08 * t.norm()
 
 
+def test_a_second_derivative_is_refused():
+    x, weight = torch.randn(4, 16, requires_grad=True), torch.randn(32, 16)
+    with ops.backend("cpu"):
+        out = ops.linear_fp8(x, weight, None, a_site(weight))
+    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.square().sum().backward()
+
+
 def test_numbers_by_hand():
     """e4m3 has 3 bits behind the point and 448 as its largest, e5m2 has 2 and 57,344."""
     weight = torch.nn.Parameter(torch.eye(16))
