@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..errors import InputError
 from ..model_config import ModelConfig
 from ..modules.encoder import lay_out
@@ -113,6 +114,12 @@ def refuse_beside(what: str, **given) -> None:
             raise InputError(f"expected no {name} beside {what}: it would be left unread, got one")
 
 
+def _unread(x: Tensor) -> bool:
+    """Whether the host does not look at numbers: a device would have to be waited for, a compiler or a transform of
+    torch.func has none to show."""
+    return x.device.type != "cpu" or torch.compiler.is_compiling() or ops.is_transformed()
+
+
 def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor) -> None:
     """Raises InputError for an id outside its table, or ids that are no int64 or int32.
 
@@ -121,7 +128,7 @@ def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Ten
     for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None and ids.dtype not in (torch.int64, torch.int32):
             raise InputError(f"{name} must be int64 or int32, got {str(ids.dtype).removeprefix('torch.')}")
-    if token_type_ids.device.type != "cpu" or torch.compiler.is_compiling():
+    if _unread(token_type_ids):
         return
     for name, ids, size, what in (
         ("input_ids", input_ids, config.vocab_size, "the vocabulary has"),
@@ -137,7 +144,7 @@ def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Ten
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raises InputError for a label that is neither a class nor -100; not looked at on a GPU, as ids are not."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+    if _unread(labels):
         return
     wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_classes)]
     if wrong.numel():

@@ -70,7 +70,10 @@ def define(
     if backward is None:
 
         def backward(ctx, *_grads):
-            raise BackendError(f'{name} has no gradient of its own: use backend("reference") for second derivatives')
+            raise BackendError(
+                f"{name} has no gradient of its own: for second derivatives compute the forward pass under "
+                'fastbert.backend("reference")'
+            )
 
     torch.library.register_autograd(f"fastbert::{name}", backward, setup_context=setup_context, lib=library)
     return getattr(torch.ops.fastbert, name)

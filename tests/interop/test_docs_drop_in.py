@@ -33,7 +33,7 @@ def desk(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_page_has_its_examples():
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9
     assert len(COMMANDS) == 6
     assert all(command.startswith("fastbert convert ") for command in COMMANDS)
 
@@ -58,6 +58,8 @@ def test_example(number, desk):
         assert names["model"](ids, (ids > 0).long()).shape == (2, 1)
     elif "model" in names:
         assert any(is_patched(module) for module in names["model"].modules())
+    if "penalty" in names:
+        assert names["embeddings"].grad.abs().max() > 0
     if "vectors" in names:
         assert names["vectors"].shape == (2, 32)
     if "ignore" in names:

@@ -1,0 +1,118 @@
+"""Derivatives beyond the first and transforms of torch.func: those of transformers, or refused; docs/drop-in.md."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, func, nn
+from torch.utils.checkpoint import checkpoint
+
+import fastbert
+from fastbert.errors import BackendError
+
+SIZES = {
+    **{"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48},
+    **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 16},
+}
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+
+
+class _OfEmbeddings(nn.Module):
+    """(2, 5, H) embeddings to a sum over kept tokens that no LayerNorm makes constant."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.model(inputs_embeds=x, attention_mask=MASK).last_hidden_state
+        return ((3 * states).sin() * MASK[..., None] * torch.linspace(-1, 1, 24)).sum()
+
+
+@pytest.fixture(scope="module")
+def models():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, attn_implementation="eager")
+    theirs = transformers.BertModel(config).eval()
+    ours = fastbert.BertModel(fastbert.BertConfig(**SIZES)).eval()
+    ours.load_state_dict(theirs.state_dict())
+    found = {"theirs": theirs, "ours": ours, "patched": fastbert.patch(copy.deepcopy(theirs))}
+    return {name: _OfEmbeddings(model) for name, model in found.items()}
+
+
+X = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(1))
+DIRECTION = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(2))
+
+
+def _slope(model: nn.Module) -> tuple[Tensor, Tensor]:
+    x = X.clone().requires_grad_()
+    return x, torch.autograd.grad(model(x), x, create_graph=True)[0]
+
+
+def _penalty(model: nn.Module) -> Tensor:
+    x, slope = _slope(model)
+    return torch.autograd.grad(slope.square().sum(), x)[0]
+
+
+def _checkpointed(model: nn.Module, reentrant: bool) -> Tensor:
+    x = X.clone().requires_grad_()
+    checkpoint(model, x, use_reentrant=reentrant).backward()
+    return x.grad
+
+
+def _at_a_point(model: nn.Module):
+    return lambda a: model(X + torch.cat([a, torch.zeros(21)]))
+
+
+TRANSFORMS = {
+    "grad": lambda model: func.grad(model)(X),
+    "vjp": lambda model: func.vjp(model, X)[1](torch.ones(()))[0],
+    "jvp": lambda model: func.jvp(model, (X,), (DIRECTION,))[1],
+    "jacrev": lambda model: func.jacrev(_at_a_point(model))(torch.zeros(3)),
+    "jacfwd": lambda model: func.jacfwd(_at_a_point(model))(torch.zeros(3)),
+    "hessian": lambda model: func.hessian(_at_a_point(model))(torch.zeros(3)),
+    "vmap": lambda model: func.vmap(model)(torch.stack([X, 2 * X])),
+    "functional_call": lambda model: func.functional_call(
+        model, {name: 1.01 * p.detach() for name, p in model.named_parameters()}, (X,)
+    ),
+    "checkpoint": lambda model: _checkpointed(model, False),
+    "checkpoint, reentrant": lambda model: _checkpointed(model, True),
+}
+
+
+@pytest.mark.parametrize("kind", ["ours", "patched"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_those_of_transformers(models, name, kind):
+    wanted, got = (TRANSFORMS[name](models[which]).detach() for which in ("theirs", kind))
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["ours", "patched"])
+def test_second_derivatives_are_the_references(models, kind):
+    _, slope = _slope(models[kind])
+    with pytest.raises(BackendError, match=r'for second derivatives compute .* under fastbert.backend\("reference"\)$'):
+        slope.square().sum().backward()
+    with fastbert.backend("reference"):
+        got = _penalty(models[kind])
+    wanted = _penalty(models["theirs"])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_gradients_of_each_example():
+    model = fastbert.BertForSequenceClassification(fastbert.BertConfig(**SIZES)).eval()
+    ids, labels = torch.randint(5, 60, (3, 5)), torch.tensor([0, 1, 1])
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: dict, ids: Tensor, label: Tensor) -> Tensor:
+        return func.functional_call(model, weights, (ids[None],), {"labels": label[None]}).loss
+
+    found = func.vmap(func.grad(loss), in_dims=(None, 0, 0))(weights, ids, labels)
+    for row in range(3):
+        model.zero_grad()
+        model(ids[row : row + 1], labels=labels[row : row + 1]).loss.backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(found[name][row], p.grad, rtol=1e-4, atol=1e-6, msg=name)
