@@ -183,6 +183,8 @@ class SentenceEncoder:
         prompt = self._chosen_prompt(prompt_name, prompt)
         if isinstance(token_budget, bool) or not isinstance(token_budget, int) or token_budget < 1:
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
+        with torch.inference_mode(False):  # parameters that are moved stay such as can be trained
+            self.modules.to(self.model.device)  # where the model may have been moved
         rows = self._tokenize(sentences, prompt)
         skip = 0 if self.include_prompt else self._prompt_length(prompt)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
@@ -212,7 +214,7 @@ class SentenceEncoder:
         batch = PackedBatch.from_sequences(rows).to(self.model.device)
         hidden = self.model(batch).last_hidden_state
         vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode, skip) for mode in self.pooling], dim=-1)
-        vectors = self.modules.to(vectors.device)(vectors)
+        vectors = self.modules(vectors)
         if normalize is None and self.normalize:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         vectors = vectors[:, : self.truncate_dim]
