@@ -114,7 +114,7 @@ def write_onnx(found, target: Path) -> None:
 
     Raises:
         InputError: the packages onnx and onnxscript are not installed, the target is a directory, or the model reads
-            from left to right.
+            from left to right or has one position only.
         CheckpointError: the graph is larger than one file may be, or the file cannot be written.
     """
     if target.is_dir():
@@ -123,6 +123,8 @@ def write_onnx(found, target: Path) -> None:
         raise InputError(f"{target}: the graph of an encoder is written, got a model with is_decoder (left to right)")
     if found.model.config.bilstm_units is not None:
         raise InputError(f"{target}: the graph of an encoder with its head is written, got a model with a BiLSTM")
+    if found.model.config.max_position_embeddings < 2:  # the exporter takes a size that is always 1 for a constant
+        raise InputError(f"{target}: a graph has inputs of any length: expected a model of 2 positions or more, got 1")
     model = found.model
     dtypes = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
     if len(dtypes) > 1:  # an operator's inputs have one; the widest holds every number of the others

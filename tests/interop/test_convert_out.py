@@ -83,6 +83,13 @@ def test_a_directory_is_no_onnx_file(tmp_path):
         convert(save(tmp_path / "model"), tmp_path, to="onnx")
 
 
+def test_a_model_of_one_position_is_no_graph_of_any_length(tmp_path):
+    """torch's exporter ended in pages of its own."""
+    with pytest.raises(InputError, match="expected a model of 2 positions or more, got 1"):
+        convert(save(tmp_path / "model", max_position_embeddings=1), tmp_path / "model.onnx", to="onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_sentence_transformers_gives_our_vectors(pooling, normalize, tmp_path):
