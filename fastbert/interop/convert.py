@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from .convert_names import to_tensorflow
 from .distilbert import read_bert_config
 from .sentence_files import model_directory
 from .weight_files import PICKLE, read_state_dict, read_weights_file
+
+_log = logging.getLogger("fastbert")
 
 FORMATS = ("safetensors", "pickle", "tf1", "onnx", "sentence-transformers")
 _CONFIGS = ("config.json", "bert_config.json")
@@ -93,7 +96,7 @@ def read_model(source, config=None) -> Source:
     state = canonical_keys(state)
     values = _read_config(home if config is None else Path(config))
     name, changes = _architecture(values, state)
-    settings = BertConfig.from_dict(values, **changes)
+    settings = BertConfig.from_dict(values, **changes, **_padded_vocabulary(values, state))
     with torch.device("meta"):
         if name == "BertModel":
             model: nn.Module = models.BertModel(settings, add_pooling_layer="bert.pooler.dense.weight" in state)
@@ -152,6 +155,20 @@ def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[
         return name, {}
     labels = state["classifier.weight"].shape[0]
     return name, {} if len(values.get("id2label") or ()) == labels else {"num_labels": labels}
+
+
+# What NVIDIA's and DeepSpeed's examples bring the vocabulary to, beside a configuration that says the tokenizer's.
+_PADDED_TO = 8
+
+
+def _padded_vocabulary(values: dict[str, Any], state: Mapping[str, Tensor]) -> dict[str, int]:
+    """The vocab_size of a file whose word embeddings were padded, which keep their rows; nothing of any other file."""
+    words, size = state.get("bert.embeddings.word_embeddings.weight"), values["vocab_size"]
+    padded = -(-size // _PADDED_TO) * _PADDED_TO
+    if words is None or words.dim() != 2 or not size < words.shape[0] == padded:
+        return {}
+    _log.warning("the word embeddings have %d rows, of which the configuration knows %d: padding, kept", padded, size)
+    return {"vocab_size": padded}
 
 
 def _take_dtypes(model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -78,7 +78,11 @@ def read_weights_file(path) -> dict[str, Tensor]:
     prefix = path.with_suffix("") if path.suffix.startswith((".index", ".data-", ".meta")) else path
     if prefix.with_name(f"{prefix.name}.index").is_file():
         return from_tensorflow(read_bundle(prefix, is_weight))
-    return from_deepspeed(_read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, True))
+    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, True)
+    try:
+        return from_deepspeed(state)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
@@ -115,8 +119,26 @@ def _read_pickle(path: Path, unwrap: bool = False) -> dict[str, Tensor]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a dictionary of tensors, got {type(state).__name__}")
     if unwrap:
-        state = next((state[name] for name in _CONTAINERS if isinstance(state.get(name), dict)), state)
+        state = _unwrapped(path, state)
     return {_check_name(path, name): _check_tensor(path, name, value, size) for name, value in state.items()}
+
+
+def _unwrapped(path: Path, saved: dict) -> dict:
+    """The tensors of a model among what a trainer saved."""
+    state = next((saved[name] for name in _CONTAINERS if isinstance(saved.get(name), dict)), saved)
+    tensors = [value for value in state.values() if isinstance(value, Tensor)]
+    if not tensors:
+        keys = ", ".join(str(key) for key in list(state)[:5]) or "no keys"
+        raise CheckpointError(
+            f"{path}: expected tensors of a model, or a dictionary of them under {', '.join(_CONTAINERS)}, got "
+            f"{keys:.200}"
+        )
+    if not any(tensor.numel() for tensor in tensors):
+        raise CheckpointError(
+            f"{path}: expected whole weights, got empty ones: those of DeepSpeed's ZeRO stage 3 are in shards, of "
+            "which its zero_to_fp32.py makes one file"
+        )
+    return state
 
 
 def _check_zip(path: Path, size: int) -> None:

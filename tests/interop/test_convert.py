@@ -210,6 +210,49 @@ def test_state_dictionaries_of_trainers(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_vocabulary_that_was_padded_keeps_its_rows(tmp_path, caplog):
+    """NVIDIA's and DeepSpeed's examples bring it to a multiple of 8, beside Google's configuration that says 30522."""
+    theirs = _theirs(vocab_size=104)
+    state = {n: t for n, t in theirs.state_dict().items() if n != "cls.predictions.decoder.bias"}
+    torch.save({"model": state, "optimizer": {"state": {}}, "files": [1]}, tmp_path / "ckpt_1.pt")
+    for said in (97, 103):
+        (tmp_path / "bert_config.json").write_text(json.dumps({**theirs.config.to_dict(), "vocab_size": said}))
+        convert(tmp_path / "ckpt_1.pt", tmp_path / f"of {said}")
+        _assert_holds(tmp_path / f"of {said}", theirs)
+        assert f"have 104 rows, of which the configuration knows {said}: padding, kept" in caplog.text
+    for said in (96, 105):  # another vocabulary, and none that was padded
+        (tmp_path / "bert_config.json").write_text(json.dumps({**theirs.config.to_dict(), "vocab_size": said}))
+        with pytest.raises(CheckpointError, match=rf"word_embeddings.weight is \(104, 32\) for \({said}, 32\)"):
+            convert(tmp_path / "ckpt_1.pt", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_files_of_trainers_without_a_models_weights(tmp_path):
+    theirs = _theirs()
+    theirs.config.save_pretrained(tmp_path)
+    state = theirs.state_dict()
+    fused = {"bert.encoder.layer.0.attn_qkvw": torch.zeros(95, 32)}
+    cases = {
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt": (
+            {"optimizer_state_dict": {"zero_stage": 2, "partition": torch.zeros(3)}, "ds_version": "0.14.0"},
+            "expected tensors of a model, or .* under model, module, .*, got optimizer_state_dict, ds_version$",
+        ),
+        "mp_rank_00_model_states.pt": (
+            {"module": {name: torch.empty(0) for name in state}, "ds_version": "0.14.0"},
+            "expected whole weights, got empty ones: .* ZeRO stage 3 are in shards, of which its zero_to_fp32.py",
+        ),
+        "stage_of_none.pt": ({"module": None, "epoch": 1}, "expected tensors of a model, .* got module, epoch$"),
+        "empty.pt": ({"model": {}}, "got no keys$"),
+        "odd.pt": ({"module": fused}, "attn_qkvw: expected query, key and value in one, got "),
+    }
+    for name, (saved, reason) in cases.items():
+        torch.save(saved, tmp_path / name)
+        with pytest.raises(CheckpointError, match=reason) as caught:
+            convert(tmp_path / name, tmp_path / "none")
+        assert str(caught.value).startswith(f"{tmp_path / name}: ")
+    assert not (tmp_path / "none").exists()
+
+
 # --- TensorFlow's files ---
 
 
