@@ -19,7 +19,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .. import ops, rng
 from ..errors import InputError
-from ..modules.layout import Layout, PackedLayout, PaddedLayout
+from ..modules.layout import Layout, PackedLayout, PaddedLayout, wants_gradient
 from ..packing import Packing
 from ..rng import FIRST_LAYER_SITE, LAYER_SITES, DropoutKey
 
@@ -147,7 +147,8 @@ def _key_mask(mask: Tensor | None, batch_size: int, seqlen: int, alone: bool) ->
     if mask.dtype == torch.bool:
         return ~mask, None
     keep = mask != float("-inf")
-    return keep, None if bool((mask[keep] == 0).all()) else mask
+    learned = wants_gradient(mask)
+    return keep, None if not learned and bool((mask[keep] == 0).all()) else mask
 
 
 def _query_mask(mask: Tensor | None, batch_size: int, seqlen: int, nheads: int, x: Tensor):

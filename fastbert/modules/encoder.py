@@ -17,7 +17,7 @@ from ..outputs import EncoderOutput
 from ..packing import Packing
 from ..rng import DropoutKey
 from .layer import BertLayer
-from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, causal_mask, keys_kept
+from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, causal_mask, keys_kept, wants_gradient
 from .stack import run_stack
 
 _log = logging.getLogger("fastbert")
@@ -74,7 +74,9 @@ def lay_out(
         _check_square(attention_mask, batch_size, seqlen)
         keep = keys_kept(attention_mask)
         if keep is None:
-            say_padded("the 4-D attention mask differs between queries or heads, so tokens cannot be packed")
+            learned = wants_gradient(attention_mask)
+            what = "wants a gradient" if learned else "differs between queries or heads"
+            say_padded(f"the 4-D attention mask {what}, so tokens cannot be packed")
             mask = attention_mask
             if mask.dtype == torch.bool:
                 mask = torch.zeros(mask.shape, device=device).masked_fill(~mask, float("-inf"))

@@ -65,6 +65,11 @@ def additive_mask(keep: Tensor) -> Tensor:
     return mask.masked_fill(~keep, float("-inf"))[:, None, None]
 
 
+def wants_gradient(mask: Tensor) -> bool:
+    """Whether a mask is a bias that is learned, whatever its numbers are now."""
+    return mask.requires_grad and torch.is_grad_enabled()
+
+
 def keys_kept(mask: Tensor) -> Tensor | None:
     """Reads a 4-D mask that only says which keys count.
 
@@ -72,8 +77,11 @@ def keys_kept(mask: Tensor) -> Tensor | None:
         mask: (B or 1, heads or 1, S or 1, S), bool (True = keep) or additive (0 = keep, very negative = drop).
 
     Returns:
-        (B or 1, S) bool, or None where queries or heads differ or a value is neither keep nor drop.
+        (B or 1, S) bool, or None where queries or heads differ, a value is neither keep nor drop, or the mask is
+        learned: what is packed has no gradient for it.
     """
+    if wants_gradient(mask):
+        return None
     keep = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool:
         # -10000 is what code before finfo.min used; the softmax of such a score is 0 in any dtype.
