@@ -21,6 +21,24 @@ def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
     return out
 
 
+def checked_bounds(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    """A caller's bounds of packed sequences as (B+1,) int32; their numbers are not looked at on a GPU.
+
+    Raises:
+        InputError: they are no integers, or not the bounds of so many tokens.
+    """
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        raise InputError(f"cu_seqlens must be a tensor of int32 or int64, got {got}")
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
+        if cu_seqlens.dim() != 1 or ends != [0, num_tokens] or bool((cu_seqlens.diff() < 0).any()):
+            raise InputError(
+                f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}"
+            )
+    return cu_seqlens.to(torch.int32)
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """A batch without padding.

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..model_config import ModelConfig
 from ..modules.encoder import lay_out
 from ..modules.layout import Layout, PackedLayout
-from ..packing import PackedBatch, Packing
+from ..packing import PackedBatch, Packing, checked_bounds
 from ..rng import DropoutKey
 
 
@@ -159,15 +159,6 @@ def _check_length(config: ModelConfig, length: int) -> None:
         )
 
 
-def _check_bounds(cu_seqlens: Tensor, lengths: Tensor, num_tokens: int) -> None:
-    """Raises InputError for bounds of sequences that are not those of the tokens; not looked at on a GPU."""
-    if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
-    if ends != [0, num_tokens] or bool((lengths < 0).any()):
-        raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}")
-
-
 def open_packed_batch(batch: PackedBatch, config: ModelConfig, key: DropoutKey | None) -> Tokens:
     """A `PackedBatch` as it is."""
     _check_length(config, batch.max_seqlen)
@@ -199,9 +190,8 @@ def open_packed(
     if tokens.dim() not in (width, width + 1) or (row and tokens.shape[0] != 1):
         raise InputError(f"with cu_seqlens, tokens must be (T,) or (1, T), got {tuple(tokens.shape)}")
     num_tokens = tokens.shape[-width]
-    cu_seqlens = cu_seqlens.to(torch.int32)
+    cu_seqlens = checked_bounds(cu_seqlens, num_tokens)
     lengths = cu_seqlens.diff()
-    _check_bounds(cu_seqlens, lengths, num_tokens)
     max_seqlen = int(max_seqlen if max_seqlen is not None else lengths.max() if lengths.numel() else 0)
     _check_length(config, max_seqlen)
     device = tokens.device

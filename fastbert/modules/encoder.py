@@ -14,7 +14,7 @@ from .. import fp8, ops, rng
 from ..config import BertConfig
 from ..errors import InputError
 from ..outputs import EncoderOutput
-from ..packing import Packing
+from ..packing import Packing, checked_bounds
 from ..rng import DropoutKey
 from .layer import BertLayer
 from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, causal_mask, keys_kept, wants_gradient
@@ -218,8 +218,16 @@ class BertEncoder(nn.Module):
         cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         max_seqlen = max_length_q if max_seqlen is None else max_seqlen
         if cu_seqlens is not None or hidden_states.dim() == 2:
+            if attention_mask is not None and attention_mask.dim() == 2:
+                raise InputError(
+                    "expected no (B, S) attention_mask beside packed tokens: it would be left unread, got one"
+                )
+            if output_attentions:
+                raise InputError("attention probabilities are kept for (B, S) batches only, got packed tokens")
             output = self._packed(hidden_states, cu_seqlens, max_seqlen, key, bool(output_hidden_states))
             return output if return_dict else output.to_tuple()
+        if hidden_states.dim() != 3:
+            raise InputError(f"hidden_states must be (B, S, H), or (T, H) packed, got {tuple(hidden_states.shape)}")
         batch_size, seqlen = hidden_states.shape[:2]
         packing, layout, keep = lay_out(
             attention_mask,
@@ -254,9 +262,10 @@ class BertEncoder(nn.Module):
                 "packed hidden_states must be (T, H) or (1, T, H) and come with cu_seqlens, "
                 f"got {tuple(hidden_states.shape)} and {'no' if cu_seqlens is None else 'its'} cu_seqlens"
             )
+        cu_seqlens = checked_bounds(cu_seqlens, hidden_states.shape[-2])
         if max_seqlen is None:
             max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
-        layout = PackedLayout(cu_seqlens.to(torch.int32), int(max_seqlen), self.config.is_decoder)
+        layout = PackedLayout(cu_seqlens, int(max_seqlen), self.config.is_decoder)
         x, states, _ = self.run(hidden_states[0] if row else hidden_states, layout, key, keep_states)
         if row:
             x, states = x[None], [state[None] for state in states or []]

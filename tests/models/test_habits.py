@@ -492,6 +492,29 @@ def test_bounds_that_are_not_those_of_the_tokens(bounds):
     _one_sentence(ours, "cu_seqlens", "the 3 tokens", bounds, input_ids=ids, cu_seqlens=given)
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("bounds", [[0], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3], [0.0, 3.0], [[0, 3]]])
+def test_bounds_of_an_encoder_that_are_not_those_of_the_tokens(bounds, backend):
+    encoder = hf.pair("BertModel")[1].encoder
+    with fastbert.backend(backend), pytest.raises(InputError, match="cu_seqlens must"):
+        encoder(torch.randn(3, 32), cu_seqlens=torch.tensor(bounds))
+
+
+def test_what_an_encoder_does_not_take():
+    encoder = hf.pair("BertModel")[1].encoder
+    packed, bounds = torch.randn(3, 32), torch.tensor([0, 3])
+    for words, given in (
+        ("no .* attention_mask beside packed tokens", {"cu_seqlens": bounds, "attention_mask": torch.ones(1, 3)}),
+        (r"probabilities are kept for \(B, S\) batches only", {"cu_seqlens": bounds, "output_attentions": True}),
+        ("must be a tensor of int32 or int64, got list", {"cu_seqlens": [0, 3]}),
+    ):
+        with pytest.raises(InputError, match=words):
+            encoder(packed, **given)
+    for states in (packed[0], packed[None, None]):
+        with pytest.raises(InputError, match=r"hidden_states must be \(B, S, H\), or \(T, H\) packed, got"):
+            encoder(states)
+
+
 def test_a_masked_token_is_not_looked_at():
     _, ours = hf.pair("BertModel")
     ids = hf.inputs()["input_ids"]
