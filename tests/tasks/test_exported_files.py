@@ -313,7 +313,7 @@ def test_conll_in_its_many_forms(content, words, tags, end, read):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"a O\nb S-PER\n", "line 2: expected the tag O, B-TYPE or I-TYPE, got 'S-PER'"),
+        (b"a O\nb X-PER\n", "line 2: expected the tag O, B-TYPE or I-TYPE.* got 'X-PER'"),
         (b"a X O\nb O\n", "line 2: expected 3 columns, got 2"),
         (b"caf\xe9 O\n", "line 1: expected UTF-8, got 0xe9"),
         (b"\n\n-DOCSTART- O\n\n", "expected sentences"),

@@ -227,7 +227,7 @@ def test_labels_that_are_none_are_no_reason_to_refuse_a_row_that_is_predicted(na
 
 def test_tags_of_hubs_that_are_none_are_no_reason_either(tmp_path):
     path = write(
-        tmp_path, b'{"tokens": ["EU"], "ner_tags": ["S-ORG"]}\n{"tokens": ["a"], "ner_tags": ["O"]}\n', "f.jsonl"
+        tmp_path, b'{"tokens": ["EU"], "ner_tags": ["X-ORG"]}\n{"tokens": ["a"], "ner_tags": ["O"]}\n', "f.jsonl"
     )
     task = registry.get("ner")
     with pytest.raises(DataError, match="expected tags O, B-TYPE or I-TYPE"):
