@@ -39,6 +39,17 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     return cu_seqlens.to(torch.int32)
 
 
+def _ids(row, name: str) -> Tensor:
+    """A sequence of ids, (n,) int64. Raises InputError for anything else: a fraction would be cut off."""
+    try:
+        ids = torch.as_tensor(row)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} must be sequences of ids, got {row!r:.50} among them") from None
+    if ids.dim() != 1 or (ids.numel() and (ids.is_floating_point() or ids.is_complex())):
+        raise InputError(f"{name} must be sequences of ids, got {row!r:.50} among them")
+    return ids.to(torch.int64)
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """A batch without padding.
@@ -111,14 +122,17 @@ class PackedBatch:
             input_ids: B sequences of ids (lists, arrays or 1-D tensors).
             token_type_ids: B sequences of the same lengths, or None for all zeros.
             labels: ``mlm_positions``, ``mlm_labels``, ``nsp_labels``.
+
+        Raises:
+            InputError: a sequence is no list of whole numbers, or token_type_ids have other lengths.
         """
-        rows = [torch.as_tensor(row, dtype=torch.int64) for row in input_ids]
+        rows = [_ids(row, "input_ids") for row in input_ids]
         lengths = torch.tensor([row.numel() for row in rows], dtype=torch.int64)
         flat = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
         if token_type_ids is None:
             types = torch.zeros_like(flat)
         else:
-            types = [torch.as_tensor(row, dtype=torch.int64) for row in token_type_ids]
+            types = [_ids(row, "token_type_ids") for row in token_type_ids]
             if [t.numel() for t in types] != lengths.tolist():
                 raise InputError("token_type_ids must have the lengths of input_ids, row for row")
             types = torch.cat(types) if types else torch.empty(0, dtype=torch.int64)

@@ -78,7 +78,13 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
 
 
 def unpatch(model: Model) -> Model:
-    """Gives every patched encoder inside a model its own class back; returns the model."""
+    """Gives every patched encoder inside a model its own class back; returns the model.
+
+    Raises:
+        InputError: it is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"unpatch takes a torch module, got {type(model).__name__}")
     for module in model.modules():
         if is_patched(module):
             module.__class__ = type(module)._fastbert_original

@@ -142,8 +142,18 @@ def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Ten
             raise InputError(f"{name} must be between 0 and {size - 1} ({what} {size}), got {low if low < 0 else high}")
 
 
+def _check_tensors(**given) -> None:
+    """Raises InputError for an argument that is no tensor."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise InputError(f"{name} must be a torch tensor, got {type(value).__name__}")
+
+
 def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Raises InputError for a label that is neither a class nor -100; not looked at on a GPU, as ids are not."""
+    """Raises InputError for a label that is neither a class nor -100, or labels that are no int64; their numbers are
+    not looked at on a GPU, as ids are not."""
+    if labels.dtype != torch.int64:
+        raise InputError(f"labels must be int64, got {str(labels.dtype).removeprefix('torch.')}")
     if _unread(labels):
         return
     wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_classes)]
@@ -185,6 +195,9 @@ def open_packed(
     max_seqlen: int | None,
 ) -> Tokens:
     """Tokens laid end to end by the caller: (T,) or (1, T) ids, or (T, H) or (1, T, H) embeddings."""
+    _check_tensors(
+        input_ids=input_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
+    )
     tokens, width = (input_ids, 1) if inputs_embeds is None else (inputs_embeds, 2)
     row = tokens.dim() == width + 1
     if tokens.dim() not in (width, width + 1) or (row and tokens.shape[0] != 1):
@@ -231,13 +244,20 @@ def open_padded(
 
     Positions are column indices, whatever the mask says, as in transformers.
     """
+    _check_tensors(
+        input_ids=input_ids,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        token_type_ids=token_type_ids,
+        position_ids=position_ids,
+    )
     tokens = input_ids if inputs_embeds is None else inputs_embeds
     if tokens.dim() != (2 if inputs_embeds is None else 3):
         raise InputError(f"input_ids must be (B, S) and inputs_embeds (B, S, H), got {tuple(tokens.shape)}")
     batch_size, seqlen = tokens.shape[:2]
     _check_length(config, seqlen)
     device = tokens.device
-    if attention_mask is not None:
+    if attention_mask is not None and not attention_mask.is_meta:  # which `lay_out` refuses
         attention_mask = attention_mask.to(device)
     packing, layout, keep = lay_out(
         attention_mask,

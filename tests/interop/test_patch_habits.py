@@ -564,6 +564,12 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(make, said):
         assert not any(is_patched(module) for module in model.modules())
 
 
+@pytest.mark.parametrize("function", [fastbert.patch, fastbert.unpatch])
+def test_what_is_no_module_is_refused(function):
+    with pytest.raises(InputError, match=r"^(un)?patch takes a torch module.*, got NoneType$"):
+        function(None)
+
+
 def test_one_encoder_that_is_refused_leaves_the_others_alone():
     pair = nn.ModuleList([transformers.BertModel(hf.hf_config()), _decoder()])
     with pytest.raises(InputError, match="is_decoder"):

@@ -466,7 +466,28 @@ def test_inputs_that_do_not_fit():
     _one_sentence(ours, "attention", input_ids=batch, output_attentions=True)
     _one_sentence(ours, "input_ids", "float32", input_ids=ids.float())
     _one_sentence(ours, "token_type_ids", "uint8", input_ids=ids, token_type_ids=types.byte())
+    _one_sentence(ours, "input_ids", "torch tensor", "list", input_ids=ids.tolist())
+    _one_sentence(ours, "attention_mask", "torch tensor", "ndarray", input_ids=ids, attention_mask=ids.numpy())
+    _one_sentence(ours, "token_type_ids", "torch tensor", "list", input_ids=ids, token_type_ids=types.tolist())
+    _one_sentence(ours, "attention_mask", "meta device", input_ids=ids, attention_mask=ids.to("meta"))
     assert ours(ids, head_mask=[None] * 3, use_cache=False, past_key_values=None).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("row", [[1.5], ["a"], "text", 3, None, [[1, 2]]])
+def test_sequences_that_are_no_ids(row):
+    with pytest.raises(InputError, match="input_ids must be sequences of ids, got"):
+        PackedBatch.from_sequences([[1, 2], row])
+    with pytest.raises(InputError, match="token_type_ids must be sequences of ids, got"):
+        PackedBatch.from_sequences([[1]], [row])
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForTokenClassification", "BertForPreTraining"])
+def test_labels_of_another_dtype(name):
+    _, ours = hf.pair(name)
+    ids = hf.inputs()["input_ids"]
+    options = {"next_sentence_label": torch.zeros(len(ids)).long()} if name == "BertForPreTraining" else {}
+    with pytest.raises(InputError, match="labels must be int64, got int32"):
+        ours(ids, labels=torch.zeros_like(ids).int(), **options)
 
 
 def test_what_would_be_left_unread_beside_packed_tokens():
