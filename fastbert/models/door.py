@@ -62,6 +62,7 @@ class Tokens:
 
     def pack(self, x: Tensor) -> Tensor:
         """Labels in the caller's shape -> (T,)."""
+        check_tensors(labels=x)
         if self.packing is None:
             if x.numel() != len(self.token_type_ids):
                 raise InputError(
@@ -142,7 +143,7 @@ def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Ten
             raise InputError(f"{name} must be between 0 and {size - 1} ({what} {size}), got {low if low < 0 else high}")
 
 
-def _check_tensors(**given) -> None:
+def check_tensors(**given) -> None:
     """Raises InputError for an argument that is no tensor."""
     for name, value in given.items():
         if value is not None and not isinstance(value, Tensor):
@@ -152,6 +153,7 @@ def _check_tensors(**given) -> None:
 def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raises InputError for a label that is neither a class nor -100, or labels that are no int64; their numbers are
     not looked at on a GPU, as ids are not."""
+    check_tensors(labels=labels)
     if labels.dtype != torch.int64:
         raise InputError(f"labels must be int64, got {str(labels.dtype).removeprefix('torch.')}")
     if _unread(labels):
@@ -159,6 +161,15 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
     wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_classes)]
     if wrong.numel():
         raise InputError(f"labels must be between 0 and {num_classes - 1}, or -100 for none, got {int(wrong[0])}")
+
+
+def _check_width(config: ModelConfig, inputs_embeds: Tensor | None) -> None:
+    """Raises InputError for embeddings of another width than the model's."""
+    if inputs_embeds is not None and inputs_embeds.shape[-1] != config.hidden_size:
+        raise InputError(
+            f"inputs_embeds must have a last dimension of hidden_size = {config.hidden_size}, "
+            f"got {tuple(inputs_embeds.shape)}"
+        )
 
 
 def _check_length(config: ModelConfig, length: int) -> None:
@@ -195,13 +206,14 @@ def open_packed(
     max_seqlen: int | None,
 ) -> Tokens:
     """Tokens laid end to end by the caller: (T,) or (1, T) ids, or (T, H) or (1, T, H) embeddings."""
-    _check_tensors(
+    check_tensors(
         input_ids=input_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
     )
     tokens, width = (input_ids, 1) if inputs_embeds is None else (inputs_embeds, 2)
     row = tokens.dim() == width + 1
     if tokens.dim() not in (width, width + 1) or (row and tokens.shape[0] != 1):
         raise InputError(f"with cu_seqlens, tokens must be (T,) or (1, T), got {tuple(tokens.shape)}")
+    _check_width(config, inputs_embeds)
     num_tokens = tokens.shape[-width]
     cu_seqlens = checked_bounds(cu_seqlens, num_tokens)
     lengths = cu_seqlens.diff()
@@ -244,7 +256,7 @@ def open_padded(
 
     Positions are column indices, whatever the mask says, as in transformers.
     """
-    _check_tensors(
+    check_tensors(
         input_ids=input_ids,
         inputs_embeds=inputs_embeds,
         attention_mask=attention_mask,
@@ -254,6 +266,7 @@ def open_padded(
     tokens = input_ids if inputs_embeds is None else inputs_embeds
     if tokens.dim() != (2 if inputs_embeds is None else 3):
         raise InputError(f"input_ids must be (B, S) and inputs_embeds (B, S, H), got {tuple(tokens.shape)}")
+    _check_width(config, inputs_embeds)
     batch_size, seqlen = tokens.shape[:2]
     _check_length(config, seqlen)
     device = tokens.device

@@ -20,7 +20,7 @@ from ..packing import PackedBatch
 from ..rng import EMBEDDING_SITE, DropoutKey
 from . import door, gpt_files
 from .bert import Encoded, as_asked
-from .door import check_labels
+from .door import check_labels, check_tensors
 from .pretrained import PreTrainedModel
 
 
@@ -255,6 +255,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
         positions = input_ids.mlm_positions if isinstance(input_ids, PackedBatch) else None
         targets = input_ids.mlm_labels if positions is not None else None
         if labels is not None:
+            check_tensors(labels=labels)
             shifted = torch.full_like(labels, -100)
             shifted[..., :-1] = labels[..., 1:]
             packed = tokens.pack(shifted)

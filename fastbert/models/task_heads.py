@@ -17,7 +17,7 @@ from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, QuestionAnsweringOutput
 from ..packing import PackedBatch
 from .bert import BertHead, as_asked
-from .door import check_labels
+from .door import check_labels, check_tensors
 
 
 def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem_type: str | None) -> Tensor:
@@ -30,8 +30,9 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
             the labels: one label is regression, integers are classes, the rest is multi-label.
 
     Raises:
-        InputError: a class id outside 0..num_labels-1 other than -100.
+        InputError: labels that are no tensor, or a class id outside 0..num_labels-1 other than -100.
     """
+    check_tensors(labels=labels)
     if problem_type is None:
         integral = not labels.is_floating_point()
         problem_type = (
@@ -217,6 +218,7 @@ class BertForQuestionAnswering(BertHead):
         tokens = encoded.tokens
         logits = apply_linear(self.qa_outputs, self.token_states(encoded))
         loss = None
+        check_tensors(start_positions=start_positions, end_positions=end_positions)
         if start_positions is not None and end_positions is not None:
             rows, kept = self._rows(logits, tokens)
             losses = [

@@ -490,6 +490,26 @@ def test_labels_of_another_dtype(name):
         ours(ids, labels=torch.zeros_like(ids).int(), **options)
 
 
+@every_class
+def test_labels_that_are_no_tensor(name):
+    _, ours = hf.pair(name)
+    for key, given in _labels(name).items():
+        said = "labels" if name in ("BertForNextSentencePrediction", "BertForPreTraining") else key
+        with pytest.raises(InputError, match=f"^{said} must be a torch tensor, got list$"):
+            ours(**_arguments(name), **{**_labels(name), key: given.tolist()})
+
+
+@every_class
+def test_embeddings_of_another_width(name):
+    _, ours = hf.pair(name)
+    shape = (2, 2, 5, 31) if name == "BertForMultipleChoice" else (2, 5, 31)
+    with pytest.raises(InputError, match=r"^inputs_embeds must have a last dimension of hidden_size = 32, got "):
+        ours(inputs_embeds=torch.zeros(shape))
+    if name != "BertForMultipleChoice":
+        with pytest.raises(InputError, match="hidden_size = 32"):
+            ours(inputs_embeds=torch.zeros(5, 31), cu_seqlens=torch.tensor([0, 5]))
+
+
 def test_what_would_be_left_unread_beside_packed_tokens():
     _, ours = hf.pair("BertModel")
     batch, bounds = PackedBatch.from_sequences([[1, 2], [3]]), torch.tensor([0, 2, 3])
