@@ -190,6 +190,8 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
                 if len(body) > args.max_bytes:
                     return refused(413, f"expected a body of at most {args.max_bytes} bytes, got more")
             vectors = await unless_hung_up(request, batcher.submit(parse_texts(body, args.max_queue)))
+        except asyncio.CancelledError:  # by the server, whose time to end is up
+            return refused(503, "the server ended before this request was whole and answered")
         except ClientDisconnect:
             return refused(400, "the client hung up")
         except InputError as error:

@@ -247,6 +247,37 @@ def test_a_client_that_hangs_up_while_it_waits_is_not_computed():
     assert ("left", 200) not in sent
 
 
+def test_half_a_request_is_answered_when_the_server_ends():
+    """uvicorn cancels what is not done in time, and logs a traceback of what does not take it."""
+    pytest.importorskip("starlette")
+    encoder, sent = types.SimpleNamespace(dim=1, encode=None), []
+
+    async def run():
+        app = server.make_app(encoder, server.parse(["--model", "model"]))
+        messages = [{"type": "http.request", "body": b'{"tex', "more_body": True}]
+        read = asyncio.Event()
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            read.set()
+            return await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/embed", "headers": [], "query_string": b""}
+        async with app.router.lifespan_context(app):
+            task = asyncio.create_task(app(scope, receive, send))
+            await asyncio.wait_for(read.wait(), 30)
+            task.cancel()
+            await asyncio.wait_for(task, 30)
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 503
+    assert "the server ended" in json.loads(sent[1]["body"])["error"]
+
+
 def test_a_model_that_fails_is_told_as_json():
     """As every other refusal, and without what the error says: it may hold another client's text."""
     pytest.importorskip("starlette")
