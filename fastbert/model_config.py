@@ -41,6 +41,13 @@ def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]
     return path, read_json(path)
 
 
+def wrong_type(known: str, got: Any) -> InputError:
+    """What is raised for a config.json of a kind of model that is not served, with what to do about it."""
+    # It is a BERT without token types under other names, which `interop.distilbert` gives the BERT's.
+    hint = "; `fastbert convert` makes a BERT of it" if got == "distilbert" else ""
+    return InputError(f"model_type must be {known}, got {got!r:.100}{hint}")
+
+
 class ModelConfig(abc.ABC):
     """Base class of `BertConfig` and its like: keys that it does not know are kept as attributes.
 
@@ -59,7 +66,7 @@ class ModelConfig(abc.ABC):
     def __init__(self, **values: Any) -> None:
         model_type = values.pop("model_type", self.model_type)
         if model_type != self.model_type:
-            raise InputError(f"model_type must be {self.model_type!r}, got {model_type!r}")
+            raise wrong_type(repr(self.model_type), model_type)
         if "torch_dtype" in values:  # the name of ``dtype`` up to transformers 4
             torch_dtype = values.pop("torch_dtype")
             values.setdefault("dtype", torch_dtype)

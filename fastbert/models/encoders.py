@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 
 from ..errors import InputError
-from ..model_config import ModelConfig, read_config_file
+from ..model_config import ModelConfig, read_config_file, wrong_type
 from .pretrained import PreTrainedModel
 
 ENCODERS = {
@@ -23,7 +23,7 @@ ENCODERS = {
 def encoder_class(model_type: str) -> type[PreTrainedModel]:
     """The class of a kind. Raises InputError where there is none."""
     if model_type not in ENCODERS:
-        raise InputError(f"model_type must be one of {', '.join(ENCODERS)}, got {model_type!r:.100}")
+        raise wrong_type(f"one of {', '.join(ENCODERS)}", model_type)
     module, _, name = ENCODERS[model_type].partition(":")
     return getattr(import_module(f"fastbert.models.{module}"), name)
 

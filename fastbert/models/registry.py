@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError
-from ..model_config import ModelConfig, read_config_file
+from ..model_config import ModelConfig, read_config_file, wrong_type
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def of_type(model_type: str) -> Architecture:
         if kind.model_type == model_type:
             return kind
     known = ", ".join(kind.model_type for kind in ARCHITECTURES)
-    raise InputError(f"model_type must be one of {known}, got {model_type!r:.100}")
+    raise wrong_type(f"one of {known}", model_type)
 
 
 def of_model(name: str | os.PathLike) -> Architecture:

@@ -16,6 +16,7 @@ import fastbert
 from fastbert import SentenceEncoder
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
+from fastbert.models.registry import of_model
 
 TEXTS = ["the film was great .", "", "paris", "THE Book of France", "not good , " * 30]
 
@@ -92,5 +93,13 @@ def test_what_is_no_bert_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="expected a table of word embeddings"):
         SentenceEncoder.from_pretrained(directory)
     # A model with a head is not read as BERT's in silence.
-    with pytest.raises(InputError, match="model_type must be 'bert', got 'distilbert'"):
+    with pytest.raises(InputError, match=r"'bert', got 'distilbert'; `fastbert convert` makes a BERT of it$"):
         fastbert.BertForSequenceClassification.from_pretrained(save(tmp_path / "head"))
+
+
+def test_fine_tuning_takes_what_convert_made_of_it_and_says_so(tmp_path):
+    source = save(tmp_path / "distil")
+    with pytest.raises(InputError, match=r"got 'distilbert'; `fastbert convert` makes a BERT of it$"):
+        of_model(source)
+    convert(source, tmp_path / "bert", to="safetensors")
+    assert of_model(tmp_path / "bert").model_type == "bert"
