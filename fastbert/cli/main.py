@@ -7,6 +7,7 @@ Modules are imported only when their command is asked for, and import torch only
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import importlib
 import inspect
@@ -93,6 +94,8 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
     """
     import tyro
 
+    if not {"-h", "--help"}.isdisjoint(argv):
+        _join_lines_of_help(options)
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
@@ -113,6 +116,20 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
             cause = cause.__context__
         sys.stderr.write(told.getvalue())
         raise
+
+
+def _join_lines_of_help(options: type) -> None:
+    """Of an option's docstring with several lines tyro keeps the breaks, since the later ones are indented."""
+    import docstring_parser
+
+    described = {}
+    for owner in reversed(options.__mro__[:-1]):
+        described |= {found.arg_name: found.description for found in docstring_parser.parse_from_object(owner).params}
+    for field in dataclasses.fields(options):
+        if described.get(field.name):
+            field.metadata = {"help": " ".join(described[field.name].split()), **field.metadata}
+        if dataclasses.is_dataclass(field.default_factory):
+            _join_lines_of_help(field.default_factory)
 
 
 def explain(error: Exception) -> tuple[str, int]:

@@ -30,6 +30,17 @@ def test_help_lists_every_command_and_is_quick():
     assert all(name in done.stdout for name in cli.COMMANDS)
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("finetune", "one where ten minutes have passed since the last. They are removed when the run has ended well."),
+        ("pretrain", "every token from those before it. The model must be of that kind"),
+    ],
+)
+def test_sentences_of_an_options_help_are_not_broken_where_the_source_is(command, sentence):
+    assert sentence in fastbert(command, "--help", env={**os.environ, "COLUMNS": "1000"}).stdout
+
+
 def test_version_is_the_packages(capsys):
     import fastbert as package
 
