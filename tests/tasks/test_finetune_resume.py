@@ -224,7 +224,9 @@ def test_the_command_is_killed_and_goes_on(directory, tmp_path, monkeypatch, res
     steps = 120 if restarts == 1 else 160
     for goal in (steps // 6, steps // 2, steps - 20):
         log = open(tmp_path / "told", "w")  # noqa: SIM115 - the child's
-        child = subprocess.Popen([*COMMAND, *given, "--out", str(out)], stdout=log, stderr=log, env=environment)
+        child = subprocess.Popen(
+            [*COMMAND, *given, "--out", str(out)], stdout=log, stderr=log, env=environment, cwd=tmp_path
+        )
         deadline = time.monotonic() + 120
         while _newest(out) < goal:
             assert child.poll() is None, (tmp_path / "told").read_text()
@@ -237,7 +239,7 @@ def test_the_command_is_killed_and_goes_on(directory, tmp_path, monkeypatch, res
         assert not skipped, "a checkpoint under its final name is whole"
         assert int(newest.name.removeprefix("step_")) >= goal
     done = subprocess.run(
-        [*COMMAND, *given, "--out", str(out)], env=environment, capture_output=True, text=True, check=False
+        [*COMMAND, *given, "--out", str(out)], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "resumed from" in done.stdout
