@@ -60,3 +60,11 @@ def _level_is_left_as_found():
     if after != before:
         _native.extension().set_isa(before)
         pytest.fail(f"expected the kernels' level to be {before} again after the test, got {after}")
+
+
+@pytest.fixture
+def hangups_arrive():
+    """Of a test, and of the processes that it starts, as a terminal runs them: under nohup hangups would be ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -25,13 +25,7 @@ from fastbert.tasks.config import SearchConfig
 from fastbert.tasks.finetune import Callbacks
 from fastbert.train import checkpoint, distributed
 
-
-@pytest.fixture(autouse=True)
-def _hangups_arrive():
-    """As a terminal runs them: under nohup hangups would be ignored."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+pytestmark = pytest.mark.usefixtures("hangups_arrive")
 
 
 @pytest.fixture(scope="module")

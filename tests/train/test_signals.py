@@ -27,12 +27,7 @@ COMMAND = (
 LIMIT = 30.0  # seconds from the signal to the exit
 
 
-@pytest.fixture(autouse=True)
-def _hangups_arrive():
-    """The tests, and the processes that they start, as a terminal runs them: under nohup hangups would be ignored."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+pytestmark = pytest.mark.usefixtures("hangups_arrive")
 
 
 @pytest.fixture(scope="module")
