@@ -60,6 +60,8 @@ template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int6
 #else
 template <int PARTS, int ROWS, int COLUMNS> void multiply(const Factors& f, int64_t steps, bool first, float* sums) {
     constexpr int64_t STRIDE = STRIP * 4;
+    // GCC 12 does not know that a tile's load reads memory: what was stored for it must be there before the first one.
+    asm volatile("" : : : "memory");
     if (first) {
         tile_zero<0>();
         if (COLUMNS > 1) tile_zero<1>();
