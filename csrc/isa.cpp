@@ -99,7 +99,7 @@ const Kernels* find(const std::string& name) {
     }
 #endif
 #if defined(FASTBERT_AMX)
-    if (name == "amx" && has_amx()) {
+    if ((name == "amx" && has_amx()) || (name == "amx_trapped" && has_avx512_bf16())) {
         static const Kernels table = with(*find("avx512_bf16"), amx::specialise);
         return &table;
     }

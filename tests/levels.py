@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,11 @@ from torch import Tensor
 from fastbert import _native
 
 LEVELS = [] if _native.why_missing() else _native.extension().supported_isas()
+# Two levels test the AMX kernels where there is no AMX. They are never chosen by themselves, so they are not among the
+# supported ones: tiles in plain C++, and, where tests/ops/trapped_tiles.c is preloaded, AMX's own instructions.
+_WITHOUT_AMX = os.environ.get("FASTBERT_TEST_TILES", "amx_emulated")
+TILES = "amx" if "amx" in LEVELS else _WITHOUT_AMX
+ALL_LEVELS = [*LEVELS, _WITHOUT_AMX] if LEVELS else []
 
 
 @contextmanager

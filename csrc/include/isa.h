@@ -12,7 +12,8 @@ namespace fastbert {
 std::vector<std::string> supported_isas();
 
 // Throws std::invalid_argument for a name that is not supported here. Besides those of supported_isas() it takes
-// "amx_emulated": the AMX kernels over tiles in plain C++, slow, to test them where there is no AMX.
+// two that test the AMX kernels where there is no AMX: "amx_emulated" has their tiles in plain C++, slow; "amx_trapped" is
+// "amx" itself, without asking for tiles, for a process that carries out the instructions of which the processor dies.
 void set_isa(const std::string& name);
 std::string isa();
 const Kernels& kernels();

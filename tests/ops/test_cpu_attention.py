@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from close import assert_close
+from levels import ALL_LEVELS, TILES
 
 import fastbert
 from fastbert import _native, ops
@@ -20,8 +21,6 @@ from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
-# The tiles in plain C++ are never chosen by themselves, so they are not among the supported levels.
-LEVELS = [] if _native.why_missing() else [*_native.extension().supported_isas(), "amx_emulated"]
 DTYPES = [torch.float32, torch.bfloat16]
 RESULTS = ("out", "dq", "dk", "dv")
 # At, below and above the vector widths, tile heights, panels and blocks (128 queries; 512 keys), and empty ones.
@@ -37,7 +36,7 @@ LENGTHS = {
 }
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=ALL_LEVELS)
 def level(request):
     """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
     before = _native.isa()
@@ -93,13 +92,13 @@ def test_against_the_reference(level, name, dtype, p, causal):
 def test_tiles_go_on_from_another_levels_forward(p, causal):
     """From one forward, with its log-sum-exp and its masks, tiles and vectors make the same gradients."""
     inputs, dout, options, _, same = case(ODD, 2, 64, torch.bfloat16, p, causal)
-    vectors = [level for level in LEVELS if not level.startswith("amx")][-1]
+    vectors = [level for level in ALL_LEVELS if not level.startswith("amx")][-1]
     native, before = _native.extension(), _native.isa()
     place = (bounds_of(ODD), max(ODD), 64**-0.5, causal)
     rest = (options["dropout"].threshold, options["dropout"].seed, options["dropout"].offset, options["dropout"].site)
     found = []
     try:
-        for level in (vectors, "amx_emulated"):
+        for level in (vectors, TILES):
             native.set_isa(vectors)
             out, lse = torch.ops.fastbert.attention(*inputs, *place, *rest, True)
             native.set_isa(level)

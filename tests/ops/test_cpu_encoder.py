@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from close import assert_close
+from levels import ALL_LEVELS, TILES
 from torch import nn
 
 import fastbert
@@ -85,7 +86,7 @@ def test_every_state_is_right(level, dtype, act, restore_isa):
 
 def test_float32_in_three_parts(restore_isa, monkeypatch):
     """Where torch's switch asks for it and there are tiles: every state as exact as by float32 products."""
-    _native.extension().set_isa("amx" if "amx" in _native.extension().supported_isas() else "amx_emulated")
+    _native.extension().set_isa(TILES)
     encoder = small_encoder()
     x, cu_seqlens, max_seqlen = batch()
     packed = ops.PackedEncoder()
@@ -285,9 +286,7 @@ def int8_encoder(**changes) -> BertEncoder:
     return fastbert.quantize(small_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **changes))
 
 
-@pytest.mark.parametrize(
-    "level", () if _native.why_missing() else (*_native.extension().supported_isas(), "amx_emulated")
-)
+@pytest.mark.parametrize("level", ALL_LEVELS)
 @pytest.mark.parametrize(
     ("act", "wide"),
     # One group of the second product's inputs, not whole; two; three, whole.

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from close import assert_close
+from levels import ALL_LEVELS, TILES
 
 import fastbert
 from fastbert import _native, hardware, ops, reference
@@ -17,8 +18,6 @@ from fastbert.ops import _cpu_linear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
-# The AMX kernels over tiles in plain C++ are never chosen by themselves, so they are not among the supported levels.
-LEVELS = [] if _native.why_missing() else [*_native.extension().supported_isas(), "amx_emulated"]
 DTYPES = [torch.float32, torch.bfloat16]
 CODE = {torch.float32: 0, torch.bfloat16: 1}
 THREE_PARTS = 2
@@ -28,7 +27,7 @@ SHAPES = [(1, 1, 1), (1, 40, 768), (5, 17, 33), (13, 47, 300), (31, 33, 31), (32
 GUARD = 64
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=ALL_LEVELS)
 def level(request):
     before = _native.isa()
     _native.extension().set_isa(request.param)
@@ -198,7 +197,7 @@ def test_bits_depend_on_neither_threads_nor_rows(level):
 def tiles():
     """A level with tiles: AMX's where it runs, and in plain C++ otherwise."""
     before = _native.isa()
-    _native.extension().set_isa("amx" if "amx" in LEVELS else "amx_emulated")
+    _native.extension().set_isa(TILES)
     yield
     _native.extension().set_isa(before)
 

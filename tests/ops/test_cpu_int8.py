@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from close import assert_close
+from levels import ALL_LEVELS
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
-LEVELS = [] if _native.why_missing() else [*_native.extension().supported_isas(), "amx_emulated"]
 # (T, N, K) off and at: rows (1..6), passes of rows (48), panels (16), blocks of outputs (64), steps (4), chunks (64),
 # groups (256).
 SHAPES = [(1, 1, 1), (1, 21, 24), (5, 15, 3), (7, 17, 65), (6, 64, 64), (13, 130, 257), (3, 80, 509)]
@@ -24,7 +24,7 @@ SHAPES += [(119, 48, 384), (33, 51, 1030), (101, 150, 600), (48, 64, 256)]
 GUARD = 64
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=ALL_LEVELS)
 def level(request):
     """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
     before = _native.isa()
@@ -252,11 +252,11 @@ def test_levels_agree():
     x, bias = torch.randn(37, 700), torch.randn(90)
     packed = ops.pack_int8(torch.randn(90, 700), torch.tensor([3, 600]))
     before, outputs, sums = _native.isa(), {}, {}
-    for name in LEVELS:
+    for name in ALL_LEVELS:
         _native.extension().set_isa(name)
         outputs[name], sums[name] = run(x, packed, 90, bias=bias, activation=1, sums=True)
     _native.extension().set_isa(before)
-    for name in LEVELS:
+    for name in ALL_LEVELS:
         assert torch.equal(sums[name], sums["scalar"])
         alike = "scalar" if name in ("scalar", "amx_emulated") else "avx2"
         assert torch.equal(outputs[name], outputs[alike]), name
