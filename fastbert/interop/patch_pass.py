@@ -67,11 +67,13 @@ class Pass:
 
     def run(self):
         tokens, hidden = self._embedded()
-        # Under autocast transformers' states have the dtype of its residuals, which is that of the embeddings.
-        dtype = hidden.dtype if torch.is_autocast_enabled(hidden.device.type) else None
-        show = (lambda state: tokens.show(state if dtype is None else state.to(dtype))) if self.states else None
-        last, states, attentions = self.view.encoder.run(hidden, tokens.layout, self.key, bool(self.states), show=show)
-        last = last if dtype is None else last.to(dtype)
+        last, states, attentions = self.view.encoder.run_as_transformers(
+            hidden,
+            tokens.layout,
+            self.key,
+            show=tokens.show if self.states else None,
+            mask_dtype=self._mask_dtype(hidden),
+        )
         pooled = None
         pooler = self.model._modules.get("pooler")
         if pooler is not None:
@@ -83,9 +85,18 @@ class Pass:
             tokens.unpack(last),
             pooled,
             tuple(states) if states else None,
-            # A softmax under autocast is float32, there and here.
-            tuple(p if dtype is None else p.float() for p in attentions) if self.attentions else None,
+            tuple(attentions) if self.attentions else None,
         )
+
+    def _mask_dtype(self, hidden: Tensor) -> torch.dtype | None:
+        """Of the mask that transformers adds to its scores, where those are asked for: from version 5 on it makes none
+        where nothing is masked."""
+        mask = self.given.get("attention_mask")
+        if not self.attentions or (mask is None and not _is_before_5()):
+            return None
+        if mask is not None and mask.dim() == 4:
+            return mask.dtype if mask.is_floating_point() else None
+        return hidden.dtype if _is_before_5() or not bool((mask != 0).all()) else None
 
     def _embedded(self) -> tuple[Tokens, Tensor]:
         """The tokens and their (T, H) embeddings."""
@@ -144,20 +155,20 @@ class Pass:
         cls = self.family.output_class()
         if "pooler_output" in cls.__dataclass_fields__:
             fields["pooler_output"] = pooled
-        if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not _keeps_empty_pooler():
+        if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not _is_before_5():
             # transformers 5 answers for the cross-attention that an encoder has not, too.
             fields["cross_attentions"] = ()
         output = cls(**fields)
         if self.return_dict:
             return output
-        if "pooler_output" in fields and _keeps_empty_pooler():
+        if "pooler_output" in fields and _is_before_5():
             return (last, pooled, *(x for x in (states, attentions) if x is not None))
         return output.to_tuple()
 
 
 @cache
-def _keeps_empty_pooler() -> bool:
-    """Whether the tuple of a model without a pooler has a None for it: so up to transformers 4."""
+def _is_before_5() -> bool:
+    """Whether transformers is of version 4, whose tuple of a model without a pooler has a None for it."""
     import transformers
     from packaging.version import Version
 
@@ -179,4 +190,4 @@ def _is_key_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
 def _is_square_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
     """A ready 4-D mask, as transformers 5 takes it; 4.x would convert it, so there it is not ours to read."""
     known = mask.dtype == torch.bool or mask.is_floating_point()
-    return mask.dim() == 4 and known and mask.shape[-1] == shape[1] and not _keeps_empty_pooler()
+    return mask.dim() == 4 and known and mask.shape[-1] == shape[1] and not _is_before_5()

@@ -178,6 +178,33 @@ class BertEncoder(nn.Module):
                 states.append(shown)
         return x, states if keep_states else None, attentions
 
+    def run_as_transformers(
+        self,
+        x: Tensor,
+        layout: Layout,
+        key: DropoutKey | None,
+        show: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+        mask_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, list[Tensor] | None, list[Tensor | None]]:
+        """`run`, all states kept where ``show`` is given, with the dtypes of transformers' encoder under autocast.
+
+        Its residuals are never narrowed, and on a GPU autocast runs LayerNorm and softmax in float32. Here states are
+        narrow between the layers and widened when they are given back.
+
+        Args:
+            mask_dtype: of the mask that transformers would add to its scores; None where it has none.
+        """
+        kind = x.device.type
+        if not torch.is_autocast_enabled(kind):
+            return self.run(x, layout, key, show is not None, show=show)
+        product = torch.get_autocast_dtype(kind) if x.dtype != torch.float64 else x.dtype  # which autocast leaves alone
+        least = torch.promote_types(product, torch.float32) if kind == "cuda" else product
+        dtype = torch.promote_types(x.dtype, least)
+        score_dtype = torch.promote_types(mask_dtype or least, least)
+        wide = None if show is None else (lambda state: show(state if state is x else state.to(dtype)))
+        last, states, attentions = self.run(x, layout, key, show is not None, show=wide)
+        return last.to(dtype), states, [None if probs is None else probs.to(score_dtype) for probs in attentions]
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -209,6 +236,7 @@ class BertEncoder(nn.Module):
         Returns:
             ``last_hidden_state`` in the shape of the input, zeros where a token is masked (but for a masked column 0
             of a sequence, which transformers' pooler reads); ``hidden_states`` and ``attentions`` where asked for.
+            Under autocast their dtypes are transformers': float32 for float32 hidden_states.
 
         Raises:
             InputError: shapes that do not fit, or an argument of a decoder.
@@ -246,10 +274,17 @@ class BertEncoder(nn.Module):
             x = packing.unpack(x)
             return x if keep is None else x.masked_fill(~keep[..., None], 0.0)
 
-        x, states, attentions = self.run(packing.pack(hidden_states), layout, key, bool(output_hidden_states))
+        additive = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.is_floating_point()
+        x, states, attentions = self.run_as_transformers(
+            packing.pack(hidden_states),
+            layout,
+            key,
+            show=(lambda state: (unpack(state), state)) if output_hidden_states else None,
+            mask_dtype=attention_mask.dtype if additive else None,
+        )
         output = EncoderOutput(
             last_hidden_state=unpack(x),
-            hidden_states=tuple(map(unpack, states)) if states else None,
+            hidden_states=tuple(states) if states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
         return output if return_dict else output.to_tuple()
@@ -266,7 +301,6 @@ class BertEncoder(nn.Module):
         if max_seqlen is None:
             max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
         layout = PackedLayout(cu_seqlens, int(max_seqlen), self.config.is_decoder)
-        x, states, _ = self.run(hidden_states[0] if row else hidden_states, layout, key, keep_states)
-        if row:
-            x, states = x[None], [state[None] for state in states or []]
-        return EncoderOutput(x, tuple(states) if states else None)
+        show = (lambda state: (state[None] if row else state, state)) if keep_states else None
+        x, states, _ = self.run_as_transformers(hidden_states[0] if row else hidden_states, layout, key, show)
+        return EncoderOutput(x[None] if row else x, tuple(states) if states else None)

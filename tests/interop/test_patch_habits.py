@@ -171,10 +171,14 @@ def test_dtypes_under_autocast_are_transformers(gradients):
     assert (found[0] - wanted[0])[keep].abs().max() < 0.1
 
 
-def test_attention_probabilities_under_autocast_have_transformers_dtype():
+@pytest.mark.parametrize("mask_name", ["none", "prefix"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_probabilities_under_autocast_have_transformers_dtype(dtype, mask_name):
     theirs, ours = twins("BertModel")
     with torch.autocast("cpu", torch.bfloat16):
-        found, wanted = (model(**arguments("BertModel"), output_attentions=True) for model in (ours, theirs))
+        found, wanted = (
+            model.to(dtype)(**arguments("BertModel", mask_name), output_attentions=True) for model in (ours, theirs)
+        )
     assert [x.dtype for x in found.attentions] == [x.dtype for x in wanted.attentions]
 
 

@@ -1,4 +1,5 @@
-"""Hidden states of another dtype than the weights: taken and refused as by torch, with gradients or without."""
+"""Hidden states of another dtype than the weights: taken and refused as by torch, with gradients or without; and the
+dtypes of what comes back under autocast."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import itertools
 import pytest
 import torch
 import transformers
+from patched import V5
 from torch import nn
 from transformers.models.bert.modeling_bert import BertEncoder
 
@@ -20,8 +22,8 @@ SIZES = {
 }
 
 
-def _encoder():
-    config = transformers.BertConfig(**SIZES, attn_implementation="sdpa")
+def _encoder(attention="sdpa"):
+    config = transformers.BertConfig(**SIZES, attn_implementation=attention)
     theirs, ours = BertEncoder(config), fastbert.BertEncoder(config)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
@@ -77,3 +79,40 @@ def test_autocast_takes_two_dtypes(make, gradients):
         with torch.autocast("cpu", torch.bfloat16):
             for given in (x, x.bfloat16()):
                 assert (_pass(ours, given).float() - exact).abs().max() < 0.1
+
+
+def _in_layers(encoder, x, mask) -> tuple[list[torch.dtype], list[torch.dtype]]:
+    """The dtypes of the states of transformers' encoder, the input first, and of its attentions: version 5's alone
+    gives neither."""
+    states, attentions = [x.dtype], []
+    for layer in encoder.layer:
+        layer.register_forward_hook(lambda _, __, out: states.append((out if torch.is_tensor(out) else out[0]).dtype))
+        layer.attention.self.register_forward_hook(lambda _, __, out: attentions.append(out[1].dtype))
+    asked = {} if V5 else {"output_attentions": True}
+    states.append(encoder(x, mask, **asked)[0].dtype)
+    return states, attentions
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("masked", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_encoder_has_transformers_dtypes_under_autocast(weights, masked, gradients):
+    taken = 0
+    for states in DTYPES:
+        theirs, ours = (model.to(weights).eval() for model in _encoder("eager"))
+        x = torch.randn(2, 5, SIZES["hidden_size"]).to(states)
+        mask = None if masked is None else torch.zeros(2, 1, 1, 5, dtype=masked)
+        with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16):
+            try:
+                (*wanted, last), attentions = _in_layers(theirs, x, mask)
+            except RuntimeError:
+                continue  # a LayerNorm of torch's takes not every pair
+            out = ours(x, mask, output_hidden_states=True, output_attentions=True)
+            packed = ours(x.flatten(0, 1), cu_seqlens=torch.tensor([0, 5, 10]), output_hidden_states=True)
+            assert ours(x, mask)[0].dtype == last
+        for got in (out, packed):
+            assert [state.dtype for state in got.hidden_states] == wanted
+            assert got[0].dtype == last
+        assert [probs.dtype for probs in out.attentions] == attentions
+        taken += 1
+    assert taken
