@@ -5,6 +5,7 @@ transformers computes pads too: only what it says of kept tokens is compared.
 
 from __future__ import annotations
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -12,6 +13,17 @@ from torch import Tensor
 import fastbert
 
 BATCH, LENGTH, VOCAB, LABELS = 4, 11, 61, 3
+CLASSES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+    "BertForMultipleChoice",
+)
+every_class = pytest.mark.parametrize("name", CLASSES)
 
 # Ends of names of biases whose gradient is 0 by arithmetic, because a softmax does not see a shift of all its scores:
 # both sides hold nothing but rounding, which is measured against the gradient of the weight beside it.
@@ -79,6 +91,32 @@ def inputs(seed: int = 0) -> dict[str, Tensor]:
         "input_ids": torch.randint(0, VOCAB, (BATCH, LENGTH), generator=generator),
         "token_type_ids": torch.randint(0, 2, (BATCH, LENGTH), generator=generator),
     }
+
+
+def arguments(name: str, mask: str = "prefix") -> dict[str, Tensor | None]:
+    """What a model of the class is called with, but for its labels."""
+    given = {**inputs(), "attention_mask": masks()[mask]}
+    if name == "BertForMultipleChoice":
+        given = {key: None if x is None else x.view(2, 2, LENGTH) for key, x in given.items()}
+    return given
+
+
+def labels(name: str, mask: str = "prefix") -> dict[str, Tensor]:
+    """Labels of the class, -100 where a token is masked."""
+    keep = kept_tokens(masks()[mask])
+    words = inputs(7)["input_ids"].masked_fill(~keep, -100)
+    return {
+        "BertForPreTraining": {"labels": words, "next_sentence_label": torch.tensor([0, 1, 1, 0])},
+        "BertForMaskedLM": {"labels": words},
+        "BertForNextSentencePrediction": {"labels": torch.tensor([0, 1, 1, 0])},
+        "BertForSequenceClassification": {"labels": torch.tensor([0, 1, 2, 0])},
+        "BertForTokenClassification": {"labels": (words % LABELS).masked_fill(~keep, -100)},
+        "BertForQuestionAnswering": {
+            "start_positions": torch.tensor([0, 1, 2, 0]),
+            "end_positions": torch.ones(4).long(),
+        },
+        "BertForMultipleChoice": {"labels": torch.tensor([1, 0])},
+    }.get(name, {})
 
 
 def assert_near(ours: Tensor, theirs: Tensor, dtype: torch.dtype, what: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import hf_parity as hf
-import pytest
 import torch
 import transformers
 from packaging.version import Version
@@ -13,17 +12,6 @@ from packaging.version import Version
 import fastbert
 
 V5 = Version(transformers.__version__) >= Version("5.0.0.dev0")
-CLASSES = (
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertForQuestionAnswering",
-    "BertForMultipleChoice",
-)
-every_class = pytest.mark.parametrize("name", CLASSES)
 
 
 def twins(name, dtype=torch.float32, **changes):
@@ -33,25 +21,8 @@ def twins(name, dtype=torch.float32, **changes):
 
 
 def arguments(name, mask="prefix", labels=True):
-    mask = hf.masks()[mask]
-    keep = hf.kept_tokens(mask)
-    given = {**hf.inputs(), "attention_mask": mask}
-    words = hf.inputs(7)["input_ids"].masked_fill(~keep, -100)
-    wanted = {
-        "BertForPreTraining": {"labels": words, "next_sentence_label": torch.tensor([0, 1, 1, 0])},
-        "BertForMaskedLM": {"labels": words},
-        "BertForNextSentencePrediction": {"labels": torch.tensor([0, 1, 1, 0])},
-        "BertForSequenceClassification": {"labels": torch.tensor([0, 1, 2, 0])},
-        "BertForTokenClassification": {"labels": (words % hf.LABELS).masked_fill(~keep, -100)},
-        "BertForQuestionAnswering": {
-            "start_positions": torch.tensor([0, 1, 2, 0]),
-            "end_positions": torch.ones(4).long(),
-        },
-        "BertForMultipleChoice": {"labels": torch.tensor([1, 0])},
-    }.get(name, {})
-    if name == "BertForMultipleChoice":
-        given = {key: None if x is None else x.view(2, 2, hf.LENGTH) for key, x in given.items()}
-    return {**given, **(wanted if labels else {})}
+    """What a model of the class is called with, with its labels or without."""
+    return {**hf.arguments(name, mask), **(hf.labels(name, mask) if labels else {})}
 
 
 def assert_same(ours, theirs, mask, dtype=torch.float32):

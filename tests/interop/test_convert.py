@@ -1,4 +1,4 @@
-"""`fastbert convert`: bit for bit between the forms, read by transformers; TensorFlow's format held to a real file."""
+"""`fastbert convert`: bit for bit between the forms, read by transformers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import errno
 import json
 import os
 import resource
-import shutil
 import signal
-import struct
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from tf_bundle import write_bundle
 from tiny_bert import VOCAB
 from tiny_bert import config as tiny_config
 
@@ -23,8 +21,7 @@ import fastbert
 from fastbert.cli.main import main
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
-from fastbert.interop.convert_bundle import index_bytes, read_bundle, read_index, shard_path, write_data
-from fastbert.interop.convert_crc import crc32c, masked
+from fastbert.interop.convert_bundle import read_bundle
 
 CLASSES = (
     "BertModel",
@@ -253,167 +250,15 @@ def test_files_of_trainers_without_a_models_weights(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-# --- TensorFlow's files ---
-
-
-def test_checksum_is_crc_32c():
-    assert crc32c(b"") == 0
-    assert crc32c(b"123456789") == 0xE3069283  # the check value of the published catalogue of CRCs
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, appendix B.4
-    assert crc32c(bytes(range(32))) == 0x46DD794E
-    data = np.random.default_rng(0).integers(0, 256, 3_000_001, dtype=np.uint8).tobytes()
-    whole = crc32c(data)
-    for cut in (1, 1023, 1024, 1025, 2_500_000):
-        assert crc32c(data[cut:], crc32c(data[:cut])) == whole
-    stub = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow")
-    for size in (1, 1023, 1024, 1025, 50_001):
-        assert masked(crc32c(data[:size])) == stub.masked_crc32c(data[:size])
-
-
-def test_googles_own_index_is_read_and_written_byte_for_byte(shared_data):
-    home = shared_data / "google_bert"
-    num_shards, entries = read_index(home / "bert_model.ckpt.index")
-    assert num_shards == 1
-    end = 0
-    for entry in entries.values():  # float32, end to end, in the order of names
-        assert (entry.dtype, entry.offset) == (1, end)
-        end += entry.size
-    assert index_bytes(entries) == (home / "bert_model.ckpt.index").read_bytes()
-    # Every one of its names is a place in our model, of that shape, and none of ours is left.
-    config = fastbert.BertConfig.from_pretrained(home)
-    from fastbert.interop.convert_names import from_tensorflow
-
-    with torch.device("meta"):
-        model = fastbert.BertForPreTraining(config)
-        there = from_tensorflow({name: torch.empty(entry.shape) for name, entry in entries.items()})
-    own = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    assert {n: tuple(t.shape) for n, t in there.items()} == own
-
-
-def test_a_checkpoint_of_googles_names_without_its_data(shared_data, tmp_path):
-    shutil.copy(shared_data / "google_bert" / "bert_model.ckpt.index", tmp_path)
-    shutil.copy(shared_data / "google_bert" / "bert_config.json", tmp_path)
-    with pytest.raises(CheckpointError, match=r"bert_model\.ckpt\.data-00000-of-00001: expected the data"):
-        convert(tmp_path, tmp_path / "out")
-
-
-def _bundle(prefix: Path, tensors, num_shards: int = 1) -> Path:
-    """A checkpoint over several data files."""
-    entries = {}
-    names = sorted(tensors)
-    for shard in range(num_shards):
-        with shard_path(prefix, shard, num_shards).open("wb") as file:
-            made = write_data({n: tensors[n] for n in names[shard::num_shards]}, file)
-        entries |= {n: type(e)(e.dtype, e.shape, shard, e.offset, e.size, e.crc) for n, e in made.items()}
-    Path(f"{prefix}.index").write_bytes(index_bytes(entries, num_shards))
-    return prefix
-
-
-def test_types_shapes_shards_and_long_indices(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    kinds = (
-        torch.float32,
-        torch.float64,
-        torch.bfloat16,
-        torch.float16,
-        torch.int32,
-        torch.int64,
-        torch.uint8,
-        torch.bool,
-    )
-    tensors = {
-        f"{i * 7919 % 10_000:04d}/{'long_' * 25}{i}": torch.randint(0, 2, shape, generator=generator).to(kinds[i % 8])
-        for i, shape in enumerate([(), (0,), (3,), (2, 5), (1, 2, 3)] * 500)
-    }
-    prefix = _bundle(tmp_path / "model.ckpt-7", tensors, num_shards=3)
-    assert (tmp_path / "model.ckpt-7.index").stat().st_size > 256 << 10  # so it has more than one block
-    back = read_bundle(prefix)
-    assert back.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert back[name].dtype == tensor.dtype
-        assert torch.equal(back[name], tensor), name
-
-
 def test_optimiser_slots_are_left_where_they_are(tmp_path):
     theirs = _theirs()
     convert(_saved(theirs, tmp_path / "source"), tmp_path / "tf1", to="tf1")
     state = read_bundle(tmp_path / "tf1" / "bert_model.ckpt")
     slots = {f"{name}/{slot}": torch.zeros_like(t) for name, t in state.items() for slot in ("adam_m", "adam_v")}
-    _bundle(tmp_path / "tf1" / "bert_model.ckpt", {**state, **slots, "global_step": torch.tensor(9)})
+    write_bundle(tmp_path / "tf1" / "bert_model.ckpt", {**state, **slots, "global_step": torch.tensor(9)})
     found = convert(tmp_path / "tf1", tmp_path / "end")
     assert found.unused == ()
     _assert_holds(tmp_path / "end", theirs)
-
-
-def test_damage_anywhere_is_found(tmp_path):
-    prefix = _bundle(tmp_path / "b.ckpt", {f"v{i}": torch.arange(40.0) for i in range(3)})
-    index, data = Path(f"{prefix}.index"), shard_path(prefix, 0, 1)
-    good_index, good_data = index.read_bytes(), data.read_bytes()
-    footer = len(good_index) - 48
-    handles = len(good_index) - 8
-    for at in range(0, len(good_index), 3):
-        if footer <= at < handles:
-            continue  # padding of the footer, which carries nothing after the two handles
-        index.write_bytes(good_index[:at] + bytes([good_index[at] ^ 0x21]) + good_index[at + 1 :])
-        with pytest.raises(CheckpointError):
-            read_bundle(prefix)
-    for size in (0, 10, 48, footer, len(good_index) - 1):
-        index.write_bytes(good_index[:size])
-        with pytest.raises(CheckpointError, match=r"b\.ckpt\.index"):
-            read_bundle(prefix)
-    index.write_bytes(good_index)
-    for at in range(0, len(good_data), 7):
-        data.write_bytes(good_data[:at] + bytes([good_data[at] ^ 1]) + good_data[at + 1 :])
-        with pytest.raises(CheckpointError, match="checksum"):
-            read_bundle(prefix)
-    data.write_bytes(good_data[:-1])
-    with pytest.raises(CheckpointError, match="inside the file"):
-        read_bundle(prefix)
-
-
-def _entry(**changes):
-    from fastbert.interop.convert_bundle import Entry
-
-    return Entry(**{"dtype": 1, "shape": (4,), "shard": 0, "offset": 0, "size": 16, "crc": 0, **changes})
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"shape": (1 << 40,), "size": 1 << 42},
-        {"shape": (1 << 31, 1 << 31, 1 << 31)},
-        {"shape": (-4,), "size": -16},
-        {"shard": 5},
-        {"shard": -1},
-        {"offset": -16},
-        {"offset": 1 << 60},
-        {"size": 17},
-    ],
-)
-def test_descriptions_that_lie_are_refused(changes, tmp_path):
-    (tmp_path / "b.ckpt.data-00000-of-00001").write_bytes(bytes(16))
-    (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry(**changes)}))
-    with pytest.raises(CheckpointError) as refused:
-        read_bundle(tmp_path / "b.ckpt")
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("shards", [0, -1, 1 << 40])
-def test_a_number_of_files_that_lies_is_refused(shards, tmp_path):
-    (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry()}, shards))
-    with pytest.raises(CheckpointError, match="4096 files"):
-        read_bundle(tmp_path / "b.ckpt")
-
-
-def test_compressed_blocks_are_named(tmp_path):
-    content = bytearray(index_bytes({"v": _entry()}))
-    # The trailer of the first block: mark it as snappy's, with a checksum that agrees.
-    size = content.index(struct.pack("<I", 1)) + 4
-    content[size] = 1
-    content[size + 1 : size + 5] = struct.pack("<I", masked(crc32c(b"\1", crc32c(bytes(content[:size])))))
-    (tmp_path / "b.ckpt.index").write_bytes(content)
-    with pytest.raises(CheckpointError, match="compressed"):
-        read_bundle(tmp_path / "b.ckpt")
 
 
 # --- what is refused ---
@@ -468,7 +313,7 @@ def test_shapes_of_no_bert_are_one_sentence(tmp_path, capsys):
     convert(source, tmp_path / "tf1", to="tf1")
     tensors = read_bundle(tmp_path / "tf1" / "bert_model.ckpt")
     kernel = query.replace(".", "/").replace("layer/0", "layer_0").replace("weight", "kernel")
-    _bundle(tmp_path / "tf1" / "bert_model.ckpt", {**tensors, kernel: tensors[kernel].reshape(32, 4, 8)})
+    write_bundle(tmp_path / "tf1" / "bert_model.ckpt", {**tensors, kernel: tensors[kernel].reshape(32, 4, 8)})
     torch.save({**theirs.state_dict(), "classifier.weight": torch.tensor(1.0)}, source / "head.pt")
     torch.save({**theirs.state_dict(), "bert.encoder.layer.0.attn_qkvw": torch.tensor(1.0)}, source / "fused.pt")
     for wrong, told in (
@@ -494,7 +339,7 @@ def test_missing_parts_are_named(tmp_path):
         convert(tmp_path / "m.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     for name in ("a.ckpt-1", "a.ckpt-2"):
-        _bundle(tmp_path / name, {"v": torch.zeros(1)})
+        write_bundle(tmp_path / name, {"v": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"name the one"):
         fastbert.interop.weight_files.read_state_dict(tmp_path)
 

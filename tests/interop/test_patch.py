@@ -7,7 +7,7 @@ import copy
 import hf_parity as hf
 import pytest
 import torch
-from patched import V5, arguments, assert_same, every_class, twins
+from patched import V5, arguments, assert_same, twins
 from torch import nn
 
 import fastbert
@@ -15,7 +15,7 @@ import fastbert
 # --- results ---
 
 
-@every_class
+@hf.every_class
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_outputs_and_hidden_states_under_every_mask(name, attention, only_ours):
     theirs, ours = twins(name, attention=attention)
@@ -31,7 +31,7 @@ def test_outputs_and_hidden_states_under_every_mask(name, attention, only_ours):
             assert_same(ours(**arguments(name, mask, "empty" not in mask), output_hidden_states=True), wanted, mask)
 
 
-@every_class
+@hf.every_class
 @pytest.mark.parametrize("mask", ["none", "prefix", "left", "holes"])
 def test_gradients_of_every_parameter(name, mask, only_ours):
     theirs, ours = twins(name, torch.float64)
@@ -72,7 +72,7 @@ def test_attention_probabilities(name):
                 hf.assert_near(x.transpose(1, 2)[keep], y.transpose(1, 2)[keep], torch.float32, "attentions")
 
 
-@every_class
+@hf.every_class
 def test_tuples_have_the_same_places(name):
     theirs, ours = twins(name)
     given = arguments(name)

@@ -9,7 +9,7 @@ import hf_parity as hf
 import pytest
 import torch
 import transformers
-from patched import arguments, assert_same, every_class, twins
+from patched import arguments, assert_same, twins
 
 import fastbert
 from fastbert.errors import InputError
@@ -20,7 +20,7 @@ def given_of(name, mask="prefix", **more):
     return {key: x for key, x in {**arguments(name, mask, labels=False), **more}.items() if x is not None}
 
 
-@every_class
+@hf.every_class
 def test_the_signature_of_forward(name):
     theirs, ours = twins(name)
     for x, y in ((ours, theirs), (ours.base_model, theirs.base_model)):
@@ -28,7 +28,7 @@ def test_the_signature_of_forward(name):
     assert next(iter(inspect.signature(ours.forward).parameters)) == "input_ids"
 
 
-@every_class
+@hf.every_class
 def test_two_passes_agree_to_the_bit(name):
     _, ours = twins(name)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_chunks_of_the_feed_forward_network_change_nothing(only_ours):
         assert_same(ours(**given_of("BertModel")), wanted, "prefix")
 
 
-@every_class
+@hf.every_class
 def test_embeddings_are_got_and_set(name):
     _, ours = twins(name)
     old = ours.get_input_embeddings()

@@ -1,4 +1,4 @@
-"""`fastbert.patch`: what a caller could do with his model before, he can do after; what cannot be served is refused."""
+"""`fastbert.patch`: what a caller could do with his model before, he can do after."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import hf_parity as hf
 import pytest
 import torch
 import transformers
-from patched import V5, arguments, assert_same, every_class, twins
+from patched import V5, arguments, assert_same, twins
 from torch import nn
 
 import fastbert
@@ -20,7 +20,7 @@ from fastbert.interop.patch import is_patched
 # --- habits of the model ---
 
 
-@every_class
+@hf.every_class
 def test_names_copies_and_files_are_as_before(name, tmp_path):
     theirs, ours = twins(name)
     assert list(ours.state_dict()) == list(theirs.state_dict())
@@ -46,7 +46,7 @@ def test_names_copies_and_files_are_as_before(name, tmp_path):
     assert not is_patched(again.base_model)
 
 
-@every_class
+@hf.every_class
 def test_unpatch_gives_the_class_back(name):
     theirs, ours = twins(name)
     given = arguments(name)
@@ -424,173 +424,3 @@ def test_wrong_input_is_refused_as_transformers_refuses_it(given):
     with pytest.raises(ValueError, match=r".+") as got:
         ours(**given)
     assert str(got.value) == str(expected.value)
-
-
-# --- models that wrap one, and models of other families ---
-
-
-class _Someones(nn.Module):
-    def __init__(self, bert):
-        super().__init__()
-        self.towers = nn.ModuleList([bert, copy.deepcopy(bert)])
-
-    def forward(self, **given):
-        return torch.stack([tower(**given).last_hidden_state for tower in self.towers])
-
-
-def test_every_encoder_inside_a_module_is_patched(only_ours):
-    theirs, _ = hf.pair("BertModel")
-    outer = _Someones(theirs)
-    given = arguments("BertModel")
-    with torch.no_grad():
-        wanted = outer(**given)
-        assert fastbert.patch(outer) is outer
-        only_ours()
-        keep = hf.masks()["prefix"].bool()
-        hf.assert_near(outer(**given)[:, keep], wanted[:, keep], torch.float32, "wrapped")
-    fastbert.unpatch(outer)
-    assert [type(tower) for tower in outer.towers] == [transformers.BertModel] * 2
-
-
-_KIN = {
-    "roberta": ("RobertaModel", ("RobertaSelfAttention",), {"pad_token_id": 1}),
-    "xlm_roberta": ("XLMRobertaModel", ("XLMRobertaSelfAttention",), {"pad_token_id": 1}),
-    "camembert": ("CamembertModel", ("CamembertSelfAttention",), {"pad_token_id": 1}),
-    "electra": ("ElectraModel", ("ElectraSelfAttention",), {"embedding_size": 16}),
-    "distilbert": (
-        "DistilBertModel",
-        ("DistilBertSelfAttention" if V5 else "MultiHeadSelfAttention",),
-        {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64, "dropout": 0.0, "attention_dropout": 0.0},
-    ),
-}
-
-
-@pytest.mark.parametrize("room", _KIN)
-@pytest.mark.parametrize("mask", ["none", "prefix", "left"])
-def test_kin_of_bert_outputs_and_gradients(room, mask, only_ours):
-    name, attention, changes = _KIN[room]
-    sizes = hf.hf_config().to_dict()
-    config = getattr(transformers, name).config_class
-    fields = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    rest = ("max_position_embeddings", "initializer_range", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    config = config(
-        **{key: sizes[key] for key in (*fields, *rest) if room != "distilbert" or key in rest[:2]}, **changes
-    )
-    config._attn_implementation = "eager"
-    if room == "distilbert":
-        config.vocab_size = hf.VOCAB
-    torch.manual_seed(1)
-    theirs = getattr(transformers, name)(config).double().train()
-    ours = fastbert.patch(copy.deepcopy(theirs))
-    keep = hf.kept_tokens(hf.masks()[mask])
-    ids = hf.inputs()["input_ids"].clamp(min=2).masked_fill(~keep, 1)
-    given = {"input_ids": ids, "attention_mask": hf.masks()[mask], "output_hidden_states": True}
-    weights = torch.randn(*ids.shape, 32, dtype=torch.float64)
-    wanted = theirs(**given)
-    (wanted[0] * weights)[keep].sum().backward()
-    for name in attention:
-        only_ours(room, (name,))
-    got = ours(**given)
-    (got[0] * weights)[keep].sum().backward()
-    assert_same(got, wanted, mask, torch.float64)
-    for (key, x), y in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        if y.grad is None or not key.endswith(("key.bias", "k_lin.bias")):
-            assert (x.grad is None) == (y.grad is None), key
-            if y.grad is not None:
-                assert float((x.grad - y.grad).abs().max()) <= 1e-10 * max(1.0, float(y.grad.abs().max())), key
-
-
-def test_sentence_transformers(minilm, only_ours):
-    library = pytest.importorskip("sentence_transformers", exc_type=ImportError)
-    model = library.SentenceTransformer(str(minilm), device="cpu")
-    texts = ["A man eats.", "The quick brown fox jumps over the lazy dog, twice.", "", "Berlin"]
-    wanted = model.encode(texts)
-    assert fastbert.patch(model) is model
-    only_ours()
-    got = model.encode(texts)
-    hf.assert_near(torch.tensor(got), torch.tensor(wanted), torch.float32, "vectors")
-    assert ((got * wanted).sum(1) / (got**2).sum(1) ** 0.5 / (wanted**2).sum(1) ** 0.5).min() >= 0.9999
-
-
-# --- what is refused ---
-
-
-def _decoder(**changes):
-    return transformers.BertModel(hf.hf_config(is_decoder=True, **changes))
-
-
-def _with_relative_positions():
-    config = hf.hf_config()
-    config.position_embedding_type = "relative_key"
-    return transformers.BertModel(config)
-
-
-class Embedding(nn.Embedding):
-    """Named as torch's, as PEFT's adapters are."""
-
-
-def _with_part(name, part):
-    model = transformers.BertModel(hf.hf_config())
-    setattr(model.embeddings, name, part)
-    return model
-
-
-class _Overridden(transformers.BertModel):
-    def forward(self, input_ids):
-        return super().forward(input_ids)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: nn.Linear(2, 2), "Linear holds none"),
-        (lambda: "a model", "got str"),
-        (_decoder, "is_decoder"),
-        (lambda: _decoder(add_cross_attention=True), "add_cross_attention"),
-        (_with_relative_positions, "relative_key"),
-        (lambda: transformers.BertModel(hf.hf_config(hidden_act="relu")), "hidden_act"),
-        (lambda: _Overridden(hf.hf_config()), "expected the forward of transformers' BertModel"),
-        (
-            lambda: transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=2)),
-            "holds none",
-        ),
-        (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
-        (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_in_one_sentence(make, said):
-    model = make()
-    with pytest.raises(InputError) as refused:
-        fastbert.patch(model)
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
-    if isinstance(model, nn.Module):
-        assert not any(is_patched(module) for module in model.modules())
-
-
-@pytest.mark.parametrize("function", [fastbert.patch, fastbert.unpatch])
-def test_what_is_no_module_is_refused(function):
-    with pytest.raises(InputError, match=r"^(un)?patch takes a torch module.*, got NoneType$"):
-        function(None)
-
-
-def test_one_encoder_that_is_refused_leaves_the_others_alone():
-    pair = nn.ModuleList([transformers.BertModel(hf.hf_config()), _decoder()])
-    with pytest.raises(InputError, match="is_decoder"):
-        fastbert.patch(pair)
-    assert type(pair[0]) is transformers.BertModel
-    with pytest.raises(InputError, match="pads must be one of"):
-        fastbert.patch(pair[0], pads="some")
-
-
-def test_a_subclass_that_keeps_the_forward_is_patched():
-    class Mine(transformers.BertModel):
-        def extra(self):
-            return 7
-
-    torch.manual_seed(0)
-    model = fastbert.patch(Mine(hf.hf_config()))
-    assert is_patched(model)
-    assert model.extra() == 7
-    assert isinstance(model, Mine)
-    assert type(fastbert.unpatch(model)) is Mine

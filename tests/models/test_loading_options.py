@@ -1,0 +1,87 @@
+"""Options of transformers' from_pretrained and save_pretrained: those without a meaning here are refused."""
+
+from __future__ import annotations
+
+import hf_parity as hf
+import pytest
+import torch
+import transformers
+
+import fastbert
+from fastbert.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("saved") / "bert"
+    torch.manual_seed(0)
+    transformers.BertModel(hf.hf_config()).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("options", [{"torch_dtype": torch.float16}, {"dtype": "float16"}, {"torch_dtype": "float16"}])
+def test_both_names_of_the_dtype(saved, options):
+    assert fastbert.BertModel.from_pretrained(saved, **options).dtype == torch.float16
+
+
+def test_loading_options_that_change_nothing_are_passed_over(saved):
+    model = fastbert.BertModel.from_pretrained(
+        saved, low_cpu_mem_usage=True, attn_implementation="sdpa", device_map=None
+    )
+    assert not {"low_cpu_mem_usage", "attn_implementation", "device_map"} & set(model.config.to_dict())
+    assert model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["device_map", "subfolder", "variant", "output_loading_info", "quantization_config"])
+def test_loading_options_of_which_something_is_expected_are_refused(saved, name):
+    with pytest.raises(InputError, match=f"^{name} is no option of from_pretrained here: "):
+        fastbert.BertModel.from_pretrained(saved, **{name: "auto"})
+
+
+def test_one_process_of_several_saves_what_they_have_gathered(tmp_path):
+    _, ours = hf.pair("BertForMaskedLM")
+    gathered = {name: tensor * 2 for name, tensor in ours.state_dict().items()}
+    gathered["cls.predictions.decoder.weight"] = gathered["bert.embeddings.word_embeddings.weight"].view(hf.VOCAB, -1)
+    ours.save_pretrained(tmp_path / "other", False, gathered)
+    assert not (tmp_path / "other").exists()
+    # As scripts that use accelerate call it.
+    options = {"save_function": torch.save, "safe_serialization": True, "max_shard_size": "5GB", "push_to_hub": False}
+    ours.save_pretrained(tmp_path / "main", is_main_process=True, state_dict=gathered, **options)
+    loaded = fastbert.BertForMaskedLM.from_pretrained(tmp_path / "main").state_dict()
+    assert all(torch.equal(tensor, gathered[name]) for name, tensor in loaded.items())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"push_to_hub": True}, "huggingface_hub"),
+        ({"safe_serialization": False}, "--to pickle"),
+        ({"variant": "fp16"}, "a directory of its own"),
+        ({"state_dictionary": {}}, "leave it out"),
+    ],
+)
+def test_saving_options_of_which_something_is_expected_are_refused(tmp_path, option, said):
+    _, ours = hf.pair("BertModel")
+    with pytest.raises(InputError, match=said):
+        ours.save_pretrained(tmp_path / "out", **option)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_configuration_of_transformers(saved):
+    theirs = transformers.BertConfig.from_pretrained(saved)
+    model = fastbert.BertModel.from_pretrained(saved, config=theirs)
+    assert isinstance(model.config, fastbert.BertConfig)
+    assert fastbert.BertModel.from_pretrained(saved, config=theirs, num_labels=5).config.num_labels == 5
+
+
+@pytest.mark.parametrize(("size", "multiple", "rows"), [(33, 8, 40), (40, 8, 40), (None, 64, 64)])
+def test_a_vocabulary_of_a_multiple(saved, size, multiple, rows):
+    model = fastbert.BertModel.from_pretrained(saved)
+    before = model.get_input_embeddings().weight.detach().clone()
+    assert len(before) == hf.VOCAB < rows or size is not None
+    new = model.resize_token_embeddings(size, pad_to_multiple_of=multiple)
+    assert new.num_embeddings == model.config.vocab_size == rows
+    kept = min(rows, len(before))
+    assert torch.equal(new.weight[:kept], before[:kept])
+    with pytest.raises(InputError, match="pad_to_multiple_of must be at least 1, got 0"):
+        model.resize_token_embeddings(8, pad_to_multiple_of=0)

@@ -1,0 +1,168 @@
+"""Inputs and labels that do not fit: one sentence each, before anything is computed."""
+
+from __future__ import annotations
+
+import hf_parity as hf
+import pytest
+import torch
+
+import fastbert
+from fastbert.errors import InputError
+from fastbert.packing import PackedBatch
+
+
+def _one_sentence(model, *words, **given):
+    with pytest.raises(InputError) as caught:
+        model(**given)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert str(word) in message, message
+
+
+def test_inputs_that_do_not_fit():
+    _, ours = hf.pair("BertModel")
+    ids, types = (hf.inputs()[x] for x in ("input_ids", "token_type_ids"))
+    outside = ids.clone()
+    outside[1, 2] = hf.VOCAB
+    _one_sentence(ours, "input_ids", hf.VOCAB, input_ids=outside)
+    outside[1, 2] = -1
+    _one_sentence(ours, "input_ids", -1, input_ids=outside)
+    _one_sentence(ours, "token_type_ids", 2, input_ids=ids, token_type_ids=types + 1)
+    _one_sentence(ours, "position_ids", 24, input_ids=ids, position_ids=torch.full_like(ids, 24))
+    long = torch.zeros(1, 25, dtype=torch.int64)
+    _one_sentence(ours, "max_position_embeddings", 24, 25, input_ids=long)
+    _one_sentence(ours, 24, 25, input_ids=PackedBatch.from_sequences([[1], [1] * 25]))
+    _one_sentence(ours, 24, 25, input_ids=long[0], cu_seqlens=torch.tensor([0, 25]))
+    _one_sentence(ours, "attention_mask", (4, 5), input_ids=ids, attention_mask=torch.ones(4, 5))
+    _one_sentence(ours, "token_type_ids", (4, 5), input_ids=ids, token_type_ids=types[:, :5])
+    _one_sentence(ours, "input_ids", "inputs_embeds", input_ids=ids, inputs_embeds=torch.zeros(4, 11, 32))
+    _one_sentence(ours, "input_ids", "inputs_embeds")
+    _one_sentence(ours, "no_such_argument", input_ids=ids, no_such_argument=1)
+    _one_sentence(ours, "encoder_hidden_states", input_ids=ids, encoder_hidden_states=torch.zeros(4, 11, 32))
+    _one_sentence(ours, "head_mask", input_ids=ids, head_mask=torch.ones(3, 4))
+    batch = PackedBatch.from_sequences([[1, 2]])
+    _one_sentence(ours, "attention", input_ids=batch, output_attentions=True)
+    _one_sentence(ours, "input_ids", "float32", input_ids=ids.float())
+    _one_sentence(ours, "token_type_ids", "uint8", input_ids=ids, token_type_ids=types.byte())
+    _one_sentence(ours, "input_ids", "torch tensor", "list", input_ids=ids.tolist())
+    _one_sentence(ours, "attention_mask", "torch tensor", "ndarray", input_ids=ids, attention_mask=ids.numpy())
+    _one_sentence(ours, "token_type_ids", "torch tensor", "list", input_ids=ids, token_type_ids=types.tolist())
+    _one_sentence(ours, "attention_mask", "meta device", input_ids=ids, attention_mask=ids.to("meta"))
+    assert ours(ids, head_mask=[None] * 3, use_cache=False, past_key_values=None).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("row", [[1.5], ["a"], "text", 3, None, [[1, 2]]])
+def test_sequences_that_are_no_ids(row):
+    with pytest.raises(InputError, match="input_ids must be sequences of ids, got"):
+        PackedBatch.from_sequences([[1, 2], row])
+    with pytest.raises(InputError, match="token_type_ids must be sequences of ids, got"):
+        PackedBatch.from_sequences([[1]], [row])
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForTokenClassification", "BertForPreTraining"])
+def test_labels_of_another_dtype(name):
+    _, ours = hf.pair(name)
+    ids = hf.inputs()["input_ids"]
+    options = {"next_sentence_label": torch.zeros(len(ids)).long()} if name == "BertForPreTraining" else {}
+    with pytest.raises(InputError, match="labels must be int64, got int32"):
+        ours(ids, labels=torch.zeros_like(ids).int(), **options)
+
+
+@hf.every_class
+def test_labels_that_are_no_tensor(name):
+    _, ours = hf.pair(name)
+    for key, given in hf.labels(name).items():
+        said = "labels" if name in ("BertForNextSentencePrediction", "BertForPreTraining") else key
+        with pytest.raises(InputError, match=f"^{said} must be a torch tensor, got list$"):
+            ours(**hf.arguments(name), **{**hf.labels(name), key: given.tolist()})
+
+
+@hf.every_class
+def test_embeddings_of_another_width(name):
+    _, ours = hf.pair(name)
+    shape = (2, 2, 5, 31) if name == "BertForMultipleChoice" else (2, 5, 31)
+    with pytest.raises(InputError, match=r"^inputs_embeds must have a last dimension of hidden_size = 32, got "):
+        ours(inputs_embeds=torch.zeros(shape))
+    if name != "BertForMultipleChoice":
+        with pytest.raises(InputError, match="hidden_size = 32"):
+            ours(inputs_embeds=torch.zeros(5, 31), cu_seqlens=torch.tensor([0, 5]))
+
+
+def test_what_would_be_left_unread_beside_packed_tokens():
+    _, ours = hf.pair("BertModel")
+    batch, bounds = PackedBatch.from_sequences([[1, 2], [3]]), torch.tensor([0, 2, 3])
+    for name, value in (
+        ("attention_mask", torch.ones(1, 3)),
+        ("token_type_ids", torch.zeros(3, dtype=torch.int64)),
+        ("position_ids", torch.arange(3)),
+        ("inputs_embeds", torch.zeros(3, 32)),
+        ("cu_seqlens", bounds),
+    ):
+        _one_sentence(ours, f"no {name}", "PackedBatch", **{"input_ids": batch, name: value})
+    packed = {"input_ids": batch.input_ids, "cu_seqlens": bounds}
+    _one_sentence(ours, "attention_mask", "cu_seqlens", **packed, attention_mask=torch.zeros(1, 3))
+    assert ours(**packed).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("bounds", [[], [0], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3]])
+def test_bounds_that_are_not_those_of_the_tokens(bounds):
+    _, ours = hf.pair("BertModel")
+    ids, given = torch.ones(3, dtype=torch.int64), torch.tensor(bounds, dtype=torch.int32)
+    _one_sentence(ours, "cu_seqlens", "the 3 tokens", bounds, input_ids=ids, cu_seqlens=given)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("bounds", [[0], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3], [0.0, 3.0], [[0, 3]]])
+def test_bounds_of_an_encoder_that_are_not_those_of_the_tokens(bounds, backend):
+    encoder = hf.pair("BertModel")[1].encoder
+    with fastbert.backend(backend), pytest.raises(InputError, match="cu_seqlens must"):
+        encoder(torch.randn(3, 32), cu_seqlens=torch.tensor(bounds))
+
+
+def test_what_an_encoder_does_not_take():
+    encoder = hf.pair("BertModel")[1].encoder
+    packed, bounds = torch.randn(3, 32), torch.tensor([0, 3])
+    for words, given in (
+        ("no .* attention_mask beside packed tokens", {"cu_seqlens": bounds, "attention_mask": torch.ones(1, 3)}),
+        (r"probabilities are kept for \(B, S\) batches only", {"cu_seqlens": bounds, "output_attentions": True}),
+        ("must be a tensor of int32 or int64, got list", {"cu_seqlens": [0, 3]}),
+    ):
+        with pytest.raises(InputError, match=words):
+            encoder(packed, **given)
+    for states in (packed[0], packed[None, None]):
+        with pytest.raises(InputError, match=r"hidden_states must be \(B, S, H\), or \(T, H\) packed, got"):
+            encoder(states)
+
+
+def test_a_masked_token_is_not_looked_at():
+    _, ours = hf.pair("BertModel")
+    ids = hf.inputs()["input_ids"]
+    mask = hf.masks()["prefix"]
+    assert ours(ids.masked_fill(mask == 0, 10**6), mask).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("BertForMaskedLM", torch.full((hf.BATCH, hf.LENGTH), hf.VOCAB)),
+        ("BertForMaskedLM", torch.zeros(hf.BATCH, 3, dtype=torch.int64)),
+        ("BertForNextSentencePrediction", torch.tensor([0, 1, 2, 0])),
+        ("BertForSequenceClassification", torch.tensor([0, 1, 3, 0])),
+        ("BertForSequenceClassification", torch.tensor([0, 1, -1, 0])),
+        ("BertForTokenClassification", torch.full((hf.BATCH, hf.LENGTH), 3)),
+    ],
+)
+def test_labels_that_do_not_fit(name, labels):
+    _, ours = hf.pair(name)
+    _one_sentence(ours, "labels", **hf.inputs(), labels=labels)
+
+
+def test_a_batch_of_nothing():
+    _, ours = hf.pair("BertModel")
+    out = ours(hf.inputs()["input_ids"], attention_mask=torch.zeros(hf.BATCH, hf.LENGTH))
+    assert not out.last_hidden_state.any()
+    assert out.pooler_output.isfinite().all()
+    out = ours(torch.zeros(0, 5, dtype=torch.int64))
+    assert out.last_hidden_state.shape == (0, 5, 32)
+    assert out.pooler_output.shape == (0, 32)
