@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import rng
 from ..models import door
 from ..models.door import Tokens
-from ..modules.layout import PaddedLayout, additive_mask
+from ..modules.layout import PaddedLayout, additive_mask, keys_kept
 from ..modules.linear import is_watched
 from .patch_families import Family
 from .patch_view import Unservable, View, view_of
@@ -124,8 +124,9 @@ class Pass:
                 given.get("max_length_q"),
             )
         mask = given.get("attention_mask")
-        keep = None if mask is None or mask.dim() != 2 else mask != 0
-        whole = keep is not None and self.model.__dict__.get(PADS_KEY) == "computed"
+        shape = tuple((input_ids if inputs_embeds is None else inputs_embeds).shape[:2])
+        keep = _keys_of(mask, shape) if self.model.__dict__.get(PADS_KEY) == "computed" else None
+        whole = keep is not None
         tokens = door.open_padded(
             view.config,
             self.key,
@@ -141,9 +142,8 @@ class Pass:
         if whole:
             padded = not bool(keep.all())
             if padded:
-                batch_size, seqlen = keep.shape
                 keep = keep.to(tokens.cu_seqlens.device)
-                return replace(tokens, layout=PaddedLayout(additive_mask(keep), batch_size, seqlen))
+                return replace(tokens, layout=PaddedLayout(additive_mask(keep), *shape))
         elif tokens.keep is not None:
             kept = tokens.keep.clone()
             kept[:, 0] |= kept.any(1)
@@ -185,6 +185,15 @@ def _flag(given: dict[str, Any], name: str, default: Any) -> bool:
 
 def _is_key_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
     return mask.dim() == 2 and tuple(mask.shape) == shape
+
+
+def _keys_of(mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
+    """(B, S) bool, the keys that a mask keeps; None for one that says more: all tokens are computed anyway."""
+    if mask is None or mask.dim() == 2:
+        return None if mask is None else mask != 0
+    fits = mask.shape[0] in (1, shape[0]) and mask.shape[2] in (1, shape[1])
+    keep = keys_kept(mask) if fits else None
+    return None if keep is None else keep.expand(shape)
 
 
 def _is_square_mask(mask: Tensor, shape: tuple[int, int]) -> bool:

@@ -11,6 +11,7 @@ from patched import V5, arguments, assert_same, twins
 from torch import nn
 
 import fastbert
+from fastbert.errors import InputError
 
 # --- results ---
 
@@ -165,6 +166,23 @@ def test_masked_tokens_are_zero_unless_they_are_asked_for():
         assert not fastbert.patch(copy.deepcopy(theirs))(**given).last_hidden_state[pads].any()
         computed = fastbert.patch(copy.deepcopy(theirs), pads="computed")(**given)
     hf.assert_near(computed.last_hidden_state, wanted.last_hidden_state, torch.float32, "pads")
+
+
+@pytest.mark.skipif(not V5, reason="version 4 converts ready 4-D masks")
+@pytest.mark.parametrize("name", ["BertModel", "BertForQuestionAnswering"])
+def test_masked_tokens_are_computed_under_a_ready_mask_too(name):
+    theirs, _ = hf.pair(name, attention="sdpa")
+    keep = hf.masks()["prefix"][:, None, None].bool()
+    given = arguments(name)
+    with torch.no_grad():
+        wanted = theirs(**given)
+        ours = fastbert.patch(copy.deepcopy(theirs), pads="computed" if name == "BertModel" else None)
+        for mask in (keep, torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(torch.float32).min)):
+            got = ours(**{**given, "attention_mask": mask})
+            for key, value in wanted.items():
+                hf.assert_near(got[key], value, torch.float32, key)
+        with pytest.raises(InputError, match="a 4-D attention_mask must be"):
+            ours(**{**given, "attention_mask": keep[:3]})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
