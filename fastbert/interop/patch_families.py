@@ -136,7 +136,7 @@ FAMILIES = (
     Family(
         "transformers.models.electra.modeling_electra",
         "ElectraModel",
-        output="BaseModelOutputWithCrossAttentions",
+        output="BaseModelOutputWithPastAndCrossAttentions",
         embed=_embed,
     ),
     DISTILBERT,

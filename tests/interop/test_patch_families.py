@@ -81,6 +81,7 @@ def test_kin_of_bert_outputs_and_gradients(room, mask, only_ours):
         only_ours(room, (name,))
     got = ours(**given)
     (got[0] * weights)[keep].sum().backward()
+    assert type(got) is type(wanted)
     assert_same(got, wanted, mask, torch.float64)
     for (key, x), y in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if y.grad is None or not key.endswith(("key.bias", "k_lin.bias")):
