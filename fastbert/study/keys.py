@@ -40,17 +40,9 @@ def _file_digest(path: str, _mtime: int, _size: int) -> str:
 @functools.cache
 def arithmetic() -> dict:
     """Who computes: other libraries, kernels or devices round otherwise."""
-    import torch
+    from ..train.arithmetic import rounding
 
-    from .. import _native
-
-    return {
-        "maths": MATHS,
-        "torch": torch.__version__,
-        "backend": os.environ.get("FASTBERT_BACKEND", "auto"),
-        "kernels": _native.isa(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
+    return {"maths": MATHS, **rounding()}
 
 
 def result_of(key: str, path: Path, holds: tuple[str, ...]) -> dict | None:

@@ -92,8 +92,8 @@ class FinetuneConfig(TaskOptions):
     """Checkpoints kept; each is of three to five times the model's size."""
     resume: Literal["auto"] | None = None
     """auto = go on from the newest valid checkpoint of --out, or start anew; what has ended of --restarts and --grid is
-    not done again. With as many threads as before, the run comes to the same bits as one that was never interrupted;
-    with another recipe, model or data it is refused."""
+    not done again. With the same kernels and as many threads as before, the run comes to the same bits as one that was
+    never interrupted, and what is not the same is told; with another recipe, model or data it is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

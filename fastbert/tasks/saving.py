@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..train import checkpoint
+from ..train import arithmetic, checkpoint
 from ..train.signals import StopRequest
 from .base import Row, Task
 from .config import IDLE, FinetuneConfig
@@ -160,6 +160,7 @@ class FinetuneCheckpoints:
         if "finetune" not in state:
             raise CheckpointError(f"{point}: expected a checkpoint of fastbert finetune, got one of fastbert pretrain")
         check_same(point, state["finetune"], self._identity)
+        arithmetic.warn_of_others(point, state.get("computed_with"), launched())
         told = dict(state["progress"])
         winner = told.pop("winner")
         if winner is not None:
@@ -222,8 +223,9 @@ class FinetuneCheckpoints:
             weights, about = self.progress.winner.state()
             tensors = tensors | {_WINNER + name: value for name, value in weights.items()}
             told["winner"] = {**about, "metric": self.progress.winner.metric}
-        state = {**state, "finetune": self._identity, "progress": told}
         path, world = self.directory / f"step_{step}", launched()
+        state = {**state, "finetune": self._identity, "progress": told}
+        state["computed_with"] = arithmetic.computed_with(world)
         try:
             if world.first:
                 options = {"keep": self.config.keep, "world_size": world.size, "more": more}

@@ -128,9 +128,9 @@ class PretrainConfig:
     num_workers: int = 0
     """Processes that make batches ahead; 0 makes them in the training process."""
     resume: str | None = None
-    """auto = go on from the newest valid checkpoint of --out, or start anew; or a checkpoint directory. With as many
-    threads as before, the run comes to the same bits as one that was never interrupted. Options that are not those it
-    was last started with are told."""
+    """auto = go on from the newest valid checkpoint of --out, or start anew; or a checkpoint directory. With the
+    same kernels and as many threads as before, the run comes to the same bits as one that was never interrupted. What
+    is not as before, options too, is told."""
     samples: PretrainingConfig = field(default_factory=PretrainingConfig)
     """How samples are made."""
     phases: tuple[Phase, ...] = ()

@@ -19,7 +19,7 @@ from ..data.shards import ShardSet
 from ..errors import DataError, InputError
 from ..model_config import ModelConfig
 from ..models import registry
-from . import checkpoint, distributed, initialisation, phases
+from . import arithmetic, checkpoint, distributed, initialisation, phases
 from .config import IDLE, PretrainConfig
 from .console import Console
 from .deepspeed_options import DeepSpeedOptions
@@ -160,8 +160,7 @@ def _other_options(config: PretrainConfig, path: Path) -> list[str]:
         before, now = PretrainConfig.from_yaml(path).options(), config.options()
     except InputError:  # none there, or of another version
         return []
-    names = [name for name in now if name not in IDLE and str(now[name]) != str(before[name])]
-    return [f"{name} {now[name]} ({before[name]} before)" for name in names]
+    return arithmetic.differing(before, {name: value for name, value in now.items() if name not in IDLE})
 
 
 def _go_back(loop: PretrainLoop) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
-from . import checkpoint
+from . import arithmetic, checkpoint
 from .background_save import BackgroundSave
 from .window import Window
 
@@ -136,6 +136,7 @@ class RunCheckpoints:
             "order": self._order(),
             "optimizer_name": loop.config.optimizer,
             "num_attention_heads": _heads(loop),
+            "computed_with": arithmetic.computed_with(loop.engine.world),
         }
 
     def restore(self, path: Path) -> None:
@@ -172,6 +173,7 @@ class RunCheckpoints:
         loop.enter(loop.phases[state["phase"]])
         self._check_order(path, state["order"])
         loop.engine.restore(path, tensors, state)
+        arithmetic.warn_of_others(path, state.get("computed_with"), loop.engine.world)
         loop.step, loop.tokens, loop.place = state["step"], state["tokens"], tuple(state["place"])
         loop.seconds_before = loop.agreed_seconds = state["seconds"]
         self.saved_at, loop.evaluated_at = loop.step, state["evaluated_at"]

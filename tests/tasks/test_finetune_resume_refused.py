@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import finetune_runs as runs
+import levels
 import pretraining_runs
 import pytest
 import tiny_bert
@@ -12,6 +13,7 @@ import torch
 from tiny_bert import rows_of
 
 import fastbert
+from fastbert import _native
 from fastbert.errors import CheckpointError, InputError
 from fastbert.tasks import registry, saving
 from fastbert.tasks.config import SearchConfig
@@ -74,6 +76,42 @@ def test_what_is_another_run_is_refused(directory, stopped, tmp_path):
         runs.run(directory, stopped)
     # What changes no figure may be another.
     assert runs.run(directory, stopped, resume="auto", save_every=2, keep=1)[0].interrupted is None
+
+
+@pytest.mark.skipif(len(levels.LEVELS) < 2, reason="needs C++ kernels of two levels")
+def test_a_resume_says_what_computes_otherwise(directory, stopped, whole, caplog):
+    """In one line; the same conditions are nothing to tell, and lead to the same bits."""
+    before, count = _native.isa(), torch.get_num_threads()
+    callbacks = runs.stop_after(1)
+    with levels.at_level("scalar"), levels.threads(count + 1):
+        runs.run(directory, stopped, resume="auto", callbacks=callbacks)
+    others = f"kernels scalar ({before} before), threads {count + 1} ({count} before)"
+    end = f"goes on under other conditions, and not to the same bits as a run left alone: {others}"
+    assert f"{stopped}/checkpoints/step_13 {end}\n" in caplog.text
+    caplog.clear()
+    runs.run(directory, stopped, resume="auto")
+    assert caplog.text.count("other conditions") == 1
+    assert f"kernels {before} (scalar before)" in caplog.text
+    with pytest.raises(AssertionError):
+        runs.assert_same_run(stopped, whole[0])
+
+
+def test_a_search_that_was_left_between_two_trainings_says_what_computes_otherwise(
+    directory, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.delenv("FASTBERT_BACKEND", raising=False)
+    configs = SearchConfig(restarts=2).trials(runs.config(epochs=1))
+
+    def on_trial(_line: dict) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.several(directory, tmp_path / "run", configs=configs, on_trial=on_trial)
+    resumed = [dataclasses.replace(config, resume="auto") for config in configs]
+    monkeypatch.setenv("FASTBERT_BACKEND", "reference")
+    runs.several(directory, tmp_path / "run", configs=resumed)
+    told = [record.message for record in caplog.records if "other conditions" in record.message]
+    assert [line.split(": ")[1] for line in told] == ["backend reference (auto before)"]
 
 
 def test_a_damaged_checkpoint_is_passed_over(directory, whole, tmp_path, caplog):

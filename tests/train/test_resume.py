@@ -12,10 +12,13 @@ import subprocess
 import sys
 import time
 
+import levels
 import pretraining_runs as runs
 import pytest
 import torch
 
+import fastbert
+from fastbert import _native
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
@@ -257,6 +260,26 @@ def test_a_resume_says_which_options_are_others(data, tmp_path, capsys):
     assert "before), seed 4 (3 before)\n" in said
     pretrain(others)
     assert "other options" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not levels.LEVELS, reason="needs the C++ kernels")
+def test_a_resume_says_what_computes_otherwise(data, tmp_path, caplog, monkeypatch):
+    """In one line, and only where something does; an older checkpoint does not say."""
+    monkeypatch.delenv("FASTBERT_BACKEND", raising=False)
+    out, before, count = tmp_path / "run", _native.isa(), torch.get_num_threads()
+    pretrain(runs.config(data, out, steps=1), quiet=True)
+    pretrain(runs.config(data, out, steps=2, resume="auto", async_save=True), quiet=True)
+    assert not caplog.records
+    with levels.at_level("scalar"), levels.threads(count + 1), fastbert.backend("reference"):
+        pretrain(runs.config(data, out, steps=3, resume="auto", async_save=True), quiet=True)
+    others = f"backend reference (auto before), kernels scalar ({before} before), threads {count + 1} ({count} before)"
+    step_2 = f"{out}/checkpoints/step_2 goes on under other conditions, and not to the same bits as a run left alone"
+    assert [record.message for record in caplog.records] == [f"{step_2}: {others}"]
+    tensors, state, _ = checkpoint.load(out / "checkpoints" / "step_3")
+    del state["computed_with"]
+    checkpoint.save(out / "checkpoints", 3, tensors, state)
+    pretrain(runs.config(data, out, steps=4, resume="auto"), quiet=True)
+    assert len(caplog.records) == 1
 
 
 def test_a_directory_that_holds_another_run_takes_no_checkpoint_from_elsewhere(data, whole, tmp_path):
