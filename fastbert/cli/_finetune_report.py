@@ -33,7 +33,6 @@ def header(
     args: Finetune, model, configs: Sequence[FinetuneConfig], train_rows: Sequence[Row], dev_rows: Sequence[Row]
 ) -> None:
     """What is about to be done, with what."""
-    served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
     rows = len(train_rows[: args.limit_train]), len(dev_rows[: args.limit_dev])
     print(f"model      {args.model}: {model.num_parameters():,} parameters")
     print(f"data       {args.task}: {rows[0]:,} training rows, {rows[1]:,} dev rows")
@@ -42,7 +41,7 @@ def header(
         f"training   {_recipe(args, len(configs))}, at most {args.max_seqlen} tokens a row, {args.precision}, {seeds}"
     )
     print(f"device     {model.device}, {torch.get_num_threads()} threads")
-    print(f"backends   {served}", flush=True)
+    print(f"backends   {_dispatch.served()}", flush=True)
 
 
 def _recipe(args: Finetune, trainings: int) -> str:

@@ -188,3 +188,11 @@ def table() -> list[dict]:
         serving = next(name for name in ORDER if reasons[name] is None)
         rows.append({"op": op, "backend": serving, "why_not": {n: r for n, r in reasons.items() if r is not None}})
     return rows
+
+
+def served() -> str:
+    """For a run's header: each op with the backend that serves it now, which may have been asked for by name."""
+    name = current_backend()
+    if name == "auto":
+        return ", ".join(f"{row['op']} {row['backend']}" for row in table())
+    return ", ".join(f"{op} {name}" for op, implementations in sorted(_table.items()) if name in implementations)

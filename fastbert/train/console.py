@@ -83,7 +83,6 @@ def header(loop: PretrainLoop) -> str:
     from . import phases
 
     config, bert, shards = loop.config, loop.model.config, loop.data.shards
-    served = ", ".join(f"{row['op']} {row['backend']}" for row in _dispatch.table())
     length = f"{loop.total_steps} steps" if loop.total_steps else f"{config.max_minutes:g} minutes"
     plans = [phases.describe(config, phase) for phase in loop.phases]
     peak, source = loop.peak
@@ -98,7 +97,7 @@ def header(loop: PretrainLoop) -> str:
             f"device     {loop.engine.device}, {torch.get_num_threads()} threads; peak "
             f"{peak / 1e12:.2f} TFLOP/s ({source})",
             f"steps      {_steps(loop)}",
-            f"backends   {served}",
+            f"backends   {_dispatch.served()}",
         ]
     )
 

@@ -170,3 +170,13 @@ def test_the_command_needs_one_source_of_dev_rows(directory, tmp_path, capsys):
     files = ["--model", str(directory), "--train", f"{tmp_path}/train.tsv", "--out", f"{tmp_path}/run"]
     assert main(["finetune", "sst2", *files]) == 2
     assert "expected either --dev or --dev-share, got both or neither" in capsys.readouterr().err
+
+
+def test_the_header_names_the_backend_that_was_asked_for(directory, tmp_path, capsys, monkeypatch):
+    lines = [f"{row.texts[0]}\t{row.label}\n" for row in rows_of(24, 1)]
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+    monkeypatch.setenv("FASTBERT_BACKEND", "reference")
+    given = ["--model", directory, "--train", tmp_path / "train.tsv", "--dev-share", 0.5, "--out", tmp_path / "run"]
+    assert main(["finetune", "sst2", *map(str, given), "--epochs", "1", "--max-seqlen", "16"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("backends ")]
+    assert {op.split()[1] for op in line.removeprefix("backends ").split(",")} == {"reference"}
