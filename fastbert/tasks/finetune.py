@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 
-from ..files import read_json
 from ..train.distributed import on_first
 from .base import Row, Task
 from .config import FinetuneConfig
-from .runs import ENDED, FinetuneRun, Start, starting_point
+from .runs import ENDED, FinetuneRun, Start, read_ended, starting_point
 from .saving import FinetuneCheckpoints, Stopped, check_same, identity
 from .training import EARLY_ROWS, EARLY_SHARE, Best, Callbacks, Data, EvaluationSet, Training, plan, prepare
 from .world import launched
@@ -154,10 +153,10 @@ def result_again(
     """The result of a run that has ended well; the model gets its weights.
 
     Raises:
-        CheckpointError: it was of another model, recipe or data.
+        CheckpointError: it was of another model, recipe or data, or what it says of itself is damaged.
     """
     path = Path(out) / ENDED
-    told = read_json(path)
+    told = read_ended(out, task.metrics[0])
     check_same(path, told["finetune"], now)
     task.configure(config)
     task.adopt(model.config)

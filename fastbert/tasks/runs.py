@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
-from ..files import check_new, read_yaml
+from ..files import check_new, read_json, read_yaml
 from .files import atomic_write, write_json, write_json_lines
 
 ENDED = "ended.json"
@@ -112,6 +112,36 @@ def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
     else:
         check_new(out)
     return Start()
+
+
+def read_ended(out: str | os.PathLike, metric: str) -> dict:
+    """What `FinetuneRun.finish` has written of a run that has ended: finetune, history, epoch, trials, paths.
+
+    Args:
+        metric: the task's first one, which every epoch of the history has.
+
+    Raises:
+        CheckpointError: it is damaged. No other file says of which model and rows the run was.
+    """
+    path = Path(out) / ENDED
+    try:
+        told = read_json(path)
+        epochs = [(record["epoch"], record[metric]) for record in told["history"]]
+        lines = isinstance(told["finetune"], dict) and all(isinstance(line, dict) for line in told["trials"])
+        whole = lines and all(isinstance(name, str) for name in told["paths"])
+        if whole and told["epoch"] in [epoch for epoch, _ in epochs]:
+            return told
+        reason = "something else"
+    except InputError as error:
+        reason = str(error).partition("got ")[2]
+    except KeyError as error:
+        reason = f"no {error.args[0]}"
+    except TypeError:
+        reason = "something else"
+    raise CheckpointError(
+        f"{path}: expected the record of a run that has ended, got {reason}; its model and results lie beside it, and "
+        f"to train it anew remove {os.fspath(out)}"
+    )
 
 
 class TrialLog:

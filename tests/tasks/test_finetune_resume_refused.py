@@ -1,6 +1,7 @@
 """What a fine-tuning does not go on from, and what it finds where it does: other recipes, damage, ended runs."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -182,6 +183,33 @@ def test_a_run_that_has_ended_gives_its_result_again(directory, whole, tmp_path)
         CheckpointError, match=r"ended.json: expected the lr that it was trained with, 0.002, got 1e-05"
     ):
         runs.run(directory, out, resume="auto", lr=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("damage", "got"),
+    [
+        (lambda told: b"", "something that cannot be read: .*"),
+        (lambda told: b"[]", "list"),
+        (lambda told: told | {"history": 5}, "something else"),
+        (lambda told: told | {"history": told["history"][:1], "epoch": 2}, "something else"),
+        (lambda told: told | {"history": [{"epoch": 1}]}, "no accuracy"),
+        (lambda told: told | {"finetune": []}, "something else"),
+        (lambda told: told | {"paths": None}, "something else"),
+        (lambda told: {k: v for k, v in told.items() if k != "trials"}, "no trials"),
+    ],
+)
+def test_a_damaged_record_of_an_ended_run_says_how_to_go_on(directory, whole, tmp_path, damage, got):
+    """It cannot be made anew: no other file says of which model and rows the run was."""
+    out = tmp_path / "run"
+    shutil.copytree(whole[0], out)
+    damaged = damage(json.loads((out / "ended.json").read_text()))
+    (out / "ended.json").write_bytes(damaged if isinstance(damaged, bytes) else json.dumps(damaged).encode())
+    sentence = f"{out}/ended.json: expected the record of a run that has ended, got {got}; its model and results lie "
+    with pytest.raises(CheckpointError, match=f"^{sentence}beside it, and to train it anew remove {out}$"):
+        runs.run(directory, out, resume="auto")
+    shutil.rmtree(out)
+    runs.run(directory, out, resume="auto")
+    runs.assert_same_run(out, whole[0])
 
 
 @pytest.mark.parametrize("place", ["model", "dev_errors.jsonl", "ended.json"])
