@@ -6,7 +6,6 @@ import dataclasses
 import glob
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,7 +34,6 @@ def train(
     for name in (*LAYERS, WHOLE):
         print(f"== {name}")
         one = dataclasses.replace(args, features=name if name != WHOLE else None, out=args.out / name)
-        start = time.perf_counter()
         if name == WHOLE:
             task.features = None
             usual = {key: getattr(FinetuneConfig, key) for key in ("epochs", "lr")}
@@ -47,7 +45,7 @@ def train(
         if result.interrupted:
             return
         metrics = (result.best[metric] for metric in task.metrics)
-        table.append((name, *metrics, result.best["epoch"], time.perf_counter() - start))
+        table.append((name, *metrics, result.best["epoch"], result.wall_seconds))
     path = args.out / "features.tsv"
     with atomic_write(path) as file:
         file.writelines("\t".join(map(show_cell, line)) + "\n" for line in table)

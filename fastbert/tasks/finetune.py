@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ class FinetuneResult:
         guess: the metrics of predictions that know nothing; empty where the task has none.
         trials: a dictionary a training, where there were several (see `search`).
         model_dir, paths: what was written; None and empty without a run directory.
+        wall_seconds: how long it took, from the encoding of the rows on, with what was before a resume (until its last
+            checkpoint).
         interrupted: the name of the signal that ended it early, or None. There are no predictions then and no model,
             and of history and best what there was until then.
     """
@@ -46,6 +49,7 @@ class FinetuneResult:
     trials: list[dict] = field(default_factory=list)
     model_dir: Path | None = None
     paths: list[Path] = field(default_factory=list)
+    wall_seconds: float = 0.0
     interrupted: str | None = None
 
 
@@ -77,10 +81,12 @@ def finetune(
         CheckpointError: the run directory is of another model, recipe or data, or its checkpoints are damaged.
     """
     if out is None:
+        began = time.perf_counter()
         data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
         best = train(task, model, data, config, callbacks)
         best.settle(task, data.dev, model)
-        return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess)
+        took = {"wall_seconds": time.perf_counter() - began}
+        return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
     start = on_first(launched(), lambda: starting_point(out, config.resume))
     now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
     if start.ended:
@@ -91,9 +97,10 @@ def finetune(
             with checkpoints:
                 best = train(task, model, data, config, callbacks, run, checkpoints)
         except Stopped as stopped:
-            return interrupted(stopped, data)
+            return interrupted(stopped, data, checkpoints)
         best.settle(task, data.dev, model)
-        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess)
+        took = {"wall_seconds": checkpoints.wall_seconds}
+        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
         return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
 
 
@@ -107,7 +114,7 @@ def opened(
     """
     from ..train.run_lock import only_run
 
-    checkpoints = FinetuneCheckpoints(out, config, now, start.point)
+    checkpoints = FinetuneCheckpoints(out, config, now, start)
     with contextlib.ExitStack() as held:
         run = None
         if launched().first:
@@ -140,11 +147,11 @@ def train(
         return training.run(log)
 
 
-def interrupted(stopped: Stopped, data: Data, trials: Sequence[dict] = ()) -> FinetuneResult:
+def interrupted(stopped: Stopped, data: Data, checkpoints: FinetuneCheckpoints) -> FinetuneResult:
     """What there is of a run that a signal has ended."""
-    paths = [stopped.path] if launched().first else []
-    best, more = stopped.best, {"paths": paths, "interrupted": stopped.signal}
-    return FinetuneResult(best.history, best.record, [], data.dev.guess, list(trials), **more)
+    best, more = stopped.best, {"paths": [stopped.path] if launched().first else [], "interrupted": stopped.signal}
+    more |= {"trials": checkpoints.progress.lines, "wall_seconds": checkpoints.wall_seconds}
+    return FinetuneResult(best.history, best.record, [], data.dev.guess, **more)
 
 
 def result_again(
@@ -165,5 +172,5 @@ def result_again(
     best = Best.of(task.metrics[0], task.model(directory).state_dict(), told)
     best.settle(task, dev, model)
     paths = [Path(out) / name for name in told["paths"]] if launched().first else []
-    more = {"model_dir": directory, "paths": paths}
+    more = {"model_dir": directory, "paths": paths, "wall_seconds": told["wall_seconds"]}
     return FinetuneResult(best.history, best.record, best.predictions, dev.guess, told["trials"], **more)

@@ -7,8 +7,9 @@ import dataclasses
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,10 +82,12 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fine-tuning begins: at a checkpoint, anew, or not at all since it has ended."""
+    """Where a fine-tuning begins: at a checkpoint, anew, or not at all since it has ended; and when, by
+    `time.perf_counter`."""
 
     point: Path | None = None
     ended: bool = False
+    at: float = field(default_factory=time.perf_counter)
 
 
 def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
@@ -115,7 +118,8 @@ def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
 
 
 def read_ended(out: str | os.PathLike, metric: str) -> dict:
-    """What `FinetuneRun.finish` has written of a run that has ended: finetune, history, epoch, trials, paths.
+    """What `FinetuneRun.finish` has written of a run that has ended: finetune, history, epoch, trials, paths,
+    wall_seconds.
 
     Args:
         metric: the task's first one, which every epoch of the history has.
@@ -129,7 +133,7 @@ def read_ended(out: str | os.PathLike, metric: str) -> dict:
         epochs = [(record["epoch"], record[metric]) for record in told["history"]]
         lines = isinstance(told["finetune"], dict) and all(isinstance(line, dict) for line in told["trials"])
         whole = lines and all(isinstance(name, str) for name in told["paths"])
-        if whole and told["epoch"] in [epoch for epoch, _ in epochs]:
+        if whole and told["epoch"] in [epoch for epoch, _ in epochs] and told["wall_seconds"] >= 0:
             return told
         reason = "something else"
     except InputError as error:
@@ -237,6 +241,7 @@ class FinetuneRun:
         paths = [model_dir, *trials, *write_results(task, rows, result.predictions, result.best, self.out, "dev")]
         told = {"finetune": self._identity, "history": result.history, "epoch": result.best["epoch"]}
         told |= {"trials": result.trials, "paths": [path.relative_to(self.out).as_posix() for path in paths]}
+        told["wall_seconds"] = result.wall_seconds
         write_json(told, self.out / ENDED)
         shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
         return dataclasses.replace(result, model_dir=model_dir, paths=paths)

@@ -26,7 +26,7 @@ from ..train import arithmetic, checkpoint
 from ..train.signals import StopRequest
 from .base import Row, Task
 from .config import IDLE, FinetuneConfig
-from .runs import CHECKPOINTS
+from .runs import CHECKPOINTS, Start
 from .training import Best, Training
 from .world import launched
 
@@ -64,6 +64,7 @@ class Progress:
         steps: those of the trainings before it.
         lines: a dictionary for each of these.
         winner: the best of these, and winner_trial its number; None and 0 where there is none.
+        wall_seconds: of the processes before this one.
     """
 
     trial: int = 1
@@ -71,6 +72,7 @@ class Progress:
     lines: list[dict] = field(default_factory=list)
     winner: Best | None = None
     winner_trial: int = 0
+    wall_seconds: float = 0.0
 
 
 def identity(
@@ -137,23 +139,29 @@ class FinetuneCheckpoints:
         out: the run directory.
         config: how often to save, and how many to keep.
         now: the identity of the run.
-        point: the checkpoint to go on from.
+        start: the checkpoint to go on from, and when this process began.
 
     Raises:
-        CheckpointError: it is of another run.
+        CheckpointError: the checkpoint is of another run.
 
     Attributes:
         progress: where the run goes on.
         step: the step of the checkpoint; 0 without one.
     """
 
-    def __init__(self, out: str | os.PathLike, config: FinetuneConfig, now: dict, point: Path | None):
-        self.directory, self.config, self.point, self._identity = Path(out) / CHECKPOINTS, config, point, now
+    def __init__(self, out: str | os.PathLike, config: FinetuneConfig, now: dict, start: Start):
+        self.directory, self.config, self.point, self._identity = Path(out) / CHECKPOINTS, config, start.point, now
+        self._began = start.at
         self.progress, self.step = Progress(), 0
         self._saved: tuple[dict[str, Tensor], dict] | None = None
         self._last, self._stop = time.monotonic(), StopRequest()
-        if point is not None:
-            self._open(point)
+        if start.point is not None:
+            self._open(start.point)
+
+    @property
+    def wall_seconds(self) -> float:
+        """How long the run has taken until now, by the processes before this one too."""
+        return self.progress.wall_seconds + time.perf_counter() - self._began
 
     def _open(self, point: Path) -> None:
         tensors, state, self.step = checkpoint.load(point)
@@ -223,6 +231,7 @@ class FinetuneCheckpoints:
             weights, about = self.progress.winner.state()
             tensors = tensors | {_WINNER + name: value for name, value in weights.items()}
             told["winner"] = {**about, "metric": self.progress.winner.metric}
+        told["wall_seconds"] = self.wall_seconds
         path, world = self.directory / f"step_{step}", launched()
         state = {**state, "finetune": self._identity, "progress": told}
         state["computed_with"] = arithmetic.computed_with(world)

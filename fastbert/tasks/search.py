@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,12 +84,13 @@ def search(
                     if on_trial is not None:
                         on_trial(line)
         except Stopped as stopped:
-            return interrupted(stopped, data, progress.lines), model
+            return interrupted(stopped, data, checkpoints), model
         best, trials = progress.winner, progress.lines
         if best is None:
             raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
         best.settle(task, data.dev, model)
-        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials)
+        took = {"wall_seconds": time.perf_counter() - start.at if checkpoints is None else checkpoints.wall_seconds}
+        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials, **took)
         if run is not None:
             best_config = configs[progress.winner_trial - 1]
             result = run.finish(task, result, model, tokenizer, data.dev.rows, best_config)

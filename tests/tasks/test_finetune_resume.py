@@ -69,6 +69,7 @@ def test_stopped_it_goes_on_to_the_same_bits(directory, whole, tmp_path, step, n
     expected = whole[1]
     for name in ("history", "best", "predictions", "guess"):
         assert runs.plain(getattr(second, name)) == runs.plain(getattr(expected, name)), name
+    assert second.wall_seconds > first.wall_seconds > 0
     assert [path.name for path in second.paths] == [path.name for path in expected.paths]
     written = registry.get("sst2").model(out / "model").state_dict()
     assert all(torch.equal(value, written[name]) for name, value in model.state_dict().items())
@@ -301,6 +302,8 @@ def test_all_features_go_on(directory, tmp_path, capsys, monkeypatch):
 
     def stepped(self, indices):
         steps.append(1)
+        if len(steps) in (1, 4):
+            time.sleep(1)
         if len(steps) == 5:
             signal.raise_signal(signal.SIGTERM)
         step(self, indices)
@@ -314,6 +317,9 @@ def test_all_features_go_on(directory, tmp_path, capsys, monkeypatch):
     assert main([*given, "--out", str(out), "--resume", "auto"]) == 0
     assert len(steps) == 6 * 3 + 9
     assert not left.exists()
+    # Those of the training that had ended, and of the one that went on, count from their beginning.
+    seconds = [float(line.split("\t")[-1]) for line in (out / "features.tsv").read_text().splitlines()[1:]]
+    assert [second >= 1 for second in seconds[:2]] == [True, True]
     steps[:] = [0] * 10
     assert main([*given, "--out", str(tmp_path / "whole")]) == 0
     table = [

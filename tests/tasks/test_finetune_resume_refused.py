@@ -174,7 +174,7 @@ def test_a_run_that_has_ended_gives_its_result_again(directory, whole, tmp_path)
     steps = []
     result, model = runs.run(directory, out, resume="auto", callbacks=Callbacks(on_step=steps.append))
     assert not steps
-    for name in ("history", "best", "predictions", "guess", "trials"):
+    for name in ("history", "best", "predictions", "guess", "trials", "wall_seconds"):
         assert runs.plain(getattr(result, name)) == runs.plain(getattr(whole[1], name)), name
     assert [p.relative_to(out) for p in result.paths] == [p.relative_to(whole[0]) for p in whole[1].paths]
     written = registry.get("sst2").model(out / "model").state_dict()
