@@ -35,7 +35,7 @@ def read_rows(
     task.bad_rows = BadRows(skip_bad_rows, hint="--skip-bad-rows leaves such rows out")
     rows = task.read(path)
     if labelled:
-        rows = require_labels(rows, path, task.bad_rows)
+        rows = require_labels(task, rows, path)
     if training:
         rows = task.for_training(rows, path)
         if not rows:

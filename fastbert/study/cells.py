@@ -112,12 +112,12 @@ def _read(name: str, train: Path, dev: Path | None, dev_share: float | None) -> 
 
     task = registry.get(name)
     rows = task.read(train)
-    require_labels(rows, train)
+    require_labels(task, rows, train)
     rows = task.for_training(rows, train)
     if dev is None:
         return hold_out(rows, dev_share)
     dev_rows = task.read(dev)
-    require_labels(dev_rows, dev)
+    require_labels(task, dev_rows, dev)
     return rows, dev_rows
 
 

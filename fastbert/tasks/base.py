@@ -18,6 +18,7 @@ from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows, called
 from .config import TaskOptions
+from .files import shorten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,6 +80,8 @@ class Task(abc.ABC):
         bad_rows: where `read` hands every row that it cannot use.
         predicting: rows are read to be predicted. A label that is none of the task's is no label then, where else its
             row cannot be used: nobody needs it; and every row needs an id of its own, where files have such.
+        label_place: where labels stand in a file, in words.
+        label_columns: of the file that was read last, if it has named columns.
     """
 
     name: str
@@ -86,6 +89,8 @@ class Task(abc.ABC):
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
     predicting: bool = False
+    label_place: str = "labels in every row"
+    label_columns: LabelColumns | None = None
     bilstm: int | None = None
     auxiliary_lm: float = 0.0
     transform: Transform | None = None
@@ -217,19 +222,46 @@ class Task(abc.ABC):
                 yield {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": prediction}
 
 
-def require_labels(rows: Sequence[Row], path: str | os.PathLike, bad_rows: BadRows = STRICT) -> list[Row]:
+@dataclass(frozen=True)
+class LabelColumns:
+    """Where a task has looked for labels: the file and its line, the names that their column may have, and those of the
+    columns that are there."""
+
+    where: str
+    names: Sequence[str]
+    found: Sequence[str]
+
+
+def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
     """The rows with labels; others are bad rows (SNLI has some on whose label its annotators did not agree).
 
+    Args:
+        task: which has read the rows from the path.
+
     Raises:
-        DataError: no row has one; or by bad_rows.
+        DataError: no row has one; or by the task's bad_rows.
     """
     kept = [row for row in rows if row.label is not None]
     if not kept:
-        raise DataError(f"{called(path)}: expected labels in every row, got a file without them")
+        raise DataError(_without_labels(task, path))
     for row in rows:
         if row.label is None:
-            bad_rows.refuse(f"{called(path)}, the row of index {row.id}: expected a label as in other rows, got none")
+            task.bad_rows.refuse(
+                f"{called(path)}, the row of index {row.id}: expected a label as in other rows, got none"
+            )
     return kept
+
+
+def _without_labels(task: Task, path: str | os.PathLike) -> str:
+    """What is said of a file whose rows all have no label."""
+    columns = task.label_columns
+    if columns is None:
+        return f"{called(path)}: expected {task.label_place}, got a file without them"
+    column = next((name for name in columns.names if name in columns.found), None)
+    if column is None:
+        expected, found = " or ".join(columns.names), shorten(", ".join(columns.found), 200)
+        return f"{columns.where}: expected a column {expected} with the label of every row, got the columns {found}"
+    return f"{called(path)}: expected labels in the column {column}, got none in all rows"
 
 
 def check_fit(tokenizer: Tokenizer, config: BertConfig, max_seqlen: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .bad_rows import called, numbered
-from .base import Row
+from .base import LabelColumns, Row
 from .csv_records import csv_fields, csv_records
 from .files import shorten
 from .hub_files import Record
@@ -38,6 +38,9 @@ def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Rec
     for index, record in numbered(records, task.bad_rows):
         if record is None:
             continue
+        if index == 0:
+            names = tuple(dict.fromkeys((task.label_column, "label")))
+            task.label_columns = LabelColumns(record.where, names, tuple(record.values))
         try:
             row = _row(task, index, record.values, record.names)
             task.check_id(row.id, seen)

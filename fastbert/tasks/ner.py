@@ -58,6 +58,7 @@ class NER(Task):
     name = "ner"
     metrics = ("f1", "precision", "recall", "accuracy")
     submission = "ner_predictions.txt"
+    label_place = "tags in the last of several columns"
     document_context = False
     features: str | None = None
     feature_units: int | None = None

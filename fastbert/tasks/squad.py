@@ -55,6 +55,7 @@ class Squad(Task):
     """
 
     submission = "predictions.json"
+    label_place = "the key 'answers' in every question"
     has_impossible = False
     doc_stride = 128
     max_question = 64

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DataError
 from . import metrics
 from .bad_rows import called, numbered
-from .base import Example, Row, Task
+from .base import Example, LabelColumns, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten
@@ -46,8 +46,10 @@ class SWAG(Task):
     name = "swag"
     metrics = ("accuracy",)
     submission = "swag_predictions.csv"
+    label_place = "labels as the last of CODAH's columns"
 
     def read(self, path: str | os.PathLike) -> list[Row]:
+        self.label_columns = None
         if is_hub_file(path):
             records = read_records(path, self.bad_rows)
             return self._rows(path, _of_hub, ((record.where, record.values) for record in records))
@@ -58,6 +60,7 @@ class SWAG(Task):
         first = first or (1, "")
         header = csv_fields(first[1])
         if set(REGULAR) <= set(header):
+            self.label_columns = LabelColumns(f"{called(path)}, line {first[0]}", ("label",), header)
             make, records = _regular, csv_records([first, *lines], header)
         elif set(FULL) <= set(header):
             make, records = _full, csv_records([first, *lines], header)
@@ -76,6 +79,9 @@ class SWAG(Task):
         for index, (where, fields) in numbered(records, self.bad_rows):
             if fields is None:  # refused already, as a line
                 continue
+            if index == 0 and make is _of_hub:
+                names = ("label", *dict.fromkeys(form[-1] for form in LISTS if form[-1] != "label"))
+                self.label_columns = LabelColumns(where, names, tuple(fields))
             try:
                 rows.append(_checked(make(index, fields), self.predicting))
             except ValueError as error:

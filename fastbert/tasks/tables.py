@@ -29,10 +29,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """The columns that were asked for and are in a file, and its usable rows."""
+    """The columns that were asked for and are in a file, its usable rows, and where its header is with all columns."""
 
     columns: tuple[str, ...]
     lines: list[Line]
+    where: str
+    header: tuple[str, ...]
 
     def position(self, column: str) -> int | None:
         """Where a column is; None where there is none of that name."""
@@ -102,7 +104,7 @@ def read_table(
         index += 1
     if not rows:
         raise bad_rows.none_left(path, "rows")
-    return Table(kept, rows)
+    return Table(kept, rows, f"{path}, line {first[0]}", columns)
 
 
 def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from .bad_rows import called
-from .base import Example, Row, Task
+from .base import Example, LabelColumns, Row, Task
 from .encoding import encode_texts
 from .exported import exported_rows, read_table_of_hub
 from .files import atomic_write, of_rows, read_lines
@@ -89,6 +89,7 @@ class TextTask(Task):
             lines=lines if first is None else itertools.chain([first], lines),
         )
         texts_at = [table.position(column) for column in self.text_columns]
+        self.label_columns = LabelColumns(table.where, (self.label_column,), table.header)
         label_at, id_at = table.position(self.label_column), table.position(self.id_column)
         rows, seen = [], set()
         for line in table.lines:

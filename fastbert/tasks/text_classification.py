@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .bad_rows import BadRows, numbered
-from .base import Row
+from .base import LabelColumns, Row
 from .classification import Classification
 from .files import read_json_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
@@ -47,6 +47,8 @@ class TextClassification(Classification):
         rows, seen = [], set()
         for index, record in numbered(records, self.bad_rows):
             values = record.values
+            if index == 0:
+                self.label_columns = LabelColumns(record.where, ("label",), tuple(values))
             name = str(next((values[key] for key in ("id", "idx") if key in values), index)).strip()
             text, label = values.get("text", values.get("sentence")), values.get("label")
             try:

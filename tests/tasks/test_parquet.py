@@ -200,4 +200,4 @@ def test_from_training_to_submission(tmp_path, capsys):
     assert [line.split("\t")[0] for line in (out / "SST-2.tsv").read_text().splitlines()] == ["index", "7", "8"]
     capsys.readouterr()
     assert main(["evaluate", "sst2", "--model", str(run), "--data", str(test)]) == 2
-    assert "expected labels in every row" in capsys.readouterr().err
+    assert "test.parquet: expected labels in the column label, got none in all rows" in capsys.readouterr().err

@@ -39,10 +39,11 @@ def test_sst2_line_ends_blanks_and_byte_order_mark(tmp_path, end, bom):
 
 
 def test_sst2_test_file_has_its_own_index(tmp_path):
-    rows = registry.get("sst2").read(write(tmp_path, b"index\tsentence\n7\tgood\n3\tbad\n"))
+    task = registry.get("sst2")
+    rows = task.read(write(tmp_path, b"index\tsentence\n7\tgood\n3\tbad\n"))
     assert rows == [Row("7", ("good",)), Row("3", ("bad",))]
-    with pytest.raises(DataError, match="expected labels"):
-        require_labels(rows, "f.tsv")
+    with pytest.raises(DataError, match="expected a column label"):
+        require_labels(task, rows, "f.tsv")
 
 
 @pytest.mark.parametrize(
@@ -264,3 +265,65 @@ def test_standard_input_is_called_that(name, typed, monkeypatch):
 def test_unknown_task_lists_the_known():
     with pytest.raises(InputError, match="no such task: sst3; known are cola, sst2, "):
         registry.get("sst3")
+
+
+_COLUMN = "{}, line 1: expected a column %s with the label of every row, got the columns %s"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "reason"),
+    [
+        ("sst2", "f.tsv", "index\tsentence\n7\tgood\n", _COLUMN % ("label", "index, sentence")),
+        (
+            "mrpc",
+            "f.tsv",
+            "#1 String\t#2 String\tlabel\na\tb\t1\n",
+            _COLUMN % ("Quality", "#1 String, #2 String, label"),
+        ),
+        (
+            "mnli",
+            "f.jsonl",
+            '{"premise": "a", "hypothesis": "b", "gold": 1}\n',
+            _COLUMN % ("gold_label or label", "premise, hypothesis, gold"),
+        ),
+        (
+            "mnli",
+            "f.csv",
+            "premise,hypothesis,label\na,b,-1\n",
+            "{}: expected labels in the column label, got none in all rows",
+        ),
+        (
+            "swag",
+            "f.csv",
+            "sent1,sent2,ending0,ending1,ending2,ending3\na,b,c,d,e,f\n",
+            _COLUMN % ("label", "sent1, sent2, ending0, ending1, ending2, ending3"),
+        ),
+        (
+            "swag",
+            "f.jsonl",
+            '{"ctx_a": "a", "ctx_b": "b", "endings": ["c", "d", "e", "f"]}\n',
+            _COLUMN % ("label or correct_answer_idx", "ctx_a, ctx_b, endings"),
+        ),
+        (
+            "swag",
+            "f.tsv",
+            "i\ta\tb\tc\td\te\n",
+            "{}: expected labels as the last of CODAH's columns, got a file without them",
+        ),
+        ("text-classification", "f.jsonl", '{"text": "a", "class": 1}\n', _COLUMN % ("label", "text, class")),
+        (
+            "squad1",
+            "f.json",
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "1", "question": "b"}]}]}]}',
+            "{}: expected the key 'answers' in every question, got a file without them",
+        ),
+        ("ner", "f.txt", "a\nb\n", "{}: expected tags in the last of several columns, got a file without them"),
+    ],
+)
+def test_a_file_without_labels_is_told_with_the_columns(tmp_path, name, file, content, reason):
+    task, path = registry.get(name), write(tmp_path, content.encode(), file)
+    rows = task.read(path)
+    assert [row.label for row in rows] == [None] * len(rows)
+    with pytest.raises(DataError) as caught:
+        require_labels(task, rows, path)
+    assert str(caught.value) == reason.format(path)
