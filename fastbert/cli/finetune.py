@@ -79,8 +79,8 @@ def defaults(argv: Sequence[str]) -> Finetune | None:
 
 def _waits(word: str) -> bool:
     """Whether a word of the command line is an option whose value is the next word."""
-    flags = (f"--no-{f.name}" if f.default else f"--{f.name}" for f in fields(Finetune) if f.type == "bool")
-    alone = {flag.replace("_", "-") for flag in flags}
+    switches = [f.name.replace("_", "-") for f in fields(Finetune) if f.type == "bool"]
+    alone = {f"--{no}{name}" for name in switches for no in ("", "no-")}
     return word.startswith("-") and "=" not in word and word.replace("_", "-") not in alone
 
 

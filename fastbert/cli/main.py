@@ -32,7 +32,7 @@ COMMANDS = {
     "fill-mask": "most likely tokens for each [MASK] in a text",
     "extract": "contextual features of every token of a text file",
     "encode": "one vector per line of a text file",
-    "convert": "between TensorFlow 1 checkpoints, PyTorch pickles, safetensors directories, ONNX",
+    "convert": "between TensorFlow 1 checkpoints, pickles, safetensors directories, ONNX and sentence-transformers",
     "study": "the paper's ablations and comparisons in miniature, beside the paper's figures",
     "bench": "speed beside the peers installed on this machine: table, JSON, picture",
     "doctor": "what was found on this machine, and which backend serves each op",
@@ -106,7 +106,6 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
                 **({} if default is None else {"default": default}),
                 # tyro's own reading of a docstring drops the example.
                 description=inspect.cleandoc(options.__doc__ or ""),
-                config=(tyro.conf.FlagCreatePairsOff,),
             )
     except SystemExit as stop:
         cause = stop.__context__

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from fastbert.cli import finetune, pretrain
 from fastbert.cli import main as cli
 from fastbert.errors import DataError
 
@@ -51,6 +52,33 @@ def test_version_is_the_packages(capsys):
 def test_no_arguments_is_an_error_with_the_usage(capsys):
     assert cli.main([]) == 2
     assert "usage: fastbert COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("pretrain", "verify-data"), ("pretrain", "offload"), ("finetune", "correct-bias")]
+)
+def test_help_shows_both_forms_of_a_switch(command, option):
+    """What is on by default has a text that says what it does when it is on."""
+    assert f"--{option}, --no-{option}" in fastbert(command, "--help", env={**os.environ, "COLUMNS": "120"}).stdout
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_switch_of_a_file_of_options_can_be_put_either_way(tmp_path, said):
+    config = tmp_path / "config.yaml"
+    config.write_text(f"async_save: {said}\nverify_data: {said}\nsamples: {{nsp: {said}}}\n".lower())
+    words = ["--config", str(config)]
+    on, off = (
+        ["--async-save", "--verify-data", "--samples.nsp"],
+        ["--no-async-save", "--no-verify-data", "--samples.no-nsp"],
+    )
+    for given, expected in (([], said), (on, True), (off, False)):
+        found = cli.parse(pretrain.Pretrain, "fastbert pretrain", [*words, *given], pretrain.defaults(words))
+        assert [found.async_save, found.verify_data, found.samples.nsp] == [expected] * 3
+
+
+@pytest.mark.parametrize("word", ["--no-correct-bias", "--correct-bias", "--no-skip-bad-rows", "--grid", "--no_grid"])
+def test_the_task_is_found_after_a_switch(word):
+    assert finetune.defaults([word, "swag", "--model", "DIR"]).batch_size == 16
 
 
 @pytest.mark.parametrize("command", list(cli.COMMANDS))
