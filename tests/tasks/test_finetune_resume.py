@@ -28,6 +28,9 @@ from fastbert.train import checkpoint, distributed
 pytestmark = pytest.mark.usefixtures("hangups_arrive")
 
 
+_TEXTS = {"squad2": runs.squad_of, "swag": runs.swag_of, "ner": runs.conll_of, "stsb": runs.stsb_of}
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
@@ -119,8 +122,14 @@ def test_a_signal_ends_an_evaluation_and_the_resumed_run_makes_it_up(directory, 
         ("ner", runs.conll_of, {"features": "mix", "feature_units": 8}),
         ("stsb", runs.stsb_of, {}),
         ("stsb", runs.stsb_of, {"bilstm": 8}),
+        *((name, text, {"precision": "bf16"}) for name, text in _TEXTS.items()),
+        ("ner", runs.conll_of, {"features": "mix", "feature_units": 8, "precision": "bf16"}),
+        ("stsb", runs.stsb_of, {"bilstm": 8, "precision": "bf16"}),
     ],
-    ids=["squad2", "swag", "ner", "ner-features", "ner-mix", "stsb", "stsb-bilstm"],
+    ids=[
+        *("squad2", "swag", "ner", "ner-features", "ner-mix", "stsb", "stsb-bilstm"),
+        *(f"{name}-bf16" for name in (*_TEXTS, "ner-mix", "stsb-bilstm")),
+    ],
 )
 def test_of_every_task(directory, tmp_path, name, text, prepare):
     """Heads, labels, thresholds and predictions of all kinds come through a checkpoint, or are made again."""
@@ -131,10 +140,16 @@ def test_of_every_task(directory, tmp_path, name, text, prepare):
 
     def setting(task: base.Task) -> None:
         for key, value in prepare.items():
-            setattr(task, key, value)
+            if key != "precision":
+                setattr(task, key, value)
 
     options = {"rows": tuple(parts), "name": name, "prepare": setting, "bilstm": prepare.get("bilstm"), "epochs": 2}
+    options["precision"] = prepare.get("precision", "fp32")
     expected, _ = runs.run(directory, tmp_path / "whole", **options)
+    if options["precision"] == "bf16":
+        runs.run(directory, tmp_path / "fp32", **{**options, "precision": "fp32", "epochs": 1})
+        losses = [runs.read(tmp_path / run / "metrics.jsonl")[0]["loss"] for run in ("whole", "fp32")]
+        assert 0 < abs(losses[0] - losses[1]) < 0.02 * losses[1]
     # In the second epoch, so that the best may be the first's.
     out = tmp_path / "run"
     assert runs.run(directory, out, callbacks=runs.stop_after(7), **options)[0].interrupted == "SIGTERM"

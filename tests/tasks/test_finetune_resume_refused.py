@@ -52,6 +52,7 @@ def test_what_is_another_run_is_refused(directory, stopped, tmp_path):
 
     refused("step_13: expected the lr that it was trained with, 0.002, got 0.001; go on with", lr=1e-3)
     refused("the epochs that it was trained with, 3, got 4", epochs=4)
+    refused("the precision that it was trained with, fp32, got bf16", precision="bf16")
     refused("the seed that it was trained with, 0, got 1", seed=1)
     refused("the bilstm that it was trained with, None, got 8", bilstm=8)
     train, dev = rows_of(64, 1), rows_of(40, 2)
