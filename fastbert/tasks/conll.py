@@ -140,6 +140,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     table = _table(path)
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
+    _check_words(path, table)
     rows, opening = [], None
     for index, block in enumerate(table.blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.
@@ -155,6 +156,23 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     if not rows:
         raise bad_rows.none_left(path, "sentences")
     return rows
+
+
+def _check_words(path: str | os.PathLike, table: _Table) -> None:
+    """Raises DataError where the first column numbers the words, as in GermEval's files and CoNLL-U: it would be
+    learned in place of them."""
+    numbered = [
+        [split(line, table.tabs)[0] for _, line in block.lines] == [str(n + 1) for n in range(len(block.lines))]
+        for block in table.blocks
+        if block.lines
+    ]
+    longest = max((len(block.lines) for block in table.blocks), default=0)
+    if table.width > 2 and longest > 1 and all(numbered):
+        [(line, _), *_] = next(block.lines for block in table.blocks if block.lines)
+        raise DataError(
+            f"{called(path)}, line {line}: expected the word in the first column, got the numbers of words in every "
+            "sentence; leave that column out (cut -f 2- does)"
+        )
 
 
 def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool) -> list[Sentence]:

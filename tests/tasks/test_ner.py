@@ -187,6 +187,17 @@ def test_words_with_blanks_where_tabs_part_the_columns(tmp_path):
     assert [row.texts for row in rows] == [("EU", "rejects"), ("it",)]
 
 
+def test_numbers_of_words_are_not_taken_for_words(tmp_path):
+    """GermEval's columns are number, word, outer tag, inner tag: 1, 2, 3 were the words."""
+    path = tmp_path / "germeval.tsv"
+    lines = ["#\thttp://de.wikipedia.org", "1\tBei\tO\tO", "2\tBonn\tB-LOC\tO", "", "#\thttp", "1\tJa\tO\tO", ""]
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="line 2: expected the word in the first column, got the numbers of words"):
+        registry.get("ner").read(path)
+    path.write_text("1\tCD\tO\n\n1\tCD\tO\n2\tCD\tO\n\n3\tCD\tO\n")
+    assert [row.texts for row in registry.get("ner").read(path)] == [("1",), ("1", "2"), ("3",)]
+
+
 def test_an_empty_file(tmp_path):
     with pytest.raises(DataError, match="expected sentences of one word a line, got none"):
         registry.get("ner").read(write(tmp_path, "\n\n"))
