@@ -6,6 +6,8 @@ import json
 import random
 from pathlib import Path
 
+from fastbert.study import results, run, spec
+
 _WORDS = "red blue green grey cat dog bird fish sees eats likes finds today here now again".split()  # noqa: SIM905
 _GOOD, _BAD = _WORDS[:4], _WORDS[4:8]
 
@@ -54,6 +56,18 @@ def write_files(directory: Path) -> Path:
     rows = ({"text": " ".join(words := sentence()), "label": str(words[0] in _BAD)} for _ in range(40))
     (directory / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return directory
+
+
+def read(place: Path, name: str = "tiny.yaml", **given) -> spec.Study:
+    return spec.read(place / name, "smoke", data_dir=str(place), corpus=(str(place / "corpus.txt"),), **given)
+
+
+def complete(study: spec.Study, cache: Path, **options) -> tuple[dict, list[str]]:
+    """Runs a study to the end; its results, and a line for each job that was done."""
+    lines: list[str] = []
+    work = run.work_of(study, cache)
+    run.execute(work, say=lines.append, **options)
+    return results.collect(work, "fastbert study"), lines
 
 
 def same_in_every_run(results: dict) -> dict:

@@ -1,0 +1,169 @@
+"""What a study says: its report and plan, its curves, its rows of every kind."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+import study_runs
+
+from fastbert.cli.main import main
+from fastbert.data.shards import ShardSet
+from fastbert.errors import InputError
+from fastbert.study import page, run
+
+
+def test_the_report_says_where_rows_learn_from_other_numbers_of_rows(place, done, tmp_path):
+    text = study_runs.TINY.replace("name: no NSP,", "name: few, task: {train_rows: 8},").replace("[0, 1]", "[0]")
+    (place / "few.yaml").write_text(text)
+    found, _ = study_runs.complete(study_runs.read(place, "few.yaml"), done[0])
+    assert found["columns"][0]["rows_of"] == {"full": [24, 12], "few": [8, 12], "on features": [24, 12]}
+    page.write(found, tmp_path)
+    said = "Training and dev rows: ner 24 and 12 (full), 8 and 12 (few), 24 and 12 (on features)."
+    assert said in (tmp_path / "report.md").read_text()
+    assert "rows_of" not in done[1]["columns"][0]
+
+
+def test_curves_against_steps_are_one_a_use_and_each_in_its_own_file(place, done, tmp_path, monkeypatch):
+    results = json.loads(json.dumps(done[1]))
+    full = results["rows"][0]
+    results["rows"] = []
+    for number, (name, steps) in enumerate((("full", 4), ("full", 12), ("frozen", 4), ("frozen", 12))):
+        row = json.loads(json.dumps(full))
+        row["row"], row["pretraining"]["steps"] = f"{name}, {steps} %", steps
+        row["figures"]["ner"]["mean"] = float(number)
+        row["figures"]["n-r"] = row["figures"]["n r"] = row["figures"]["ner"]
+        results["rows"].append(row)
+    results["columns"] += [{**results["columns"][0], "column": name} for name in ("n-r", "n r")]
+    rates, results["against_the_paper"] = results["measured"]["tokens_per_second"], []
+    results["measured"]["tokens_per_second"] = dict.fromkeys((row["row"] for row in results["rows"]), rates["full"])
+    results["orders"] |= dict.fromkeys(("n-r", "n r"), results["orders"]["ner"])
+    drawn = []
+    monkeypatch.setattr(page.svg, "line_chart", lambda lines, *_: drawn.append(lines) or "<svg></svg>")
+    paths = page.write(results, tmp_path)
+    assert [(line.points, line.label) for line in drawn[1]] == [
+        ([(4, 0.0), (12, 1.0)], "full"),
+        ([(4, 2.0), (12, 3.0)], "frozen"),
+    ]
+    assert [path.name for path in paths if "steps-" in path.name] == [
+        "steps-ner.svg",
+        "steps-n-r.svg",
+        "steps-n-r-.svg",
+    ]
+
+
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_computed(place, tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    command = ["study", str(place / "tiny.yaml"), "--data-dir", str(place), "--corpus", str(place / "corpus.txt")]
+    assert main([*command, "--cache", str(tmp_path / "cache"), "--out", str(taken)]) == 2
+    assert str(taken) in capsys.readouterr().err
+    assert not (tmp_path / "cache" / "models").exists()
+
+
+def test_vectors_without_context_and_an_elmo_are_rows_too(place, tmp_path):
+    pytest.importorskip("gensim")
+    rows = study_runs.TINY.index("rows:"), study_runs.TINY.index("tasks:")
+    text = f"""{study_runs.TINY[: rows[0]]}polysemy: true
+rows:
+  - {{name: BERT}}
+  - name: ELMo
+    pretrain: {{model: elmo-2x32x2, init: bert, samples: {{objective: causal, nsp: false}}}}
+    task: {{features: mix}}
+  - {{name: "BERT, frozen", task: {{features: mix}}}}
+  - {{name: static, static: {{size: 16}}, task: {{features: embeddings}}}}
+{study_runs.TINY[rows[1] :]}"""
+    text = text.replace("steps: 12", "steps: 4").replace("seeds: [0, 1]", "seeds: [0]")
+    (place / "kinds.yaml").write_text(text.replace("init: bert, ", ""))
+    with pytest.raises(InputError, match="init small is a start for a BERT, got model 'elmo-2x32x2'"):
+        run.work_of(study_runs.read(place, "kinds.yaml"), tmp_path / "cache")
+    (place / "kinds.yaml").write_text(text)
+    options = ["--data-dir", str(place), "--corpus", str(place / "corpus.txt"), "--out", str(tmp_path)]
+    assert main(["study", str(place / "kinds.yaml"), *options]) == 0
+    found = json.loads((tmp_path / "kinds-smoke" / "results.json").read_text())
+    bert, elmo, frozen, static = (row["pretraining"] for row in found["rows"])
+    assert frozen["weights"] == bert["weights"]
+    assert (bert["model"], elmo["model"], static["model"]) == ("4x32x2", "elmo-2x32x2", "word2vec")
+    assert len(bert["margins"]) == len(elmo["margins"]) == 1
+    assert static["losses"] == []
+    assert all(row["figures"]["ner"]["values"] for row in found["rows"])
+    senses = found["polysemy"]["rows"]
+    # A model that two rows use in two ways is asked once.
+    assert list(senses) == ["BERT", "ELMo", "static"]
+    # A vector that is the same in every sentence has each of the fifteen others as its nearest.
+    assert senses["static"]["accuracy"] == [pytest.approx(found["polysemy"]["chance"])]
+    report = (tmp_path / "kinds-smoke" / "report.md").read_text()
+    assert "predicts no words" in report
+    assert "polysemy.png" in report
+
+
+def test_the_model_of_frequencies_counts_the_training_text(done):
+    cache, found = done
+    data = cache / "data" / found["data"]
+    train, held = ([int(i) for n in range(s.num_sentences) for i in s.sentence(n)] for s in open_splits(data))
+    vocab = json.loads((data / "manifest.json").read_text())["vocab_size"]
+    expected = [-math.log((train.count(i) + 0.5) / (len(train) + 0.5 * vocab)) for i in held]
+    assert found["unigram_loss"] == pytest.approx(sum(expected) / len(held), rel=1e-12)
+    # The entropy of what was held out is the least that any table of frequencies costs there.
+    shares = [held.count(i) / len(held) for i in set(held)]
+    assert found["unigram_loss"] > -sum(share * math.log(share) for share in shares)
+
+
+def open_splits(data: Path) -> list[ShardSet]:
+    return [ShardSet.open(data, split) for split in ("train", "heldout")]
+
+
+def test_the_report_says_what_was_found(place, done, tmp_path):
+    _, found = done
+    paths = page.write(found, tmp_path)
+    assert {path.name for path in paths} == {"report.md", "report.html", "results.json", "pretraining.svg"}
+    text = (tmp_path / "report.md").read_text()
+    for row in found["rows"]:
+        held = row["pretraining"]
+        assert held["margins"] == [e - l for e, l in zip(held["unigram_entropies"], held["losses"], strict=True)]
+        figure = row["figures"]["ner"]
+        assert f"{figure['mean']:.1f} ± {figure['sd']:.1f}" in text
+        counted = [found["unigram_loss"] - loss for loss in held["losses"]]
+        for margins in (held["margins"], counted):
+            assert f"{statistics.fmean(margins):.3f} (least {min(margins):.3f})" in text
+    assert found["orders"]["ner"] in text
+    for pair in found["against_the_paper"]:
+        assert pair["reason"] in text
+    assert f"reaches {found['unigram_loss']:.3f} on the held-out text" in text
+    assert found["measured"]["command"] in text
+    # Of the jobs, whatever the process has that reads their results.
+    assert found["measured"]["threads"] == [1]
+    assert ", 1 thread each, " in text
+    assert study_runs.TINY in text
+    page_text = (tmp_path / "report.html").read_text()
+    assert "<svg" in page_text
+    assert "http" not in page_text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path, capsys):
+    from fastbert.study import plan
+
+    work = run.work_of(study_runs.read(place), tmp_path / "cache")
+    plans = plan.make_plan(work, rate_of=lambda model: 1000.0)
+    assert [p.shared for p in plans] == [False, False, True]
+    for p in plans[:2]:
+        # 12 steps of at most 256 tokens, for two seeds.
+        assert 0.6 * 2 * 12 * 256 < p.pretraining.tokens <= 2 * 12 * 256
+        assert p.pretraining.seconds > p.pretraining.tokens / 1000
+    # Two epochs over the training sentences, for two seeds.
+    sentences = (place / "tags.txt").read_text().strip().split("\n\n")
+    words = sum(len(sentence.splitlines()) for sentence in sentences)
+    assert plans[0].finetuning.tokens >= 2 * 2 * (words + 2 * len(sentences))
+    assert not (tmp_path / "cache" / "models").exists()
+    text = plan.text([work, work], 2, rate_of=lambda model: 1000.0)
+    assert "4 pre-trainings and 6 fine-tunings" in text
+    seconds = sum(p.pretraining.seconds + p.finetuning.seconds for p in plans)
+    # The second time all is counted already.
+    assert f"{seconds / 2 / 3600:.2f} hours to go with 2" in text
+    assert text.count("counted above") == 1 + 3
+    cache, _ = done
+    finished = plan.make_plan(run.work_of(study_runs.read(place), cache), rate_of=lambda model: 1000.0)
+    assert all(p.pretraining.seconds_done == p.pretraining.seconds for p in finished)
