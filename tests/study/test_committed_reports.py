@@ -47,6 +47,13 @@ def test_a_report_is_of_three_seeds_and_of_a_commit(report):
         assert all(len(figure["values"]) == 3 for figure in row["figures"].values())
 
 
+def test_a_report_speaks_of_the_papers_figures_where_it_has_some():
+    for path in REPORTS:
+        has = any("paper: " in line for line in (path / "report.md").read_text(encoding="utf-8").splitlines()[:12])
+        said = "The paper's figures are of far longer pre-trainings" in (path / "report.md").read_text(encoding="utf-8")
+        assert (path.name, said) == (path.name, has)
+
+
 def test_the_story_quotes_the_reports():
     reports = "\n".join((path / "report.md").read_text(encoding="utf-8") for path in REPORTS)
     quoted = re.findall(r"\d+\.\d+ ± \d+\.\d+", (DOCS / "story.md").read_text(encoding="utf-8"))
