@@ -61,6 +61,26 @@ def test_the_story_quotes_the_reports():
     assert [figure for figure in quoted if figure not in reports] == []
 
 
+def test_the_story_quotes_the_curves():
+    rows = json.loads((DOCS / "studies" / "table5" / "results.json").read_text(encoding="utf-8"))["rows"]
+    curves = {row["row"]: {p["step"]: p for p in row["pretraining"]["curve"]} for row in rows}
+    story = (DOCS / "story.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| ([\d,]+)(?: steps)? \| ([\d.*]+) \| ([\d.*]+) \|$", story, re.MULTILINE)
+    assert len(quoted) == 7
+    for steps, *figures in quoted:
+        points = [curves[name][int(steps.replace(",", ""))] for name in ("no NSP", "LTR & no NSP")]
+        under = [f"{point['unigram_entropy'] - point['mlm_loss']:.2f}" for point in points]
+        assert (steps, *under) == (steps, *(figure.strip("*") for figure in figures))
+
+
+def test_the_story_says_by_how_much_bert_leads_in_the_paper():
+    rows = json.loads((DOCS / "studies" / "figure3" / "results.json").read_text(encoding="utf-8"))["rows"]
+    papers = {row["row"]: {c: f["paper"] for c, f in row["figures"].items() if f["paper"] is not None} for row in rows}
+    leads = [papers["BERT"][c] - papers[row][c] for row in ("GPT-style", "ELMo") for c in papers["BERT"]]
+    said = f"BERT leads in every column, by {min(leads):.0f} to {max(leads):.0f} points"
+    assert said in (DOCS / "story.md").read_text(encoding="utf-8")
+
+
 if __name__ == "__main__":
     for report in REPORTS:
         write(report)
