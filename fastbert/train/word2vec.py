@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -49,12 +50,13 @@ class Word2VecConfig:
         if self.algorithm not in ("cbow", "skipgram"):
             raise InputError(f"algorithm must be cbow or skipgram, got {self.algorithm!r:.100}")
         for name in ("size", "window", "negative", "epochs", "min_count"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InputError(f"{name} must be a whole number, at least 1, got {value!r:.100}")
         for name in ("lr", "sample"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a number from 0 up, got {getattr(self, name)}")
-        if not 0 <= self.seed < 1 << 32:  # numpy's, by which gensim draws
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 32:  # numpy's, by which gensim draws
             raise InputError(f"seed must be a whole number from 0 to 2^32 - 1 for word2vec, got {self.seed}")
 
 
@@ -88,8 +90,15 @@ class _Words:
 
     def __iter__(self) -> Iterator[list[str]]:
         for ids in self.sentences:
-            words = [str(int(index)) for index in ids]
+            words = [str(index) for index in _whole(ids)]
             yield from (words[begin : begin + _LONGEST] for begin in range(0, len(words), _LONGEST))
+
+
+def _whole(ids: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(index) for index in ids]
+    except TypeError:
+        raise InputError(f"sentences must be of ids, whole numbers, got {ids!r:.100}") from None
 
 
 def check_installed() -> None:
@@ -113,7 +122,7 @@ def train_word2vec(
         the encoder, in evaluation mode.
 
     Raises:
-        InputError: gensim is not installed, or the sentences can be read only once.
+        InputError: gensim is not installed, or the sentences can be read only once or are not of ids.
         DataError: the sentences hold no token often enough.
     """
     try:
@@ -131,7 +140,9 @@ def train_word2vec(
         raise DataError(f"word2vec: expected tokens that stand {config.min_count} times, got none ({error})") from error
     vectors = torch.zeros(vocab_size, config.size)
     ids = [int(word) for word in found.wv.index_to_key]
-    if max(ids) >= vocab_size:
-        raise DataError(f"word2vec: expected ids below vocab_size {vocab_size}, got {max(ids)}")
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise DataError(
+            f"word2vec: expected ids from 0 to vocab_size - 1, {vocab_size - 1}, got {min(ids)} to {max(ids)}"
+        )
     vectors[ids] = torch.from_numpy(found.wv.vectors)
     return StaticEncoder.of_vectors(vectors, trained_by={"word2vec": asdict(config)}, **values)

@@ -90,16 +90,33 @@ def test_from_shards_from_texts_and_back_from_a_directory(prepared, tmp_path):
 def test_what_does_not_fit(monkeypatch):
     with pytest.raises(InputError, match="algorithm must be cbow or skipgram"):
         config(algorithm="glove")
-    with pytest.raises(InputError, match="window must be at least 1, got 0"):
+    with pytest.raises(InputError, match="window must be a whole number, at least 1, got 0"):
         config(window=0)
     with pytest.raises(InputError, match="readable more than once"):
         train_word2vec(iter(sentences()), 16, config())
     with pytest.raises(DataError, match="tokens that stand 9999 times"):
         train_word2vec(sentences(4), 16, config(min_count=9999))
-    with pytest.raises(DataError, match="ids below vocab_size 12, got 14"):
+    with pytest.raises(DataError, match="ids from 0 to vocab_size - 1, 11, got 5 to 14"):
         train_word2vec(sentences(), 12, config(epochs=1))
     with pytest.raises(InputError, match="ids must be between 0 and 15, got 2 to 16"):
         train_word2vec(sentences(), 16, config(epochs=1))(PackedBatch.from_sequences([[2, 16]]))
     monkeypatch.setitem(sys.modules, "gensim.models", None)
     with pytest.raises(InputError, match=r"word2vec needs gensim: pip install 'fastbert\[study\]'"):
         train_word2vec(sentences(), 16, config())
+
+
+@pytest.mark.parametrize("given", [{"size": 4.5}, {"size": "4"}, {"seed": 1.5}, {"epochs": True}])
+def test_sizes_that_are_no_whole_numbers_are_refused(given):
+    with pytest.raises(InputError, match=f"{next(iter(given))} must be a whole number"):
+        Word2VecConfig(**given)
+
+
+@pytest.mark.parametrize("sentences", [[[1.5, 2.5]], ["ab"], [[None]]])
+def test_what_is_no_id_is_not_taken_for_one(sentences):
+    with pytest.raises(InputError, match="sentences must be of ids, whole numbers, got"):
+        train_word2vec(sentences, 12)
+
+
+def test_an_id_below_zero_is_no_row_from_the_end():
+    with pytest.raises(DataError, match="ids from 0 to vocab_size - 1, 11, got -1 to 2"):
+        train_word2vec([[-1, 2]], 12)
