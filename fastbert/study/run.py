@@ -122,10 +122,11 @@ def _side_by_side(
 
     context = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not live through a fork
     numbers, started = context.Queue(), context.Queue()
+    ends = context.RawValue("b", 0)  # no lock, which a process that was killed would keep
     for number in range(jobs):
         numbers.put(number)
     unmade, models, left = {model.key for model in models}, list(models), list(left)
-    pool = ProcessPoolExecutor(jobs, context, _initialise, (os.getpid(), threads, numbers, started))
+    pool = ProcessPoolExecutor(jobs, context, _initialise, (os.getpid(), threads, numbers, started, ends))
     running: dict[Future, Wanted | Cell] = {}
     try:
         while models or left or running:
@@ -143,6 +144,7 @@ def _side_by_side(
         ) from None
     finally:
         if running:  # they save and end, also where the signal was for this process alone
+            ends.value = 1  # one that has only just been started is told by this, at its first job
             with contextlib.suppress(queue.Empty):
                 while True:
                     with contextlib.suppress(ProcessLookupError):
@@ -162,6 +164,8 @@ def _do(job: Wanted | Cell) -> dict:
     """A job in a process of its own, which a signal ends; a process that waits for one is ended by the pool."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if _ends is not None and _ends.value:
+            raise KeyboardInterrupt
         with removed_on_sigterm():
             return _make(job)
     finally:
@@ -178,8 +182,14 @@ def _make(job: Wanted | Cell) -> dict:
         raise TrainingDiverged(f"{what}: {error}") from error
 
 
-def _initialise(parent: int, threads: int, numbers, started) -> None:
+# In a process of a study: not zero when the study ends.
+_ends = None
+
+
+def _initialise(parent: int, threads: int, numbers, started, ends) -> None:
     """Makes a process ready for jobs: its threads, its GPU, and an end that comes with the parent's."""
+    global _ends
+    _ends = ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
