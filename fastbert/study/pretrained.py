@@ -130,17 +130,26 @@ def check_weights(model: Wanted, step: int) -> None:
             f"{model.directory}: expected a finished pre-training, got one that another study has begun again; "
             "the same command waits for it"
         )
-    if step == model.config.steps:
-        expected = made["weights"]
-    else:
-        digest = file.with_name(_DIGEST)
-        expected = digest.read_text(errors="replace") if digest.is_file() else None  # caches made before have none
+    expected = _digest_of(model, made, step)
     if not file.is_file() or expected not in (None, keys.file_digest(file)):
         what = "others" if file.is_file() else "none"
         raise DataError(
             f"{file}: expected the weights that the pre-training left, got {what}; remove {model.directory}, and "
             "the same command makes them anew"
         )
+
+
+def _digest_of(model: Wanted, made: dict, step: int) -> str | None:
+    """What the pre-training's weights had when they were written; None in a cache that was made before they had it."""
+    if step == model.config.steps:
+        return made["weights"]
+    digest = (model.model_at(step) / _WEIGHTS).with_name(_DIGEST)
+    return digest.read_text(errors="replace") if digest.is_file() else None
+
+
+def digest_at(model: Wanted, made: dict, step: int) -> str:
+    """The SHA-256 of the weights after so many steps, of a model whose result is ``made``."""
+    return _digest_of(model, made, step) or keys.file_digest(model.model_at(step) / _WEIGHTS)
 
 
 def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:

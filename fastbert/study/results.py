@@ -70,7 +70,7 @@ def scaled(task: TaskSpec, value: float) -> float:
 
 def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     """A row's pre-training over its seeds, at the place where its model is taken."""
-    from .pretrained import step_at
+    from .pretrained import digest_at, step_at
 
     found = [models[row.name, seed] for seed in study.seeds]
     wanted = [work.model_of[row.name, seed] for seed in study.seeds]
@@ -99,7 +99,7 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
         "next_sentence": [point["nsp_acc"] for point in points if "nsp_acc" in point],
         "curve": [_strict(point) for point in found[0]["curve"]],
         "keys": [f["key"] for f in found],
-        "weights": [f["weights"] for f in found],
+        "weights": [digest_at(model, f, step) for model, f in zip(wanted, found, strict=True)],
     }
 
 

@@ -20,6 +20,7 @@ import study_runs
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
+from fastbert.files import sha256
 from fastbert.study import cells, corpus, page, run, spec
 
 
@@ -157,6 +158,8 @@ def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done
     assert (early["steps"], end["steps"]) == (4, 12)
     assert end["weights"][0] == found["rows"][0]["pretraining"]["weights"][0]
     assert early["losses"][0] == early["curve"][0]["mlm_loss"]
+    taken = run.work_of(study_runs.read(place, "at.yaml"), cache).models[0].model_at(4) / "model.safetensors"
+    assert early["weights"] == [sha256(taken)] != end["weights"]
     shown = page.write(after, place / "at")
     assert (place / "at" / "steps-ner.svg") in shown
 
