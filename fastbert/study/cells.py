@@ -19,7 +19,7 @@ from . import keys, locks, pretrained
 from .pretrained import Wanted
 from .spec import RowSpec, Study, TaskSpec
 
-_HOLDS = ("metrics", "guess", "rows", "tokens")
+_HOLDS = {"guess": dict, "rows": [int], "tokens": int}
 # What of a task changes no figure.
 _IDLE = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 
@@ -54,7 +54,10 @@ class Cell:
 
     def result(self) -> dict | None:
         """Its figures, if it is done."""
-        return keys.result_of(self.key, self.path, _HOLDS)
+        from ..tasks import registry
+
+        metrics = dict.fromkeys(registry.get(self.task.task).metrics, keys.NUMBER)
+        return keys.result_of(self.key, self.path, {"metrics": metrics, **_HOLDS})
 
 
 def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted, step: int, cache: Path) -> Cell:

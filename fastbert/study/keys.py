@@ -45,11 +45,15 @@ def arithmetic() -> dict:
     return {"maths": MATHS, **rounding()}
 
 
-def result_of(key: str, path: Path, holds: tuple[str, ...]) -> dict | None:
+NUMBER = (int, float)
+_MEASURED = {"seconds": NUMBER, "commit": (str, type(None)), "device": str, "threads": int}
+
+
+def result_of(key: str, path: Path, holds: dict) -> dict | None:
     """The result that is kept in a file; None where there is none, or a damaged one, which is told once.
 
     Args:
-        holds: what it has besides its key; who made it and how long that took is in all.
+        holds: what it has besides its key, as `_fits` takes it; who made it and how long that took is in all.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -57,14 +61,21 @@ def result_of(key: str, path: Path, holds: tuple[str, ...]) -> dict | None:
         return None
     except (ValueError, RecursionError):
         found = None
-    if isinstance(found, dict) and found.get("key") == key and found.keys() >= {*holds, "measured"}:
-        measured = found["measured"]
-        if isinstance(measured, dict) and measured.keys() >= {"seconds", "commit", "device", "threads"}:
-            return found
+    if _fits(found, {"key": str, **holds, "measured": _MEASURED}) and found["key"] == key:
+        return found
     if path not in _told:
         _told.add(path)
         _log.warning("%s is damaged: its result is made anew", path)
     return None
+
+
+def _fits(value: object, holds: dict | list | type | tuple[type, ...]) -> bool:
+    """Whether a JSON value is of a type, a list of such values, or an object that has them under these names."""
+    if isinstance(holds, dict):
+        return isinstance(value, dict) and all(name in value and _fits(value[name], of) for name, of in holds.items())
+    if isinstance(holds, list):
+        return isinstance(value, list) and all(_fits(entry, holds[0]) for entry in value)
+    return isinstance(value, holds)
 
 
 def of_pretraining(config: PretrainConfig, manifest: Path) -> str:

@@ -18,7 +18,8 @@ from .spec import RowSpec, Study
 _WEIGHTS = "model.safetensors"
 # Beside weights that are kept on the way: result.json is written at the end, and knows those of the end.
 _DIGEST = "weights.sha256"
-_HOLDS = ("heldout", "steps", "tokens", "curve", "weights")
+_POINT = dict.fromkeys(("mlm_loss", "unigram_entropy", "mlm_acc"), keys.NUMBER)
+_HOLDS = {"heldout": dict, "steps": int, "tokens": int, "curve": [{"step": int, **_POINT}], "weights": str}
 _CURVE = ("step", "mlm_loss", "mlm_acc", "unigram_entropy", "nsp_loss", "nsp_acc", "tokens_seen")
 
 
@@ -59,7 +60,7 @@ class Wanted:
 
     def result(self) -> dict | None:
         """What it came to, if it is done and has all that is wanted."""
-        holds = _HOLDS if self.static is not None else (*_HOLDS, "best_step")
+        holds = _HOLDS if self.static is not None else {**_HOLDS, "heldout": _POINT, "best_step": int}
         found = keys.result_of(self.key, self.directory / "result.json", holds)
         return None if self.missing() else found
 

@@ -15,7 +15,7 @@ from fastbert.study import cells, corpus, page, run, senses
 from fastbert.train.engine import TrainingDiverged
 
 
-@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", "key", "measured"])
+@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", "key", "measured", "figures"])
 def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, damaged, caplog):
     cache = tmp_path / "cache"
     shutil.copytree(done[0], cache)
@@ -25,6 +25,7 @@ def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, d
     for file in files:
         whole = json.loads(file.read_bytes())
         cut = {"key": {"key": whole["key"]}, "measured": {**whole, "measured": {}}}  # JSON, and not all of it
+        cut["figures"] = {**whole, "metrics": {}, "heldout": {}}
         file.write_bytes(json.dumps(cut[damaged]).encode() if damaged in cut else damaged)
     _, lines = study_runs.complete(study, cache)
     assert len(lines) == 2
