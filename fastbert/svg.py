@@ -11,6 +11,7 @@ from dataclasses import dataclass
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _WIDTH, _HEIGHT = 760, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 26, 34
+_ROW = 16  # of a legend
 _INK, _GRID = "#57606a", "#eaeef2"
 
 
@@ -23,12 +24,14 @@ class Line:
         colour: as CSS says it.
         label: in the legend; empty = not there.
         dots: draw the points too, and the line thicker.
+        dashed: for a colour that another line has already.
     """
 
     points: Sequence[tuple[float, float]]
     colour: str
     label: str = ""
     dots: bool = False
+    dashed: bool = False
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -48,11 +51,14 @@ def line_chart(lines: Sequence[Line], ylabel: str, xlabel: str, logarithmic: boo
     xs = [x for x, _ in points] or [0.0]
     ys = [math.log10(y) if logarithmic else y for _, y in points] or [0.0]
     x_range, y_range = _widened(min(xs), max(xs)), _widened(min(ys), max(ys))
+    marks = [(line.label, line.colour, "╌" if line.dashed else "■") for line in lines if line.label]
+    legend = _in_rows(marks, len(ylabel))
+    height = _HEIGHT + _ROW * (len(legend) - 1)
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (x - x_range[0]) / (x_range[1] - x_range[0])
         up = (y - y_range[0]) / (y_range[1] - y_range[0])
-        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
+        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), height - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = []
     for tick in _y_ticks(*y_range, logarithmic):
@@ -61,18 +67,19 @@ def line_chart(lines: Sequence[Line], ylabel: str, xlabel: str, logarithmic: boo
         parts.append(_text(_LEFT - 6, y + 4, _number(10.0**tick if logarithmic else tick), "end"))
     for tick in ticks(*x_range, most=8):
         x, _ = place(tick, y_range[0])
-        parts.append(_text(x, _HEIGHT - _BOTTOM + 16, _number(tick), "middle"))
+        parts.append(_text(x, height - _BOTTOM + 16, _number(tick), "middle"))
     for line in lines:
         drawn = [place(x, math.log10(y) if logarithmic else y) for x, y in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
         width = 2 if line.dots else 1.2
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{width}"/>')
+        dashes = ' stroke-dasharray="6 4"' if line.dashed else ""
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{width}"{dashes}/>')
         if line.dots or len(drawn) == 1:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{line.colour}"/>' for x, y in drawn]
     parts.append(_text(_LEFT, 14, ylabel, "start"))
-    parts.append(_text(_WIDTH - _RIGHT, _HEIGHT - 4, xlabel, "end"))
-    parts += _legend([(line.label, line.colour) for line in lines if line.label])
-    return _svg(_HEIGHT, ylabel, parts)
+    parts.append(_text(_WIDTH - _RIGHT, height - 4, xlabel, "end"))
+    parts += _legend(legend)
+    return _svg(height, ylabel, parts)
 
 
 def stacked_bars(rows: Sequence[tuple[str, Sequence[float]]], parts_of: Sequence[tuple[str, str]], title: str) -> str:
@@ -92,7 +99,7 @@ def stacked_bars(rows: Sequence[tuple[str, Sequence[float]]], parts_of: Sequence
             parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="18" fill="{colour}">{tip}</rect>')
             x += width
     parts.append(_text(0, 14, title, "start"))
-    parts += _legend(list(parts_of))
+    parts += _legend([[(name, colour, "■") for name, colour in parts_of]])
     return _svg(height, title, parts)
 
 
@@ -117,12 +124,32 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> list[str]:
-    """Names in their colours along the upper edge, from the right."""
-    parts, x = [], float(_WIDTH - _RIGHT)
-    for label, colour in reversed(entries):
-        parts.append(f'<g fill="{colour}">{_text(x, 14, "■ " + label, "end")}</g>')
-        x -= 7.0 * (len(label) + 3)
+def _entry_width(label: str) -> float:
+    return 7.0 * (len(label) + 3)
+
+
+def _in_rows(entries: Sequence[tuple[str, str, str]], beside: int) -> list[list[tuple[str, str, str]]]:
+    """Entries of a legend in as many rows as they need; the first row has room for so many letters besides."""
+    rows: list[list[tuple[str, str, str]]] = [[]]
+    left = _WIDTH - _RIGHT - _LEFT - 7.0 * (beside + 1)
+    for entry in entries:
+        width = _entry_width(entry[0])
+        if width > left:
+            rows.append([])
+            left = float(_WIDTH - _RIGHT - _LEFT)
+        rows[-1].append(entry)
+        left -= width
+    return rows
+
+
+def _legend(rows: Sequence[Sequence[tuple[str, str, str]]]) -> list[str]:
+    """Names in their colours, each behind its mark, along the upper edge, every row from the right."""
+    parts = []
+    for number, entries in enumerate(rows):
+        x = float(_WIDTH - _RIGHT)
+        for label, colour, mark in reversed(entries):
+            parts.append(f'<g fill="{colour}">{_text(x, 14 + _ROW * number, f"{mark} {label}", "end")}</g>')
+            x -= _entry_width(label)
     return parts
 
 

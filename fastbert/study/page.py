@@ -241,7 +241,7 @@ def _curves(page: Page, results: dict) -> None:
             for point in row["pretraining"]["curve"]
             if point["mlm_loss"] is not None  # it was not finite
         ]
-        lines.append(svg.Line(points, svg.COLOURS[len(lines) % len(svg.COLOURS)], _short(row["row"]), True))
+        lines.append(_line(len(lines), points, row["row"]))
     page.heading("Curves")
     page.text(f"Held-out loss of every pre-training, seed {results['seeds'][0]}.")
     chart = svg.line_chart(lines, "nats", "million tokens")
@@ -267,9 +267,14 @@ def _against_steps(results: dict, column: str) -> list[svg.Line]:
     for rows in groups.values():
         if len({row["pretraining"]["steps"] for row in rows}) > 1:
             points = sorted((row["pretraining"]["steps"], row["figures"][column]["mean"]) for row in rows)
-            colour = svg.COLOURS[len(lines) % len(svg.COLOURS)]
-            lines.append(svg.Line(points, colour, _short(rows[0]["row"].rpartition(",")[0]), True))
+            lines.append(_line(len(lines), points, rows[0]["row"].rpartition(",")[0]))
     return lines
+
+
+def _line(number: int, points: list[tuple[float, float]], name: str) -> svg.Line:
+    """Curve number ``number`` of a chart; when all colours have been taken, dashed in the first again."""
+    again, place = divmod(number, len(svg.COLOURS))
+    return svg.Line(points, svg.COLOURS[place], _short(name), True, bool(again))
 
 
 def _senses(page: Page, found: dict) -> None:

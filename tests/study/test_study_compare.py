@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from fastbert.study import compare
+from fastbert import svg
+from fastbert.study import compare, page
 from fastbert.study.compare import Figure
 
 CLEAR = {"a": 2.0, "b": 2.0}
@@ -119,3 +120,8 @@ def test_the_summary_counts():
         "paper's order and 1 against it."
     )
     assert "no order" in compare.summary([])
+
+
+def test_more_curves_than_colours_can_be_told_apart():
+    lines = [page._line(number, [(0.0, 1.0)], f"row {number}") for number in range(2 * len(svg.COLOURS))]
+    assert len({(line.colour, line.dashed) for line in lines}) == len(lines)

@@ -180,3 +180,26 @@ def test_every_run_leaves_a_page(tmp_path):
     assert [len(line) for line in curves(found["masked-LM cross-entropy (nats)"])] == [4, 2]
     assert f"{result.heldout['mlm_loss']:.4g}" in page
     assert "token_budget: 256" in page
+
+
+def test_a_legend_that_is_too_long_for_a_row_takes_several():
+    names = [f"a row with name {number:x}" for number in range(12)]
+    lines = [svg.Line([(0, 1), (1, number)], "#000000", name, True) for number, name in enumerate(names)]
+    for count, height in ((3, 240), (12, 256 + 16)):
+        chart = ElementTree.fromstring(svg.line_chart(lines[:count], "nats", "tokens"))
+        assert chart.attrib["viewBox"] == f"0 0 760 {height}"
+        texts = [(float(t.attrib["x"]), float(t.attrib["y"]), t.text) for t in chart.iter(f"{_SVG}text")]
+        legend = [(x, y, text) for x, y, text in texts if text[0] == "■"]
+        assert sorted(text for *_, text in legend) == [f"■ {name}" for name in names[:count]]
+        # A letter of 12 points is under 7 wide: no name begins left of the chart, or upon another or the axis's name.
+        taken = {14.0: 64 + 7 * len("nats")}
+        for x, y, text in sorted(legend, key=lambda entry: (entry[1], entry[0])):
+            assert x - 7 * len(text) >= taken.get(y, 64)
+            taken[y] = x
+        assert min(float(c.attrib["cy"]) for c in chart.iter(f"{_SVG}circle")) > max(y for _, y, _ in legend)
+
+
+def test_a_line_with_anothers_colour_is_dashed():
+    chart = svg.line_chart([svg.Line([(0, 1), (1, 2)], "#000000", "again", dashed=True)], "nats", "tokens")
+    assert 'stroke-dasharray="6 4"' in chart
+    assert "╌ again" in chart
