@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import study_runs
 import yaml
@@ -168,3 +171,13 @@ def test_a_column_of_the_papers_may_stay_where_no_row_has_figures(tmp_path):
 def test_no_such_study_names_the_known():
     with pytest.raises(InputError, match=r"no study is called 'table9'; there are .*table5.*, or any file"):
         spec.find("table9")
+
+
+@pytest.mark.parametrize("scale", spec.SCALES)
+def test_the_study_in_the_docs_predicts_what_its_rows_are_called(scale, tmp_path):
+    docs = Path(__file__).resolve().parents[2] / "docs" / "studies.md"
+    (text,) = re.findall(r"```yaml\n(.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "question.yaml").write_text(text, encoding="utf-8")
+    found = spec.read(tmp_path / "question.yaml", scale)
+    shares = {row.name: found.pretraining(row, 0, "", "").samples.mlm_probability for row in found.rows}
+    assert shares == {"15 %": 0.15, "30 %": 0.3, "50 %": 0.5}
