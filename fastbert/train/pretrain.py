@@ -249,7 +249,7 @@ def model_settings(
     if os.path.isdir(config.model):
         return kind, kind.config_class.from_pretrained(config.model, **asked)
     if config.init == "small" and kind.model_type != "bert":
-        raise InputError(f"init small is a start for a BERT, got model {config.model!r}")
+        raise InputError(f"init small is a start for a BERT, got model {config.model!r}: expected init bert")
     if shards is not None:
         manifest = shards.manifest
         asked |= {"vocab_size": manifest.vocab_size, "pad_token_id": manifest.special_ids.pad}
