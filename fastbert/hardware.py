@@ -14,6 +14,10 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_CAP = "AVX512_CORE_FP16"  # the best level without AMX
@@ -189,6 +193,16 @@ def processor_name() -> str:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def default_device() -> torch.device:
+    """Where a command computes: the current CUDA device where torch finds one, the CPU otherwise.
+
+    ``CUDA_VISIBLE_DEVICES`` says which GPU that is; empty, there is none.
+    """
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def keep_freed_memory() -> bool:

@@ -28,7 +28,7 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
     """Runs tests in a process of their own; in a dry run a few, in Triton's interpreter."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
     command += [str(REPOSITORY / name) for name in files]
-    words = "dropout_has" if dry else words
+    words = "dropout_has" if dry and words != "to_the_end" else words
     command += ["-k", words] if words else []
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
     variables = {**os.environ, "PYTHONPATH": paths, **({"TRITON_INTERPRET": "1"} if dry else {})}
@@ -48,6 +48,11 @@ def kernel_tests(dry: bool) -> dict:
 def step_tests(dry: bool) -> dict:
     """The captured step against the step that is not, and that nothing in it waits."""
     return pytest(dry, ("tests/triton/test_triton_step.py", "tests/triton/test_triton_kernels.py"), "step or replays")
+
+
+def command_tests(dry: bool) -> dict:
+    """`fastbert pretrain`, `finetune`, `predict` and the others compute on the GPU, and come to their ends."""
+    return pytest(dry, ("tests/cli/test_device.py",), "to_the_end")
 
 
 def optimizer_tests(dry: bool) -> dict:

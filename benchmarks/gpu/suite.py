@@ -141,6 +141,7 @@ def parts(results: Results, histogram, dry: bool) -> dict:
     def correctness() -> None:
         results.measure("check kernels", checks.kernel_tests, dry)
         results.measure("check captured step", checks.step_tests, dry)
+        results.measure("check commands", checks.command_tests, dry)
         results.measure("check repeats", checks.repeats, dry)
         results.measure("check unwritten memory", checks.unwritten_memory, dry)
         results.measure("check optimisers", checks.optimizer_tests, dry)

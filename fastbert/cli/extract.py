@@ -36,7 +36,7 @@ class Extract:
 
 def run(args: Extract) -> None:
     """Streams the file through the model; the two results appear together at the end, or not at all."""
-    from .. import load_tokenizer
+    from .. import hardware, load_tokenizer
     from ..errors import DataError
     from ..models.encoders import load_encoder
     from ..tasks.bad_rows import called
@@ -51,7 +51,7 @@ def run(args: Extract) -> None:
         check_writable(path, args.file)
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
-    model = load_encoder(directory)
+    model = load_encoder(directory).to(hardware.default_device())
     texts = (text for _, text in read_lines(args.file))
     options = {"truncate": args.truncate, "name": called(args.file)}
     with (

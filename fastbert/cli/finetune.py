@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -155,7 +154,7 @@ def train(
     """
     import torch
 
-    from .. import load_tokenizer
+    from .. import hardware, load_tokenizer
     from ..tasks.base import check_fit
     from ..tasks.finetune import Callbacks, finetune
     from ..tasks.search import search
@@ -167,8 +166,12 @@ def train(
     source = {"model": str(args.model), "train": str(args.train)}
     source |= {"dev": str(args.dev)} if args.dev is not None else {"dev_share": args.dev_share}
     task.configure(config)
+
+    def new_model() -> torch.nn.Module:
+        return task.model(directory).to(hardware.default_device())
+
     torch.manual_seed(config.seed)  # the new head
-    model = task.model(directory)
+    model = new_model()
     check_fit(tokenizer, model.config, config.max_seqlen)
     if prepared is not None:
         prepared(model)
@@ -186,7 +189,7 @@ def train(
             result = finetune(task, model, tokenizer, *rows, config, **given)
         else:
             given["on_trial"] = lambda trial: report.trial(task, trial, len(configs))
-            result, model = search(task, model, partial(task.model, directory), tokenizer, *rows, configs, **given)
+            result, model = search(task, model, new_model, tokenizer, *rows, configs, **given)
     if result.interrupted:
         print(f"stopped by {result.interrupted}; go on with --resume auto")
         for path in result.paths:

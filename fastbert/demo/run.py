@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from .. import hardware
 from ..data import builtin_corpus
 from ..data.config import PretrainingConfig
 from ..data.prepare import prepare
@@ -201,7 +202,7 @@ def _pretrain(result: DemoResult, seed: int) -> None:
 
 def _evaluate(result: DemoResult) -> None:
     _, testing = _data(result)
-    model = BertForPreTraining.from_pretrained(result.run.model_dir)
+    model = BertForPreTraining.from_pretrained(result.run.model_dir).to(hardware.default_device())
     result.parameters = model.num_parameters()
     row = result.test = evaluate(model, testing, epochs=_TEST_EPOCHS)
     gain = row["unigram_entropy"] - row["mlm_loss"]
@@ -215,7 +216,7 @@ def _evaluate(result: DemoResult) -> None:
 
 
 def _fill_masks(result: DemoResult) -> None:
-    model = BertForMaskedLM.from_pretrained(result.run.model_dir)
+    model = BertForMaskedLM.from_pretrained(result.run.model_dir).to(hardware.default_device())
     tokenizer = load_tokenizer(result.run.model_dir)
     for sentence in MASKED_SENTENCES:
         best = [(c.token, c.probability) for c in fill_mask(model, tokenizer, sentence, top_k=5)[0]]
@@ -268,7 +269,7 @@ def _with_new_head(task: TextClassification, directory: Path) -> BertForSequence
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        return task.model(directory)
+        return task.model(directory).to(hardware.default_device())
     finally:
         log.setLevel(level)
 

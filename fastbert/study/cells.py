@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import hardware
 from ..errors import InputError
 from ..tasks.config import IDLE
 from ..tasks.files import write_json
@@ -159,7 +160,7 @@ def _compute(cell: Cell) -> dict:
     with _without_warnings(), _folder(cell) as folder:
         if spec.features is not None:
             task.features, task.feature_units = spec.features, spec.feature_units
-        model = task.model(directory)
+        model = task.model(directory).to(hardware.default_device())
         if spec.features is not None:
             from ..tasks.feature_files import Cached
 

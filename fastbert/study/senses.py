@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .. import hardware
 from . import polysemy
 from .run import Work
 
@@ -35,7 +36,8 @@ def measure(work: Work, out: Path) -> dict:
             step = step_at(model.config, row.at)
             check_weights(model, step)
             directory = model.model_at(step)
-            embedders[row.name] = polysemy.word_embedder(load_encoder(directory), load_tokenizer(directory))
+            encoder = load_encoder(directory).to(hardware.default_device())
+            embedders[row.name] = polysemy.word_embedder(encoder, load_tokenizer(directory))
         found = polysemy.compare(embedders, out if number == 0 else None)
         if number == 0:
             words = [list(line) for line in found.table()]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import hardware
 from ..errors import CheckpointError, InputError
 from ..files import check_new, read_json, read_yaml
 from .files import atomic_write, write_json, write_json_lines
@@ -53,7 +54,7 @@ def run_config(path: str | os.PathLike) -> dict:
 
 
 def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:
-    """Loads a model for use: every tensor of it must be in the directory, its head too.
+    """Loads a model for use, on the GPU where there is one: every tensor of it must be in the directory, its head too.
 
     Raises:
         CheckpointError: a tensor would have been drawn by chance; the message lists such tensors.
@@ -77,7 +78,7 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
         raise CheckpointError(f"{directory}: expected a trained {type(model).__name__}, got no weights for {names}")
     for record in kept:
         logger.handle(record)
-    return model
+    return model.to(hardware.default_device())
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def launched() -> World:
 
 
 def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: FinetuneConfig) -> LocalEngine:
-    """The engine for this many processes; the model goes to this one's device where there are several."""
+    """The engine for this many processes; the model goes to this one's device."""
     from ..train import distributed, engines
     from ..train.engines import deepspeed_config
 
@@ -41,7 +41,6 @@ def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, config
         deepspeed = deepspeed_config.configuration(options, config.precision, config.clip)
         if deepspeed_config.stage(deepspeed) == 3:
             raise InputError("fine-tuning goes up to ZeRO stage 2, whose processes each have the whole model, got 3")
-    if world.size > 1:
-        model.to(distributed.device(world))
+    distributed.place(model, world)
     settings = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
     return engines.make(model, optimizer, world, **settings)

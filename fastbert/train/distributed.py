@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from .. import hardware
 from ..errors import FastbertError, InputError
 
 Result = TypeVar("Result")
@@ -88,7 +89,15 @@ def joined(always: bool = False) -> Iterator[World]:
 
 def device(world: World) -> torch.device:
     """Where a rank's model belongs."""
-    return torch.device("cuda", world.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if world.size > 1 and torch.cuda.is_available():  # of a group that is the caller's, nobody set the current device
+        return torch.device("cuda", world.local_rank)
+    return hardware.default_device()
+
+
+def place(model: torch.nn.Module, world: World) -> None:
+    """Puts a model where it is trained, in place. One process leaves it on a GPU that it is on already."""
+    if world.size > 1 or next(model.parameters()).device.type == "cpu":
+        model.to(device(world))
 
 
 def on_first(world: World, call: Callable[[], Result]) -> Result:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from .. import hardware
 from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from ..model_config import ModelConfig
@@ -120,7 +121,7 @@ def make_plan(
         raise InputError("a rate can be measured on data only, got no --data")
     deepspeed = deepspeed_of(config)
     zero = None if deepspeed is None else deepspeed_config.stage(deepspeed)
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or hardware.default_device()
     settings, (parameters, tensors) = _model(config, data)
     total = phases.total_steps(config)
     if total is None and config.epochs is not None:

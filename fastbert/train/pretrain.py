@@ -132,8 +132,7 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     model.last_layer = config.last_layer
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()
-    if world.size > 1 or DeepSpeedOptions(config.deepspeed, config.zero, config.offload).asked:
-        model.to(distributed.device(world))
+    distributed.place(model, world)
     deepspeed = deepspeed_of(config)
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world, deepspeed)
     if resume_from is not None:
