@@ -45,7 +45,7 @@ class Encode:
 
 def run(args: Encode) -> None:
     """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
-    from .. import SentenceEncoder, hardware
+    from .. import SentenceEncoder
     from ..errors import DataError
     from ..tasks.bad_rows import called
     from ..tasks.files import check_writable, read_lines, write_npy
@@ -60,8 +60,6 @@ def run(args: Encode) -> None:
     encoder = SentenceEncoder.from_pretrained(
         directory, precision=args.precision, pooling=args.pooling, normalize=normalize
     )
-    if args.precision != "int8":  # whose kernels are the CPU's
-        encoder.model.to(hardware.default_device())
     options = {name: getattr(args, name) for name in ("prompt_name", "prompt", "token_budget", "batch_invariant")}
     texts = (text for _, text in read_lines(args.file))
     with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, normalizers
 from torch import nn
 
-from .. import ops
+from .. import hardware, ops
 from ..data.tokenizer import load_tokenizer
 from ..errors import InputError
 from ..models import BertModel
@@ -89,6 +89,7 @@ class SentenceEncoder:
         precision: str = "fp32",
         pooling: str | Sequence[str] | None = None,
         normalize: bool | None = None,
+        device: torch.device | str | None = None,
     ) -> SentenceEncoder:
         """Reads a sentence-transformers directory, or a plain BERT directory (mean pooling, not normalised).
 
@@ -98,19 +99,27 @@ class SentenceEncoder:
             precision: "fp32", "bf16", or "int8" (`fastbert.quantize`) for the BERT; pooling and what follows it are
                 float32, and so are the vectors, in every case.
             pooling, normalize: in place of what the directory says.
+            device: where it computes; None is the GPU where there is one, as in sentence-transformers, and for int8
+                the CPU.
 
         Raises:
-            InputError: a file does not fit, or it asks for a module or a pooling that is not supported.
+            InputError: a file does not fit, or it asks for a module or a pooling that is not supported; int8 elsewhere
+                than on the CPU.
             CheckpointError: the weights are missing or damaged.
             BackendError: int8 without the C++ extension.
         """
         if precision not in PRECISIONS:
             raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
+        if device is None:
+            device = "cpu" if precision == "int8" else hardware.default_device()
+        if precision == "int8" and torch.device(device).type != "cpu":
+            raise InputError(f"device must be the CPU for int8, got {device}")
         settings = read_settings(Path(directory))
         config = read_bert_config(settings.model_directory)
         model = BertModel.from_pretrained(settings.model_directory, config=config, add_pooling_layer=False)
         if precision == "bf16":
             model = model.bfloat16()
+        model.to(device)
         pooling = settings.pooling if pooling is None else pooling
         encoder = cls(
             model,

@@ -5,8 +5,9 @@ import pytest
 import tiny_bert
 import torch
 
-from fastbert import hardware
+from fastbert import SentenceEncoder, _native, hardware
 from fastbert.cli.main import main
+from fastbert.errors import InputError
 from fastbert.train import distributed
 
 ROWS = "sentence\tlabel\n" + "a fine film\t1\na dull one\t0\n" * 8
@@ -73,6 +74,17 @@ def test_a_command_comes_to_the_end_on_the_device_of_this_machine(place, monkeyp
     said = capsys.readouterr().out
     if name in ("pretrain", "finetune"):
         assert f"device     {hardware.default_device()}, " in said
+
+
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+def test_a_sentence_encoder_is_put_on_the_gpu_but_for_int8(place, elsewhere):
+    def where(**options) -> str:
+        return SentenceEncoder.from_pretrained(place / "model", **options).model.device.type
+
+    assert where() == where(precision="bf16") == "meta"
+    assert where(device="cpu") == where(precision="int8") == "cpu"
+    with pytest.raises(InputError, match="device must be the CPU for int8, got meta"):
+        where(precision="int8", device="meta")
 
 
 def test_one_process_leaves_a_model_on_the_gpu_that_it_is_on():
