@@ -46,12 +46,12 @@ def trap(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("file", "counted"), [("gemm", "bfloat16"), ("int8", "int8"), ("attention", "bfloat16"), ("encoder", "int8")]
 )
-def test_kernels_pass_their_tests_by_amx_instructions(trap, file, counted):
-    package = str(Path(fastbert.__file__).parent.parent)
+def test_kernels_pass_their_tests_by_amx_instructions(trap, tmp_path, file, counted):
+    package = str(Path(fastbert.__file__).parent.parent)  # the child starts outside the source tree
     environment = os.environ | {"LD_PRELOAD": str(trap), "FASTBERT_TEST_TILES": "amx_trapped", "PYTHONPATH": package}
     arguments = ["-n0", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-k", "amx_trapped or tiles or three_parts"]
     command = [sys.executable, "-c", CHILD, *arguments, str(TESTS / f"test_cpu_{file}.py")]
-    done = subprocess.run(command, env=environment, cwd=TESTS.parents[1], capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     kinds = ("configure", "release", "zero", "load", "store", "bfloat16", "int8")
     counts = dict(zip(kinds, map(int, done.stdout.split("counts ")[1].split()), strict=True))

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@ PER_THREAD struct {
     uint8_t rows[16];
 } config;
 PER_THREAD uint8_t tiles[TILES][ROWS][BYTES];
-static long counts[KINDS]; /* of all threads; a lost increment does no harm */
+static atomic_long counts[KINDS]; /* of all threads */
 
 long trapped_tiles(int kind) { return counts[kind]; }
 
