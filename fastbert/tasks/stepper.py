@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import optim
 from ..optim import schedules
@@ -51,10 +53,20 @@ class Stepper:
             weight, tokens = count / max(total, 1), int(tokens)
         loss = engine.backward(lambda: engine.forward(batch, **labels).loss * weight)
         lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
-        grad_norm = engine.step(lr)
+        loss, grad_norm = _numbers(loss, engine.step(lr))
+        if not math.isfinite(grad_norm):
+            engine.settle()  # where an engine counts such steps on its device, it raises here after too many
         self.count += 1
-        (loss,) = engine.reduce([float(loss)])
+        (loss,) = engine.reduce([loss])
         return {"step": self.count, "loss": loss, "grad_norm": grad_norm, "lr": lr, "tokens": tokens}
+
+
+def _numbers(loss: Tensor, norm: float | Tensor) -> tuple[float, float]:
+    """Both on the host; a norm that is on the device comes with the loss, for each transfer waits for the device."""
+    if not isinstance(norm, Tensor):
+        return float(loss), norm
+    loss, norm = torch.stack([loss.double(), norm.double()]).tolist()
+    return loss, norm
 
 
 def _targets(labels: dict[str, Any], rows: int) -> int:

@@ -49,7 +49,7 @@ def elsewhere(monkeypatch):
 COMMANDS = {
     "pretrain": "pretrain --data data --model 2x32x2 --out run --steps 4 --samples.max-seqlen 32 --token-budget 256",
     "plan": "pretrain --data data --model 2x32x2 --out run --steps 2 --plan --plan-throughput measure",
-    "finetune": "finetune sst2 --model model --train rows.tsv --dev rows.tsv --out other --max-seqlen 24",
+    "finetune": "finetune sst2 --model model --train rows.tsv --dev rows.tsv --out other --max-seqlen 24 --log-every 1",
     "restarts": "finetune sst2 --model model --train rows.tsv --dev rows.tsv --out two --max-seqlen 24 --restarts 2",
     "evaluate": "evaluate sst2 --model tuned --data rows.tsv",
     "predict": "predict sst2 --model tuned --data rows.tsv",
