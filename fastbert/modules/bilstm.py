@@ -19,9 +19,8 @@ def over_sequences(lstm: nn.LSTM, x: Tensor, cu_seqlens: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         if x.device.type == "cpu" and lstm.bias and not lstm.dropout and not lstm.proj_size:
             return _layers(lstm, x.to(dtype), cu_seqlens)
-        lengths = [length for length in cu_seqlens.diff().tolist() if length]  # an LSTM has no empty sequence
-        sequences = nn.utils.rnn.pack_sequence(x.to(dtype).split(lengths), enforce_sorted=False)
-        return torch.cat(nn.utils.rnn.unpack_sequence(lstm(sequences)[0]))
+        order = Order(cu_seqlens, backwards=False)
+        return order.unpack(lstm(order.pack(x.to(dtype)))[0].data)
 
 
 def _layers(lstm: nn.LSTM, x: Tensor, cu_seqlens: Tensor) -> Tensor:

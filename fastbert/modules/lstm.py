@@ -22,7 +22,7 @@ class Order:
         starts, lengths = cu_seqlens[:-1].cpu().long(), cu_seqlens.diff().cpu().long()
         longest = int(lengths.max()) if lengths.numel() else 0
         by_length = lengths.argsort(descending=True, stable=True)
-        steps = torch.arange(longest)
+        steps = torch.arange(longest, device=lengths.device)  # whatever the default device is
         # (steps, sequences): torch's layout of a packed sequence, read row by row where a sequence has such a step.
         there = steps[:, None] < lengths[by_length][None]
         offsets = lengths[by_length] - 1 - steps[:, None] if backwards else steps[:, None].expand(there.shape)
@@ -30,7 +30,7 @@ class Order:
         self.batch_sizes = there.sum(1)  # (steps,) int64 on the CPU, as torch wants it
         self.tokens = tokens.to(device)  # (T,) place -> token
         places = torch.empty_like(tokens)
-        places[tokens] = torch.arange(len(tokens))
+        places[tokens] = torch.arange(len(tokens), device=places.device)
         self.places = places.to(device)  # (T,) token -> place
 
     def pack(self, x: Tensor) -> PackedSequence:

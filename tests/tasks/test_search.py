@@ -106,7 +106,7 @@ def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path):
     assert (saved["lr"], saved["seed"], saved["task"]) == (best["lr"], best["seed"], "sst2")
     assert all((run / "trials" / str(n) / "metrics.jsonl").stat().st_size for n in (1, 2, 3, 4))
     reloaded = task.model(run / "model").state_dict()
-    assert all(torch.equal(value, reloaded[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value.cpu(), reloaded[name]) for name, value in model.state_dict().items())
 
 
 def test_the_table_has_the_best_first():

@@ -72,7 +72,7 @@ class Tagging(JsonTask):
         return batch, {"labels": torch.tensor([label for e in examples for label in e.label])}
 
     def outputs(self, out, batch):
-        logits, bounds = out.logits.numpy(), batch.cu_seqlens.tolist()
+        logits, bounds = out.logits.cpu().numpy(), batch.cu_seqlens.tolist()
         return [logits[begin:end] for begin, end in itertools.pairwise(bounds)]
 
     def decode(self, rows, examples, outputs):

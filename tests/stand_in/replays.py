@@ -1,0 +1,27 @@
+"""python replays.py PRECISION: training steps replayed from a CUDA graph against the same steps without one."""
+
+from __future__ import annotations
+
+import sys
+
+import stand_in_gpu  # noqa: F401  (before torch)
+import test_triton_step
+import torch
+
+from fastbert.train import graph
+
+STEPS = 3
+
+
+def main(precision: str) -> None:
+    assert test_triton_step.DEVICE == "cuda"
+    graph._WARM_UP = 1
+    losses, weights = test_triton_step.run("auto", STEPS, precision)
+    graph._WARM_UP = STEPS
+    plain, expected = test_triton_step.run("triton", STEPS, precision)
+    assert losses == plain, (losses, plain)
+    assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+    print("equal")
+
+
+main(*sys.argv[1:])

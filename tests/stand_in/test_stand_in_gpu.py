@@ -1,0 +1,82 @@
+"""What is only done beside a GPU, done beside a stand-in: placing, moving, deciding on the device, capturing.
+
+Each test is a process of its own: torch asks for a GPU once, at its import.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stand_in_gpu
+import torch
+
+import fastbert
+
+TESTS = Path(__file__).parents[1]
+pytestmark = [
+    pytest.mark.skipif(
+        torch.version.cuda is not None, reason="torch was built for CUDA: the stand-in cannot be there too"
+    ),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libraries are loaded as on Linux"),
+    pytest.mark.skipif(stand_in_gpu.COMPILER is None, reason="no C++ compiler"),
+    pytest.mark.skipif(
+        "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer must come first of all libraries"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("stand_in") / "libstand_in_gpu.so"
+    stand_in_gpu.build(made)
+    return made
+
+
+@pytest.fixture
+def run(library, tmp_path):
+    def run(*command: str, **variables: str) -> str:
+        paths = [Path(fastbert.__file__).parents[1], TESTS, TESTS / "triton"]
+        path = os.pathsep.join(map(str, paths))
+        known = {"PYTHONPATH": path, stand_in_gpu.ENVIRONMENT: str(library), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *command], env=os.environ | known | variables, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+        return done.stdout
+
+    return run
+
+
+def test_it_refuses_what_a_gpu_refuses(run):
+    run(str(Path(__file__).with_name("refusals.py")))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
+    """The kernels are Triton's: one step before the capture, two replays; forward, backward and update."""
+    assert run(str(Path(__file__).with_name("replays.py")), precision).endswith("equal\n")
+
+
+# Every kind of head and of model in training and by the commands; the tests of one file compute as on the CPU.
+FILES = {
+    "cli/test_device.py": "to_the_end",
+    "tasks/test_finetune.py": "step_for_step or whole_story",
+    "tasks/test_squad.py": "learns",
+    "tasks/test_swag.py": "learns",
+    "tasks/test_gpt_tasks.py": "learns or by_the_command",
+    "tasks/test_features_of_kinds.py": "in_commands or is_learned",
+    "interop/test_sentence_encoder.py": "",
+    "interop/test_trainer.py": "",
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_passes_on_a_cpu_passes_beside_a_gpu(run, file):
+    options = ("-n0", "-q", "-p", "stand_in_gpu", "-p", "no:cacheprovider", "-k", FILES[file])
+    out = run("-m", "pytest", *options, str(TESTS / file), FASTBERT_BACKEND="reference")
+    assert "." in out.split()[0], out
+    assert set(out.split()[0]) <= {".", "s"}, out

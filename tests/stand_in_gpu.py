@@ -1,0 +1,227 @@
+"""A GPU for a torch without CUDA: what runs on it takes every way of the host's that it takes beside a real one.
+
+Imported before torch, in a process of its own, it loads the library that FASTBERT_STAND_IN_GPU names (stand_in_gpu.cpp,
+as `build` makes it). Then ``torch.cuda`` finds one device of capability 9.0; Triton's kernels run in its interpreter; a
+CUDA graph is the list of what was called under it, none of it done before the first replay. What of a GPU is not there:
+its speed, its arithmetic, its asynchrony, and the kernels of csrc/cuda.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+ENVIRONMENT = "FASTBERT_STAND_IN_GPU"
+_SOURCE = Path(__file__).with_suffix(".cpp")
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+
+
+def _torch() -> Path:
+    return Path(importlib.util.find_spec("torch").origin).parent
+
+
+def build(library: Path) -> None:
+    """Compiles the device. Raises CalledProcessError, with what the compiler says."""
+    includes = [f"-I{_torch() / 'include' / part}" for part in ("", "torch/csrc/api/include")]
+    options = ["-shared", "-fPIC", "-std=c++20", "-O1", "-w", f"-L{_torch() / 'lib'}"]
+    command = [COMPILER, *options, *includes, str(_SOURCE), "-o", str(library), "-lc10", "-ltorch_cpu"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+if ENVIRONMENT in os.environ:
+    assert "torch" not in sys.modules, "torch has asked for a GPU already"
+    for _name in (*sorted(p.name for p in (_torch() / "lib").glob("libgomp*")), "libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(_torch() / "lib" / _name), ctypes.RTLD_GLOBAL)
+    _library = ctypes.CDLL(os.environ[ENVIRONMENT], ctypes.RTLD_GLOBAL)
+    _library.stand_in_gpu_begin()
+    os.environ["TRITON_INTERPRET"] = "1"  # read as triton is imported, and by its decorator: see the end
+
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    # --- torch.cuda ---
+
+    _PROPERTIES = SimpleNamespace(
+        name="a stand-in", major=9, minor=0, total_memory=80 << 30, multi_processor_count=4, warp_size=32,
+        shared_memory_per_block_optin=227 << 10, L2_cache_size=50 << 20,
+    )  # fmt: skip
+
+    class Stream:
+        device, cuda_stream = torch.device("cuda", 0), 0
+
+        def __init__(self, *_args, **_options) -> None: ...
+        def wait_stream(self, _other) -> None: ...
+        def wait_event(self, _event) -> None: ...
+        def synchronize(self) -> None:
+            synchronize()
+
+    class Event:
+        def __init__(self, *_args, **_options) -> None:
+            self._time = 0.0
+
+        def record(self, _stream=None) -> None:
+            self._time = time.perf_counter()
+
+        def elapsed_time(self, later: Event) -> float:
+            return (later._time - self._time) * 1e3
+
+        def query(self) -> bool:
+            return True
+
+        def wait(self, _stream=None) -> None: ...
+        def synchronize(self) -> None:
+            synchronize()
+
+    class Device(contextlib.nullcontext):
+        """Makes the only device the current one."""
+
+    _capture: Recorder | None = None
+
+    def synchronize(_device=None) -> None:
+        assert _capture is None, "the host waits for a stream that is captured"
+
+    class CUDAGraph:
+        def __init__(self, *_args, **_options) -> None:
+            self.calls: list = []
+
+        def replay(self) -> None:
+            for call in self.calls:
+                call()
+
+    class Recorder(TorchDispatchMode):
+        """Takes down every operator's call. Its result must be there for the next; what it wrote to is put back."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list = []
+            self.computing = False
+            self._before: dict[int, tuple] = {}
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            for x in given:
+                self._keep(x)
+            self.computing = True
+            try:
+                results = function(*args, **kwargs)
+            finally:
+                self.computing = False
+            taken = {x.untyped_storage().data_ptr() for x in given}
+            made = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor)]
+            fresh = [x.untyped_storage().data_ptr() not in taken for x in made]
+
+            def again() -> None:
+                with torch.no_grad():
+                    new = [x for x in tree_leaves(function(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+                    for to, value, is_fresh in zip(made, new, fresh, strict=True):
+                        if is_fresh:
+                            to.detach().copy_(value.detach())
+
+            self.calls.append(again)
+            return results
+
+        def _keep(self, x: torch.Tensor) -> None:
+            memory = x.untyped_storage()
+            if x.is_cuda and memory.nbytes() and memory.data_ptr() not in self._before:
+                self._before[memory.data_ptr()] = (memory, ctypes.string_at(memory.data_ptr(), memory.nbytes()))
+
+        def put_back(self) -> None:
+            for place, (_, data) in self._before.items():
+                ctypes.memmove(place, data, len(data))
+
+    @contextlib.contextmanager
+    def graph(held: CUDAGraph, **_options):
+        global _capture
+        assert _capture is None, "two captures at a time"
+        _capture = Recorder()
+        _library.stand_in_gpu_capture(1)
+        try:
+            with _capture:
+                yield
+            _capture.put_back()
+            held.calls = _capture.calls
+        finally:
+            _library.stand_in_gpu_capture(0)
+            _capture = None
+
+    _STREAM = Stream()
+    _FOUND = {
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": _PROPERTIES.name,
+        "get_device_capability": (9, 0),
+        "get_device_properties": _PROPERTIES,
+        "current_stream": _STREAM,
+        "default_stream": _STREAM,
+        "mem_get_info": (79 << 30, 80 << 30),
+        "graph_pool_handle": (0, 0),
+        **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), True),
+        **dict.fromkeys(
+            ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 1 << 20
+        ),
+        **dict.fromkeys(("_lazy_init", "init", "set_device", "empty_cache", "reset_peak_memory_stats"), None),
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), None),
+    }
+    for _name, _value in _FOUND.items():
+        setattr(torch.cuda, _name, lambda *_args, _value=_value, **_options: _value)
+    torch.cuda.stream = lambda _stream: contextlib.nullcontext()
+    torch.cuda.is_current_stream_capturing = lambda: _capture is not None
+    torch.cuda.synchronize, torch.cuda.graph, torch.cuda.CUDAGraph = synchronize, graph, CUDAGraph
+    torch.cuda.Stream, torch.cuda.Event, torch.cuda.device = Stream, Event, Device
+    torch.cuda.default_generators = (torch.Generator("cuda"),)
+    torch.version.cuda = "12.8"
+    torch._C._cuda_getCurrentRawStream = lambda _device: 0
+    torch._C._cuda_getDevice = lambda: 0
+
+    # torch's own storages cannot be made on the device by hand.
+    def _bytes(storage) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def _to(storage, device, non_blocking=False):
+        same = torch.device(device) == storage.device
+        return storage if same else _bytes(storage).to(device).untyped_storage()
+
+    torch.storage._to = _to
+    torch.UntypedStorage.clone = lambda storage: _bytes(storage).clone().untyped_storage()
+
+    # --- Triton ---
+
+    import triton
+    from triton.runtime.interpreter import GridExecutor
+
+    _launch = GridExecutor.__call__
+
+    def _pointers(executor, args, kwargs):
+        def on_host(value):
+            if isinstance(value, tuple):
+                return tuple(map(on_host, value))
+            if not isinstance(value, torch.Tensor):
+                return value
+            if not value.is_cuda:
+                raise ValueError(f"pointer of {executor.fn} cannot be accessed from Triton: it is on {value.device}")
+            return torch.ops.stand_in_gpu.on_host(value.detach())
+
+        return [on_host(value) for value in args], {name: on_host(value) for name, value in kwargs.items()}
+
+    def _start(executor, *args, **kwargs) -> None:
+        if _capture is None or _capture.computing:
+            _launch(executor, *args, **kwargs)
+        else:
+            _pointers(executor, args, kwargs)
+            _capture.calls.append(lambda: _launch(executor, *args, **kwargs))
+
+    GridExecutor._init_args_hst = _pointers
+    GridExecutor._restore_args_dev = lambda *_args: None  # the memory is the same
+    GridExecutor.__call__ = _start
+    triton.knobs.runtime.interpret = True
+    del os.environ["TRITON_INTERPRET"]  # what is asked of the environment is whether there is no GPU
