@@ -61,7 +61,7 @@ def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
     assert run(str(Path(__file__).with_name("replays.py")), precision).endswith("equal\n")
 
 
-# Every kind of head and of model in training and by the commands; the tests of one file compute as on the CPU.
+# Every kind of head and of model in training and by the commands, on the reference: Triton's interpreter is slow.
 FILES = {
     "cli/test_device.py": "to_the_end",
     "tasks/test_finetune.py": "step_for_step or whole_story",
@@ -74,9 +74,18 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_what_passes_on_a_cpu_passes_beside_a_gpu(run, file):
-    options = ("-n0", "-q", "-p", "stand_in_gpu", "-p", "no:cacheprovider", "-k", FILES[file])
-    out = run("-m", "pytest", *options, str(TESTS / file), FASTBERT_BACKEND="reference")
+def pytest_beside_it(run, file: str, chosen: str, backend: str) -> None:
+    options = ("-n0", "-q", "-p", "stand_in_gpu", "-p", "no:cacheprovider", "-k", chosen)
+    out = run("-m", "pytest", *options, str(TESTS / file), FASTBERT_BACKEND=backend)
     assert "." in out.split()[0], out
     assert set(out.split()[0]) <= {".", "s"}, out
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_passes_on_a_cpu_passes_beside_a_gpu(run, file):
+    pytest_beside_it(run, file, FILES[file], "reference")
+
+
+def test_a_captured_update_replays(run):
+    """By the test that a GPU runs."""
+    pytest_beside_it(run, "triton/test_triton_optimizer.py", "captured", "auto")
