@@ -11,6 +11,7 @@
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
 #include <atomic>
@@ -24,7 +25,14 @@ namespace {
 using at::Tensor;
 using Sizes = c10::SymIntArrayRef;
 
-const c10::Device kDevice(c10::DeviceType::CUDA, 0);
+int from_launcher(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : otherwise;
+}
+
+// A process has one device, that of its rank.
+const int kCount = from_launcher("LOCAL_WORLD_SIZE", 1);
+const c10::Device kDevice(c10::DeviceType::CUDA, from_launcher("LOCAL_RANK", 0));
 const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 
 std::atomic<bool> capturing{false};
@@ -84,7 +92,7 @@ struct DeviceGenerator final : at::CPUGeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return inner.unsafeGetGeneratorImpl()->get_state(); }
 };
 
-// --- one device, one stream ---
+// --- one device a process, one stream ---
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
@@ -97,7 +105,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device) const override { return stream(); }
   c10::Stream getNewStream(c10::Device, int) const override { return stream(); }
   c10::Stream exchangeStream(c10::Stream) const override { return stream(); }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override { return kCount; }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}
   void synchronizeDevice(c10::DeviceIndex) const override {}
@@ -109,6 +117,16 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 }  // namespace
 
+namespace c10d {
+
+struct NoTimer final : Timer {
+  explicit NoTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, NoTimer)
+
+}  // namespace c10d
+
 namespace at {
 
 struct StandInHooks final : CUDAHooksInterface {
@@ -118,13 +136,13 @@ struct StandInHooks final : CUDAHooksInterface {
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  int getNumGPUs() const override { return 1; }
-  DeviceIndex deviceCount() const override { return 1; }
-  DeviceIndex current_device() const override { return 0; }
-  DeviceIndex getCurrentDevice() const override { return 0; }
+  int getNumGPUs() const override { return kCount; }
+  DeviceIndex deviceCount() const override { return kCount; }
+  DeviceIndex current_device() const override { return kDevice.index(); }
+  DeviceIndex getCurrentDevice() const override { return kDevice.index(); }
   void setCurrentDevice(DeviceIndex) const override {}
-  DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
-  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+  DeviceIndex exchangeDevice(DeviceIndex) const override { return kDevice.index(); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return kDevice.index(); }
   void deviceSynchronize(DeviceIndex) const override {}
   bool isPinnedPtr(const void* data) const override { return PinnedMemory::holds(data); }
   Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }

@@ -1,15 +1,17 @@
 """A GPU for a torch without CUDA: what runs on it takes every way of the host's that it takes beside a real one.
 
 Imported before torch, in a process of its own, it loads the library that FASTBERT_STAND_IN_GPU names (stand_in_gpu.cpp,
-as `build` makes it). Then ``torch.cuda`` finds one device of capability 9.0; Triton's kernels run in its interpreter; a
-CUDA graph is the list of what was called under it, none of it done before the first replay. What of a GPU is not there:
-its speed, its arithmetic, its asynchrony, and the kernels of csrc/cuda.
+as `build` makes it). Then ``torch.cuda`` finds a device of capability 9.0 for each process of a launcher; Triton's
+kernels run in its interpreter; a CUDA graph is the list of what was called under it, none of it done before the first
+replay; gloo takes NCCL's place. What of a GPU is not there: its speed, its arithmetic, its asynchrony, and the kernels
+of csrc/cuda.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import os
 import shutil
@@ -36,7 +38,7 @@ def build(library: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-if ENVIRONMENT in os.environ:
+if os.environ.get(ENVIRONMENT):
     assert "torch" not in sys.modules, "torch has asked for a GPU already"
     for _name in (*sorted(p.name for p in (_torch() / "lib").glob("libgomp*")), "libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(_torch() / "lib" / _name), ctypes.RTLD_GLOBAL)
@@ -48,6 +50,8 @@ if ENVIRONMENT in os.environ:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
+    _RANK, _COUNT = (int(os.environ.get(name, value)) for name, value in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+
     # --- torch.cuda ---
 
     _PROPERTIES = SimpleNamespace(
@@ -56,7 +60,7 @@ if ENVIRONMENT in os.environ:
     )  # fmt: skip
 
     class Stream:
-        device, cuda_stream = torch.device("cuda", 0), 0
+        device, cuda_stream = torch.device("cuda", _RANK), 0
 
         def __init__(self, *_args, **_options) -> None: ...
         def wait_stream(self, _other) -> None: ...
@@ -82,7 +86,7 @@ if ENVIRONMENT in os.environ:
             synchronize()
 
     class Device(contextlib.nullcontext):
-        """Makes the only device the current one."""
+        """Makes the process's only device the current one."""
 
     _capture: Recorder | None = None
 
@@ -156,8 +160,8 @@ if ENVIRONMENT in os.environ:
 
     _STREAM = Stream()
     _FOUND = {
-        "device_count": 1,
-        "current_device": 0,
+        "device_count": _COUNT,
+        "current_device": _RANK,
         "get_device_name": _PROPERTIES.name,
         "get_device_capability": (9, 0),
         "get_device_properties": _PROPERTIES,
@@ -181,7 +185,8 @@ if ENVIRONMENT in os.environ:
     torch.cuda.default_generators = (torch.Generator("cuda"),)
     torch.version.cuda = "12.8"
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
-    torch._C._cuda_getDevice = lambda: 0
+    torch._C._cuda_getDevice = lambda: _RANK
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_args: None
 
     # torch's own storages cannot be made on the device by hand.
     def _bytes(storage) -> torch.Tensor:
@@ -193,6 +198,48 @@ if ENVIRONMENT in os.environ:
 
     torch.storage._to = _to
     torch.UntypedStorage.clone = lambda storage: _bytes(storage).clone().untyped_storage()
+
+    # --- several processes ---
+
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import _create_work_from_future
+
+    class Group(dist.ProcessGroup):
+        """NCCL's place, and gloo's: gloo on the host's memory. Calls end before they return."""
+
+        pg_name = group_name = "stand_in"
+
+        def __init__(self, store, rank: int, size: int, timeout) -> None:
+            super().__init__(rank, size)
+            self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+        def getBackendName(self) -> str:
+            return self.pg_name
+
+        def barrier(self, opts=None):
+            return self._gloo.barrier()
+
+        def _call(self, name: str, results, *given):
+            def on_host(value):
+                if isinstance(value, (list, tuple)):
+                    return [on_host(x) for x in value]
+                return torch.ops.stand_in_gpu.on_host(value.detach()) if isinstance(value, torch.Tensor) else value
+
+            getattr(self._gloo, name)(on_host(results), *map(on_host, given)).wait()
+            future = torch.futures.Future()
+            future.set_result(results)
+            return _create_work_from_future(future)
+
+    for _name in ("allreduce", "broadcast", "reduce", "allgather", "_allgather_base", "_reduce_scatter_base"):
+        setattr(Group, _name, functools.partialmethod(Group._call, _name))
+    Group.all_gather_single, Group.reduce_scatter_single = Group._allgather_base, Group._reduce_scatter_base
+    dist.Backend.register_backend("stand_in", Group, devices=["cuda"])
+    _join = dist.init_process_group
+
+    def _init_process_group(backend=None, *args, **options):
+        _join(backend and backend.replace("nccl", "stand_in"), *args, **options)
+
+    dist.init_process_group = _init_process_group
 
     # --- Triton ---
 
