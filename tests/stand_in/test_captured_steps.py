@@ -1,0 +1,24 @@
+"""Steps captured in a CUDA graph, by the Triton kernels, beside a stand-in for a GPU; and the stand-in itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def test_the_stand_in_refuses_what_a_gpu_refuses(run):
+    run(str(HERE / "refusals.py"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
+    """One step before the capture, two replays; forward, backward and update."""
+    assert run(str(HERE / "replays.py"), precision).endswith("equal\n")
+
+
+def test_a_captured_update_replays(run_tests):
+    """By the test that a GPU runs."""
+    run_tests("triton/test_triton_optimizer.py", chosen="captured", backend="auto")

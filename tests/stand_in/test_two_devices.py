@@ -1,0 +1,47 @@
+"""Two processes, each with a device: a stand-in for a GPU, gloo in NCCL's place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pretraining_runs
+import pytest
+import stand_in_gpu
+import tiny_bert
+
+PRETRAIN = "pretrain --data data --model 2x32x2 --out run --steps 3 --samples.max-seqlen 32 --token-budget 256"
+FINETUNE = "finetune sst2 --model model --train rows.tsv --dev rows.tsv --out run --max-seqlen 24 --batch-size 8"
+
+
+def ranks(run, directory: Path, command: str, **variables: str) -> list[float]:
+    """The losses of a command of two processes."""
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "fastbert")
+    shutil.rmtree(directory / "run", ignore_errors=True)
+    run(*launcher, *command.split(), "--log-every", "1", FASTBERT_BACKEND="reference", **variables)
+    rows = [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(PRETRAIN, id="pretrain"),
+        pytest.param(FINETUNE, id="finetune"),
+        pytest.param(PRETRAIN + " --zero 2", id="zero", marks=pytest.mark.slow),
+    ],
+)
+def test_two_devices_train_as_two_processes_of_a_cpu(run, tmp_path, command):
+    if "--zero" in command:
+        pytest.importorskip("deepspeed")
+    tiny_bert.save(tmp_path / "model")
+    pretraining_runs.prepare_data(tmp_path / "data")
+    (tmp_path / "rows.tsv").write_text("sentence\tlabel\n" + "a fine film\t1\na dull one\t0\n" * 8)
+    expected = ranks(run, tmp_path, command, **{stand_in_gpu.ENVIRONMENT: ""})
+    # So that every process of the launcher imports it first.
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import stand_in_gpu\n")
+    got = ranks(run, tmp_path, command, site=str(tmp_path / "site"))
+    assert len(got) == len(expected) > 2
+    assert got == pytest.approx(expected, rel=1e-5)
