@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fp8_kernels
 import torch
+from kernels import where
 
 from fastbert import fp8, ops
 from fastbert.rng import Dropout
@@ -25,13 +26,17 @@ DROPOUT = Dropout(0.1, seed=1, offset=2, site=3)
 
 
 def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 240) -> dict:
-    """Runs tests in a process of their own; in a dry run a few, in Triton's interpreter."""
+    """Runs tests in a process of their own; in a dry run a few, without a GPU in Triton's interpreter."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
     command += [str(REPOSITORY / name) for name in files]
     words = "dropout_has" if dry and words != "to_the_end" else words
     command += ["-k", words] if words else []
-    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    variables = {**os.environ, "PYTHONPATH": paths, **({"TRITON_INTERPRET": "1"} if dry else {})}
+    paths = [str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        **({"TRITON_INTERPRET": "1"} if where(dry)[0] == "cpu" else {}),
+    }
     done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=REPOSITORY, timeout=timeout)
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -131,7 +136,7 @@ def repeats(dry: bool) -> dict:
     """250 runs of every op, each to the bits of the first."""
     runs = 2 if dry else 250
     different = {}
-    for name, (function, leaves) in cases("cpu" if dry else "cuda", 64 if dry else 8192, 64 if dry else 768).items():
+    for name, (function, leaves) in cases(where(dry)[0], 64 if dry else 8192, 64 if dry else 768).items():
         first = bits(function, leaves)
         same = torch.ones((), dtype=torch.bool, device=first[0].device)
         for _ in range(runs - 1):
@@ -144,8 +149,8 @@ def repeats(dry: bool) -> dict:
 
 def unwritten_memory(dry: bool) -> dict:
     """Every op again while new memory holds NaN: the same bits, so nothing is read that was not written."""
-    device, different = "cpu" if dry else "cuda", []
-    for name, (function, leaves) in cases(device, 64 if dry else 8192, 64 if dry else 768).items():
+    different = []
+    for name, (function, leaves) in cases(where(dry)[0], 64 if dry else 8192, 64 if dry else 768).items():
         clean = bits(function, leaves)
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True
@@ -163,8 +168,8 @@ def sanitizer(tool: str, dry: bool) -> dict:
     found = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     own = [sys.executable, str(Path(__file__).resolve())]
     if dry:
-        done = subprocess.run([*own, "--cpu"], capture_output=True, text=True, timeout=120)
-        return {"skipped": "a dry run has no GPU", "rc": done.returncode, "out": done.stdout.strip()[-200:]}
+        done = subprocess.run([*own, f"--{where(dry)[0]}"], capture_output=True, text=True, timeout=120)
+        return {"skipped": "a dry run has its ops without it", "rc": done.returncode, "out": done.stdout.strip()[-200:]}
     if found is None:
         return {"skipped": "compute-sanitizer is not on PATH and not in /usr/local/cuda/bin"}
     # Blocks of their own, not pieces of the allocator's: a read past the end would stay inside one.

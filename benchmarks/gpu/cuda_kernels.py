@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from kernels import DROPOUT, milliseconds
+from kernels import DROPOUT, milliseconds, where
 
 from fastbert import ops, optim
 from fastbert.ops import _dispatch
@@ -21,17 +21,14 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-30))
 
 
-def _sizes(dry: bool) -> tuple[str, torch.dtype]:
-    return ("cpu", torch.float32) if dry else ("cuda", torch.bfloat16)
-
-
 def _backend(side: str, dry: bool, other: str = "triton"):
     # By name: "auto" would choose by the record of an earlier run.
-    return ops.backend("reference" if dry else "cuda" if side == "cuda" else other)
+    on_cpu = where(dry)[0] == "cpu"
+    return ops.backend("reference" if on_cpu else "cuda" if side == "cuda" else other)
 
 
 def _mask(dry: bool) -> torch.Tensor:
-    device, _ = _sizes(dry)
+    device, _ = where(dry)
     shape = (4, 16) if dry else (256, 512)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, shape[1] + 1, (shape[0], 1), generator=generator)
@@ -46,7 +43,7 @@ def pack(side: str, dry: bool) -> dict:
 
 
 def gather_rows(side: str, dry: bool) -> dict:
-    device, dtype = _sizes(dry)
+    device, dtype = where(dry)
     mask = _mask(dry)
     with ops.backend("reference"):
         packing = ops.RoomPacking.from_mask(mask, mask.numel())
@@ -62,7 +59,7 @@ def gather_rows(side: str, dry: bool) -> dict:
 
 def lamb(side: str, dry: bool) -> dict:
     """A step of BERT-large's parameters in bfloat16 with float32 masters."""
-    device, dtype = _sizes(dry)
+    device, dtype = where(dry)
     width, layers = (16, 1) if dry else (1024, 24)
     shapes = [
         (30522 if not dry else 50, width),
@@ -81,7 +78,7 @@ def lamb(side: str, dry: bool) -> dict:
 
 def mlp(side: str, dry: bool) -> dict:
     """Forward and backward of BERT-large's feed-forward block."""
-    device, dtype = _sizes(dry)
+    device, dtype = where(dry)
     tokens, width = (8, 16) if dry else (32768, 1024)
     shapes = ((tokens, width), (4 * width, width), (4 * width,), (width, 4 * width))
     leaves = [(torch.randn(s, device=device) * 0.05).to(dtype).requires_grad_() for s in shapes]
@@ -101,7 +98,7 @@ def mlp(side: str, dry: bool) -> dict:
         function(*leaves).backward(dout)
 
     with _backend(side, dry):
-        if side == "cuda" and not dry:
+        if side == "cuda" and device == "cuda":
             by = torch.zeros(8, 8, device=device, dtype=dtype)
             by @ by  # torch loads cuBLASLt with a product
         taken = milliseconds(whole, dry)
@@ -113,7 +110,7 @@ def mlp(side: str, dry: bool) -> dict:
 
 
 def linear(side: str, dry: bool) -> dict:
-    device, dtype = _sizes(dry)
+    device, dtype = where(dry)
     tokens, width = (8, 16) if dry else (32768, 1024)
     x, weight = (torch.randn(rows, width, device=device).to(dtype).requires_grad_() for rows in (tokens, width))
     bias = torch.randn(width, device=device).to(dtype).requires_grad_()
@@ -131,11 +128,11 @@ def linear(side: str, dry: bool) -> dict:
 
 def accumulation(side: str, dry: bool) -> dict:
     """A weight's gradient added to a float32 one."""
-    device, dtype = _sizes(dry)
+    device, dtype = where(dry)
     tokens, width = (8, 16) if dry else (32768, 1024)
     dout, x = (torch.randn(tokens, columns, device=device).to(dtype) for columns in (4 * width, width))
     gradient = torch.zeros(4 * width, width, device=device)
-    if side == "cuda" and not dry:
+    if side == "cuda" and device == "cuda":
         from fastbert.ops import _cublaslt
 
         taken = milliseconds(lambda: _cublaslt.accumulate_weight_gradient(dout, x, gradient), dry)
@@ -146,12 +143,12 @@ def accumulation(side: str, dry: bool) -> dict:
 
 def attention(side: str, dry: bool) -> dict:
     """Forward at S = 512 with dropout: whole rows of scores ("cuda"), or block by block with rescaling ("other")."""
-    device, tokens, nheads = ("cpu", 16, 2) if dry else ("cuda", 32768, 16)
+    device, dtype = where(dry)
+    tokens, nheads = (16, 2) if dry else (32768, 16)
     seqlen = tokens // 2 if dry else 512
-    _, dtype = _sizes(dry)
     q, k, v = (torch.randn(tokens, nheads, 64, device=device).to(dtype) for _ in "qkv")
     bounds = torch.arange(0, tokens + 1, seqlen, dtype=torch.int32, device=device)
-    if dry:
+    if device == "cpu":
         with ops.backend("reference"):
             return {"ms": milliseconds(lambda: F.softmax(q @ k.transpose(-1, -2), -1) @ v, dry)}
     from fastbert.triton_kernels import attention as kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from kernels import DROPOUT, milliseconds
+from kernels import DROPOUT, milliseconds, where
 
 from fastbert import fp8, ops
 from fastbert.errors import BackendError
@@ -52,7 +52,7 @@ def warm(policy: fp8.Policy, function: Callable[[], torch.Tensor]) -> Callable[[
 
 
 def _sizes(dry: bool) -> tuple[str, torch.dtype, int, int]:
-    return ("cpu", torch.float32, 32, 64) if dry else ("cuda", torch.bfloat16, 32768, 1024)
+    return *where(dry), *((32, 64) if dry else (32768, 1024))
 
 
 def _both(run: Callable[[], torch.Tensor], dry: bool) -> dict:

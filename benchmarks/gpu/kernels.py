@@ -21,17 +21,22 @@ SDPA = {
 }
 
 
+def where(dry: bool) -> tuple[str, torch.dtype]:
+    """The device and what numbers are on it: a GPU's bf16. A rehearsal without a GPU is on the CPU, in fp32."""
+    return ("cuda", torch.bfloat16) if torch.cuda.is_available() or not dry else ("cpu", torch.float32)
+
+
 def milliseconds(function: Callable, dry: bool, repeats: int = 20) -> float:
     """Median time of a call, the second-level cache flushed before each."""
-    if dry:
+    if where(dry)[0] == "cpu":
         began = time.perf_counter()
         function()
         return 1e3 * (time.perf_counter() - began)
-    flush = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
-    for _ in range(3):
+    flush = torch.empty(1 << 10 if dry else 64 << 20, dtype=torch.int32, device="cuda")
+    for _ in range(0 if dry else 3):
         function()
     taken = []
-    for _ in range(repeats):
+    for _ in range(1 if dry else repeats):
         flush.zero_()
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
@@ -44,7 +49,7 @@ def milliseconds(function: Callable, dry: bool, repeats: int = 20) -> float:
 
 def ceilings(dry: bool) -> dict:
     """A large bf16 product in TFLOP/s and a large copy in GB/s."""
-    device, size = ("cpu", 64) if dry else ("cuda", 8192)
+    device, size = where(dry)[0], 64 if dry else 8192
     a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
     source = torch.empty(size * size * 4, device=device)
     target = torch.empty_like(source)
@@ -73,9 +78,9 @@ def _compiled(function: Callable, dry: bool) -> Callable:
 
 
 def _attention(seqlen: int, dropout: Dropout | None, who: str, dry: bool) -> dict:
-    device, tokens, nheads = ("cpu", 2 * seqlen, 2) if dry else ("cuda", 32768, 16)
+    device, dtype = where(dry)
+    tokens, nheads = (seqlen, 1) if dry else (32768, 16)
     sequences = tokens // seqlen
-    dtype = torch.float32 if dry else torch.bfloat16
     leaves = [torch.randn(tokens, nheads, 64, device=device).to(dtype) for _ in "qkv"]
     bounds = torch.arange(0, tokens + 1, seqlen, dtype=torch.int32, device=device)
 
@@ -111,8 +116,8 @@ def _rows(who: str, ours: Callable, eager: Callable, leaves: list[torch.Tensor],
 
 
 def _layer_norm(who: str, dry: bool) -> dict:
-    device, shape = ("cpu", (16, 64)) if dry else ("cuda", (32768, 1024))
-    dtype = torch.float32 if dry else torch.bfloat16
+    device, dtype = where(dry)
+    shape = (16, 64) if dry else (32768, 1024)
     x, residual = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     weight, bias = (torch.randn(shape[1], device=device) for _ in range(2))
 
@@ -127,15 +132,17 @@ def _layer_norm(who: str, dry: bool) -> dict:
 
 
 def _gelu(who: str, dry: bool) -> dict:
-    device, shape = ("cpu", (16, 64)) if dry else ("cuda", (32768, 4096))
-    x = torch.randn(shape, device=device).to(torch.float32 if dry else torch.bfloat16)
+    device, dtype = where(dry)
+    shape = (16, 64) if dry else (32768, 4096)
+    x = torch.randn(shape, device=device).to(dtype)
     bias = torch.randn(shape[1], device=device).to(x.dtype)
     return _rows(who, lambda x: ops.gelu(x, bias), lambda x: F.gelu(x + bias), [x], 2 * x.numel(), dry)
 
 
 def _cross_entropy(who: str, dry: bool) -> dict:
-    device, rows, columns = ("cpu", 8, 100) if dry else ("cuda", 5120, 30522)
-    logits = torch.randn(rows, columns, device=device).to(torch.float32 if dry else torch.bfloat16)
+    device, dtype = where(dry)
+    rows, columns = (8, 100) if dry else (5120, 30522)
+    logits = torch.randn(rows, columns, device=device).to(dtype)
     labels = torch.randint(columns, (rows,), device=device)
     ours, eager = (lambda x: ops.cross_entropy(x, labels)), (lambda x: F.cross_entropy(x, labels))
     return _rows(who, ours, eager, [logits], logits.numel(), dry)
@@ -145,8 +152,9 @@ def _adamw(who: str, dry: bool) -> dict:
     """One clipped update of 84 M parameters, or what the optimiser and clip of torch take for it."""
     from fastbert import optim
 
-    device, count = ("cpu", 2) if dry else ("cuda", 80)
-    params = [torch.nn.Parameter(torch.randn(64 if dry else 1024, 1024, device=device)) for _ in range(count)]
+    device, _ = where(dry)
+    rows, count = (8, 2) if dry else (1024, 80)
+    params = [torch.nn.Parameter(torch.randn(rows, 1024, device=device)) for _ in range(count)]
     for p in params:
         p.grad = torch.randn_like(p)
     size = sum(p.numel() for p in params)
@@ -156,7 +164,7 @@ def _adamw(who: str, dry: bool) -> dict:
         def step() -> None:
             optim.device_step(optimizer, lr, max_norm=1.0)
     else:
-        optimizer = torch.optim.AdamW(params, lr=1e-4, fused=not dry)
+        optimizer = torch.optim.AdamW(params, lr=1e-4, fused=device == "cuda")
 
         def step() -> None:
             torch.nn.utils.clip_grad_norm_(params, 1.0)

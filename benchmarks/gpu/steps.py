@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from kernels import where
 
 import fastbert
 from fastbert import BertConfig, BertForPreTraining, BertModel, PackedBatch
@@ -169,7 +170,7 @@ def _theirs(config: BertConfig, padded: dict, system: str, device: str, dry: boo
 
 def training(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:
     """Forward, backward, clipping and AdamW in bf16 (fp16 or fp8 where it says so) on fp32 weights, dropout 0.1."""
-    device = "cpu" if dry else "cuda"
+    device, dtype = where(dry)
     config = config_of(model, dry)
     tokens = 512 if dry else 16384 if model == "large" else 32768
     chosen = draw(workload, histogram, tokens)
@@ -187,9 +188,7 @@ def training(model: str, workload: str, system: str, histogram: np.ndarray, dry:
     first = loss()
     seconds = median_seconds(step, device, dry)
     arithmetic = flops.batch_flops(config, chosen, batch.num_labels)
-    peak, source = flops.measured_peak(
-        torch.device(device), torch.bfloat16 if device == "cuda" else torch.float32, 0.01
-    )
+    peak, source = flops.measured_peak(torch.device(device), dtype, 0.01)
     return {
         "sequences": len(chosen),
         "tokens": sum(chosen),
@@ -209,7 +208,7 @@ def training(model: str, workload: str, system: str, histogram: np.ndarray, dry:
 
 def inference(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:
     """The encoder in bf16, and its largest difference from fp32."""
-    device = "cpu" if dry else "cuda"
+    device, _ = where(dry)
     config = config_of(model, dry)
     tokens = 512 if dry else 32768
     chosen = draw(workload, histogram, tokens)

@@ -191,13 +191,17 @@ def main() -> None:
     parser.add_argument("--lengths", type=Path, default=REPOSITORY / "shared/data/lengths/wikipedia_512.csv",
                         help="CSV of length,sequences for the mix; else a stated stand-in")  # fmt: skip
     parser.add_argument(
-        "--dry-run", action="store_true", help="every path, on the CPU, at toy sizes; figures mean nothing"
+        "--dry-run",
+        action="store_true",
+        help="every path at toy sizes, without a GPU on the CPU, into OUT/rehearsal; figures mean nothing",
     )
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
         sys.exit("the GPU suite needs a CUDA device, torch finds none; --dry-run rehearses it without one")
     if options.dry_run:
         torch.set_num_threads(1)
+        # Its rows must never stand in for measured ones.
+        options.out /= "rehearsal"
     options.out.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, options.budget, options.dry_run)
     histogram, source = steps.mix_of_lengths(options.lengths)

@@ -54,7 +54,7 @@ def read(directory: Path) -> list[dict]:
 def render(document: dict) -> str:
     """Markdown: training first, then inference, kernels and checks; every figure beside that of its best peer."""
     where = document["environment"]
-    dry = "**A rehearsal on a CPU: the figures mean nothing.** " if where.get("dry run") else ""
+    dry = "**A rehearsal: the figures mean nothing.** " if where.get("dry run") else ""
     version = f"torch {where.get('torch')}, triton {where.get('triton')}"
     lines = [f"{dry}{where['gpu']}, {where['date']}, commit {str(where.get('commit'))[:12]}, {version}"]
     rows = {row["name"]: row for row in document["rows"]}

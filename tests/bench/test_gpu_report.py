@@ -55,7 +55,7 @@ def test_a_document_and_its_table(tmp_path):
 
 def test_a_rehearsal_says_that_it_is_one(tmp_path):
     rows = [{**ROWS[0], "dry run": True}, *ROWS[1:]]
-    assert "A rehearsal on a CPU: the figures mean nothing." in gpu.write(rows, tmp_path)[1].read_text()
+    assert "A rehearsal: the figures mean nothing." in gpu.write(rows, tmp_path)[1].read_text()
 
 
 def test_the_command_takes_the_newest_of_each_gpu(tmp_path, capsys):
@@ -107,16 +107,17 @@ def suite(monkeypatch):
 def test_the_suite_rehearses_and_goes_on_where_it_was(suite, tmp_path, capsys):
     suite(tmp_path, "--only", "ceilings", "--lengths", tmp_path / "missing.csv")
     assert "a line through quantiles of Wikipedia's, since" in capsys.readouterr().out
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    written = tmp_path / "rehearsal"
+    rows = [json.loads(line) for line in (written / "results.jsonl").read_text().splitlines()]
     assert [row["name"].split()[0] for row in rows] == ["environment", "ceilings"]
     assert rows[0]["dry run"]
-    with open(tmp_path / "results.jsonl", "a") as file:
+    with open(written / "results.jsonl", "a") as file:
         file.write('{"name": "half a li')  # killed while it wrote
     suite(tmp_path, "--only", "ceilings,kernels", "--budget", "0")
     out = capsys.readouterr().out
     assert '"name": "ceilings"' not in out
     assert "out of time before" in out
-    assert [len(list((tmp_path / "none").glob(f"*.{kind}"))) for kind in ("json", "md")] == [1, 1]
+    assert [len(list((written / "none").glob(f"*.{kind}"))) for kind in ("json", "md")] == [1, 1]
     with pytest.raises(SystemExit, match="--only knows ceilings, checks, training"):
         suite(tmp_path, "--only", "speed")
 
@@ -139,7 +140,7 @@ def test_every_part_rehearses(tmp_path):
     command = [sys.executable, str(SUITE / "suite.py"), str(tmp_path), "--dry-run", "--budget", "3000"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "rehearsal" / "results.jsonl").read_text().splitlines()]
     errors = [row for row in rows if "error" in row or row.get("rc") or row.get("different")]
     assert not errors
     assert len(rows) > 80

@@ -1,0 +1,63 @@
+"""benchmarks/gpu beside a stand-in for a GPU: what measures there comes to its end before one is lent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "suite.py"
+# Neither csrc/cuda and cuBLASLt nor a softmax of half numbers is there.
+ABSENT = (
+    "lamb_measure could not be started",
+    "gather_rows could not be started",
+    "pack could not be started",
+    "cuBLASLt is not loaded",
+    "backend 'cuda' was asked for by name",
+    "softmax with half to float conversion",
+)
+
+
+@pytest.fixture
+def rehearse(run, tmp_path):
+    """The rows of these parts in a rehearsal."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import stand_in_gpu\n")  # the checks start processes
+
+    def rehearse(parts: str, backend: str) -> dict[str, dict]:
+        options = (str(tmp_path), "--dry-run", "--budget", "3000", "--only", parts)
+        run(str(SUITE), *options, site=str(tmp_path / "site"), FASTBERT_BACKEND=backend)
+        lines = (tmp_path / "rehearsal" / "results.jsonl").read_text().splitlines()
+        rows = {row["name"]: row for row in map(json.loads, lines)}
+        assert next(iter(rows.values()))["gpu"] == "a stand-in"
+        bad = [row for row in rows.values() if "error" in row or row.get("rc") or row.get("different")]
+        assert not [row for row in bad if not any(word in str(row.get("error")) for word in ABSENT)]
+        return rows
+
+    return rehearse
+
+
+def test_the_kernels_are_measured(rehearse):
+    rows = rehearse("ceilings,kernels", backend="auto")
+    assert rows["ceilings"]["TFLOP/s"] > 0
+    assert rows["kernel attention S=512 dropout fastbert"]["forward TFLOP/s"] > 0
+    assert rows["kernel adamw fastbert"]["of ceiling"] > 0
+    assert rows["cuda lamb other"]["ms"] > 0
+    assert len(rows) > 45
+
+
+@pytest.mark.slow
+def test_steps_are_measured_and_checked(rehearse):
+    """On the reference: Triton's interpreter takes minutes a step."""
+    rows = rehearse("checks,training,inference", backend="reference")
+    assert rows["training large mix fastbert fp8"]["loss"] < rows["training large mix fastbert fp8"]["first loss"]
+    same = [rows[f"training base 128 fastbert{way}"]["first loss"] for way in ("", " uncaptured")]
+    assert same[0] == pytest.approx(same[1], rel=1e-5)
+    assert rows["inference large mix fastbert"]["largest error"] < 0.1
+    assert "passed" in rows["check kernels"]["summary"]
+
+
+@pytest.mark.slow
+def test_every_op_runs_where_the_sanitizer_will_look(rehearse):
+    assert rehearse("sanitizer", backend="auto")["check compute-sanitizer memcheck"]["out"] == "every op ran once"
