@@ -159,8 +159,15 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
 
 
 def _check_words(path: str | os.PathLike, table: _Table) -> None:
-    """Raises DataError where the first column numbers the words, as in GermEval's files and CoNLL-U: it would be
-    learned in place of them."""
+    """Raises DataError where the first column is not the words: in GermEval's files and CoNLL-U it numbers them, which
+    would be learned in place of them; in CoNLL-2012's (OntoNotes) it names the document."""
+    first = next(((line, text) for block in table.blocks for line, text in block.lines), (0, ""))
+    if first[1].startswith("#begin document"):
+        raise DataError(
+            f"{called(path)}, line {first[0]}: expected a word a line with its tag last, got a document of CoNLL-2012 "
+            "(OntoNotes), whose words are in the fourth column and whose entities are in brackets; write the two as "
+            "'word tag' first"
+        )
     numbered = [
         [split(line, table.tabs)[0] for _, line in block.lines] == [str(n + 1) for n in range(len(block.lines))]
         for block in table.blocks
