@@ -172,7 +172,12 @@ Tensor on_host(const Tensor& x) {
 
 Tensor on_device(const Tensor& x) {
   auto made = at::detail::empty_strided_generic(x.sizes(), x.strides(), &device_memory, kKeys, x.scalar_type());
-  if (x.numel()) std::memcpy(made.data_ptr(), x.data_ptr(), made.storage().nbytes());
+  const auto bytes = made.storage().nbytes();
+  if (x._is_zerotensor()) {  // has no memory; the device's gets some
+    std::memset(made.data_ptr(), 0, bytes);
+  } else if (bytes) {
+    std::memcpy(made.data_ptr(), x.data_ptr(), bytes);
+  }
   return made;
 }
 
@@ -366,10 +371,12 @@ void compute_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       auto list = value.toTensorVector();
       for (auto& x : list) x = call.enter(x, is_output);
       value = list;
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<Tensor>> list;
-      for (std::optional<Tensor> x : value.toOptionalTensorList())
-        list.push_back(x.has_value() ? std::optional<Tensor>(call.enter(*x, false)) : x);
+    } else if (value.isList()) {  // of tensors or none; TorchScript has its own kind of list for it
+      auto list = value.toList().copy();
+      for (size_t j = 0; j < list.size(); ++j) {
+        const c10::IValue x = list.get(j);
+        if (x.isTensor()) list.set(j, call.enter(x.toTensor(), false));
+      }
       value = list;
     } else if (value.isGenerator()) {
       auto generator = value.toGenerator();

@@ -9,6 +9,7 @@ of csrc/cuda.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -187,6 +188,8 @@ if os.environ.get(ENVIRONMENT):
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
     torch._C._cuda_getDevice = lambda: _RANK
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_args: None
+    # Backward ends before torch's thread of the device has let go of it, which as Python ends would abort the process.
+    atexit.register(time.sleep, 0.2)
 
     # torch's own storages cannot be made on the device by hand.
     def _bytes(storage) -> torch.Tensor:

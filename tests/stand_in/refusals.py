@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import nn
+from torch.autograd import forward_ad
 
 
 def refused(call, words: str) -> None:
@@ -31,6 +32,17 @@ def arithmetic() -> None:
     for ours, theirs in zip(device.parameters(), host.parameters(), strict=True):
         assert ours.device == torch.device("cuda", 0)
         torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def tensors_without_memory() -> None:
+    """Zeros of forward mode; and TorchScript's lists of tensors or none."""
+    x = torch.randn(3, 4, device="cuda")
+    with forward_ad.dual_level():
+        made = (forward_ad.make_dual(x, torch.ones_like(x)) * 2 + x.detach()).relu()
+        assert forward_ad.unpack_dual(made).tangent.is_cuda
+    assert (torch._efficientzerotensor((3,), device="cuda") + 1).tolist() == [1.0] * 3
+    traced = torch.jit.trace(lambda x, i: x[i, 1:], (x, torch.tensor([2, 0], device="cuda")))
+    assert torch.equal(traced(x, torch.tensor([1], device="cuda")), x[1:2, 1:])
 
 
 def two_devices() -> None:
@@ -77,5 +89,6 @@ def capture() -> None:
 
 torch.manual_seed(0)
 arithmetic()
+tensors_without_memory()
 two_devices()
 capture()

@@ -15,10 +15,15 @@ STEPS = 3
 
 def main(precision: str) -> None:
     assert test_triton_step.DEVICE == "cuda"
+    replays = []
+    replay = torch.cuda.CUDAGraph.replay
+    torch.cuda.CUDAGraph.replay = lambda captured: (replays.append(captured), replay(captured))
     graph._WARM_UP = 1
     losses, weights = test_triton_step.run("auto", STEPS, precision)
+    assert len(replays) == STEPS - 1, replays
     graph._WARM_UP = STEPS
     plain, expected = test_triton_step.run("triton", STEPS, precision)
+    assert len(replays) == STEPS - 1, "the step beside it was captured too"
     assert losses == plain, (losses, plain)
     assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
     print("equal")

@@ -29,7 +29,10 @@ def ranks(run, directory: Path, command: str, **variables: str) -> list[float]:
     [
         pytest.param(PRETRAIN, id="pretrain"),
         pytest.param(FINETUNE, id="finetune"),
-        pytest.param(PRETRAIN + " --zero 2", id="zero", marks=pytest.mark.slow),
+        pytest.param(PRETRAIN + " --precision bf16", id="bf16", marks=pytest.mark.slow),
+        pytest.param(PRETRAIN + " --precision fp8", id="fp8", marks=pytest.mark.slow),
+        pytest.param(PRETRAIN + " --zero 1", id="zero1", marks=pytest.mark.slow),
+        pytest.param(PRETRAIN + " --zero 2", id="zero2", marks=pytest.mark.slow),
     ],
 )
 def test_two_devices_train_as_two_processes_of_a_cpu(run, tmp_path, command):
