@@ -139,7 +139,7 @@ class GPTModel(GPTPreTrainedModel):
                 needs_first_column=False, needs_attentions=False,
             )  # fmt: skip
         hidden = self.embed(tokens.input_ids, tokens.position_ids, key, tokens.inputs_embeds)
-        hidden, states = self.run(hidden, tokens.layout, key, tokens.unpack if keep_states else None)
+        hidden, states = self.run(hidden, tokens.layout, key, tokens.show if keep_states else None)
         return Encoded(tokens, hidden, None, tuple(states) if states else None, None)
 
     def embed(self, input_ids, position_ids: Tensor, key: DropoutKey | None, inputs_embeds=None) -> Tensor:
@@ -150,9 +150,12 @@ class GPTModel(GPTPreTrainedModel):
         return ops.dropout(x, key.site(self.config.embd_pdrop, EMBEDDING_SITE) if key else None)
 
     def run(self, x: Tensor, layout: PackedLayout, key: DropoutKey | None, show=None) -> tuple[Tensor, list | None]:
-        """The layers on tokens (T, H) in any layout; every hidden state as ``show`` makes it, the input first and the
-        last normalised, or None."""
-        states = [] if show is None else [show(x)]
+        """The layers on tokens (T, H) in any layout; every hidden state as ``show`` makes it (`BertEncoder.run`), the
+        input first and the last normalised, or None."""
+        states = []
+        if show is not None:
+            shown, x = show(x)
+            states.append(shown)
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, block in enumerate(self.h, 1):
             if recompute:
@@ -162,7 +165,8 @@ class GPTModel(GPTPreTrainedModel):
             if number == len(self.h) and self.config.pre_norm:
                 x = normalise(self.ln_f, x)
             if show is not None:
-                states.append(show(x))
+                shown, x = show(x)
+                states.append(shown)
         return x, states or None
 
     def forward(

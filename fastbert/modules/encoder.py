@@ -274,12 +274,17 @@ class BertEncoder(nn.Module):
             x = packing.unpack(x)
             return x if keep is None else x.masked_fill(~keep[..., None], 0.0)
 
+        def show(state: Tensor) -> tuple[Tensor, Tensor]:
+            shown = unpack(state)
+            # Where nothing is lost the next layer reads what is given back, whose gradient then is the state's.
+            return shown, packing.pack(shown) if keep is None and state.requires_grad else state
+
         additive = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.is_floating_point()
         x, states, attentions = self.run_as_transformers(
             packing.pack(hidden_states),
             layout,
             key,
-            show=(lambda state: (unpack(state), state)) if output_hidden_states else None,
+            show=show if output_hidden_states else None,
             mask_dtype=attention_mask.dtype if additive else None,
         )
         output = EncoderOutput(
@@ -301,6 +306,11 @@ class BertEncoder(nn.Module):
         if max_seqlen is None:
             max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
         layout = PackedLayout(cu_seqlens, int(max_seqlen), self.config.is_decoder)
-        show = (lambda state: (state[None] if row else state, state)) if keep_states else None
-        x, states, _ = self.run_as_transformers(hidden_states[0] if row else hidden_states, layout, key, show)
+
+        def show(state: Tensor) -> tuple[Tensor, Tensor]:
+            shown = state[None] if row else state
+            return shown, shown[0] if row else state
+
+        x = hidden_states[0] if row else hidden_states
+        x, states, _ = self.run_as_transformers(x, layout, key, show if keep_states else None)
         return EncoderOutput(x[None] if row else x, tuple(states) if states else None)

@@ -116,3 +116,28 @@ def test_gradients_of_each_example():
         model(ids[row : row + 1], labels=labels[row : row + 1]).loss.backward()
         for name, p in model.named_parameters():
             torch.testing.assert_close(found[name][row], p.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("form", ["padded", "prefix", "packed", "packed row"])
+def test_a_state_of_an_encoder_has_the_gradient_of_the_layers_above_it(form):
+    """Those that the caller was given, as transformers' have it."""
+    torch.manual_seed(0)
+    encoder = fastbert.BertEncoder(fastbert.BertConfig(**SIZES)).double().eval()
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    options = {"prefix": {"attention_mask": MASK}, "padded": {}}.get(form, {"cu_seqlens": torch.tensor([0, 4, 10])})
+    x = {"packed": x.flatten(0, 1), "packed row": x.flatten(0, 1)[None]}.get(form, x)
+    weights = torch.randn_like(x) * (MASK[..., None] if form == "prefix" else 1)
+
+    def loss(encoder: nn.Module, x: Tensor, **more: bool):
+        out = encoder(x, **options, **more)
+        return (out.last_hidden_state * weights).sum(), out.hidden_states
+
+    total, states = loss(encoder, x.requires_grad_(), output_hidden_states=True)
+    got = torch.autograd.grad(total, states)
+    assert len(states) == 3
+    for number, (state, gradient) in enumerate(zip(states, got, strict=True)):
+        above = copy.deepcopy(encoder)
+        above.layer = above.layer[number:]
+        leaf = state.detach().requires_grad_()
+        wanted = torch.autograd.grad(loss(above, leaf)[0], leaf)[0] if number < 2 else weights
+        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-11)

@@ -50,6 +50,17 @@ def test_logits_and_gradients_are_those_of_transformers(directories, kind, backe
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_hidden_states_are_those_of_transformers(directories, kind):
+    found = []
+    for model in (theirs(kind), GPTForPreTraining.from_pretrained(directories / kind)):
+        more = {"output_logits": True} if isinstance(model, GPTForPreTraining) else {}
+        out = model.eval()(ids(3, 13), output_hidden_states=True, **more)
+        found.append(torch.autograd.grad(out.logits.square().sum(), out.hidden_states))
+    for wanted, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_packed_padded_and_masked_are_one(directories, kind):
     reference, model = theirs(kind), GPTForPreTraining.from_pretrained(directories / kind)
     rows = [ids(13).tolist(), ids(20)[13:].tolist(), ids(1).tolist()]
