@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,9 @@ _building = threading.Lock()
 
 # What the paper's million steps came to (Devlin et al. 2019, appendix A.2).
 DEFAULT_EPOCHS = 40.0
+
+# Between a process's last closed file and its parent's SIGCHLD; milliseconds, but on a machine that is busy.
+WORKER_ENDS_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def pretrain(
     with distributed.joined(always=options.asked) as world, contextlib.ExitStack() as held:
         loop = _prepare(config, world, model, data, heldout, callbacks, Console(quiet or not world.first), held)
         try:
-            result = loop.run()
+            result = _run(loop)
             # Rank 0 is still writing when others are done; a launcher may end it with them.
             distributed.barrier(world)
         except (RuntimeError, ConnectionError, EOFError) as error:
@@ -110,6 +114,17 @@ def pretrain(
             why = str(error).split(". ")[0].rstrip(". ")
             raise DataError(f"a process that makes batches has died ({why}); go on with --resume auto") from error
         return result
+
+
+def _run(loop: PretrainLoop) -> PretrainResult:
+    try:
+        return loop.run()
+    except (ConnectionError, EOFError):
+        # The socket of a worker that dies closes before the system says that the worker has ended. torch's handler of
+        # that signal raises once, wherever this thread is then: let that be here, and not where the run is closed.
+        if loop.config.num_workers:
+            time.sleep(WORKER_ENDS_S)
+        raise
 
 
 def _prepare(config, world: World, model, data, heldout, callbacks, console: Console, held) -> PretrainLoop:
