@@ -202,3 +202,41 @@ class Packing:
             return x.reshape(self.batch_size, self.seqlen, *x.shape[1:])
         out = x.new_zeros(self.batch_size * self.seqlen, *x.shape[1:])
         return out.index_copy(0, self.indices, x).reshape(self.batch_size, self.seqlen, *x.shape[1:])
+
+
+@dataclass(frozen=True)
+class CallerShape:
+    """The shape that a caller's tokens came in, and the way back to it.
+
+    Args:
+        packing: of a (B, S) batch; None for a caller who came packed.
+        keep: (B, S) bool where the whole rectangle is computed under a mask: tokens that are given back; None for all.
+        row: packed tokens came as (1, T).
+    """
+
+    packing: Packing | None = None
+    keep: Tensor | None = None
+    row: bool = False
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(T, ...) -> (B, S, ...) with zeros at masked tokens, or (T, ...) or (1, T, ...) as the caller came."""
+        if self.packing is None:
+            return x[None] if self.row else x
+        x = self.packing.unpack(x)
+        return x if self.keep is None else x.masked_fill(~self._kept(x), 0.0)
+
+    def show(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A hidden state (T, H) as the caller gets it, and the tokens (T, H) to go on with: those that he gets, so that
+        their gradients are the state's."""
+        shown = self.unpack(x)
+        if not x.requires_grad:
+            return shown, x
+        if self.packing is None:
+            return shown, shown[0] if self.row else shown
+        tokens = self.packing.pack(shown)
+        if self.keep is not None:  # of a masked token he gets zeros, and the next layer reads it all the same
+            tokens = torch.where(self._kept(shown).flatten(0, 1), tokens, x)
+        return shown, tokens
+
+    def _kept(self, x: Tensor) -> Tensor:
+        return self.keep.reshape(*self.keep.shape, *[1] * (x.dim() - 2))

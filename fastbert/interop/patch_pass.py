@@ -71,7 +71,7 @@ class Pass:
             hidden,
             tokens.layout,
             self.key,
-            show=tokens.show if self.states else None,
+            show=tokens.shape.show if self.states else None,
             mask_dtype=self._mask_dtype(hidden),
         )
         pooled = None

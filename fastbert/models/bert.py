@@ -129,7 +129,7 @@ class BertModel(PreTrainedModel):
         rows = only
         if only is not None and self.pooler is not None:
             rows = torch.cat([tokens.pooled_rows(), only])
-        show = tokens.show if keep_states else None
+        show = tokens.shape.show if keep_states else None
         hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states), rows, show)
         pooled = None
         if self.pooler is not None and only is None:

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..model_config import ModelConfig
 from ..modules.encoder import lay_out
 from ..modules.layout import Layout, PackedLayout
-from ..packing import PackedBatch, Packing, checked_bounds
+from ..packing import CallerShape, PackedBatch, Packing, checked_bounds
 from ..rng import DropoutKey
 
 
@@ -44,21 +44,14 @@ class Tokens:
     key: DropoutKey | None = None
     causal: bool = False
 
+    @property
+    def shape(self) -> CallerShape:
+        """As the caller came."""
+        return CallerShape(self.packing, self.keep, self.row)
+
     def unpack(self, x: Tensor) -> Tensor:
         """(T, ...) -> (B, S, ...) with zeros at masked tokens, or as the caller came."""
-        if self.packing is None:
-            return x[None] if self.row else x
-        x = self.packing.unpack(x)
-        if self.keep is None:
-            return x
-        return x.masked_fill(~self.keep.reshape(*self.keep.shape, *[1] * (x.dim() - 2)), 0.0)
-
-    def show(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A hidden state as the caller gets it, and the (T, H) tokens to go on with: his own where that loses nothing,
-        so that their gradients are those of the state."""
-        shown = self.unpack(x)
-        through = self.packing is not None and self.keep is None and x.requires_grad
-        return shown, self.packing.pack(shown) if through else x
+        return self.shape.unpack(x)
 
     def pack(self, x: Tensor) -> Tensor:
         """Labels in the caller's shape -> (T,)."""

@@ -139,7 +139,7 @@ class GPTModel(GPTPreTrainedModel):
                 needs_first_column=False, needs_attentions=False,
             )  # fmt: skip
         hidden = self.embed(tokens.input_ids, tokens.position_ids, key, tokens.inputs_embeds)
-        hidden, states = self.run(hidden, tokens.layout, key, tokens.show if keep_states else None)
+        hidden, states = self.run(hidden, tokens.layout, key, tokens.shape.show if keep_states else None)
         return Encoded(tokens, hidden, None, tuple(states) if states else None, None)
 
     def embed(self, input_ids, position_ids: Tensor, key: DropoutKey | None, inputs_embeds=None) -> Tensor:

@@ -14,7 +14,7 @@ from .. import fp8, ops, rng
 from ..config import BertConfig
 from ..errors import InputError
 from ..outputs import EncoderOutput
-from ..packing import Packing, checked_bounds
+from ..packing import CallerShape, Packing, checked_bounds
 from ..rng import DropoutKey
 from .layer import BertLayer
 from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, causal_mask, keys_kept, wants_gradient
@@ -270,25 +270,17 @@ class BertEncoder(nn.Module):
             keep = keep.clone()
             keep[:, 0] |= keep.any(1)
 
-        def unpack(x: Tensor) -> Tensor:
-            x = packing.unpack(x)
-            return x if keep is None else x.masked_fill(~keep[..., None], 0.0)
-
-        def show(state: Tensor) -> tuple[Tensor, Tensor]:
-            shown = unpack(state)
-            # Where nothing is lost the next layer reads what is given back, whose gradient then is the state's.
-            return shown, packing.pack(shown) if keep is None and state.requires_grad else state
-
+        shape = CallerShape(packing, keep)
         additive = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.is_floating_point()
         x, states, attentions = self.run_as_transformers(
             packing.pack(hidden_states),
             layout,
             key,
-            show=show if output_hidden_states else None,
+            show=shape.show if output_hidden_states else None,
             mask_dtype=attention_mask.dtype if additive else None,
         )
         output = EncoderOutput(
-            last_hidden_state=unpack(x),
+            last_hidden_state=shape.unpack(x),
             hidden_states=tuple(states) if states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
@@ -307,10 +299,7 @@ class BertEncoder(nn.Module):
             max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
         layout = PackedLayout(cu_seqlens, int(max_seqlen), self.config.is_decoder)
 
-        def show(state: Tensor) -> tuple[Tensor, Tensor]:
-            shown = state[None] if row else state
-            return shown, shown[0] if row else state
-
+        shape = CallerShape(row=row)
         x = hidden_states[0] if row else hidden_states
-        x, states, _ = self.run_as_transformers(x, layout, key, show if keep_states else None)
-        return EncoderOutput(x[None] if row else x, tuple(states) if states else None)
+        x, states, _ = self.run_as_transformers(x, layout, key, shape.show if keep_states else None)
+        return EncoderOutput(shape.unpack(x), tuple(states) if states else None)

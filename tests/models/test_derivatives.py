@@ -118,15 +118,46 @@ def test_gradients_of_each_example():
             torch.testing.assert_close(found[name][row], p.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("form", ["padded", "prefix", "packed", "packed row"])
+LEFT = MASK.flip(1)
+
+
+@pytest.mark.parametrize("mask", [None, MASK, LEFT], ids=["full", "prefix", "left"])
+def test_a_state_of_a_model_has_the_gradient_of_transformers(models, mask):
+    """At the tokens that are kept: of others transformers' have one too, and ours are zeros that nothing reads."""
+    kept = torch.ones_like(MASK) if mask is None else mask
+    x, weights = torch.randn(2, 5, 24), torch.randn(2, 5, 24) * kept[..., None]
+    found = {}
+    for name, of in models.items():
+        out = of.model(inputs_embeds=x, attention_mask=mask, output_hidden_states=True)
+        found[name] = torch.autograd.grad((out.last_hidden_state * weights).sum(), out.hidden_states)
+    for name in ("ours", "patched"):
+        for got, wanted in zip(found[name], found["theirs"], strict=True):
+            torch.testing.assert_close(got[kept.bool()], wanted[kept.bool()], rtol=1e-4, atol=1e-6)
+
+
+def test_a_state_of_packed_tokens_has_that_of_the_padded(models):
+    model, weights = models["ours"].model, torch.randn(5, 24)
+    bounds = torch.tensor([0, 5], dtype=torch.int32)
+    found = []
+    for given, more in ((X[:1], {}), (X[:1], {"cu_seqlens": bounds}), (X[0], {"cu_seqlens": bounds})):
+        out = model(inputs_embeds=given, output_hidden_states=True, **more)
+        found.append(torch.autograd.grad((out.last_hidden_state * weights).sum(), out.hidden_states))
+        assert [state.shape for state in out.hidden_states] == [given.shape] * 3
+    for wanted, row, flat in zip(*found, strict=True):
+        torch.testing.assert_close(row, wanted, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(flat, wanted[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", ["padded", "prefix", "left", "packed", "packed row"])
 def test_a_state_of_an_encoder_has_the_gradient_of_the_layers_above_it(form):
     """Those that the caller was given, as transformers' have it."""
     torch.manual_seed(0)
     encoder = fastbert.BertEncoder(fastbert.BertConfig(**SIZES)).double().eval()
     x = torch.randn(2, 5, 24, dtype=torch.float64)
-    options = {"prefix": {"attention_mask": MASK}, "padded": {}}.get(form, {"cu_seqlens": torch.tensor([0, 4, 10])})
+    mask = {"prefix": MASK, "left": LEFT}.get(form)
+    options = {"attention_mask": mask} if form[:6] != "packed" else {"cu_seqlens": torch.tensor([0, 4, 10])}
     x = {"packed": x.flatten(0, 1), "packed row": x.flatten(0, 1)[None]}.get(form, x)
-    weights = torch.randn_like(x) * (MASK[..., None] if form == "prefix" else 1)
+    weights = torch.randn_like(x) * (1 if mask is None else mask[..., None])
 
     def loss(encoder: nn.Module, x: Tensor, **more: bool):
         out = encoder(x, **options, **more)

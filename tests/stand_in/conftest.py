@@ -38,11 +38,15 @@ def library(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(library, tmp_path):
-    """Runs Python with these arguments; returns what it printed. ``site``: a directory whose modules come first."""
+    """Runs Python with these arguments; returns what it printed. ``children``: the processes that it starts have the
+    device too; pytest's plugin brings it to one alone."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import stand_in_gpu\n")
 
-    def run(*arguments: str, site: str = "", **variables: str) -> str:
-        paths = [site, Path(fastbert.__file__).parents[1], TESTS, TESTS / "triton"]
-        path = os.pathsep.join(str(p) for p in paths if p)
+    def run(*arguments: str, children: bool = False, **variables: str) -> str:
+        paths = [*([site] if children else []), Path(fastbert.__file__).parents[1], TESTS, TESTS / "triton"]
+        path = os.pathsep.join(map(str, paths))
         known = {"PYTHONPATH": path, stand_in_gpu.ENVIRONMENT: str(library), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *arguments]
         done = subprocess.run(command, env=os.environ | known | variables, cwd=tmp_path, capture_output=True, text=True)

@@ -22,12 +22,10 @@ ABSENT = (
 @pytest.fixture
 def rehearse(run, tmp_path):
     """The rows of these parts in a rehearsal."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import stand_in_gpu\n")  # the checks start processes
 
     def rehearse(parts: str, backend: str) -> dict[str, dict]:
         options = (str(tmp_path), "--dry-run", "--budget", "3000", "--only", parts)
-        run(str(SUITE), *options, site=str(tmp_path / "site"), FASTBERT_BACKEND=backend)
+        run(str(SUITE), *options, children=True, FASTBERT_BACKEND=backend)
         lines = (tmp_path / "rehearsal" / "results.jsonl").read_text().splitlines()
         rows = {row["name"]: row for row in map(json.loads, lines)}
         assert next(iter(rows.values()))["gpu"] == "a stand-in"

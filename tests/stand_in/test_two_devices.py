@@ -42,9 +42,6 @@ def test_two_devices_train_as_two_processes_of_a_cpu(run, tmp_path, command):
     pretraining_runs.prepare_data(tmp_path / "data")
     (tmp_path / "rows.tsv").write_text("sentence\tlabel\n" + "a fine film\t1\na dull one\t0\n" * 8)
     expected = ranks(run, tmp_path, command, **{stand_in_gpu.ENVIRONMENT: ""})
-    # So that every process of the launcher imports it first.
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import stand_in_gpu\n")
-    got = ranks(run, tmp_path, command, site=str(tmp_path / "site"))
+    got = ranks(run, tmp_path, command, children=True)
     assert len(got) == len(expected) > 2
     assert got == pytest.approx(expected, rel=1e-5)
