@@ -226,6 +226,14 @@ def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) ->
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _remedy(split: str, heldout: float | Collection[str]) -> str:
+    """What gives a split documents that has none."""
+    if isinstance(heldout, (int, float)):
+        change = "larger" if split == "heldout" else "smaller"
+        return f"each is put on a side by a hash of its text: give a {change} share, or more documents"
+    return "give names that " + ("documents have" if split == "heldout" else "not all documents have")
+
+
 def _write(
     root: Path, tokenizer: Tokenizer, encoded: Iterator[Encoded], shard_tokens: int, heldout: float | Collection[str]
 ) -> Manifest:
@@ -247,8 +255,10 @@ def _write(
         raise DataError("corpus: expected text, got not one token")
     for split in splits:
         if not entries[split]:
+            count = sum(entry.documents for other in splits for entry in entries[other])
             raise DataError(
-                f"corpus: expected documents for both splits with heldout = {heldout!r:.60}, got none for {split}"
+                f"heldout = {heldout!r:.60}: expected some of the {count} documents for each of two splits, "
+                f"got none for {split}; {_remedy(split, heldout)}"
             )
     tokens = sum(entry.tokens for split in splits for entry in entries[split])
     if unknown == tokens:

@@ -140,7 +140,8 @@ def _order(page: Page, results: dict) -> None:
         beside = f", held to the paper's {column['paper']}" if _has_paper(results, column) else ""
         page.text(f"{name}{beside}: {results['orders'][name]}")
     for (column, reason), pairs in _ties(results).items():
-        page.text(f"{column}: {len(pairs)} pairs of rows came out equal; {reason}.")
+        said = "a pair" if len(pairs) == 1 else f"{len(pairs)} pairs"
+        page.text(f"{column}: {said} of rows came out equal; {reason}.")
     against = [pair for pair in results["against_the_paper"] if pair["ours"]]
     if not against:
         return

@@ -98,6 +98,23 @@ def test_heldout_is_by_text(vocab, tmp_path):
     assert len(sides[0]) == manifest.counts["heldout"]["documents"]
 
 
+@pytest.mark.parametrize(
+    ("heldout", "said"),
+    [
+        (1e-9, "got none for heldout; each is put on a side by a hash of its text: give a larger share, or more"),
+        (1 - 1e-9, "got none for train; each is put on a side by a hash of its text: give a smaller share, or more"),
+        (["e"], "got none for heldout; give names that documents have"),
+        (["d0", "d1", "d2"], "got none for train; give names that not all documents have"),
+    ],
+)
+def test_an_empty_split_is_told_with_what_would_help(vocab, tmp_path, heldout, said):
+    documents = [(f"d{n}", [f"story {n}"]) for n in range(3)]
+    with pytest.raises(DataError) as caught:
+        prepare(documents, vocab, tmp_path / "data", heldout=heldout)
+    assert str(caught.value).startswith("heldout = ")
+    assert f"expected some of the 3 documents for each of two splits, {said}" in str(caught.value)
+
+
 def test_parts_of_a_long_document_stay_together(vocab, tmp_path, monkeypatch):
     from fastbert.data import corpus
 
