@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..errors import DataError
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
+from .conll_words import check_words
 from .files import read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import expected, in_scheme_of, is_tag, letters_of
@@ -22,6 +23,7 @@ from .tagging import expected, in_scheme_of, is_tag, letters_of
 DOCUMENT = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")
 _BREAKS = re.compile(r"[\t\r\n]")
+_COMMENT = re.compile(r"##?[ \t]|###MEDLINE:")
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 """The columns of data-set hubs."""
 
@@ -107,25 +109,29 @@ class _Table:
 def _table(path: str | os.PathLike) -> _Table:
     """Reads a file.
 
-    Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them; a line that
-    has a tag is none, for # may be a word.
+    Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them, and
+    JNLPBA's ``###MEDLINE:95369245``; a line that has a tag is none, for # may be a word.
     """
     blocks = list(_blocks(path))
     tabs = by_tabs(blocks)
-    lines = [[split(line, tabs) for _, line in block.lines] for block in blocks]
-    columns = [found for block in lines for found in block]
-    width = len(next((found for found in columns if found[0] != "#"), columns[0] if columns else ()))
-    letters = letters_of([last for *_, last in block] for block in lines)
+    lines = [[(line, split(line, tabs)) for _, line in block.lines] for block in blocks]
+    columns = [found for block in lines for _, found in block]
+    first = columns[0] if columns else ()
+    width = len(next((found for block in lines for line, found in block if not _COMMENT.match(line)), first))
+    letters = letters_of([found[-1] for _, found in block] for block in lines)
     labelled = width > 1 and any(is_tag(last, letters) for *_, last in columns)
 
-    def is_comment(found: list[str]) -> bool:
-        return (
-            found[0] == "#" and len(found) > 1 and (not is_tag(found[-1], letters) if labelled else len(found) != width)
-        )
+    def is_comment(pair: tuple[str, list[str]]) -> bool:
+        line, found = pair
+        if not _COMMENT.match(line):
+            return False
+        if labelled:
+            return not is_tag(found[-1], letters)
+        return (line.count("\t") + 1 if tabs else len(found)) != width
 
-    for block, found in zip(blocks, lines, strict=True):
-        words = list(itertools.dropwhile(is_comment, found))
-        block.lines = block.lines[len(found) - len(words) :]
+    for block, pairs in zip(blocks, lines, strict=True):
+        words = list(itertools.dropwhile(is_comment, pairs))
+        block.lines = block.lines[len(pairs) - len(words) :]
     return _Table([block for block in blocks if block.lines or block.broken], tabs, width, letters, labelled)
 
 
@@ -140,7 +146,8 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     table = _table(path)
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
-    _check_words(path, table)
+    lines = [[(number, line, split(line, table.tabs)) for number, line in block.lines] for block in table.blocks]
+    check_words(called(path), lines)
     rows, opening = [], None
     for index, block in enumerate(table.blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.
@@ -156,30 +163,6 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     if not rows:
         raise bad_rows.none_left(path, "sentences")
     return rows
-
-
-def _check_words(path: str | os.PathLike, table: _Table) -> None:
-    """Raises DataError where the first column is not the words: in GermEval's files and CoNLL-U it numbers them, which
-    would be learned in place of them; in CoNLL-2012's (OntoNotes) it names the document."""
-    first = next(((line, text) for block in table.blocks for line, text in block.lines), (0, ""))
-    if first[1].startswith("#begin document"):
-        raise DataError(
-            f"{called(path)}, line {first[0]}: expected a word a line with its tag last, got a document of CoNLL-2012 "
-            "(OntoNotes), whose words are in the fourth column and whose entities are in brackets; write the two as "
-            "'word tag' first"
-        )
-    numbered = [
-        [split(line, table.tabs)[0] for _, line in block.lines] == [str(n + 1) for n in range(len(block.lines))]
-        for block in table.blocks
-        if block.lines
-    ]
-    longest = max((len(block.lines) for block in table.blocks), default=0)
-    if table.width > 2 and longest > 1 and all(numbered):
-        [(line, _), *_] = next(block.lines for block in table.blocks if block.lines)
-        raise DataError(
-            f"{called(path)}, line {line}: expected the word in the first column, got the numbers of words in every "
-            "sentence; leave that column out (cut -f 2- does)"
-        )
 
 
 def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool) -> list[Sentence]:

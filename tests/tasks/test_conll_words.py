@@ -1,0 +1,84 @@
+"""Published files of tagged words whose first column is not the words: refused with a command that mends them, which is
+run here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from fastbert.errors import DataError
+from fastbert.tasks import registry
+
+# Columns of the data sets named, rows made up.
+WIKINEURAL = "0\tThe\tO\n1\tBonn\tB-LOC\n\n0\tJa\tO\n"  # and MultiNERD
+GERMEVAL = (
+    "#\thttp://de.wikipedia.org/wiki/X [2009-10-17]\n1\tThe\tO\tO\n2\tBonn\tB-LOC\tB-ORG\n\n#\tx [1]\n1\tJa\tO\tO\n"
+)
+CONLL_U = "# sent_id = 1\n# text = The Bonn\n1\tThe\tO\n2\tBonn\tB-LOC\n\n# text = Ja\n1\tJa\tO\n"
+WIKIANN = "en:The\tO\nen:Bonn\tB-LOC\n\nen:Ja\tO\n"
+MIT = "O\tThe\nB-LOC\tBonn\n\nO\tJa\n"
+TWO = [(("The", "Bonn"), ("O", "B-LOC")), (("Ja",), ("O",))]
+
+
+def read(path, content, predicting=False):
+    path.write_text(content)
+    task = registry.get("ner")
+    task.predicting = predicting
+    return [(row.texts, row.label) for row in task.read(path)]
+
+
+@pytest.mark.parametrize("predicting", [False, True])
+@pytest.mark.parametrize(
+    ("content", "line", "reason", "command"),
+    [
+        (WIKINEURAL, 1, "got the numbers of words in every sentence", "cut -f 2- FILE"),
+        (GERMEVAL, 2, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2,3"),
+        (CONLL_U, 3, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2-"),
+        (WIKIANN, 1, "got 'en:' before every word", "sed 's/^en://' FILE"),
+        (MIT, 1, "and its tag in the last, got tags in the first", "awk 'NF {print $2, $1; next} {print}' FILE"),
+    ],
+)
+def test_what_is_no_word_is_refused_and_the_command_helps(tmp_path, content, line, reason, command, predicting):
+    path = tmp_path / "f.tsv"
+    with pytest.raises(DataError, match=rf"f.tsv, line {line}: expected the word in the first .*{reason}") as refused:
+        read(path, content, predicting)
+    advised = re.search(r"\(((?:cut|grep|sed|awk) .*?) (?:does|keeps)", str(refused.value))[1]
+    assert advised.replace(" FILE", "") == command.replace(" FILE", "").replace("grep -v '^#' | cut -f 2-", "cut -f 2-")
+    command = command.replace("FILE", str(path))
+    mended = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
+    assert read(path, mended) == TWO
+
+
+@pytest.mark.parametrize(
+    "content", ["word,tag\nEU,B-ORG\nsays,O\n", "Sentence #,Word,POS,Tag\n1,EU,NNP,B-org\n,of,IN,O\n"]
+)
+def test_commas_part_no_columns(tmp_path, content):
+    for predicting in (False, True):
+        with pytest.raises(DataError, match="line 1: expected columns parted by blanks or tabs, got commas"):
+            read(tmp_path / "f.csv", content, predicting)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "http://a\nhttp://b\n",
+        "O\nB-LOC\n",  # words that look like tags, without a second column
+        "O O\nO O\n",
+        "B-52 O\nI-95 O\n",
+        "1 CD O\n\n2 CD O\n3 CD O\n",
+        "a:b O\na:c O\n",
+        ", ,\n. .\n",
+    ],
+)
+def test_odd_words_are_words(tmp_path, content):
+    rows = read(tmp_path / "f.txt", content)
+    assert [word for words, _ in rows for word in words] == [line.split()[0] for line in content.splitlines() if line]
+
+
+def test_comments_of_medline_and_klue(tmp_path):
+    rows = read(tmp_path / "f.txt", "###MEDLINE:95369245\n\nThe\tO\nBonn\tB-LOC\n\n###MEDLINE:9\n\nJa\tO\n")
+    assert rows == TWO
+    text = "## klue-ner-v1_train_00000\t<Bonn:LC> x\nThe\tO\nBonn\tB-LOC\n\n## klue-ner-v1\tJa\nJa\tO\n\n##\tO\n"
+    assert read(tmp_path / "f.txt", text) == [*TWO, (("##",), ("O",))]
