@@ -36,7 +36,7 @@ def exported(name: str, form: str, labels=True) -> tuple[bytes, list[Row]]:
         shown = label if labels else -1.0 if name == "stsb" else -1
         records.append({**dict(zip(columns, texts, strict=True)), "label": shown, "idx": 10 + number})
         rows.append(Row(str(10 + number), texts, word if labels else None))
-    if form == "jsonl":
+    if form in ("json", "jsonl"):
         return "".join(json.dumps(record) + "\n" for record in records).encode(), rows
     if form == "parquet":
         return parquet(records, {"label": pa.float32() if name == "stsb" else pa.int64(), "idx": pa.int32()}), rows

@@ -74,7 +74,8 @@ def read_json_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iter
             bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {getattr(error, 'msg', error)}")
             continue
         if not isinstance(row, dict):
-            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
+            many = "; jq -c '.[]' makes a line of each of its objects" if isinstance(row, list) else ""
+            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}{many}")
             continue
         yield number, row
 

@@ -12,7 +12,7 @@ from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows
 from .files import read_json_lines
 
-JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet", ".pq")
 BATCH = 1024
 """Rows of a Parquet file that are Python objects at a time."""

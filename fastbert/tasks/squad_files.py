@@ -56,8 +56,9 @@ def _parsed(text: str, path: str | os.PathLike) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
+        lines = "; JSON lines are read from a file called .jsonl" if error.msg == "Extra data" else ""
         raise DataError(
-            f"{called(path)}, line {error.lineno}: expected JSON, got what fails with: {error.msg}"
+            f"{called(path)}, line {error.lineno}: expected JSON, got what fails with: {error.msg}{lines}"
         ) from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets in brackets
         raise DataError(f"{called(path)}: expected JSON, got what fails with: {error}") from None
@@ -72,7 +73,7 @@ def read_questions(
         impossible: whether questions without an answer belong to the task (version 2.0).
         ignore_answers: answers that are none of the task's are no answers, where else their question is a bad row.
     """
-    if is_hub_file(path):
+    if is_hub_file(path) and not os.fspath(path).lower().endswith(".json"):  # SQuAD's own form has that name
         return _read_records(path, bad_rows, impossible, ignore_answers)
     if os.fspath(path) == "-":
         lines = list(read_lines(path, bad_rows))

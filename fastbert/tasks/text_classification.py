@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .bad_rows import BadRows, numbered
+from .bad_rows import numbered
 from .base import LabelColumns, Row
 from .classification import Classification
-from .files import read_json_lines, shorten
+from .files import shorten
 from .hub_files import Record, is_hub_file, read_records
 
 _BREAKS = re.compile(r"[\t\r\n]")
@@ -34,8 +34,6 @@ class TextClassification(Classification):
     def read(self, path: str | os.PathLike) -> list[Row]:
         if is_hub_file(path):
             rows = self._rows(path, read_records(path, self.bad_rows))
-        elif os.fspath(path).endswith(".json"):
-            rows = self._rows(path, _json_records(path, self.bad_rows))
         else:
             rows = super().read(path)
         # Sentiments may be -1, 0 and 1; hubs give -1 to every row of a test file.
@@ -82,11 +80,6 @@ class TextClassification(Classification):
         super().restore(config)
         names = {int(index): name for index, name in config.id2label.items()}
         self.labels = tuple(names[index] for index in sorted(names))
-
-
-def _json_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
-    for number, values in read_json_lines(path, bad_rows):
-        yield Record(f"{path}, line {number}", values)
 
 
 def _named(label: Any, names: Sequence[str]) -> str:

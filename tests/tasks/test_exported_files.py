@@ -30,7 +30,7 @@ def read(tmp_path):
 
 
 @pytest.mark.parametrize("name", HUB)
-@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
 def test_the_hubs_columns_and_numbers(name, form, read):
     content, rows = exported(name, form)
     assert read(name, content, f"train.{form}") == rows
@@ -210,6 +210,25 @@ def test_swag_as_json_lines(read):
     assert rows == [Row("0", texts, "2"), Row("1", texts, None)]
     with pytest.raises(DataError, match="line 1: expected all columns"):
         read("swag", b'{"sent1": "A"}\n', "swag.jsonl")
+
+
+def test_json_lines_called_json(read):
+    """So CLUE's are called, and what `datasets` writes."""
+    swag = {"sent1": "A man.", "sent2": "He", **{f"ending{i}": f"goes {i}." for i in range(4)}, "label": 2}
+    [row] = read("swag", (json.dumps(swag) + "\n").encode(), "train.json")
+    assert row.label == "2"
+    content = json.dumps({"tokens": ["EU", "says"], "ner_tags": ["B-ORG", "O"]}).encode()
+    for predicting in (False, True):
+        task = registry.get("ner")
+        task.predicting = predicting
+        [row] = read(task, content, "train.json")
+        assert (row.texts, row.label) == (("EU", "says"), ("B-ORG", "O"))
+    for name in ("ner", "swag", "stsb"):  # KLUE's are one list
+        with pytest.raises(DataError, match=r"line 1: expected a JSON object, got list; jq -c '\.\[\]' makes a line"):
+            read(name, b'[{"guid": "klue"}]', "train.json")
+    flat = b'{"id": "1", "context": "a b", "question": "Q?", "answers": {"text": ["b"], "answer_start": [2]}}\n'
+    with pytest.raises(DataError, match=r"line 2: expected JSON, .*; JSON lines are read from a file called \.jsonl"):
+        read("squad1", flat * 2, "train.json")
 
 
 FOUR = ["goes.", "sits.", "runs.", "is."]
