@@ -100,9 +100,10 @@ def _tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Ite
 
 
 def _unquoted(field: str) -> str:
-    """A field that a CSV writer has put in quotes, because it holds some; authors' quotes do not come in such pairs."""
+    """A field that a CSV writer has put in quotes because it holds some, which are doubled then; authors' quotes do not
+    come in such pairs, and a sentence of theirs may be one quotation."""
     inner = field[1:-1]
-    if len(field) < 2 or not field.startswith('"') or not field.endswith('"') or '"' in inner.replace('""', ""):
+    if '""' not in inner or not field.startswith('"') or not field.endswith('"') or '"' in inner.replace('""', ""):
         return field
     return inner.replace('""', '"')
 

@@ -96,6 +96,13 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
             'sentence1\tsentence2\tlabel\tidx\n"A" b\t"c\t1\t0\n',
             [Row("0", ('"A" b', '"c'), "not_entailment")],
         ),
+        # A sentence of PAWS that is one quotation.
+        (
+            "mrpc",
+            "train.tsv",
+            'id\tsentence1\tsentence2\tlabel\n7\t"The 1975"\t"""X"", he said"\t0\n',
+            [Row("7", ('"The 1975"', '"X", he said'), "0")],
+        ),
     ],
 )
 def test_other_exports(task, file, content, rows, read):
