@@ -140,6 +140,8 @@ def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
             return called[value]
     # The class's order: the instance's may be that of a model.
     words = getattr(type(task), "labels", ())
+    if isinstance(value, bool) and words and text not in words:
+        return str(value)  # true is no class number: of WiC and BoolQ it is the first of two, of others the second
     if not words or text in words:
         return text
     whole = text.removesuffix(".0")  # pandas makes floats of numbers that it has with gaps

@@ -134,6 +134,13 @@ def test_other_exports(task, file, content, rows, read):
             "line 1: expected the columns sentence1, s",
         ),
         ("rte", "a.jsonl", '{"sentence1": "A"\n', "line 1: expected a JSON object"),
+        # SuperGLUE's WiC: false was read as the first label, entailment.
+        (
+            "rte",
+            "a.jsonl",
+            '{"sentence1": "A", "sentence2": "B", "label": false}\n',
+            "line 1: expected the label to be one of entailment, not_entailment, got 'False'",
+        ),
         ("stsb", "a.csv", RTE + "A,B,5.5,0\n", "line 2: expected a number from 0 to 5"),
         ("cola", "a.csv", "sentence,label,idx\nA,1,0\n\xff,1,1\n", "line 3: expected UTF-8"),
         ("sst2", "a.csv", "sentence,label,idx\n", "expected rows, got none"),
