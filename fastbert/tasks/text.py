@@ -91,6 +91,8 @@ class TextTask(Task):
         texts_at = [table.position(column) for column in self.text_columns]
         self.label_columns = LabelColumns(table.where, (self.label_column,), table.header)
         label_at, id_at = table.position(self.label_column), table.position(self.id_column)
+        if self.predicting and label_at is not None and table.header == self.bare_columns:
+            self._check_bare(table.where, table.lines[0].fields[label_at].strip())
         rows, seen = [], set()
         for line in table.lines:
             name = str(line.index) if id_at is None else line.fields[id_at].strip()
@@ -106,6 +108,17 @@ class TextTask(Task):
         if not rows:
             raise self.bad_rows.none_left(path, "rows")
         return rows
+
+    def _check_bare(self, where: str, label: str) -> None:
+        """The number of its columns alone says that a file without a header is the task's: RTE's are as many as CoLA's,
+        and predictions ask nobody for labels. So the first label must be one."""
+        try:
+            self.parse(label)
+        except ValueError as error:
+            columns = ", ".join(self.bare_columns)
+            raise DataError(
+                f"{where}: of {len(self.bare_columns)} columns without a header ({columns}) {error}"
+            ) from None
 
     def answer(self, text: str) -> Any:
         """What a file has for a label, as the metric compares it; None for another where labels are ignored."""

@@ -213,6 +213,21 @@ def test_labels_that_nobody_needs_may_be_any(read, task, name, content):
     assert second.label is not None
 
 
+@pytest.mark.parametrize(
+    ("task", "content", "reason"),
+    [
+        ("cola", "index\tsentence1\tsentence2\tlabel\n0\tA\tB\tentailment\n", "of 4 columns .*'sentence1'"),
+        ("cola", "code\tclass\tstar\tphrase\ngj04\t1\t\tA\n", "of 4 columns without a header .* 0, 1, got 'class'"),
+        ("stsb", "a\tb\tc\td\te\tf\tg\n", "of 7 columns .* expected a number from 0 to 5, got 'e'"),
+    ],
+)
+def test_a_file_of_as_many_columns_is_not_the_tasks(read, task, content, reason):
+    task = registry.get(task)
+    for task.predicting in (False, True):
+        with pytest.raises(DataError, match=f"line 1: {reason if task.predicting else 'expected'}"):
+            read(task, content.encode(), "test.tsv")
+
+
 # --- SWAG, SQuAD, CoNLL ---
 
 
