@@ -213,6 +213,15 @@ def test_labels_that_nobody_needs_may_be_any(read, task, name, content):
     assert second.label is not None
 
 
+def test_similarities_of_0_to_1_are_told(read, caplog):
+    """sentence-transformers/stsb has a fifth of GLUE's scores under the same names of columns."""
+    for scale, told in ((5, False), (1, True)):
+        caplog.clear()
+        lines = [f"A,B,{scale * n / 20}\n" for n in range(21)]
+        assert len(read("stsb", ("sentence1,sentence2,score\n" + "".join(lines)).encode(), "train.csv")) == 21
+        assert ("train.csv: expected scores from 0 to 5, got 21 from 0 to 1" in caplog.text) == told
+
+
 @pytest.mark.parametrize(
     ("task", "content", "reason"),
     [
