@@ -140,6 +140,8 @@ def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
             return called[value]
     # The class's order: the instance's may be that of a model.
     words = getattr(type(task), "labels", ())
+    if isinstance(value, int) and 0 <= value < len(names) != len(words):
+        text = names[value]  # of more classes or fewer the numbers mean something else than the task's
     if isinstance(value, bool) and words and text not in words:
         return str(value)  # true is no class number: of WiC and BoolQ it is the first of two, of others the second
     if not words or text in words:

@@ -36,6 +36,8 @@ def read(tmp_path):
 
 
 PAIR = {"premise": "A", "hypothesis": "B"}
+NLI = {"label": ["entailment", "neutral", "contradiction"]}
+FIVE = {"label": ["bad", "slightly bad", "neutral", "slightly good", "good"]}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,14 @@ def test_ner_without_tags_and_of_documents(read):
         ("rte", [{"sentence1": "A", "sentence2": "B", "label": 7}], None, "row 1: expected the label to be one of"),
         ("swag", [{"sent1": "A"}], None, "row 1: expected all columns"),
         ("sst2", [{"sentence": 3, "label": 1}], None, "row 1: expected texts in sentence"),
+        # MNLI's and SST-5's second class is not the second of RTE and SST-2.
+        (
+            "rte",
+            [PAIR | {"label": n} for n in range(3)],
+            NLI,
+            "row 2: .* one of entailment, not_entailment, got 'neutral'",
+        ),
+        ("sst2", [{"text": "A", "label": 1}], FIVE, "row 1: expected the label to be one of 0, 1, got 'slightly bad'"),
     ],
 )
 def test_what_cannot_be_used_is_named(task, records, names, reason, read):
