@@ -219,7 +219,8 @@ def _full(index: int, values: dict[str, str]) -> Row:
 
 def _joined(beginning: str, endings: Sequence[str]) -> list[str]:
     if len(endings) != CHOICES or not all(endings):
-        raise ValueError(f"expected {CHOICES} endings, got an empty one")
+        got = "an empty one" if len(endings) == CHOICES else len(endings)
+        raise ValueError(f"expected {CHOICES} endings, got {got}")
     return [f"{beginning} {ending}".strip() for ending in endings]
 
 

@@ -47,6 +47,7 @@ def read_table(
     optional: Sequence[str] = (),
     *,
     bare: Sequence[Sequence[str]] = (),
+    form: str = "a tab-separated file",
     extra: bool = False,
     bad_rows: BadRows = STRICT,
     lines: Iterator[tuple[int, str]] | None = None,
@@ -58,6 +59,7 @@ def read_table(
         needed: columns that a header must have; it may have others, in any order.
         optional: columns to keep where there are such; others are dropped (MNLI's parse trees are most of its file).
         bare: the columns of files without header, where a task has such; they differ in their number.
+        form: what messages call a file with a header.
         extra: a row may have more columns than the header names; they are left out.
         bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
         lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
@@ -71,14 +73,16 @@ def read_table(
     if first is None:
         if bad_rows.reasons:  # lines there are
             raise bad_rows.none_left(path, "rows")
-        raise DataError(f"{path}: expected {_expected(needed, bare)}, got an empty file")
+        raise DataError(f"{path}: expected {_expected(needed, bare, form)}, got an empty file")
     columns = tuple(name.strip() for name in first[1].split("\t"))
     pending = []
     if not set(needed) <= set(columns):
-        form = next((form for form in bare if _fits(columns, form, extra)), None)
-        if form is None:
-            raise DataError(f"{path}, line {first[0]}: expected {_expected(needed, bare)}, got {shorten(first[1])!r}")
-        columns, pending = tuple(form), [first]
+        found = next((one for one in bare if _fits(columns, one, extra)), None)
+        if found is None:
+            raise DataError(
+                f"{path}, line {first[0]}: expected {_expected(needed, bare, form)}, got {shorten(first[1])!r}"
+            )
+        columns, pending = tuple(found), [first]
     kept = tuple(name for name in (*needed, *optional) if name in columns)
     at = [columns.index(name) for name in kept]
     # Lines before a header are none of the table's; where there is no header the first line is a row.
@@ -111,6 +115,8 @@ def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:
     return len(fields) == len(columns) or (extra and len(fields) > len(columns))
 
 
-def _expected(needed: Sequence[str], bare: Sequence[Sequence[str]]) -> str:
-    header = f"the header of a tab-separated file with the columns {', '.join(map(repr, needed))}"
-    return ", or ".join([header, *(f"{len(form)} columns without a header ({', '.join(form)})" for form in bare)])
+def _expected(needed: Sequence[str], bare: Sequence[Sequence[str]], form: str) -> str:
+    header = f"the header of {form} with the columns {', '.join(map(repr, needed))}"
+    return ", or ".join(
+        [header, *(f"{len(columns)} columns without a header ({', '.join(columns)})" for columns in bare)]
+    )

@@ -84,6 +84,7 @@ class TextTask(Task):
             self.text_columns,
             (self.label_column, self.id_column),
             bare=bare,
+            form="a tab-separated file (or .csv)",
             extra=self.extra_columns,
             bad_rows=self.bad_rows,
             lines=lines if first is None else itertools.chain([first], lines),

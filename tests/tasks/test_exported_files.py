@@ -301,7 +301,7 @@ def test_sets_of_four_endings_on_hubs(values, texts, label, form, read):
 
 def test_three_endings_are_no_four(read):
     values = {"ctx_a": "A man.", "ctx_b": "", "endings": FOUR[:3], "label": 0}
-    with pytest.raises(DataError, match="line 1: expected 4 endings"):
+    with pytest.raises(DataError, match="line 1: expected 4 endings, got 3"):
         read("swag", (json.dumps(values) + "\n").encode(), "train.jsonl")
 
 

@@ -83,7 +83,9 @@ def test_a_row_without_text_or_of_another_width_is_named(name, write):
 @pytest.mark.parametrize("name", sorted(set(TASKS) - {"cola", "stsb"}))
 def test_a_file_without_its_header_is_not_read_as_data(name, write):
     content, _ = LABELLED[name]
-    with pytest.raises(DataError, match=r"line 1: expected the header of a tab-separated file with the columns '"):
+    with pytest.raises(
+        DataError, match=r"line 1: expected the header of a tab-separated file \(or .csv\) with the columns '"
+    ):
         registry.get(name).read(write(content.split(b"\n", 1)[1]))
 
 
