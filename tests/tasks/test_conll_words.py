@@ -33,11 +33,11 @@ def read(path, content, predicting=False):
 @pytest.mark.parametrize(
     ("content", "line", "reason", "command"),
     [
-        (WIKINEURAL, 1, "got the numbers of words in every sentence", "cut -f 2- FILE"),
+        (WIKINEURAL, 1, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2-"),
         (GERMEVAL, 2, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2,3"),
         (CONLL_U, 3, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2-"),
-        (WIKIANN, 1, "got 'en:' before every word", "sed 's/^en://' FILE"),
-        (MIT, 1, "and its tag in the last, got tags in the first", "awk 'NF {print $2, $1; next} {print}' FILE"),
+        (WIKIANN, 1, "got 'en:' before every word", "sed 's/^en://'"),
+        (MIT, 1, "and its tag in the last, got tags in the first", "awk 'NF {print $2, $1; next} {print}'"),
     ],
 )
 def test_what_is_no_word_is_refused_and_the_command_helps(tmp_path, content, line, reason, command, predicting):
@@ -45,10 +45,24 @@ def test_what_is_no_word_is_refused_and_the_command_helps(tmp_path, content, lin
     with pytest.raises(DataError, match=rf"f.tsv, line {line}: expected the word in the first .*{reason}") as refused:
         read(path, content, predicting)
     advised = re.search(r"\(((?:cut|grep|sed|awk) .*?) (?:does|keeps)", str(refused.value))[1]
-    assert advised.replace(" FILE", "") == command.replace(" FILE", "").replace("grep -v '^#' | cut -f 2-", "cut -f 2-")
-    command = command.replace("FILE", str(path))
+    assert advised == command
+    command = f"cat {path} | {command.replace('FILE', '')}"
     mended = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
     assert read(path, mended) == TWO
+
+
+def test_germevals_test_file_has_numbers_and_words(tmp_path):
+    text = "#\thttp://de.wikipedia.org/wiki/X [2009-10-17]\n1\tThe\n2\tBonn\n\n#\tx [1]\n1\tO\n"
+    with pytest.raises(DataError, match=r"line 2: expected the word in the first .*got the numbers of words"):
+        read(tmp_path / "f.tsv", text, predicting=True)
+    # Numbers with tags are words.
+    assert read(tmp_path / "f.tsv", "1\tO\n2\tO\n") == [(("1", "2"), ("O", "O"))]
+
+
+def test_conll_us_words_of_several_parts(tmp_path):
+    text = "1-2\tzum\t_\n1\tzu\tO\n2\tdem\tO\n2.1\tx\tO\n3\tBonn\tB-LOC\n"
+    with pytest.raises(DataError, match="got the numbers of words"):
+        read(tmp_path / "f.tsv", text, predicting=True)
 
 
 @pytest.mark.parametrize(
