@@ -74,10 +74,33 @@ def read_json_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iter
             bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {getattr(error, 'msg', error)}")
             continue
         if not isinstance(row, dict):
-            many = "; jq -c '.[]' makes a line of each of its objects" if isinstance(row, list) else ""
-            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}{many}")
+            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
             continue
         yield number, row
+
+
+def load_json(path: str | os.PathLike) -> tuple[Any, str]:
+    """The value of a JSON file (UTF-8, with or without byte-order mark; ``-`` is standard input), and its text."""
+    raw = sys.stdin.buffer.read() if os.fspath(path) == "-" else Path(path).read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{called(path)}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
+    return parse_json(text, path), text
+
+
+def parse_json(text: str, path: str | os.PathLike) -> Any:
+    """The value of a text that is a whole file; raises DataError with its line."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        lines = "; JSON lines are read from a file called .jsonl" if error.msg == "Extra data" else ""
+        raise DataError(
+            f"{called(path)}, line {error.lineno}: expected JSON, got what fails with: {error.msg}{lines}"
+        ) from None
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets in brackets
+        raise DataError(f"{called(path)}: expected JSON, got what fails with: {error}") from None
 
 
 def check_text(text: str) -> None:

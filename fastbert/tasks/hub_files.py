@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows
-from .files import read_json_lines
+from .files import check_text, load_json, read_json_lines
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet", ".pq")
@@ -39,7 +39,8 @@ def is_hub_file(path: str | os.PathLike) -> bool:
 
 
 def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[Record]:
-    """The rows of a file of JSON lines or, by its name, of Parquet; those that are no rows go to ``bad_rows``.
+    """The rows of a file of JSON lines, of one JSON list or, by its name, of Parquet; those that are no rows go to
+    ``bad_rows``.
 
     Raises:
         DataError: a file that is no Parquet; or by bad_rows.
@@ -48,9 +49,33 @@ def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterato
     if os.fspath(path).lower().endswith(PARQUET):
         yield from _parquet(path, bad_rows)
         return
-    for number, values in read_json_lines(path, bad_rows):
+    listed = _is_list(path)
+    for number, values in _objects(path, bad_rows) if listed else read_json_lines(path, bad_rows):
         values = {key: value for key, value in values.items() if value is not None}
-        yield Record(f"{path}, line {number}", values)
+        yield Record(f"{path}, {'object' if listed else 'line'} {number}", values)
+
+
+def _is_list(path: str | os.PathLike) -> bool:
+    """Whether a file of JSON is one list, as KLUE's are; a pipe, which can be read but once, is taken to have lines."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+
+
+def _objects(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[tuple[int, dict]]:
+    """The objects of a file that is one list, with their numbers from 1; others are bad rows."""
+    values, _ = load_json(path)
+    for number, value in enumerate(values, 1):
+        got = None if isinstance(value, dict) else type(value).__name__
+        try:
+            check_text(json.dumps(value, ensure_ascii=False))
+        except ValueError as error:
+            got = error
+        if got is None:
+            yield number, value
+        else:
+            bad_rows.refuse(f"{path}, object {number}: expected a JSON object, got {got}")
 
 
 def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:

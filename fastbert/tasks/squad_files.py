@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 from ..errors import DataError
 from .bad_rows import BadRows, called
 from .base import Row
-from .files import atomic_write, check_text, read_lines, shorten
+from .files import atomic_write, check_text, load_json, parse_json, read_lines, shorten
 from .hub_files import is_hub_file, read_records
 
 
@@ -41,29 +40,6 @@ def span(context: str, answers: Answers) -> tuple[int, int] | None:
     return None
 
 
-def load_json(path: str | os.PathLike) -> tuple[Any, str]:
-    """The value of a JSON file (UTF-8, with or without byte-order mark; ``-`` is standard input), and its text."""
-    raw = sys.stdin.buffer.read() if os.fspath(path) == "-" else Path(path).read_bytes()
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{called(path)}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
-    return _parsed(text, path), text
-
-
-def _parsed(text: str, path: str | os.PathLike) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        lines = "; JSON lines are read from a file called .jsonl" if error.msg == "Extra data" else ""
-        raise DataError(
-            f"{called(path)}, line {error.lineno}: expected JSON, got what fails with: {error.msg}{lines}"
-        ) from None
-    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets in brackets
-        raise DataError(f"{called(path)}: expected JSON, got what fails with: {error}") from None
-
-
 def read_questions(
     path: str | os.PathLike, bad_rows: BadRows, *, impossible: bool, ignore_answers: bool = False
 ) -> list[Row]:
@@ -81,7 +57,7 @@ def read_questions(
         if lines and not first.lstrip().startswith(("{", "[")):
             return _typed(lines, bad_rows)
         text = "\n".join(line for _, line in lines)
-        value = _parsed(text, path)
+        value = parse_json(text, path)
     else:
         value, text = load_json(path)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):

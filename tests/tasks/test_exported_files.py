@@ -261,12 +261,28 @@ def test_json_lines_called_json(read):
         task.predicting = predicting
         [row] = read(task, content, "train.json")
         assert (row.texts, row.label) == (("EU", "says"), ("B-ORG", "O"))
-    for name in ("ner", "swag", "stsb"):  # KLUE's are one list
-        with pytest.raises(DataError, match=r"line 1: expected a JSON object, got list; jq -c '\.\[\]' makes a line"):
-            read(name, b'[{"guid": "klue"}]', "train.json")
     flat = b'{"id": "1", "context": "a b", "question": "Q?", "answers": {"text": ["b"], "answer_start": [2]}}\n'
     with pytest.raises(DataError, match=r"line 2: expected JSON, .*; JSON lines are read from a file called \.jsonl"):
         read("squad1", flat * 2, "train.json")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_of_objects(read, indent):
+    """KLUE's files, and what pandas writes."""
+    values = [{"guid": "klue-nli", "premise": f"A{n}", "hypothesis": "B", "gold_label": "neutral"} for n in range(3)]
+    content = json.dumps(values, indent=indent, ensure_ascii=False).encode()
+    for prefix in (b"", b"\xef\xbb\xbf", b"\n"):
+        rows = read("mnli", prefix + content, "dev.json")
+        assert rows == [Row(str(n), (f"A{n}", "B"), "neutral") for n in range(3)]
+    values[1:2] = [values[1] | {"gold_label": "-"}, 7, values[1] | {"premise": "\ud800"}]
+    content = json.dumps(values, indent=indent).encode()
+    with pytest.raises(DataError, match=r"dev.json, object 2: expected the label to be one of entailment, .* got '-'"):
+        read("mnli", content, "dev.json")
+    assert [row.id for row in read("mnli", content, "dev.json", skip=True)] == ["0", "4"]
+    with pytest.raises(DataError, match=r"dev.json, line 1: expected JSON, got what fails with"):
+        read("mnli", content.replace(b"\n", b"")[:-1], "dev.json")
+    with pytest.raises(DataError, match="object 1: expected a list of words in the column tokens or words, got None"):
+        read("ner", b'[{"guid": "klue"}]', "dev.json")
 
 
 FOUR = ["goes.", "sits.", "runs.", "is."]
