@@ -65,6 +65,7 @@ class SWAG(Task):
         elif set(FULL) <= set(header):
             make, records = _full, csv_records([first, *lines], header)
         elif len(first[1].split("\t")) in (len(CODAH), len(CODAH) - 1):
+            self._check_codah(f"{called(path)}, line {first[0]}", first[1].split("\t"))
             lines = itertools.chain([first], lines)
             make, records = _codah, ((number, line.split("\t")) for number, line in lines if line.strip())
         else:
@@ -73,6 +74,16 @@ class SWAG(Task):
                 f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, got {shorten(first[1])!r}"
             )
         return self._rows(path, make, ((f"{called(path)}, line {number}", fields) for number, fields in records))
+
+    def _check_codah(self, where: str, fields: Sequence[str]) -> None:
+        """The number of its columns alone says that a file is CODAH's, and predictions ask nobody for labels: so the
+        first must be one. A header's and another task's are none."""
+        label = fields[-1].strip()
+        if self.predicting and len(fields) == len(CODAH) and _label(label) not in (None, *map(str, range(CHOICES))):
+            raise DataError(
+                f"{where}: of CODAH's {len(CODAH)} columns without a header expected the label to be one of 0 to "
+                f"{CHOICES - 1}, got {label!r}"
+            )
 
     def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
         rows = []

@@ -227,6 +227,11 @@ def test_similarities_of_0_to_1_are_told(read, caplog):
     [
         ("cola", "index\tsentence1\tsentence2\tlabel\n0\tA\tB\tentailment\n", "of 4 columns .*'sentence1'"),
         ("cola", "code\tclass\tstar\tphrase\ngj04\t1\t\tA\n", "of 4 columns without a header .* 0, 1, got 'class'"),
+        (
+            "swag",
+            "category\tprompt\ta\tb\tc\td\tlabel\nx\tA\ta\tb\tc\td\t0\n",
+            "of CODAH's 7 columns .* 0 to 3, got 'label'",
+        ),
         ("stsb", "a\tb\tc\td\te\tf\tg\n", "of 7 columns .* expected a number from 0 to 5, got 'e'"),
     ],
 )
