@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..errors import DataError
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
-from .conll_words import check_words
+from .conll_words import check_tags, check_words
 from .files import read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import expected, in_scheme_of, is_tag, letters_of
@@ -148,6 +148,8 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     lines = [[(number, line, split(line, table.tabs)) for number, line in block.lines] for block in table.blocks]
     check_words(called(path), lines)
+    if not ignore_tags:
+        check_tags(called(path), lines)
     rows, opening = [], None
     for index, block in enumerate(table.blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.

@@ -59,6 +59,21 @@ def check_words(path: str, sentences: Sequence[Sequence[tuple[int, str, list[str
         )
 
 
+def check_tags(path: str, sentences: Sequence[Sequence[tuple[int, str, list[str]]]]) -> None:
+    """Raises DataError for tags of BMES, as Chinese data sets have them: IOBES with M- in place of I-.
+
+    Args: as of `check_words`.
+    """
+    last = [(number, found[-1]) for sentence in sentences for number, _, found in sentence if len(found) > 1]
+    seen = {tag[:2] for _, tag in last}
+    if "M-" in seen and "I-" not in seen and seen & {"E-", "S-"}:
+        number, tag = next((number, tag) for number, tag in last if tag.startswith("M-"))
+        raise DataError(
+            f"{path}, line {number}: expected tags of IOB, IOBES or BILOU, got {tag!r} of BMES; write I- for M- "
+            r"(sed -E 's/([ \t])M-([^ \t]+)$/\1I-\2/' does)"
+        )
+
+
 def _is_any_tag(text: str) -> bool:
     return any(is_tag(text, name) for name in LETTERS)
 

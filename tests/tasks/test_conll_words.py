@@ -96,3 +96,25 @@ def test_comments_of_medline_and_klue(tmp_path):
     assert rows == TWO
     text = "## klue-ner-v1_train_00000\t<Bonn:LC> x\nThe\tO\nBonn\tB-LOC\n\n## klue-ner-v1\tJa\nJa\tO\n\n##\tO\n"
     assert read(tmp_path / "f.txt", text) == [*TWO, (("##",), ("O",))]
+
+
+def test_bmes_is_refused_with_what_makes_iobes_of_it(tmp_path):
+    """The Chinese resumes and OntoNotes 4 are published so."""
+    path, text = (
+        tmp_path / "f.bmes",
+        "\u9ad8 B-NAME\n\u52c7 E-NAME\nM-1 O\n\u4e2d B-CONT\n\u56fd M-CONT\n\u7c4d E-CONT\nx S-CONT\n",
+    )
+    with pytest.raises(
+        DataError, match="line 5: expected tags of IOB, IOBES or BILOU, got 'M-CONT' of BMES"
+    ) as refused:
+        read(path, text)
+    command = re.search(r"\((sed .*) does\)", str(refused.value))[1]
+    mended = subprocess.run(["bash", "-c", f"{command} {path}"], capture_output=True, check=True, text=True).stdout
+    [(words, tags)] = read(path, mended)
+    assert words[2] == "M-1"
+    assert tags == ("B-NAME", "E-NAME", "O", "B-CONT", "I-CONT", "E-CONT", "S-CONT")
+    # Who asks for predictions needs no tags.
+    [(found, _)] = read(path, text, predicting=True)
+    assert found == words
+    with pytest.raises(DataError, match="line 2: expected the tag O, B-TYPE or I-TYPE, got 'M-LOC'"):
+        read(path, "a I-LOC\nb M-LOC\n")
