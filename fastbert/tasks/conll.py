@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import DataError
 from .bad_rows import STRICT, BadRows, called, numbered
@@ -46,12 +46,13 @@ class Sentence(Row):
 @dataclass
 class _Block:
     """Lines of one sentence with their numbers, and the -DOCSTART- line before them; broken, with the reason, where a
-    line is missing that is no UTF-8."""
+    line is missing that is no UTF-8; the columns of the lines, once it is known what parts them."""
 
     lines: list[tuple[int, str]]
     document: int | None
     opening: str | None
     broken: str | None = None
+    columns: list[list[str]] = field(default_factory=list)
 
 
 def _blocks(path: str | os.PathLike) -> Iterator[_Block]:
@@ -132,6 +133,7 @@ def _table(path: str | os.PathLike) -> _Table:
     for block, pairs in zip(blocks, lines, strict=True):
         words = list(itertools.dropwhile(is_comment, pairs))
         block.lines = block.lines[len(pairs) - len(words) :]
+        block.columns = [found for _, found in words]
     return _Table([block for block in blocks if block.lines or block.broken], tabs, width, letters, labelled)
 
 
@@ -146,10 +148,10 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     table = _table(path)
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
-    lines = [[(number, line, split(line, table.tabs)) for number, line in block.lines] for block in table.blocks]
-    check_words(called(path), lines)
+    lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in table.blocks), strict=True)]
+    check_words(called(path), lines, columns)
     if not ignore_tags:
-        check_tags(called(path), lines)
+        check_tags(called(path), lines, columns)
     rows, opening = [], None
     for index, block in enumerate(table.blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.
@@ -237,8 +239,7 @@ def _tags_of(record: Record, letters: str, num_words: int) -> tuple[str, ...] | 
 
 def _sentence(name: str, block: _Block, opening: str | None, table: _Table, ignore_tags: bool) -> Sentence:
     words, tags = [], []
-    for number, line in block.lines:
-        columns = split(line, table.tabs)
+    for (number, line), columns in zip(block.lines, block.columns, strict=True):
         if len(columns) != table.width:
             raise ValueError(f"line {number}: expected {table.width} columns, got {len(columns)}: {shorten(line)!r}")
         if table.labelled and not is_tag(columns[-1], table.letters) and not ignore_tags:
