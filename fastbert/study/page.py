@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from ..report import HtmlReport
 from ..tasks.files import atomic_write, write_json
 from .compare import CLEAR, CLEAR_MARGIN
 from .spec import PERPLEXITY
+
+# What `spec` calls the rows that it makes of one row and the shares in ``at``.
+_SHARE = re.compile(r"(.+), \d[\d.e+-]* %")
 
 
 class Page:
@@ -193,16 +197,22 @@ def _pretraining(page: Page, results: dict) -> None:
         "frequencies and nothing else, even those of the very tokens that it is asked for. One that has counted the "
         f"training text, as every row has read it, reaches {results['unigram_loss']:.3f} on the held-out text: a row "
         "above that has learned nothing, and one that is not clearly under the entropy next to nothing, so that its "
-        "fine-tuning starts from little more than chance. The weights are those of the least held-out loss, as every "
-        "pre-training leaves them: where they are of an earlier step than the last, the model had begun to overfit."
+        "fine-tuning starts from little more than chance. The weights are those of the least held-out loss (with "
+        "next-sentence prediction, of the sum of both losses), as every pre-training leaves them: where they are "
+        "of an earlier step than the last, the model had begun to overfit."
         + (" Rows that take one pre-training at several places have the weights of the step named." * _shares(results))
     )
 
 
 def _shares(results: dict) -> bool:
     """Whether rows take one pre-training at several places."""
-    places = {(row["pretraining"]["keys"][0], row["pretraining"]["steps"]) for row in results["rows"]}
-    return len(places) > len({key for key, _ in places})
+    return any(len(_places(results, row["pretraining"]["keys"][0])) > 1 for row in results["rows"])
+
+
+def _places(results: dict, key: str) -> set[int]:
+    """The steps after which rows take a pre-training."""
+    found = (row["pretraining"] for row in results["rows"])
+    return {pretraining["steps"] for pretraining in found if pretraining["keys"][0] == key}
 
 
 def _pretraining_line(name: str, found: dict, counted: float, rate: float) -> tuple[str, ...]:
@@ -242,7 +252,7 @@ def _curves(page: Page, results: dict) -> None:
             for point in row["pretraining"]["curve"]
             if point["mlm_loss"] is not None  # it was not finite
         ]
-        lines.append(_line(len(lines), points, row["row"]))
+        lines.append(_line(len(lines), points, _share_of(row, results) or row["row"]))
     page.heading("Curves")
     page.text(f"Held-out loss of every pre-training, seed {results['seeds'][0]}.")
     chart = svg.line_chart(lines, "nats", "million tokens")
@@ -260,16 +270,25 @@ def _curves(page: Page, results: dict) -> None:
 
 
 def _against_steps(results: dict, column: str) -> list[svg.Line]:
-    """A line for each pre-training and each use of it that rows take at several places; none where there is no such."""
-    groups: dict[tuple[str, str], list[dict]] = {}
+    """A line for each row that a study takes at several places (``at``); none where there is no such."""
+    groups: dict[str, list[dict]] = {}
     for row in results["rows"]:
-        groups.setdefault((row["pretraining"]["keys"][0], row["row"].rpartition(",")[0]), []).append(row)
+        if (name := _share_of(row, results)) is not None:
+            groups.setdefault(name, []).append(row)
     lines = []
-    for rows in groups.values():
-        if len({row["pretraining"]["steps"] for row in rows}) > 1:
-            points = sorted((row["pretraining"]["steps"], row["figures"][column]["mean"]) for row in rows)
-            lines.append(_line(len(lines), points, rows[0]["row"].rpartition(",")[0]))
+    for name, rows in groups.items():
+        points = sorted((row["pretraining"]["steps"], row["figures"][column]["mean"]) for row in rows)
+        lines.append(_line(len(lines), points, name))
     return lines
+
+
+def _share_of(row: dict, results: dict) -> str | None:
+    """What a row is called without its share of the pre-training, where it is one of several that ``at`` made."""
+    key = row["pretraining"]["keys"][0]
+    found = _SHARE.fullmatch(row["row"])
+    if found is None or len(_places(results, key)) < 2:
+        return None
+    return found[1]
 
 
 def _line(number: int, points: list[tuple[float, float]], name: str) -> svg.Line:

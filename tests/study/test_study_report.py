@@ -55,6 +55,34 @@ def test_curves_against_steps_are_one_a_use_and_each_in_its_own_file(place, done
     ]
 
 
+def test_rows_with_a_place_of_their_own_make_no_curve_of_several_uses(place, done, tmp_path):
+    rows = "  - {name: half, at: 0.6666666666666666}\n  - {name: full}\n"
+    rows += "  - {name: 'half, frozen', at: 0.6666666666666666, task: {features: last}}\n"
+    rows += "  - {name: 'full, frozen', task: {features: last}}\n"
+    head, tail = study_runs.TINY.index("rows:"), study_runs.TINY.index("tasks:")
+    text = study_runs.TINY[:head].replace("[0, 1]", "[0]") + "rows:\n" + rows + study_runs.TINY[tail:]
+    (place / "places.yaml").write_text(text.replace("    paper: B\n", ""))
+    found, _ = study_runs.complete(study_runs.read(place, "places.yaml"), tmp_path / "cache")
+    names = [path.name for path in page.write(found, tmp_path)]
+    assert [name for name in names if name.endswith(".svg")] == ["pretraining.svg"]
+    assert "have the weights of the step named" in (tmp_path / "report.md").read_text()
+
+
+def test_a_curve_of_a_pretraining_has_no_share_in_its_name(place, done, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page.svg, "line_chart", lambda lines, *_: drawn.append(lines) or "<svg></svg>")
+    found = json.loads(json.dumps(done[1]))
+    for number, row in enumerate(found["rows"]):
+        row["row"] = f"full, {40 + number} %"
+    rate = next(iter(found["measured"]["tokens_per_second"].values()))
+    found["measured"]["tokens_per_second"] = dict.fromkeys((row["row"] for row in found["rows"]), rate)
+    page.write(found, tmp_path)  # other pre-trainings, which happen to be called so
+    assert [line.label for line in drawn[0]] == ["full, 40 %", "full, 41 %"]
+    found["rows"][0]["pretraining"]["steps"] = 4
+    page.write(found, tmp_path)
+    assert next(line.label for line in drawn[1]) == "full"
+
+
 def test_a_report_that_cannot_be_written_is_told_before_anything_is_computed(place, tmp_path, capsys):
     taken = tmp_path / "taken"
     taken.write_text("a file")
