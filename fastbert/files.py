@@ -123,7 +123,17 @@ def read_yaml(path: str | os.PathLike) -> dict:
         raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{path}: expected a mapping, got {type(value).__name__}")
+    if _holds_itself(value):
+        raise InputError(f"{path}: expected values that end, got one that holds itself (an alias below its own anchor)")
     return value or {}
+
+
+def _holds_itself(value: Any, above: tuple = ()) -> bool:
+    """Whether a value of lists and mappings has one of them within itself, as YAML can say it."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return any(value is outer for outer in above) or any(_holds_itself(each, (*above, value)) for each in inner)
 
 
 def read_json(

@@ -18,7 +18,7 @@ from ..tasks.config import IDLE
 from ..tasks.files import write_json
 from . import keys, locks, pretrained
 from .pretrained import Wanted
-from .spec import RowSpec, Study, TaskSpec
+from .spec import RowSpec, Study, TaskSpec, named
 
 _HOLDS = {"guess": dict, "rows": [int], "tokens": int}
 # What of a task changes no figure.
@@ -47,6 +47,13 @@ class Cell:
     dev: Path | None
     key: str
     cache: Path
+
+    @property
+    def metric(self) -> str:
+        """The one in the table."""
+        from ..tasks import registry
+
+        return self.task.metric or registry.get(self.task.task).metrics[0]
 
     @property
     def path(self) -> Path:
@@ -84,14 +91,18 @@ def rows_of(cell: Cell) -> tuple:
         InputError: the task has no such metric, or there is none of that name.
     """
     from ..tasks import registry
+    from ..tasks.batching import hold_out
 
     spec = cell.task
     task = registry.get(spec.task)
-    if spec.metric and spec.metric not in task.metrics:
+    if cell.metric not in task.metrics:
         raise InputError(f"task {spec.column}: metric must be one of {', '.join(task.metrics)}, got {spec.metric!r}")
     if spec.features is not None:
         _check_features(spec)
-    train, dev = _read(spec.task, cell.train, cell.dev, spec.dev_share)
+    train, dev = _read(spec.task, cell.train, cell.dev)
+    if dev is None:
+        with named(f"task {spec.column}"):
+            train, dev = hold_out(train, spec.dev_share)
     train, dev = spread(train, spec.train_rows), spread(dev, spec.dev_rows)
     task.learn(train)
     return task, train, dev
@@ -109,17 +120,16 @@ def _check_features(spec: TaskSpec) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _read(name: str, train: Path, dev: Path | None, dev_share: float | None) -> tuple[list, list]:
+def _read(name: str, train: Path, dev: Path | None) -> tuple[list, list | None]:
     from ..tasks import registry
     from ..tasks.base import require_labels
-    from ..tasks.batching import hold_out
 
     task = registry.get(name)
     rows = task.read(train)
     require_labels(task, rows, train)
     rows = task.for_training(rows, train)
     if dev is None:
-        return hold_out(rows, dev_share)
+        return rows, None
     dev_rows = task.read(dev)
     require_labels(task, dev_rows, dev)
     return rows, dev_rows

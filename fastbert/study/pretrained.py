@@ -13,7 +13,7 @@ from ..errors import DataError, InputError
 from ..tasks.files import write_json
 from ..train.config import PretrainConfig
 from . import corpus, keys, locks
-from .spec import RowSpec, Study
+from .spec import RowSpec, Study, named
 
 _WEIGHTS = "model.safetensors"
 # Beside weights that are kept on the way: result.json is written at the end, and knows those of the end.
@@ -76,10 +76,8 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
 
     config = study.pretraining(row, seed, data, "")
     if row.static is None:
-        try:
+        with named(f"{study.source}, row {row.name!r}"):
             model_settings(config, None)
-        except InputError as error:
-            raise InputError(f"{study.source}, row {row.name!r}: {error}") from None
     key = keys.of_pretraining(config, data / "manifest.json")
     if row.static is not None:
         if row.at != 1.0 or row.keep:
@@ -93,7 +91,8 @@ def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wa
             check_installed()
         return made
     config = dataclasses.replace(config, out=str(cache / "models" / key / "run"))
-    steps = sorted({step_at(config, share) for share in (*row.keep, row.at)} - {config.steps})
+    with named(f"{study.source}, row {row.name!r}"):
+        steps = sorted({step_at(config, share) for share in (*row.keep, row.at)} - {config.steps})
     return Wanted(config, key, tuple(steps))
 
 
@@ -251,11 +250,10 @@ def _word2vec(config: PretrainConfig, values: dict, where: str):
     from ..train.config import fitted_options
     from ..train.word2vec import Word2VecConfig
 
-    try:
+    if "seed" in values:
+        raise InputError(f"{where}: seed is the study's own to decide, expected no such option")
+    with named(where):
         return Word2VecConfig(**fitted_options({**values, "seed": config.seed}, Word2VecConfig, where))
-    except InputError as error:
-        said = str(error)
-        raise InputError(said if said.startswith(where) else f"{where}: {said}") from None
 
 
 def _save(network, target: Path) -> None:

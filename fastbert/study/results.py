@@ -131,7 +131,7 @@ def _columns(study: Study, cells: dict, pretraining: dict) -> list[tuple[dict, d
             figures[row.name] = _figure_of(row, own)
         one = cells[study.rows[0].name, task.column, study.seeds[0]]
         result = one.result()
-        column = {"column": task.column, "metric": _metric(one, result), "paper": task.paper, "task": task.task}
+        column = {"column": task.column, "metric": one.metric, "paper": task.paper, "task": task.task}
         column |= {"training_rows": result["rows"][0], "dev_rows": result["rows"][1]}
         rows_of = {row.name: cells[row.name, task.column, study.seeds[0]].result()["rows"] for row in study.rows}
         if any(sizes != result["rows"] for sizes in rows_of.values()):
@@ -150,13 +150,9 @@ def _perplexity(row: str, loss: float) -> float:
         ) from None
 
 
-def _metric(cell: Cell, result: dict) -> str:
-    return cell.task.metric or next(iter(result["metrics"]))
-
-
 def _figure_of(row: RowSpec, own: Sequence[Cell]) -> Figure:
     task, results = own[0].task, [cell.result() for cell in own]
-    metric = _metric(own[0], results[0])
+    metric = own[0].metric
     guess = results[0]["guess"].get(metric)
     return Figure(
         tuple(scaled(task, result["metrics"][metric]) for result in results),

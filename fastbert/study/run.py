@@ -219,8 +219,8 @@ def _line(job: Wanted | Cell, result: dict) -> str:
     """What a job came to."""
     seconds = result["measured"]["seconds"]
     if isinstance(job, Cell):
-        name, value = next(iter(result["metrics"].items()))
-        return f"{job.row} on {job.task.column}, seed {job.seed}: {name} {value:.4f} in {seconds:.0f} s"
+        value = result["metrics"][job.metric]
+        return f"{job.row} on {job.task.column}, seed {job.seed}: {job.metric} {value:.4f} in {seconds:.0f} s"
     rate = result["tokens"] / max(seconds, 1e-9)
     line = (
         f"pre-trained {job.name}, seed {job.config.seed}: {result['tokens']:,} tokens in {seconds:.0f} s, "

@@ -82,7 +82,7 @@ class TaskSpec:
         if "seed" in options:
             raise InputError(f"task {self.column}: seed is the study's own to decide, expected no such option")
         where = f"task {self.column}"
-        with _named(where):
+        with named(where):
             return FinetuneConfig(**{**fitted_options(options, FinetuneConfig, where), "seed": seed})
 
 
@@ -155,7 +155,7 @@ class Study:
         if not isinstance(samples, dict):
             raise InputError(f"{where}: expected samples in pretrain, a mapping of options, got {samples!r:.60}")
         values["samples"] = {"seed": seed, **samples}
-        with _named(where):
+        with named(where):
             return PretrainConfig.from_mapping(values, where)
 
     def task_of(self, row: RowSpec, task: TaskSpec) -> TaskSpec:
@@ -176,7 +176,7 @@ class Study:
 
 
 @contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
+def named(where: str) -> Iterator[None]:
     """A recipe's own sentence about a value, after the place where the study has it."""
     try:
         yield
@@ -345,7 +345,7 @@ def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path) -> tuple[RowSpec, ..
     """Each row once for every share of its pre-training, where the study asks for some."""
     if shares is None:
         return rows
-    if not isinstance(shares, list) or not shares or not all(isinstance(s, int | float) and 0 < s <= 1 for s in shares):
+    if not isinstance(shares, list) or not shares or not all(type(s) in (int, float) and 0 < s <= 1 for s in shares):
         raise InputError(f"{path}: expected at, a list of shares of the pre-training up to 1, got {shares!r:.60}")
     return tuple(
         dataclasses.replace(row, name=f"{row.name}, {100 * share:g} %", at=float(share))

@@ -230,6 +230,12 @@ GPT = "model: gpt-2x32x2, init: bert, samples: {objective: causal, nsp: false}"
         (f"pretrain: {{{GPT.replace('gpt', 'elmo')}}}", "a model of type elmo is not fine-tuned, expected features"),
         ("static: {size: 8}", "a model of type static is not fine-tuned, expected features"),
         ("static: {sz: 8}, task: {features: last}", "row 'r', static: unknown option sz"),
+        ("static: {seed: 8}, task: {features: last}", "row 'r', static: seed is the study's own to decide"),
+        (
+            "keep: [0.9]",
+            "row 'r': a share of the pre-training must end with an evaluation, every 4 of 12 steps",
+        ),
+        ("task: {dev: null, dev_share: 0.01}", "task ner: dev_share must leave rows on both sides, got 0.01 of 24"),
         ("pretrain: {model: 2x32x2}, task: {features: last4-sum}", "needs a model of at least 4 layers, got 2"),
         ("task: {finetune: {auxiliary_lm: 0.5}}", "auxiliary_lm is a loss of a GPT that is fine-tuned"),
         ("task: {finetune: {max_seqlen: 5000}}", "max_seqlen must be at most the model's 512, got 5000"),
@@ -273,6 +279,14 @@ def test_a_mistake_on_the_command_line_is_one_sentence(options, sentence, tmp_pa
     assert sentence in error
     assert error.count("\n") == 1
     assert not any(tmp_path.iterdir())
+
+
+def test_a_line_of_progress_has_the_tables_metric(place, done):
+    (place / "recall.yaml").write_text(study_runs.TINY.replace("    paper: B\n", "    paper: B\n    metric: recall\n"))
+    work = run.work_of(study_runs.read(place, "recall.yaml"), done[0])
+    cell = work.cells[0]
+    said = f"{cell.row} on ner, seed 0: recall {cell.result()['metrics']['recall']:.4f}"
+    assert run._line(cell, cell.result()).startswith(said)
 
 
 def test_the_list_of_studies(capsys):

@@ -110,6 +110,7 @@ NER = {"task": "ner"}
         ({"tasks": {"x": {"train": "a"}}}, (), "expected either dev or dev_share, got both or neither"),
         ({"seeds": [1, 1]}, (), "expected seeds, a list of different whole numbers"),
         ({"at": [2]}, (), "expected at, a list of shares"),
+        ({"at": [True]}, (), "expected at, a list of shares"),
         ({"heldout": 0}, (), "heldout is a share"),
         ({"heldout": "some"}, (), "heldout must be float"),
         ({"vocab_size": "big"}, (), "vocab_size must be int"),
