@@ -169,12 +169,13 @@ def _tokens(spec, cell: Cell, data: Path) -> tuple[int, int]:
 
 def _lstm_sizes(cell: Cell) -> tuple[int, int]:
     """Numbers of a feature vector, and units of the BiLSTM each way."""
-    from ..models import registry
+    from ..train.pretrain import model_settings
     from ..train.word2vec import Word2VecConfig
 
-    name, static = cell.model.config.model, cell.model.static
+    static = cell.model.static
     if static is None:
-        hidden = registry.of_model(name).config_class.from_name(name).hidden_size
+        _, settings = model_settings(cell.model.config, None)
+        hidden = settings.hidden_size
     else:
         hidden = static.get("size", Word2VecConfig.size)
     return hidden * (4 if cell.task.features == "last4-concat" else 1), cell.task.feature_units or _UNITS

@@ -195,3 +195,16 @@ def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path,
     cache, _ = done
     finished = plan.make_plan(run.work_of(study_runs.read(place), cache), rate_of=lambda model: 1000.0)
     assert all(p.pretraining.seconds_done == p.pretraining.seconds for p in finished)
+
+
+def test_the_plan_knows_how_wide_the_features_of_a_directorys_model_are(place, done, tmp_path):
+    from fastbert.study import plan
+
+    cache, found = done
+    directory = cache / "models" / found["rows"][0]["pretraining"]["keys"][0] / "run" / "model"
+    text = study_runs.TINY.replace("model: 4x32x2", f"model: {directory}").replace("[0, 1]", "[0]")
+    (place / "directory.yaml").write_text(text)
+    work = run.work_of(study_runs.read(place, "directory.yaml"), tmp_path)
+    *_, on_features = plan.make_plan(work, rate_of=lambda model: 1000.0)
+    assert on_features.finetuning.seconds > 0
+    assert plan._lstm_sizes(work.cells[-1]) == (4 * 32, 16)
