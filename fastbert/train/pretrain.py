@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ import torch
 
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
+from ..data.tokenizer import load_tokenizer
 from ..errors import DataError, InputError
 from ..model_config import ModelConfig
 from ..models import registry
@@ -29,6 +31,8 @@ from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop
 from .run_lock import only_run
 from .wandb_log import check_installed
+
+_log = logging.getLogger("fastbert")
 
 # New weights come from torch's one generator, which two runs in two threads would draw from in turn.
 _building = threading.Lock()
@@ -142,6 +146,8 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     if model is None:
         model = build_model(config, data)
     _check_fit(config, model, data)
+    if world.first:
+        _tell_of_other_words(config, data.shards)
     _check_heldout(heldout)
     check_installed(config.wandb)
     model.last_layer = config.last_layer
@@ -302,6 +308,26 @@ def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: Pretraining
         )
     if not len(data.lengths(0)):
         raise InputError(f"{data.shards.directory}: its {data.shards.num_documents} documents make no sample")
+
+
+def _tell_of_other_words(config: PretrainConfig, shards: ShardSet) -> None:
+    """Warns where a directory's model learned other words by the ids that the data have: nothing else would show it."""
+    try:
+        theirs = load_tokenizer(config.model) if os.path.isdir(config.model) else None
+        ours = load_tokenizer(shards.directory)
+    except InputError:  # a model may lie without its vocabulary
+        return
+    if theirs is None:
+        return
+    words = {index: word for word, index in theirs.get_vocab().items() if not word.startswith("[unused")}
+    pairs = [(word, index) for word, index in ours.get_vocab().items() if words.get(index, word) != word]
+    if pairs:
+        word, index = min(pairs, key=lambda pair: pair[1])
+        _log.warning(
+            "%s: expected the vocabulary of the data, got one with other words for %d of %d ids (%d is %r in %s and %r "
+            "there): what the model has learned is of those words",
+            config.model, len(pairs), shards.manifest.vocab_size, index, word, shards.directory, words[index],
+        )  # fmt: skip
 
 
 def _check_heldout(heldout: PretrainingData | None) -> None:

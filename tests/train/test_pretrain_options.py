@@ -240,3 +240,17 @@ def test_without_a_length_it_trains_as_long_as_the_paper(recipe, monkeypatch):
     monkeypatch.setattr(module, "PretrainLoop", loop)
     with pytest.raises(Stop, match=r"^40\.0$"):
         pretrain(recipe(steps=None), quiet=True)
+
+
+def test_a_model_of_other_words_is_told(recipe, tiny_model, prepared, tmp_path, caplog):
+    words = (prepared / "vocab.txt").read_text().splitlines()
+    unused = [word if place < 20 else f"[unused{place}]" for place, word in enumerate(words)]
+    turned = [*words[:20], *words[21:], words[20]]
+    for name, vocabulary in {"same": words, "unused": unused, "turned": turned}.items():
+        shutil.copytree(tiny_model, tmp_path / name)
+        (tmp_path / name / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+        pretrain(recipe(model=str(tmp_path / name), steps=1, out=str(tmp_path / f"run {name}")))
+    (said,) = [record.getMessage() for record in caplog.records if "other words" in record.getMessage()]
+    assert said.startswith(f"{tmp_path / 'turned'}: expected the vocabulary of the data")
+    assert f"other words for {len(words) - 20} of {len(words)} ids (20 is {words[20]!r} in {prepared} and" in said
+    assert f"and {words[21]!r} there" in said
