@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 
 import numpy as np
 import torch
@@ -65,9 +66,9 @@ def generate(
     _check_whole(max_new_tokens=max_new_tokens, top_k=top_k, seed=seed)
     _check(config, rows, max_new_tokens, temperature, top_k, top_p)
     ends = _ends(config.eos_token_id if eos_token_id is None else eos_token_id)
-    if pad_token_id is not None and not isinstance(pad_token_id, int | np.integer):
+    if pad_token_id is not None and not isinstance(pad_token_id, Integral):
         raise InputError(f"pad_token_id must be an id, got {pad_token_id!r:.100}")
-    filters = (temperature, top_k, top_p)
+    filters = (float(temperature), top_k, top_p)
     draws = _draws(seed, len(rows), max_new_tokens) if do_sample else None
     device = model.device
     with evaluating(model), torch.inference_mode():
@@ -191,16 +192,16 @@ def _check_whole(**options) -> None:
     for name, value in options.items():
         if value is None and name != "max_new_tokens":
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least[name]:
             raise InputError(f"{name} must be a whole number, at least {least[name]}, got {value!r:.100}")
 
 
 def _check(config, rows, count: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not rows or not all(rows):
         raise InputError("expected prompts of one token at least, got an empty one")
-    if not isinstance(temperature, int | float) or not temperature > 0:
+    if not isinstance(temperature, Real) or not temperature > 0:
         raise InputError(f"temperature must be above 0, got {temperature!r:.100}")
-    if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+    if top_p is not None and not (isinstance(top_p, Real) and 0 < top_p <= 1):
         raise InputError(f"top_p must be above 0 and at most 1, got {top_p!r:.100}")
     # The last token is not read again, so it needs no position.
     longest = max(map(len, rows)) + max(count - 1, 0)

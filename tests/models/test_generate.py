@@ -118,6 +118,15 @@ def test_next_to_no_temperature_takes_the_most_probable_token(pair, temperature)
     assert torch.equal(model.generate(prompts, max_new_tokens=6, eos_token_id=(), **options), greedy)
 
 
+def test_numbers_of_numpy_are_numbers(pair):
+    _, model = pair
+    plain = {"max_new_tokens": 5, "top_k": 7, "top_p": 0.75, "temperature": 0.5, "seed": 4, "pad_token_id": 0}
+    kinds = (np.int64, np.int32, np.float32, np.float32, np.uint8, np.int16)
+    others = {name: kind(value) for (name, value), kind in zip(plain.items(), kinds, strict=True)}
+    expected = model.generate(ids(2, 4), do_sample=True, **plain)
+    assert torch.equal(model.generate(ids(2, 4), do_sample=True, **others), expected)
+
+
 def test_draws_have_the_distribution_of_the_logits(pair):
     """4,000 draws of one token: each share within five standard deviations of its probability."""
     _, model = pair
