@@ -9,9 +9,11 @@ sentences have the sense of the first, and that is what it reaches.
 from __future__ import annotations
 
 import csv
+import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +109,21 @@ class Polysemy:
 
 
 def read_uses(path: Path = DATA) -> list[Use]:
-    """The sentences: columns word, sense, sentence. Raises DataError where a word is not once in its sentence."""
-    with open(path, encoding="utf-8", newline="") as file:
-        uses = [Use(**row) for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    """The sentences of a file with a header and the columns word, sense, sentence, parted by tabs.
+
+    Raises:
+        DataError: other columns, or a word that is not once in its sentence.
+    """
+    columns, uses = [field.name for field in fields(Use)], []
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+            if not row:  # an empty line
+                continue
+            if len(row) != len(columns) or (number == 1 and row != columns):
+                what = f"the header {columns}" if number == 1 else f"{len(columns)} columns"
+                raise DataError(f"{path}, line {number}: expected {what}, parted by tabs, got {row!r:.200}")
+            if number > 1:
+                uses.append(Use(*row))
     for use in uses:
         word_span(use.sentence, use.word)
     return uses
@@ -117,7 +131,8 @@ def read_uses(path: Path = DATA) -> list[Use]:
 
 def word_span(sentence: str, word: str) -> tuple[int, int]:
     """Where a word stands in a sentence, in characters. Raises DataError where it is not there exactly once."""
-    found = list(re.finditer(rf"\b{re.escape(word)}\b", sentence, re.IGNORECASE))
+    # As \b, but for words such as "C++", beside whose last letter it stands within the word.
+    found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", sentence, re.IGNORECASE))
     if len(found) != 1:
         raise DataError(f"expected the word {word!r} once in a sentence, got {len(found)} in {sentence!r:.200}")
     return found[0].span()
@@ -156,13 +171,21 @@ def compare(
         uses: other sentences than ours.
 
     Raises:
-        InputError: no such word, or vectors that are not one a sentence.
+        InputError: no models, no such word, one without two senses of two sentences each, or vectors that are not one
+            a sentence.
     """
+    if not models:
+        raise InputError("expected models to compare, got none")
     uses = list(uses) or read_uses()
     known = list(dict.fromkeys(use.word for use in uses))
     for word in words or ():
         if word not in known:
             raise InputError(f"word must be one of {', '.join(known)}, got {word!r:.100}")
+    for word in words or known:
+        counts = Counter(use.sense for use in uses if use.word == word)
+        if len(counts) < 2 or min(counts.values()) < 2:
+            said = ", ".join(f"{sense} {count}" for sense, count in counts.items())
+            raise InputError(f"expected two senses of {word!r:.100} with two sentences each at least, got {said}")
     separations = []
     for name, embed in models.items():
         for word in words or known:
@@ -240,7 +263,7 @@ def picture(found: Polysemy, path: Path) -> Path:
     for separation in found.separations:
         ax = axes[words.index(separation.word)][models.index(separation.model)]
         points = np.array(separation.points)
-        for sense, marker in zip(separation.senses, "ox^svD", strict=False):
+        for sense, marker in zip(separation.senses, itertools.cycle("ox^svD"), strict=False):
             own = [n.sense == sense for n in separation.neighbours]
             ax.scatter(*points[own].T, s=18, marker=marker, label=sense)
         ax.set_xticks([])

@@ -85,13 +85,52 @@ def test_report_and_picture(tmp_path):
 
 
 def test_what_does_not_fit():
+    knows_nothing = {"m": lambda sentences, word: np.ones((len(sentences), 2))}
     with pytest.raises(InputError, match="word must be one of bank"):
-        polysemy.compare({}, words=["zebra"])
+        polysemy.compare(knows_nothing, words=["zebra"])
+    with pytest.raises(InputError, match="expected models to compare, got none"):
+        polysemy.compare({})
+    for senses, said in (("aaaa", "got a 4"), ("aab", "got a 2, b 1")):
+        with pytest.raises(InputError, match=f"two senses of 'bank' with two sentences each at least, {said}"):
+            polysemy.compare(knows_nothing, uses=uses(senses))
     with pytest.raises(InputError, match=r"m must give 16 finite vectors for 'bank', got shape \(1, 2\)"):
         polysemy.compare({"m": lambda sentences, word: np.ones((1, 2))}, words=["bank"])
     with pytest.raises(DataError, match="expected the word 'bank' once in a sentence, got 2"):
         polysemy.word_span("from bank to bank", "bank")
     assert polysemy.word_span("Spring: the springs", "spring") == (0, 6)
+    assert polysemy.word_span("is C++, and not ObjC++", "C++") == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", None),
+        ("\ufeffword\tsense\tsentence\n\nC++\ta\tuse C++ now\n\n", None),
+        ("wort\tsense\tsentence\nbank\ta\tthe bank\n", r"line 1: expected the header \['word', 'sense', 'sentence'\]"),
+        ("word\tsense\tsentence\nbank\ta\n", "line 2: expected 3 columns, parted by tabs, got"),
+        ("word\tsense\tsentence\nbank\ta\tthe bank\tx\n", "line 2: expected 3 columns"),
+        ("word\tsense\tsentence\nbank\ta\tthe river\n", "expected the word 'bank' once"),
+    ],
+)
+def test_a_file_of_ones_own_words(tmp_path, text, said):
+    path = tmp_path / "mine.tsv"
+    path.write_text(text)
+    if said is None:
+        assert [use.word for use in polysemy.read_uses(path)] == ["C++"] * bool(text)
+        return
+    with pytest.raises(DataError, match=said):
+        polysemy.read_uses(path)
+
+
+def test_every_sense_is_in_the_picture(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn, scatter = [], Axes.scatter
+    monkeypatch.setattr(
+        Axes, "scatter", lambda self, *args, **more: drawn.append(more["label"]) or scatter(self, *args, **more)
+    )
+    polysemy.compare({"m": lambda sentences, word: np.eye(len(sentences))}, tmp_path / "out", uses=uses("abcdefgh" * 2))
+    assert drawn == list("abcdefgh")
 
 
 def test_a_models_vector_of_a_word_is_the_mean_of_its_pieces(tmp_path):
