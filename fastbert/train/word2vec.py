@@ -22,13 +22,14 @@ _LONGEST = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig:
-    """How vectors are made; the values are those of the paper's code, but for tokens that are rare.
+    """How vectors are made; the values are those of the paper's code for skip-gram (its rate for CBOW is 0.05), but for
+    the size, which is that of its published vectors, and for tokens that are rare.
 
     One process with one thread: with one seed the vectors come to the same bits.
     """
 
     algorithm: Literal["cbow", "skipgram"] = "skipgram"
-    """Predict a token from the sum of its neighbours, or each neighbour from the token."""
+    """Predict a token from the mean of its neighbours, or each neighbour from the token."""
     size: int = 300
     """Numbers of a vector."""
     window: int = 5
