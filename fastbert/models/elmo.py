@@ -209,7 +209,12 @@ class ElmoModel(ElmoPreTrainedModel):
 
         Returns:
             the batch, whose ids mean nothing, and its output.
+
+        Raises:
+            InputError: a sentence that is a text and no list of words: each of its letters would be a word.
         """
+        if any(isinstance(sentence, str) for sentence in (sentences, *sentences)):
+            raise InputError(f"sentences must be lists of words, one a sentence, got {sentences!r:.100}")
         characters, lengths = characters_of_sentences(sentences, self.config.max_characters)
         ids = torch.zeros(len(characters), dtype=torch.int64)
         bounds = cu_seqlens_from_lengths(torch.from_numpy(lengths))

@@ -224,6 +224,9 @@ def test_words_outside_the_vocabulary_are_read_by_their_characters():
         torch.testing.assert_close(one, two)
     rivers = model.of_words([["a", "rivers"]])[1].last_hidden_state
     assert not torch.allclose(rivers[2], out.last_hidden_state[2])
+    for text in ("a river", ["a river"], [["a"], "river"]):
+        with pytest.raises(InputError, match=r"sentences must be lists of words, one a sentence, got .*river"):
+            model.of_words(text)
 
 
 def test_empty_batches_and_bad_ones():
