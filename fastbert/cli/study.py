@@ -77,7 +77,7 @@ def run(args: Study) -> None:
     from ..study import run as runner
     from ..tasks.files import check_writable
 
-    works = [runner.work_of(study, args.cache or args.out / "cache") for study in studies]
+    works = runner.together([runner.work_of(study, args.cache or args.out / "cache") for study in studies])
     if args.plan:
         with runner.with_threads(args.threads):
             print(plan.text(works, args.jobs))

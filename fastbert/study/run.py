@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import os
 import queue
@@ -78,6 +79,20 @@ def work_of(study: Study, cache: Path) -> Work:
     for cell in found:
         fits.check(cell)
     return Work(study, data, models, found, {place: by_key[model.key] for place, model in model_of.items()})
+
+
+def together(works: Sequence[Work]) -> list[Work]:
+    """Studies of one cache that run one after another: the first that needs a model keeps its weights at every step
+    that a later one takes it from, which would have to pre-train it again."""
+    by_key = {model.key: model for model in pretrained.merged([model for work in works for model in work.models])}
+    return [
+        dataclasses.replace(
+            work,
+            models=[by_key[model.key] for model in work.models],
+            model_of={place: by_key[model.key] for place, model in work.model_of.items()},
+        )
+        for work in works
+    ]
 
 
 def execute(work: Work, *, jobs: int = 1, threads: int = 1, say: Callable[[str], None] = print) -> None:

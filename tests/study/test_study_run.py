@@ -281,6 +281,22 @@ def test_a_mistake_on_the_command_line_is_one_sentence(options, sentence, tmp_pa
     assert not any(tmp_path.iterdir())
 
 
+def test_studies_of_one_command_pretrain_a_model_once(place, tmp_path, capsys):
+    """The second takes it from the middle too, of which the first knows nothing."""
+    for name, more in (("whole", ""), ("shares", "at: [0.6666666666666666, 1]\n")):
+        head, tail = study_runs.TINY.index("rows:"), study_runs.TINY.index("tasks:")
+        text = study_runs.TINY[:head].replace("[0, 1]", "[0]") + "rows: [{name: full}]\n" + study_runs.TINY[tail:]
+        (place / f"{name}.yaml").write_text(more + text.replace("    paper: B\n", ""))
+    options = ["--data-dir", str(place), "--corpus", str(place / "corpus.txt"), "--out", str(tmp_path)]
+    assert main(["study", str(place / "whole.yaml"), str(place / "shares.yaml"), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("]")[0] for line in lines if "pre-trained" in line] == ["[1/2"]
+    assert [line.split("]")[0] for line in lines if " on ner" in line] == ["[2/2", "[1/1"]
+    found = [json.loads((tmp_path / f"{name}-smoke" / "results.json").read_text()) for name in ("whole", "shares")]
+    (whole,), (_, end) = (each["rows"] for each in found)
+    assert whole["pretraining"]["weights"] == end["pretraining"]["weights"]
+
+
 def test_a_line_of_progress_has_the_tables_metric(place, done):
     (place / "recall.yaml").write_text(study_runs.TINY.replace("    paper: B\n", "    paper: B\n    metric: recall\n"))
     work = run.work_of(study_runs.read(place, "recall.yaml"), done[0])
