@@ -102,12 +102,11 @@ def _figures(page: Page, results: dict) -> None:
             if _has_paper(results, column):
                 line.append("" if figure["paper"] is None else f"{figure['paper']:g}")
         rows.append(line)
-    guesses = [results["rows"][0]["figures"][column["column"]]["guess"] for column in results["columns"]]
-    if any(guess is not None for guess in guesses):
+    guesses = [_guess(results, column["column"]) for column in results["columns"]]
+    if any(guesses):
         line = ["one answer for all rows"]
         for column, guess in zip(results["columns"], guesses, strict=True):
-            line.append("" if guess is None else f"{guess:.1f}")
-            line += [""] * _has_paper(results, column)
+            line += [guess, *[""] * _has_paper(results, column)]
         rows.append(line)
     page.table(header, rows)
     seeds = len(results["seeds"])
@@ -124,6 +123,15 @@ def _figures(page: Page, results: dict) -> None:
             "cannot."
         )
     page.text(text)
+
+
+def _guess(results: dict, column: str) -> str:
+    """What knowing nothing reaches, of each row of the table where they are asked different ones; empty for nothing."""
+    found = {row["row"]: row["figures"][column]["guess"] for row in results["rows"]}
+    said = {row: "" if guess is None else f"{guess:.1f}" for row, guess in found.items()}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return ", ".join(f"{guess} ({row})" for row, guess in said.items())
 
 
 def _sizes(column: dict) -> str:

@@ -25,6 +25,12 @@ def test_the_report_says_where_rows_learn_from_other_numbers_of_rows(place, done
     said = "Training and dev rows: ner 24 and 12 (full), 8 and 12 (few), 24 and 12 (on features)."
     assert said in (tmp_path / "report.md").read_text()
     assert "rows_of" not in done[1]["columns"][0]
+    found["rows"][1]["figures"]["ner"]["guess"] = 12.5
+    page.write(found, tmp_path)
+    assert (
+        "| one answer for all rows | 0.0 (full), 12.5 (few), 0.0 (on features) |"
+        in (tmp_path / "report.md").read_text()
+    )
 
 
 def test_curves_against_steps_are_one_a_use_and_each_in_its_own_file(place, done, tmp_path, monkeypatch):
