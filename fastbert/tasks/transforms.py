@@ -53,9 +53,13 @@ class Transform:
         Raises:
             InputError: max_seqlen has no room for a token of each text.
         """
-        special = 1 + max(map(len, texts), default=1)
-        if max_seqlen <= special:
-            raise InputError(f"max_seqlen must be above the {special} tokens that a transform adds, got {max_seqlen}")
+        most = max(map(len, texts), default=1)
+        special = 1 + most
+        if max_seqlen < special + most:
+            raise InputError(
+                f"max_seqlen must hold the {special} tokens that a transform adds and one of each text, at least "
+                f"{special + most}, got {max_seqlen}"
+            )
         cutter = private_copy(tokenizer, max_seqlen - special)
         inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
         made = []

@@ -82,8 +82,11 @@ def test_long_texts_are_cut_and_the_three_tokens_stay(words):
     assert sequences(task, example) == [[100, *[WORD["the"]] * 5, 101, *ids("a film"), 102]]
     assert example.truncated
     assert not encode("sst2", Row("0", ("the film",), "1"), words)[1].truncated
-    with pytest.raises(InputError, match="above the 3 tokens"):
-        encode("rte", Row("0", ("the", "a"), "entailment"), words, 3)
+    pair = Row("0", ("the film", "a film"), "entailment")
+    assert sequences(*encode("rte", pair, words, 5)) == [[100, WORD["the"], 101, WORD["a"], 102]]
+    for short in (3, 4):  # with 4 one of the two texts would be empty
+        with pytest.raises(InputError, match=f"hold the 3 tokens .* one of each text, at least 5, got {short}"):
+            encode("rte", pair, words, short)
 
 
 def test_next_words_of_a_batch_are_the_auxiliary_labels(words):
