@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import InputError
 from .cells import Cell
+from .spec import named
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # Kinds that no task trains: they are looked at.
 _FROZEN = ("elmo", "static")
+
+# Rows that are encoded together to see whether they fit, and then forgotten.
+_AT_ONCE = 1024
 
 
 def check(cell: Cell) -> None:
@@ -34,6 +43,25 @@ def check(cell: Cell) -> None:
         raise InputError(f"{where}: a BiLSTM stands on a BERT, got bilstm for a model of type {kind}")
     if config.auxiliary_lm and (spec.features is not None or kind in (*_FROZEN, "bert")):
         raise InputError(f"{where}: auxiliary_lm is a loss of a GPT that is fine-tuned, got a model of type {kind}")
+
+
+def check_lengths(cell: Cell, tokenizer: Tokenizer) -> None:
+    """Raises InputError where a row has no room in max_seqlen (a long question of SQuAD, a pair for a GPT)."""
+    from ..train.pretrain import model_settings
+    from .cells import rows_of
+
+    config, settings = cell.task.config(cell.seed), None
+    task, *parts = rows_of(cell)
+    task.configure(config)
+    if cell.model.static is None and cell.task.features is None:
+        _, settings = model_settings(cell.model.config, None)
+        if hasattr(settings, "extract_token_id"):  # which ids is for the fine-tuning to say: here they are counted
+            settings.start_token_id = settings.delimiter_token_id = settings.extract_token_id = 0
+        task.adopt(settings)
+    with named(f"row {cell.row!r}, task {cell.task.column}"):
+        for rows in parts:
+            for begin in range(0, len(rows), _AT_ONCE):
+                task.encode(rows[begin : begin + _AT_ONCE], tokenizer, config.max_seqlen)
 
 
 def _check_samples(cell: Cell, model_class: type, objectives: tuple[str, ...]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import itertools
 import os
 import queue
@@ -13,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..data.encode import end_with
+from ..data.tokenizer import load_tokenizer
 from ..errors import DataError
 from ..train.signals import removed_on_sigterm
 from . import cells, fits, pretrained
@@ -78,6 +78,14 @@ def work_of(study: Study, cache: Path) -> Work:
         cells.rows_of(cell)
     for cell in found:
         fits.check(cell)
+    left = {
+        (str(replace(cell.task, features=None, feature_units=None)), cell.task.features is None, cell.model.name): cell
+        for cell in reversed(found)
+        if cell.result() is None
+    }
+    tokenizer = load_tokenizer(data)
+    for cell in left.values():
+        fits.check_lengths(cell, tokenizer)
     return Work(study, data, models, found, {place: by_key[model.key] for place, model in model_of.items()})
 
 
@@ -86,7 +94,7 @@ def together(works: Sequence[Work]) -> list[Work]:
     that a later one takes it from, which would have to pre-train it again."""
     by_key = {model.key: model for model in pretrained.merged([model for work in works for model in work.models])}
     return [
-        dataclasses.replace(
+        replace(
             work,
             models=[by_key[model.key] for model in work.models],
             model_of={place: by_key[model.key] for place, model in work.model_of.items()},

@@ -29,9 +29,8 @@ def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, d
         file.write_bytes(json.dumps(cut[damaged]).encode() if damaged in cut else damaged)
     _, lines = study_runs.complete(study, cache)
     assert len(lines) == 2
-    assert [record.message for record in caplog.records] == [
-        f"{f} is damaged: its result is made anew" for f in files[::-1]
-    ]
+    told = [f"{file} is damaged: its result is made anew" for file in files]
+    assert [record.message for record in caplog.records] == told
     assert study_runs.kept(cache) == before
 
 

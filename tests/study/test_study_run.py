@@ -260,6 +260,45 @@ def test_what_a_model_cannot_do_is_told_before_it_is_pretrained(place, tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("model", "task", "sentence"),
+    [
+        (
+            "2x32x2",
+            "squad2: {finetune: {max_seqlen: 8}}",
+            "task squad2: max_seqlen must be at least 10 for",
+        ),
+        (
+            "gpt-2x32x2",
+            "mrpc: {finetune: {max_seqlen: 4}}",
+            "task mrpc: max_seqlen must hold the 3 tokens",
+        ),
+        ("gpt-2x32x2", "mrpc: {finetune: {max_seqlen: 5}}", None),
+        ("gpt-2x32x2", "mrpc: {features: last, feature_finetune: {max_seqlen: 4}}", None),
+    ],
+)
+def test_rows_that_have_no_room_are_told_before_a_model_is_pretrained(place, tmp_path, model, task, sentence):
+    pairs = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *(f"{n % 2}\t1\t2\tred cat\tblue dog" for n in range(6))]
+    (place / "pairs.txt").write_text("\n".join(pairs) + "\n")
+    asked = [
+        {"id": f"q{n}", "question": "red " * (3 * n + 3), "answers": [{"text": "cat", "answer_start": 0}]}
+        for n in range(2)
+    ]
+    squad = {"version": "1", "data": [{"title": "", "paragraphs": [{"context": "cat sees dog", "qas": asked}]}]}
+    (place / "squad.json").write_text(json.dumps(squad))
+    name = task.partition(":")[0]
+    file = {"squad2": "squad.json", "mrpc": "pairs.txt"}[name]
+    task = task.replace("{", f"{{train: {file}, dev: {file}, dev_share: null, ", 1)
+    pretrain = f"pretrain: {{model: {model}, init: bert, samples: {{objective: causal, nsp: false}}}}"
+    text = study_runs.TINY[: study_runs.TINY.index("rows:")] + f"rows: [{{name: r, {pretrain}}}]\ntasks: {{{task}}}\n"
+    (place / "room.yaml").write_text(text)
+    if sentence is None:
+        run.work_of(study_runs.read(place, "room.yaml"), tmp_path)
+        return
+    with pytest.raises(InputError, match=f"row 'r', {sentence}"):
+        run.work_of(study_runs.read(place, "room.yaml"), tmp_path)
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["table9"], "no study is called 'table9'"),
