@@ -57,7 +57,7 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         raise InputError(f"pads must be one of {', '.join(PADS)} or None, got {pads!r:.50}")
     found: list[tuple[nn.Module, Family | None]] = []
     for module in model.modules():
-        family = family_of(module)
+        family = family_of(type(module))
         if family is not None or patch_torch.is_encoder(module):
             _check(module, family)
             found.append((module, family))
@@ -148,8 +148,8 @@ def patched_class(original: type, family: Family | None) -> type:
         return ready()
 
     def __reduce_ex__(self, protocol):
-        # Copies and pickles name the original class: ours is made anew on the other side.
-        return _blank, (original, family), self.__getstate__()
+        # Copies and pickles name the original class: ours is made anew on the other side, which may be another process.
+        return _blank, (original,), object.__reduce_ex__(self, max(protocol, 2))[2]
 
     body = {
         "forward": forward,
@@ -192,8 +192,8 @@ def _run_torch(encoder: nn.Module, args: tuple, kwargs: dict) -> Callable:
     return lambda: patch_torch.encode(encoder, *args, **kwargs)
 
 
-def _blank(original: type, family: Family | None) -> nn.Module:
-    cls = patched_class(original, family)
+def _blank(original: type) -> nn.Module:
+    cls = patched_class(original, family_of(original))
     return cls.__new__(cls)
 
 

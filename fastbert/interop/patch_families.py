@@ -143,7 +143,7 @@ FAMILIES = (
 )
 
 
-def family_of(module: nn.Module) -> Family | None:
-    """The family of a model that computes its family's forward; no module of transformers is imported for it."""
-    names = {(cls.__module__, cls.__name__) for cls in type(module).__mro__}
+def family_of(model_class: type) -> Family | None:
+    """The family of a class of models, or of what it inherits from; no module of transformers is imported for it."""
+    names = {(cls.__module__, cls.__name__) for cls in model_class.__mro__}
     return next((family for family in FAMILIES if (family.module, family.model) in names), None)
