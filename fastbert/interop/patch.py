@@ -49,7 +49,8 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
 
     Raises:
         InputError: there is no such encoder inside, or one of them is a decoder, has relative positions, another
-            activation, pruned heads or parts of someone's own; nothing has been changed then.
+            activation, pruned heads, parts of someone's own or a ``forward`` that somebody put in place; nothing has
+            been changed then.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
@@ -108,6 +109,11 @@ def _check(module: nn.Module, family: Family | None) -> None:
     """Raises InputError for an encoder that can never be served."""
     original = getattr(type(module), "_fastbert_original", type(module))
     where = f"{original.__name__} cannot be patched"
+    if not is_patched(module) and "forward" in module.__dict__:
+        raise InputError(
+            f"{where}: its forward has been replaced, which hides the class's; patch it first, and have accelerate "
+            "prepare or offload it, or wrap it, afterwards"
+        )
     if family is None:
         try:
             patch_torch.check(module, original.forward)

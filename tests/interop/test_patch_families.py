@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import hf_parity as hf
 import pytest
 import torch
 import transformers
-from patched import V5, arguments, assert_same
+from patched import V5, arguments, assert_same, twins
 from torch import nn
 
 import fastbert
@@ -125,6 +126,12 @@ def _with_part(name, part):
     return model
 
 
+def _wrapped(model):
+    """As accelerate's hooks do, and its `prepare` for mixed precision."""
+    model.forward = functools.partial(model.forward)
+    return model
+
+
 class _Overridden(transformers.BertModel):
     def forward(self, input_ids):
         return super().forward(input_ids)
@@ -139,6 +146,8 @@ class _Overridden(transformers.BertModel):
         (lambda: _decoder(add_cross_attention=True), "add_cross_attention"),
         (_with_relative_positions, "relative_key"),
         (lambda: transformers.BertModel(hf.hf_config(hidden_act="relu")), "hidden_act"),
+        (lambda: _wrapped(transformers.BertModel(hf.hf_config())), "its forward has been replaced"),
+        (lambda: _wrapped(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)), "its forward has been replaced"),
         (lambda: _Overridden(hf.hf_config()), "expected the forward of transformers' BertModel"),
         (
             lambda: transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=2)),
@@ -171,6 +180,15 @@ def test_one_encoder_that_is_refused_leaves_the_others_alone():
     assert type(pair[0]) is transformers.BertModel
     with pytest.raises(InputError, match="pads must be one of"):
         fastbert.patch(pair[0], pads="some")
+
+
+def test_a_forward_that_is_wrapped_after_the_patch_is_ours():
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    _wrapped(ours)
+    fastbert.patch(ours, pads="computed")
+    with torch.no_grad():
+        hf.assert_near(ours(**given)[0], theirs(**given)[0], torch.float32, "pads too")
 
 
 def test_a_subclass_that_keeps_the_forward_is_patched():
