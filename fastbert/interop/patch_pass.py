@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -38,6 +38,9 @@ class Pass:
     def __init__(self, model: nn.Module, family: Family, given: dict[str, Any]) -> None:
         self.model, self.family, self.given = model, family, given
         config = model.config
+        own = _someones_attention(config)
+        if own is not None:
+            raise Unservable(f"the attention named {own} is of someone's own")
         for name, value in given.items():
             idle = value is None or value is False or name in _IDLE
             if name in _SERVED or idle or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
@@ -173,6 +176,20 @@ def _is_before_5() -> bool:
     from packaging.version import Version
 
     return Version(transformers.__version__) < Version("5.0.0.dev0")
+
+
+def _someones_attention(config: Any) -> str | None:
+    """The name of the attention that a configuration asks for, where it, or its mask, is not transformers' own."""
+    from transformers import masking_utils, modeling_utils
+
+    name = getattr(config, "_attn_implementation", None)
+    for functions in (modeling_utils.ALL_ATTENTION_FUNCTIONS, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS):
+        function = functions.get(name)
+        while isinstance(function, partial):
+            function = function.func
+        if function is not None and not getattr(function, "__module__", "").startswith("transformers."):
+            return name
+    return None
 
 
 def _flag(given: dict[str, Any], name: str, default: Any) -> bool:

@@ -116,6 +116,7 @@ class View:
             for name in (*_TABLES, "LayerNorm"):
                 setattr(self.embeddings, name, theirs._modules[name])
             self.embedding_dropout = theirs._modules["dropout"]
+        self.scoring = [_scoring(layer, family) for layer in layers]
         self.layers = layers
         self.source = source
 
@@ -142,8 +143,7 @@ class View:
                     raise Unservable(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
             if find(layer, "crossattention") is not None:
                 raise Unservable("a layer has cross-attention")
-            if getattr(find(layer, "attention"), "pruned_heads", None):
-                raise Unservable("heads of a layer have been pruned")
+            self._check_heads(*_scoring(layer, family))
         if family is BERT:
             tables = model._modules["embeddings"]._modules
             if not _is_plain_norm(tables["LayerNorm"]):
@@ -151,6 +151,18 @@ class View:
             for name in _TABLES[1:]:
                 if type(tables[name]) is not nn.Embedding:
                     raise Unservable(f"{name} is {_kind(tables[name])}, not torch's Embedding")
+
+    def _check_heads(self, attention: nn.Module, owner: nn.Module, dense: list[nn.Module]) -> None:
+        """Raises Unservable for a layer of fewer heads, or other ones, than the configuration says."""
+        config, own = self.config, attention.__dict__
+        number, size = config.num_attention_heads, config.head_dim
+        heads = (own.get("num_attention_heads", number), own.get("n_heads", number))
+        if owner.__dict__.get("pruned_heads") or heads != (number,) * 2 or own.get("attention_head_size", size) != size:
+            raise Unservable("heads of a layer have been pruned")
+        for module in dense:
+            weight = module._parameters.get("weight")  # an adapter, and a parametrised layer, have none of their own
+            if weight is not None and weight.dim() == 2 and weight.shape[0] != config.hidden_size:
+                raise Unservable(f"heads of a layer have been pruned: a dense layer has {weight.shape[0]} outputs")
 
     def follow(self) -> bool:
         """Takes over what may change from call to call: rates, modes, recomputation.
@@ -162,16 +174,19 @@ class View:
             Unservable: rates that our layer has no place for.
         """
         drops = False
-        usual = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
-        for ours, theirs, (on_probs, on_attention, on_output) in zip(
-            self.encoder.layer, self.layers, self.dropouts, strict=True
+        usual = self.config.head_dim**-0.5
+        for ours, theirs, scoring, (on_probs, on_attention, on_output) in zip(
+            self.encoder.layer, self.layers, self.scoring, self.dropouts, strict=True
         ):
             ours.training = theirs.training  # not train(): the leaves are the caller's
             # transformers asks the attention module, not its dropout, whether probabilities are dropped.
-            attention = find(theirs, "attention.self") or find(theirs, "attention")
+            attention = scoring[0]
             scaling = getattr(attention, "scaling", usual)
             if scaling != usual:
                 raise Unservable(f"a layer scales its attention by {scaling:.4g} and not by {usual:.4g}")
+            if getattr(attention, "is_causal", False):
+                raise Unservable("the attention of a layer is causal")
+            self._check_heads(*scoring)
             probs = on_probs.p if attention.training else 0.0
             hidden = on_output.p if on_output.training else 0.0
             after = 0.0 if on_attention is None or not on_attention.training else on_attention.p
@@ -197,6 +212,12 @@ class View:
             self.embeddings.config.hidden_dropout_prob = dropout.p if dropout.training else 0.0
             drops = drops or bool(self.embeddings.config.hidden_dropout_prob)
         return drops
+
+
+def _scoring(layer: nn.Module, family: Family) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
+    """The module that computes a layer's scores, the one that holds it, and its three dense layers before them."""
+    owner = find(layer, "attention")
+    return find(owner, "self") or owner, owner, [_part(layer, family, name) for name in LEAVES[:3]]
 
 
 def _part(layer: nn.Module, family: Family, name: str) -> nn.Module | None:

@@ -82,7 +82,7 @@ _PATHS = tuple((tuple(path.split(".")), expected) for path, expected in _MODULES
 
 
 def _plain_parameters(encoder: nn.Module, eps: float) -> list[ops.LayerParameters] | None:
-    """Every layer's parameters, or None where a layer is not as fastbert made it."""
+    """Every layer's parameters, or None where a layer is not as fastbert made it or is of another width."""
     if hooks.on_all_modules():
         return None
     layers = []
@@ -91,7 +91,8 @@ def _plain_parameters(encoder: nn.Module, eps: float) -> list[ops.LayerParameter
         if found is None:
             return None
         layers.append(found)
-    return layers if len({ops.is_int8([layer]) for layer in layers}) == 1 else None
+    alike = {(ops.is_int8([layer]), layer.intermediate_bias.shape) for layer in layers}
+    return layers if len(alike) == 1 else None
 
 
 def _layer_parameters(layer: nn.Module, eps: float) -> ops.LayerParameters | None:
