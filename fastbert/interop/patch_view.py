@@ -19,6 +19,7 @@ from ..modules import hooks
 from ..modules.embeddings import BertEmbeddings, is_plain_table
 from ..modules.encoder import BertEncoder
 from .patch_families import BERT, INNER, LEAVES, Family
+from .patch_parts import is_tokenwise
 
 _ERF = ("GELUActivation",)
 _TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
@@ -29,6 +30,7 @@ _TABLE_SIZES = {
 }
 _TABLES = tuple(_TABLE_SIZES)
 _NORM = ", not torch's LayerNorm with weight and bias"
+_OWN = ", which may read more than the token that it computes (PEFT's adapters and parametrised layers do not)"
 # Hooks that transformers and PEFT put there themselves, and that mind no shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
@@ -85,6 +87,7 @@ class View:
     def __init__(self, model: nn.Module, family: Family, parts: list[nn.Module | None]) -> None:
         self.family = family
         self.parts = parts
+        self.kinds = list(map(type, parts))
         self.config = our_config(model.config, family)
         source = model._modules[family.encoder]
         layers = list(source._modules["layer"]._modules.values())
@@ -131,7 +134,7 @@ class View:
         ]
         for module in own:
             strange = type(module).__module__ not in (family.module, "transformers.activations")
-            if strange and not isinstance(module, (nn.Dropout, nn.GELU)):
+            if strange and type(module).forward not in (nn.Dropout.forward, nn.GELU.forward):
                 raise Unservable(f"one of its modules is a {type(module).__name__} of {type(module).__module__}")
         for layer in layers:
             activation = _part(layer, family, "intermediate.intermediate_act_fn")
@@ -141,6 +144,8 @@ class View:
                 leaf = _part(layer, family, name)
                 if leaf is None or (name.endswith("LayerNorm") and not _is_plain_norm(leaf)):
                     raise Unservable(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
+                if not is_tokenwise(leaf):
+                    raise Unservable(f"{name} of a layer is {_kind(leaf)}{_OWN}")
             if find(layer, "crossattention") is not None:
                 raise Unservable("a layer has cross-attention")
             self._check_heads(*_scoring(layer, family))
@@ -148,6 +153,10 @@ class View:
             tables = model._modules["embeddings"]._modules
             if not _is_plain_norm(tables["LayerNorm"]):
                 raise Unservable(f"the embeddings' LayerNorm is {_kind(tables['LayerNorm'])}{_NORM}")
+            if type(tables["dropout"]).forward is not nn.Dropout.forward:
+                raise Unservable(f"the embeddings' dropout is {_kind(tables['dropout'])}, not torch's Dropout")
+            if not is_tokenwise(tables["word_embeddings"]):
+                raise Unservable(f"word_embeddings is {_kind(tables['word_embeddings'])}{_OWN}")
             for name in _TABLES[1:]:
                 if type(tables[name]) is not nn.Embedding:
                     raise Unservable(f"{name} is {_kind(tables[name])}, not torch's Embedding")
@@ -250,11 +259,20 @@ def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
     embeddings = model._modules.get("embeddings")
     if stack is None or embeddings is None:
         raise Unservable(f"it has no embeddings and {family.encoder}.layer")
-    parts = [source, stack, embeddings, *embeddings._modules.values()]
+    parts = [source, stack, embeddings]
+    for child in embeddings._modules.values():
+        parts += _with_inside(child)
     for layer in stack._modules.values():
         parts.append(layer)
-        parts += [_part(layer, family, name) for name in (*INNER, *LEAVES)]
+        parts += [_part(layer, family, name) for name in INNER]
+        for name in LEAVES:
+            parts += _with_inside(_part(layer, family, name))
     return parts
+
+
+def _with_inside(module: nn.Module | None) -> list[nn.Module | None]:
+    """A module and, of an adapter or a list, what it calls."""
+    return [module] if module is None or not module._modules else list(module.modules())
 
 
 def heard(parts: list[nn.Module | None]) -> None:
@@ -297,7 +315,7 @@ def view_for(model: nn.Module, family: Family) -> View:
     """The same, whoever listens to a module inside: a later pass may find them gone."""
     parts = parts_of(model, family)
     view = _views.get(model)
-    if view is None or view.parts != parts:
+    if view is None or view.parts != parts or view.kinds != list(map(type, parts)):
         try:
             view = _views[model] = View(model, family, parts)
         except InputError as error:

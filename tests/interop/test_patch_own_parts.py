@@ -116,3 +116,153 @@ def _widen(model):
 
 def test_a_layer_of_another_width():
     _assert_alike(_widen)
+
+
+# --- modules ---
+
+
+class _Steered(nn.Module):
+    """Turns the first token of every sequence around."""
+
+    def __init__(self, dense):
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x):
+        y = self.dense(x).clone()
+        y[:, 0] *= -1
+        return y
+
+
+class _Centred(nn.Linear):
+    """Takes a sequence's mean from its tokens."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y - y.mean(1, keepdim=True)
+
+
+class _Prompted(nn.Module):
+    """A learned vector in the place of every sequence's first two words: prompt tuning as it is done by hand."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+        self.prompt = nn.Parameter(torch.ones(2, 32))
+
+    def forward(self, ids):
+        return torch.cat([self.prompt.expand(len(ids), -1, -1), self.table(ids[:, 2:])], 1)
+
+
+class _TwiceAsMuch(nn.Dropout):
+    def forward(self, x):
+        return 2 * x
+
+
+class _Rectified(nn.GELU):
+    def forward(self, x):
+        return x.relu()
+
+
+def _steer(model):
+    model.encoder.layer[1].output.dense = _Steered(model.encoder.layer[1].output.dense)
+
+
+def _steer_in_a_row(model):
+    dense = model.encoder.layer[0].attention.output.dense
+    model.encoder.layer[0].attention.output.dense = nn.Sequential(_Steered(dense), nn.Linear(32, 32))
+
+
+def _centre(model):
+    model.encoder.layer[2].intermediate.dense.__class__ = _Centred
+
+
+def _prompt(model):
+    model.set_input_embeddings(_Prompted(model.get_input_embeddings()))
+
+
+def _drop_nothing(model):
+    model.embeddings.dropout = _TwiceAsMuch(0.0)
+
+
+def _drop_nothing_in_a_layer(model):
+    model.encoder.layer[1].output.dropout = _TwiceAsMuch(0.0)
+
+
+def _rectify(model):
+    model.encoder.layer[1].intermediate.intermediate_act_fn = _Rectified()
+
+
+OWN = (_steer, _steer_in_a_row, _centre, _prompt, _drop_nothing, _drop_nothing_in_a_layer, _rectify)
+
+
+@pytest.mark.parametrize("change", OWN)
+def test_a_module_of_the_callers_own_is_transformers_affair(change, caplog):
+    # A hole would be a pad to a module that mixes tokens.
+    changed = _assert_alike(change, "none", backward=change is not _prompt)
+    assert "computed by transformers' own code" in caplog.text
+    with pytest.raises(InputError, match="cannot be patched"):
+        fastbert.patch(fastbert.unpatch(changed))
+
+
+def test_embeddings_without_dropout():
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    for model in (theirs, ours):
+        model.embeddings.dropout = nn.Identity()
+    assert_same(ours(**given), theirs(**given), "prefix")
+
+
+def _norm_weights(model):
+    for layer in model.encoder.layer:
+        nn.utils.parametrizations.spectral_norm(layer.output.dense)
+        nn.utils.parametrizations.weight_norm(layer.attention.self.value)
+
+
+def _two_in_a_row(model):
+    model.encoder.layer[1].output.dense = nn.Sequential(nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 32))
+
+
+@pytest.mark.parametrize("change", [_norm_weights, _two_in_a_row])
+def test_what_computes_each_token_by_itself_is_packed(change, only_ours):
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    wanted = []
+    for model in (theirs, ours):
+        torch.manual_seed(3)
+        change(model)
+    for _ in range(2):  # spectral norms are a step nearer at every pass
+        wanted.append(theirs(**given))
+    only_ours()
+    for expected in wanted:
+        assert_same(ours(**given), expected, "prefix")
+
+
+def test_a_hook_inside_an_adapter_is_heard():
+    peft = pytest.importorskip("peft")
+    seen = []
+    for model in twins("BertModel"):
+        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"], init_lora_weights=False))
+        adapted(**arguments("BertModel"))
+        inner = adapted.base_model.model.encoder.layer[1].attention.self.query.lora_A.default
+        inner.register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
+        adapted(**arguments("BertModel"))
+    assert seen == [(4, 11, 32)] * 2
+
+
+def test_an_adapter_that_mixes_tokens_is_transformers_affair(caplog):
+    peft = pytest.importorskip("peft")
+    if not hasattr(peft, "LilyConfig"):
+        pytest.skip("this PEFT has no Lily, whose experts are chosen by the mean of all tokens")
+    theirs, ours = twins("BertModel")
+    logits = []
+    for model in (theirs, ours):
+        torch.manual_seed(3)
+        adapted = peft.get_peft_model(model, peft.LilyConfig(target_modules=["query"], r=4))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lily" in name:
+                    parameter.normal_()
+            logits.append(adapted(**arguments("BertModel")))
+    assert_same(logits[1], logits[0], "prefix")
+    assert "which may read more than the token" in caplog.text
