@@ -122,6 +122,9 @@ def _check(module: nn.Module, family: Family | None) -> None:
         return
     if original.forward is not family.model_class().forward:
         raise InputError(f"{where}: expected the forward of transformers' {family.model}, got one of its own")
+    for name in _methods(family):
+        if getattr(original, name) is not getattr(family.model_class(), name):
+            raise InputError(f"{where}: expected {name} of transformers' {family.model}, got one of its own")
     try:
         our_config(module.config, family)
         view_for(module, family)
@@ -177,11 +180,24 @@ def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
         raise Unservable("its tensors have shapes and no values")
 
 
+@cache
+def _methods(family: Family) -> frozenset[str]:
+    """The model's own methods that its forward calls, to make masks: what they do is done without them."""
+    cls = family.model_class()
+    names = inspect.unwrap(cls.forward).__code__.co_names
+    return frozenset(name for name in names if inspect.isfunction(getattr(cls, name, None)))
+
+
 def _runner(family: Family, own_forward: Callable) -> Callable:
     """What prepares a pass of one family: it raises Unservable, or returns the pass, to be called."""
     parameters = list(inspect.signature(own_forward).parameters)[1:]
 
     def run(model: nn.Module, args: tuple, kwargs: dict) -> Callable:
+        if len(args) > len(parameters) or not kwargs.keys().isdisjoint(parameters[: len(args)]):
+            raise Unservable("it must refuse this input itself")
+        replaced = _methods(family) & model.__dict__.keys()
+        if replaced:
+            raise Unservable(f"{min(replaced)} has been replaced")
         return Pass(model, family, {**dict(zip(parameters, args, strict=False)), **kwargs}).run
 
     return run

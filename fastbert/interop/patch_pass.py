@@ -25,7 +25,7 @@ _SERVED = (
     *("output_hidden_states", "output_attentions", "return_dict", *_PACKED),
 )
 # Arguments of decoders and of trainers that say nothing to an encoder.
-_IDLE = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length")
+_IDLE = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx")
 
 
 class Pass:

@@ -7,6 +7,7 @@ import copy
 import hf_parity as hf
 import pytest
 import torch
+import transformers
 from patched import V5, arguments, assert_same, twins
 from torch import nn
 
@@ -155,6 +156,21 @@ def test_packed_tokens_under_the_names_of_transformers(only_ours):
     assert out.last_hidden_state.shape == (1, int(lengths.sum()), 32)
     kept = padded[hf.masks()["prefix"].bool()]
     hf.assert_near(out.last_hidden_state[0], kept, torch.float32, "packed")
+
+
+@pytest.mark.parametrize("seq_idx", [False, True])
+def test_sequences_that_transformers_collator_lays_end_to_end(seq_idx, only_ours):
+    theirs, ours = twins("BertForMaskedLM")
+    lengths = hf.masks()["prefix"].sum(1)
+    rows = [ids[:n].tolist() for ids, n in zip(hf.inputs()["input_ids"], lengths, strict=True)]
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=seq_idx)
+    batch = collate([{"input_ids": row, "labels": row} for row in rows])
+    with torch.no_grad():
+        # The collator has no label for the first token of a sequence.
+        logits = torch.cat([theirs(torch.tensor([row])).logits[0, 1:] for row in rows])
+        wanted = torch.nn.functional.cross_entropy(logits, torch.tensor([x for row in rows for x in row[1:]]))
+        only_ours()
+        hf.assert_near(ours(**batch).loss, wanted, torch.float32, "loss")
 
 
 def test_masked_tokens_are_zero_unless_they_are_asked_for():

@@ -424,3 +424,10 @@ def test_wrong_input_is_refused_as_transformers_refuses_it(given):
     with pytest.raises(ValueError, match=r".+") as got:
         ours(**given)
     assert str(got.value) == str(expected.value)
+
+
+def test_an_argument_given_twice_is_refused_as_transformers_refuses_it():
+    ids = hf.inputs()["input_ids"]
+    for model in twins("BertModel"):
+        with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
+            model(ids, input_ids=ids)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import hf_parity as hf
 import pytest
 import torch
+import transformers
 from patched import V5, arguments, assert_same, twins
 from torch import nn
 
@@ -83,6 +86,29 @@ def _look_back_only(model):
 @pytest.mark.skipif(not V5, reason="transformers 4 does not ask the module")
 def test_attention_that_was_made_causal():
     _assert_alike(_look_back_only, "none")
+
+
+class _SeesAll(transformers.BertModel):
+    def get_extended_attention_mask(self, attention_mask, *args, **kwargs):  # transformers 4
+        return super().get_extended_attention_mask(torch.ones_like(attention_mask), *args, **kwargs)
+
+    def _create_attention_masks(self, attention_mask, **kwargs):  # transformers 5
+        return super()._create_attention_masks(attention_mask=None, **kwargs)
+
+
+def test_a_method_of_the_callers_own_that_makes_masks(caplog):
+    theirs, ours = twins("BertModel", attention="eager")
+    given = arguments("BertModel")
+    plain = theirs(**given)[0]
+    theirs.__class__ = _SeesAll
+    wanted = theirs(**given)
+    with pytest.raises(InputError, match=r"cannot be patched: expected .*mask.* of transformers' BertModel, got one"):
+        fastbert.patch(theirs)
+    name = "_create_attention_masks" if V5 else "get_extended_attention_mask"
+    setattr(ours, name, functools.partial(getattr(theirs, name)))
+    assert_same(ours(**given), wanted, "prefix")
+    assert f"{name} has been replaced" in caplog.text
+    assert (plain - wanted[0]).abs().max() > 1e-3
 
 
 # --- sizes ---
