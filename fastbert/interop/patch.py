@@ -40,9 +40,10 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
             a `torch.nn.TransformerEncoder` (see `patch_torch`), or any module that holds some: a head, a PEFT model,
             a SentenceTransformer.
         pads: "zeros" leaves the outputs of masked tokens zero and does not compute them; "computed" computes them as
-            transformers does, which costs what they cost there. None is "zeros", but "computed" under a head for
-            question answering, whose loss in transformers reads them, and what it was for an encoder that is patched
-            already. torch's encoders know "zeros" only.
+            transformers does, which costs what they cost there. None is "zeros", but "computed" where they are read:
+            under a head for question answering, by its loss, and in a ColBERT of sentence-transformers whose query
+            expansion is not attended to; and what it was for an encoder that is patched already. torch's encoders know
+            "zeros" only.
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
@@ -100,9 +101,15 @@ def is_patched(module: nn.Module) -> bool:
 
 
 def _read_at_pads(module: nn.Module) -> list[nn.Module]:
-    """The encoders of a span head: its softmax runs over the whole row."""
+    """What holds encoders whose outputs are read at masked tokens too.
+
+    That is a span head, whose softmax runs over the whole row, and a ColBERT of sentence-transformers whose queries are
+    filled up with tokens to which no other attends.
+    """
     answers = any(cls.__name__.endswith("ForQuestionAnswering") for cls in type(module).__mro__)
-    return list(module.children()) if answers else []
+    expansion = getattr(module, "query_expansion", None)
+    fills = isinstance(expansion, dict) and not expansion.get("attend", True)
+    return list(module.modules()) if answers or fills else []
 
 
 def _check(module: nn.Module, family: Family | None) -> None:

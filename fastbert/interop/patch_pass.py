@@ -24,8 +24,12 @@ _SERVED = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
     *("output_hidden_states", "output_attentions", "return_dict", *_PACKED),
 )
-# Arguments of decoders and of trainers that say nothing to an encoder.
-_IDLE = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx")
+# Arguments of decoders and of trainers that say nothing to an encoder, and what stays among the features that a loss of
+# sentence-transformers encodes twice.
+_IDLE = (
+    *("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx"),
+    *("token_embeddings", "sentence_embedding", "all_layer_embeddings"),
+)
 
 
 class Pass:

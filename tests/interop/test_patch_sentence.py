@@ -1,0 +1,45 @@
+"""`fastbert.patch` under sentence-transformers: encoders of several vectors, and losses that encode features twice."""
+
+from __future__ import annotations
+
+import copy
+
+import hf_parity as hf
+import pytest
+import torch
+from tiny_bert import save as save_tiny
+
+import fastbert
+
+st = pytest.importorskip("sentence_transformers", exc_type=ImportError)
+
+TEXTS = ["the film was great .", "paris", "a bad , dull and poor book of france is not good ."]
+
+
+@pytest.mark.skipif(not hasattr(st, "MultiVectorEncoder"), reason="this sentence-transformers has no ColBERT")
+@pytest.mark.parametrize("attend", [True, False])
+def test_queries_that_are_filled_up(attend, tmp_path, only_ours):
+    """With words that others may not attend to: they are masked, and their vectors are read nevertheless."""
+    theirs = st.MultiVectorEncoder(str(save_tiny(tmp_path, "BertModel")), device="cpu").eval()
+    theirs[0].query_expansion = {"strategy": "fixed", "attend": attend, "length": 24}
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    wanted, documents = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
+    only_ours()
+    for got, expected in zip(
+        [*ours.encode_query(TEXTS), *ours.encode_document(TEXTS)], [*wanted, *documents], strict=True
+    ):
+        hf.assert_near(torch.as_tensor(got), torch.as_tensor(expected), torch.float32, "vectors")
+
+
+def test_features_that_a_loss_encodes_twice(tmp_path, only_ours):
+    from sentence_transformers import losses
+
+    model = st.SentenceTransformer(str(save_tiny(tmp_path, "BertModel")), device="cpu").eval()
+    values = []
+    for make in (lambda: model, lambda: fastbert.patch(model)):
+        loss = losses.CachedGISTEmbedLoss(make(), copy.deepcopy(model), mini_batch_size=2)
+        # Features hold the vectors of the first encoder when the guide is given them.
+        features = [getattr(model, "preprocess", model.tokenize)(texts) for texts in (TEXTS, TEXTS[::-1])]
+        values.append(loss(features, None))
+        only_ours()
+    hf.assert_near(values[1], values[0], torch.float32, "loss")
