@@ -20,6 +20,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from .. import ops, rng
 from ..errors import InputError
 from ..modules.layout import Layout, PackedLayout, PaddedLayout, wants_gradient
+from ..modules.linear import is_plain_tensor
 from ..packing import Packing
 from ..rng import FIRST_LAYER_SITE, LAYER_SITES, DropoutKey
 
@@ -51,6 +52,9 @@ def check_parts(encoder: nn.TransformerEncoder) -> None:
     """The same of its parts, of which one may have been replaced since it was patched (by an adapter, say)."""
     if not len(encoder.layers):
         raise InputError("expected a layer at least, got none")
+    for weight in encoder.parameters():
+        if not is_plain_tensor(weight):
+            raise InputError(f"expected weights of torch's own class, got {type(weight).__name__}")
     if encoder.norm is not None and not _is_norm(encoder.norm):
         raise InputError(f"expected a LayerNorm or None as norm, got {type(encoder.norm).__name__}")
     for layer in encoder.layers:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..config import BertConfig
 from ..rng import EMBEDDING_SITE, DropoutKey
+from .linear import is_plain_tensor
 
 
 def sinusoids(positions: int, size: int) -> Tensor:
@@ -49,9 +50,11 @@ class SinusoidalEmbedding(nn.Module):
 
 
 def is_plain_table(module: nn.Module) -> bool:
-    """It does nothing but look rows up, with dense gradients of them."""
+    """It does nothing but look rows up, with dense gradients of them, in a table of torch's own class."""
     odd = ("max_norm", "scale_grad_by_freq", "sparse")
-    return type(module) is nn.Embedding and not any(getattr(module, name) for name in odd)
+    if type(module) is not nn.Embedding or any(getattr(module, name) for name in odd):
+        return False
+    return is_plain_tensor(module.weight)
 
 
 class BertEmbeddings(nn.Module):

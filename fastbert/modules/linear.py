@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import ops
 
 
 def is_plain(module: nn.Module) -> bool:
-    """True for an `nn.Linear` with nothing added: no adapter in its place, parametrisation, hook or new forward."""
-    return type(module) is nn.Linear and not is_watched(module)
+    """True for an `nn.Linear` with nothing added: no adapter in its place, parametrisation, hook or new forward, and no
+    weight that multiplies by code of its own."""
+    if type(module) is not nn.Linear or is_watched(module):
+        return False
+    weight = module._parameters.get("weight")
+    return is_plain_tensor(module.weight if weight is None else weight)
+
+
+def is_plain_tensor(weight: Tensor) -> bool:
+    """False for subclasses that compute otherwise, as torchao's quantised weights and DTensor do: our ops read numbers
+    where those may have none."""
+    return type(weight) in (nn.Parameter, Tensor) or isinstance(weight, (FakeTensor, FunctionalTensor))
 
 
 def is_watched(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from ..rng import DropoutKey
 from . import hooks
 from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
 from .layout import Layout, PackedLayout
+from .linear import is_plain_tensor
 from .quantized_linear import QuantizedLinear
 
 # Not attributes of the modules: a model that was used is copied and pickled like one that was not.
@@ -118,6 +119,8 @@ def _layer_parameters(layer: nn.Module, eps: float) -> ops.LayerParameters | Non
         else:
             continue
         if weight is None or bias is None or (expected is nn.LayerNorm and module.eps != eps):
+            return None
+        if not is_plain_tensor(weight):
             return None
         weights.append(weight)
         biases.append(bias)

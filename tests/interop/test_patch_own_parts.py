@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import hf_parity as hf
@@ -292,3 +293,50 @@ def test_an_adapter_that_mixes_tokens_is_transformers_affair(caplog):
             logits.append(adapted(**arguments("BertModel")))
     assert_same(logits[1], logits[0], "prefix")
     assert "which may read more than the token" in caplog.text
+
+
+# --- weights ---
+
+
+class _Halved(torch.Tensor):
+    """A weight that multiplies by code of its own, as torchao's quantised ones do: by half of itself."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function not in (nn.functional.linear, nn.functional.embedding):
+            return super().__torch_function__(function, types, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = (x.as_subclass(torch.Tensor) / 2 if isinstance(x, cls) else x for x in args)
+            return function(*plain, **(kwargs or {}))
+
+
+def _halve(module):
+    module.weight = nn.Parameter(module.weight.detach().as_subclass(_Halved), requires_grad=False)
+
+
+_HALVED = ("encoder.layer.1.output.dense", "encoder.layer.0.attention.self.key", "embeddings.word_embeddings")
+
+
+@pytest.mark.parametrize("place", [*_HALVED, "embeddings.position_embeddings"])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_weight_that_multiplies_by_code_of_its_own(place, gradients):
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    with torch.set_grad_enabled(gradients):
+        plain = theirs(**given)[0]
+        for model in (theirs, ours):
+            _halve(model.requires_grad_(gradients).get_submodule(place))
+        wanted = theirs(**given)
+        assert_same(ours(**given), wanted, "prefix")
+    assert (plain - wanted[0]).abs().max() > 1e-3
+
+
+def test_a_weight_of_torchs_encoder_that_multiplies_by_code_of_its_own():
+    torch.manual_seed(0)
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 1)
+    ours, x = fastbert.patch(copy.deepcopy(theirs)), torch.randn(2, 3, 8)
+    plain = theirs(x)
+    for model in (theirs, ours):
+        _halve(model.layers[0].linear1)
+    hf.assert_near(ours(x), theirs(x), torch.float32, "states")
+    assert (plain - theirs(x)).abs().max() > 1e-3
