@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import ops
 from ..errors import InputError
@@ -151,7 +152,7 @@ def patched_class(original: type, family: Family | None) -> type:
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
         # A compiler or tracer gets the class's own code: packing has shapes that depend on data.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
             return own_forward(self, *args, **kwargs)
         try:
             _refuse_transforms(args, kwargs)

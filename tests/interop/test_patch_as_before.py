@@ -144,6 +144,17 @@ def test_traced_and_exported_it_is_transformers_graph(name):
         hf.assert_near(x, y, torch.float32, name)
 
 
+def test_a_graph_of_torchs_operators_can_be_made():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    theirs, ours = twins("BertModel", attention="eager")
+    ids = given_of("BertModel")["input_ids"]
+    with torch.no_grad():
+        graph = make_fx(lambda ids: ours.eval()(ids).last_hidden_state)(ids)
+        hf.assert_near(graph(ids.flip(0)), theirs.eval()(ids.flip(0)).last_hidden_state, torch.float32, "states")
+    assert not [node for node in graph.graph.nodes if "fastbert" in str(node.target)]
+
+
 def test_words_and_their_vectors_are_the_same_input(only_ours):
     _, ours = twins("BertModel")
     only_ours()
