@@ -113,12 +113,14 @@ class View:
             for layer in layers
         ]
         self.embedding_dropout = None
+        self.usual_buffers: tuple[list, list] = [], []
         if self.embeddings is not None:
             theirs = model._modules["embeddings"]
             self.embeddings.config = copy.copy(self.config)
             for name in (*_TABLES, "LayerNorm"):
                 setattr(self.embeddings, name, theirs._modules[name])
             self.embedding_dropout = theirs._modules["dropout"]
+            self.buffers = theirs._buffers
         self.scoring = [_scoring(layer, family) for layer in layers]
         self.layers = layers
         self.source = source
@@ -173,6 +175,23 @@ class View:
             if weight is not None and weight.dim() == 2 and weight.shape[0] != config.hidden_size:
                 raise Unservable(f"heads of a layer have been pruned: a dense layer has {weight.shape[0]} outputs")
 
+    def _check_buffers(self) -> None:
+        """Raises Unservable where what stands for ids that are not given is not 0, 1, 2, ... and zeros."""
+        held = [self.buffers.get(name) for name in ("position_ids", "token_type_ids")]
+        # Looked into when they have changed: on a GPU that waits for it.
+        versions = [0 if x is None or x.is_inference() else x._version for x in held]
+        seen, seen_versions = self.usual_buffers
+        if any(x is not None and x.is_meta for x in held) or (
+            versions == seen_versions and all(x is y for x, y in zip(held, seen, strict=True))
+        ):
+            return
+        positions, types = held
+        if positions is not None and not bool((positions == torch.arange(positions.shape[-1]).to(positions)).all()):
+            raise Unservable("the embeddings' position_ids are not 0, 1, 2 and so on")
+        if types is not None and bool(types.any()):
+            raise Unservable("the embeddings' token_type_ids are not zeros")
+        self.usual_buffers = held, versions
+
     def follow(self) -> bool:
         """Takes over what may change from call to call: rates, modes, recomputation.
 
@@ -217,6 +236,7 @@ class View:
                 weight = getattr(getattr(self.embeddings, name), "weight", None)
                 if isinstance(weight, torch.Tensor) and weight.dim() == 2:
                     setattr(self.config, size, weight.shape[0])
+            self._check_buffers()
             dropout = self.embedding_dropout
             self.embeddings.config.hidden_dropout_prob = dropout.p if dropout.training else 0.0
             drops = drops or bool(self.embeddings.config.hidden_dropout_prob)

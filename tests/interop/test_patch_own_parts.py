@@ -340,3 +340,27 @@ def test_a_weight_of_torchs_encoder_that_multiplies_by_code_of_its_own():
         _halve(model.layers[0].linear1)
     hf.assert_near(ours(x), theirs(x), torch.float32, "states")
     assert (plain - theirs(x)).abs().max() > 1e-3
+
+
+def _count_from_two(model):
+    model.embeddings.position_ids += 2
+
+
+def _count_backwards(model):
+    model.embeddings.position_ids = model.embeddings.position_ids.flip(1)
+
+
+def _are_second_sentences(model):
+    model.embeddings.token_type_ids = torch.ones_like(model.embeddings.token_type_ids)
+
+
+@pytest.mark.parametrize("change", [_count_from_two, _count_backwards, _are_second_sentences])
+def test_ids_that_stand_for_those_that_are_not_given(change):
+    theirs, ours = twins("BertModel")
+    given = {key: x for key, x in arguments("BertModel").items() if key != "token_type_ids"}
+    plain = ours(**given)[0]
+    for model in (theirs, ours):
+        change(model)
+    wanted = theirs(**given)
+    assert_same(ours(**given), wanted, "prefix")
+    assert (plain - wanted[0])[hf.masks()["prefix"].bool()].abs().max() > 1e-3
