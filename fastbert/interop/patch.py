@@ -188,7 +188,6 @@ def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
         raise Unservable("its tensors have shapes and no values")
 
 
-@cache
 def _methods(family: Family) -> frozenset[str]:
     """The model's own methods that its forward calls, to make masks: what they do is done without them."""
     cls = family.model_class()
@@ -199,11 +198,12 @@ def _methods(family: Family) -> frozenset[str]:
 def _runner(family: Family, own_forward: Callable) -> Callable:
     """What prepares a pass of one family: it raises Unservable, or returns the pass, to be called."""
     parameters = list(inspect.signature(own_forward).parameters)[1:]
+    methods = _methods(family)
 
     def run(model: nn.Module, args: tuple, kwargs: dict) -> Callable:
         if len(args) > len(parameters) or not kwargs.keys().isdisjoint(parameters[: len(args)]):
             raise Unservable("it must refuse this input itself")
-        replaced = _methods(family) & model.__dict__.keys()
+        replaced = methods & model.__dict__.keys()
         if replaced:
             raise Unservable(f"{min(replaced)} has been replaced")
         return Pass(model, family, {**dict(zip(parameters, args, strict=False)), **kwargs}).run
