@@ -158,6 +158,7 @@ def test_packed_tokens_under_the_names_of_transformers(only_ours):
     hf.assert_near(out.last_hidden_state[0], kept, torch.float32, "packed")
 
 
+@pytest.mark.skipif(not V5, reason="heads of transformers 4 take no bounds of sequences")
 @pytest.mark.parametrize("seq_idx", [False, True])
 def test_sequences_that_transformers_collator_lays_end_to_end(seq_idx, only_ours):
     theirs, ours = twins("BertForMaskedLM")

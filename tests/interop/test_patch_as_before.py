@@ -9,7 +9,7 @@ import hf_parity as hf
 import pytest
 import torch
 import transformers
-from patched import arguments, assert_same, twins
+from patched import V5, arguments, assert_same, twins
 
 import fastbert
 from fastbert.errors import InputError
@@ -144,6 +144,7 @@ def test_traced_and_exported_it_is_transformers_graph(name):
         hf.assert_near(x, y, torch.float32, name)
 
 
+@pytest.mark.skipif(not V5, reason="transformers 4 looks for pads among the ids, which make_fx forbids")
 def test_a_graph_of_torchs_operators_can_be_made():
     from torch.fx.experimental.proxy_tensor import make_fx
 

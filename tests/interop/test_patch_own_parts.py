@@ -57,6 +57,7 @@ def _sees_all(*args, **kwargs):
     return None
 
 
+@pytest.mark.skipif(not V5, reason="transformers 4's BERT does not ask who is registered")
 @pytest.mark.parametrize("name", ["sdpa", "of_mine"])
 def test_attention_that_the_caller_registered(name, monkeypatch, caplog):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
