@@ -24,7 +24,7 @@ from ..errors import InputError
 from . import patch_torch
 from .patch_families import Family, family_of
 from .patch_pass import PADS_KEY, Pass
-from .patch_view import Unservable, forget, heard, our_config, view_for
+from .patch_view import OwnPart, Unservable, forget, heard, our_config, view_for
 
 _log = logging.getLogger("fastbert")
 
@@ -51,8 +51,8 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
 
     Raises:
         InputError: there is no such encoder inside, or one of them is a decoder, has relative positions, another
-            activation, pruned heads, parts of someone's own or a ``forward`` that somebody put in place; nothing has
-            been changed then.
+            activation, pruned heads, a dropout, activation or layer of someone's own or a ``forward`` that somebody put
+            in place; nothing has been changed then.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
@@ -136,6 +136,8 @@ def _check(module: nn.Module, family: Family | None) -> None:
     try:
         our_config(module.config, family)
         view_for(module, family)
+    except OwnPart:
+        pass  # each pass says that transformers' code computes it, until the part is gone
     except (InputError, Unservable) as error:
         raise InputError(f"{where}: {error}") from error
 

@@ -19,7 +19,7 @@ from ..modules import hooks
 from ..modules.embeddings import BertEmbeddings, is_plain_table
 from ..modules.encoder import BertEncoder
 from .patch_families import BERT, INNER, LEAVES, Family
-from .patch_parts import is_tokenwise
+from .patch_parts import TOKENWISE, is_tokenwise
 
 _ERF = ("GELUActivation",)
 _TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
@@ -30,7 +30,10 @@ _TABLE_SIZES = {
 }
 _TABLES = tuple(_TABLE_SIZES)
 _NORM = ", not torch's LayerNorm with weight and bias"
-_OWN = ", which may read more than the token that it computes (PEFT's adapters and parametrised layers do not)"
+_OWN = (
+    ", which may read more than the token that it computes (PEFT's adapters and parametrised layers do not; of another "
+    f"that does not {TOKENWISE} = True says so)"
+)
 # Hooks that transformers and PEFT put there themselves, and that mind no shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
@@ -38,6 +41,10 @@ _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
 
 class Unservable(Exception):
     """Why a model, as it is now, must be computed by its own code."""
+
+
+class OwnPart(Unservable):
+    """The reason is a module of the caller's own, whose tokens only he knows: transformers' code is right with it."""
 
 
 def find(module: nn.Module, path: str) -> nn.Module | None:
@@ -147,7 +154,7 @@ class View:
                 if leaf is None or (name.endswith("LayerNorm") and not _is_plain_norm(leaf)):
                     raise Unservable(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
                 if not is_tokenwise(leaf):
-                    raise Unservable(f"{name} of a layer is {_kind(leaf)}{_OWN}")
+                    raise OwnPart(f"{name} of a layer is {_kind(leaf)}{_OWN}")
             if find(layer, "crossattention") is not None:
                 raise Unservable("a layer has cross-attention")
             self._check_heads(*_scoring(layer, family))
@@ -158,7 +165,7 @@ class View:
             if type(tables["dropout"]).forward is not nn.Dropout.forward:
                 raise Unservable(f"the embeddings' dropout is {_kind(tables['dropout'])}, not torch's Dropout")
             if not is_tokenwise(tables["word_embeddings"]):
-                raise Unservable(f"word_embeddings is {_kind(tables['word_embeddings'])}{_OWN}")
+                raise OwnPart(f"word_embeddings is {_kind(tables['word_embeddings'])}{_OWN}")
             for name in _TABLES[1:]:
                 if type(tables[name]) is not nn.Embedding:
                     raise Unservable(f"{name} is {_kind(tables[name])}, not torch's Embedding")

@@ -229,8 +229,45 @@ def test_a_module_of_the_callers_own_is_transformers_affair(change, caplog):
     # A hole would be a pad to a module that mixes tokens.
     changed = _assert_alike(change, "none", backward=change is not _prompt)
     assert "computed by transformers' own code" in caplog.text
-    with pytest.raises(InputError, match="cannot be patched"):
-        fastbert.patch(fastbert.unpatch(changed))
+    theirs = fastbert.unpatch(changed)
+    if change not in (_steer, _steer_in_a_row, _centre, _prompt):
+        with pytest.raises(InputError, match="cannot be patched"):
+            fastbert.patch(theirs)
+        return
+    caplog.clear()
+    _say_original.cache_clear()
+    given = arguments("BertModel", "none")
+    wanted = theirs(**given)
+    assert_same(fastbert.patch(theirs)(**given), wanted, "none")
+    assert "fastbert_tokenwise = True says so" in caplog.text
+
+
+class _LowRank(nn.Module):
+    """LoRA as it is written by hand."""
+
+    def __init__(self, dense):
+        super().__init__()
+        self.dense = dense
+        self.down, self.up = nn.Linear(32, 2, bias=False), nn.Linear(2, 32, bias=False)
+
+    def forward(self, x):
+        return self.dense(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("first", ["adapter", "patch"])
+def test_an_adapter_of_the_callers_own_that_says_so_is_packed(first, only_ours):
+    theirs, ours = (fastbert.unpatch(model) for model in twins("BertModel"))
+    if first == "patch":
+        fastbert.patch(ours)
+    for model in (theirs, ours):
+        torch.manual_seed(3)
+        adapter = model.encoder.layer[1].attention.self.query = _LowRank(model.encoder.layer[1].attention.self.query)
+        adapter.fastbert_tokenwise = True
+    fastbert.patch(ours)
+    given = arguments("BertModel")
+    wanted = theirs(**given)
+    only_ours()
+    assert_same(ours(**given), wanted, "prefix")
 
 
 def test_embeddings_without_dropout():
