@@ -150,20 +150,28 @@ void bind_gemm_int8(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
-// A few numbers of a buffer, mixed: an update of a whole parameter changes it.
+// A few numbers of a buffer, mixed: an update of a whole parameter changes it, and so does one of every tenth number.
 uint64_t fingerprint(Pointer data, int64_t bytes) {
     constexpr int64_t SAMPLES = 64;
+    const int64_t width = std::min<int64_t>(8, bytes);
     uint64_t mixed = uint64_t(bytes), word = 0;
-    for (int64_t i = 0; i < SAMPLES && bytes >= 8; ++i) {
-        std::memcpy(&word, at<char>(data) + (bytes - 8) / 2 * i / (SAMPLES - 1) * 2, 8);
+    for (int64_t i = 0; i < SAMPLES && width > 0; ++i) {
+        std::memcpy(&word, at<char>(data) + (bytes - width) / 2 * i / (SAMPLES - 1) * 2, size_t(width));
         mixed = (mixed ^ word) * 0x9E3779B97F4A7C15u;
         mixed ^= mixed >> 29;
     }
     return mixed;
 }
 
+std::vector<uint64_t> fingerprints(const std::vector<Pointer>& buffers, const std::vector<int64_t>& sizes) {
+    std::vector<uint64_t> found(buffers.size());
+    for (size_t i = 0; i < buffers.size(); ++i) found[i] = fingerprint(buffers[i], sizes.at(i));
+    return found;
+}
+
 void bind_gemm(py::module_& m) {
     m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes.");
+    m.def("fingerprints", &fingerprints, py::arg("buffers"), py::arg("sizes"), "That of each of some buffers.");
     m.def("has_bf16x3", &has_bf16x3, "Whether this level multiplies float32 numbers in three bfloat16 parts.");
     m.def("packed_size", [](int dtype, int64_t n, int64_t k) { return packed_size(DType(dtype), n, k); });
     m.def("pack_weight",
@@ -274,21 +282,7 @@ void bind_embedding(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
-// A few elements of every block of memory, to notice that somebody wrote to it.
-py::bytes sample_bytes(const std::vector<Pointer>& addresses, const std::vector<int64_t>& sizes) {
-    constexpr int64_t SAMPLES = 4, WIDTH = 8;
-    std::string seen;
-    seen.reserve(addresses.size() * SAMPLES * WIDTH);
-    for (size_t i = 0; i < addresses.size(); ++i) {
-        const int64_t width = std::min(WIDTH, sizes.at(i)), last = sizes[i] - width;
-        for (int64_t k = 0; k < SAMPLES; ++k)
-            seen.append(at<const char>(addresses[i]) + last * k / (SAMPLES - 1), size_t(width));
-    }
-    return py::bytes(seen);
-}
-
 void bind_encoder(py::module_& m) {
-    m.def("sample_bytes", &sample_bytes, py::arg("addresses"), py::arg("sizes"));
     py::class_<Encoder>(m, "Encoder")
         .def(py::init([](int dtype, bool tanh, float eps, int64_t layers, int64_t hidden, int64_t intermediate,
                          int64_t nheads, bool int8, bool three_parts) {

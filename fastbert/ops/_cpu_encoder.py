@@ -34,21 +34,21 @@ class _Packed:
 
     def __init__(self, three_parts: bool) -> None:
         self._three_parts = three_parts
-        self._key, self._samples, self._native = None, None, None
+        self._key, self._prints, self._native = None, None, None
 
     def native(self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
         """The native encoder, packed anew where a parameter is another tensor or holds other numbers.
 
-        A write through ``.data`` or a raw pointer leaves the version as it was, so a few elements of every parameter
-        are compared too.
+        A write through ``.data`` or a raw pointer leaves the version as it was, so some elements of every parameter are
+        compared too: a write to a tenth of a matrix is seen, one to a few of its rows may not be.
         """
         tensors = [t for layer in layers for t in layer]
         addresses = [t.data_ptr() for t in tensors]
         key = (_native.isa(), x.dtype, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
-        samples = _native.extension().sample_bytes(addresses, [t.numel() * t.element_size() for t in tensors])
-        if key != self._key or samples != self._samples:
+        prints = _native.extension().fingerprints(addresses, [t.numel() * t.element_size() for t in tensors])
+        if key != self._key or prints != self._prints:
             self._native = _pack(x, layers, nheads, eps, approximate, self._three_parts)
-            self._key, self._samples = key, samples
+            self._key, self._prints = key, prints
         return self._native
 
 

@@ -201,6 +201,18 @@ def test_weights_are_packed_again_when_they_change(how, name):
         torch.testing.assert_close(after, run(encoder, *given))
 
 
+def test_a_tenth_of_a_weight_written_through_data_is_seen():
+    """As pruning by a mask does it, which leaves the version as it was."""
+    encoder, given = small_encoder(), batch()
+    weight = encoder.layer[1].attention.self.value.weight
+    for seed in range(10):
+        run(encoder, *given)
+        weight.data.mul_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(seed)) > 0.1)
+        after = run(encoder, *given)
+        with fastbert.backend("reference"):
+            torch.testing.assert_close(after, run(encoder, *given))
+
+
 def test_a_training_step_then_inference_again():
     model = BertModel(small_encoder().config).eval()
     ids = torch.randint(5, 40, (2, 12))
