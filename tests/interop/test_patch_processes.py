@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import hf_parity as hf
+import pretraining_runs
 import torch
 import transformers
 from patched import arguments, twins
@@ -39,7 +40,8 @@ def test_a_pickle_is_read_by_a_process_that_has_patched_nothing(tmp_path):
     calls = [arguments("BertModel"), ids, {"src": torch.randn(2, 3, 8)}]
     torch.save((models, calls), tmp_path / "models.pt")
     there = [sys.executable, "-c", _LOAD, str(tmp_path / "models.pt"), str(tmp_path / "outputs.pt")]
-    done = subprocess.run(there, capture_output=True, text=True, timeout=300)
+    options = {"cwd": tmp_path, "env": pretraining_runs.environment()}
+    done = subprocess.run(there, capture_output=True, text=True, timeout=300, **options)
     assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "outputs.pt", weights_only=False)
     with torch.no_grad():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import pretraining_runs
 import pytest
 
 from fastbert.data.config import PretrainingConfig
@@ -72,7 +73,8 @@ def test_a_worker_that_dies_is_one_sentence(recipe, tmp_path, first):
     path = tmp_path / "config.yaml"
     path.write_text(recipe(steps=1000, num_workers=1).to_yaml())
     command = [sys.executable, "-c", CHILD, str(path), first]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    options = {"cwd": tmp_path, "env": pretraining_runs.environment()}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
     assert done.stdout.count("\n") == 1, done.stderr
     assert "has died" in done.stdout
 
