@@ -128,12 +128,16 @@ def read_yaml(path: str | os.PathLike) -> dict:
     return value or {}
 
 
-def _holds_itself(value: Any, above: tuple = ()) -> bool:
+def _holds_itself(value: Any, above: tuple = (), ended: set[int] | None = None) -> bool:
     """Whether a value of lists and mappings has one of them within itself, as YAML can say it."""
-    if not isinstance(value, dict | list):
+    ended = set() if ended is None else ended
+    if not isinstance(value, dict | list) or id(value) in ended:  # aliases of aliases are looked into once
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return any(value is outer for outer in above) or any(_holds_itself(each, (*above, value)) for each in inner)
+    if any(value is outer for outer in above) or any(_holds_itself(each, (*above, value), ended) for each in inner):
+        return True
+    ended.add(id(value))
+    return False
 
 
 def read_json(
