@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..signals import removed_on_sigterm
 from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
 from ..tasks.features import LAYERS, check_layers
 from ..tasks.files import atomic_write
 from ..tasks.runs import show_cell
 from ..tasks.search import warnings_off
-from ..train.signals import removed_on_sigterm
 from . import finetune
 from ._tables import print_table
 

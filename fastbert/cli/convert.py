@@ -32,8 +32,8 @@ def run(args: Convert) -> None:
     import sys
 
     from ..interop.convert import convert
+    from ..signals import removed_on_sigterm
     from ..tasks.runs import model_directory
-    from ..train.signals import removed_on_sigterm
 
     of_run = (args.src / "model" / "config.json").is_file()
     source = model_directory(args.src) if of_run else args.src

@@ -47,10 +47,10 @@ def run(args: Encode) -> None:
     """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
     from .. import SentenceEncoder
     from ..errors import DataError
+    from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
     from ..tasks.files import check_writable, read_lines, write_npy
     from ..tasks.runs import model_directory
-    from ..train.signals import removed_on_sigterm
     from ._progress import progress
 
     check_writable(args.out, args.file)

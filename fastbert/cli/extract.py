@@ -39,11 +39,11 @@ def run(args: Extract) -> None:
     from .. import hardware, load_tokenizer
     from ..errors import DataError
     from ..models.encoders import load_encoder
+    from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
     from ..tasks.features import token_features
     from ..tasks.files import atomic_write, check_writable, read_lines, write_npy
     from ..tasks.runs import model_directory
-    from ..train.signals import removed_on_sigterm
     from ._progress import progress
 
     features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"

@@ -98,8 +98,9 @@ def initialise_worker(settings: Settings, parent: int) -> None:
     """As `initialise`, in a process of its own: one thread, and an end that comes with the parent's."""
     # There is a worker a core; the library's own threads in each would only get into each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C reaches the whole group; the parent ends the workers in order.
+    # Ctrl-C and a terminal's end reach the whole group; the parent ends the workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     initialise(settings)

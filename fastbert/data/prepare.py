@@ -25,6 +25,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
+from ..signals import held_signals
 from .corpus import Document, RawDocument, read_raw_documents
 from .encode import Encoded, Job, Settings, encode_job, initialise, initialise_worker, is_heldout, process_context
 from .manifest import FILE_NAME, Manifest
@@ -216,7 +217,9 @@ def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) ->
         return
     with ProcessPoolExecutor(workers, process_context(), initialise_worker, (settings, os.getpid())) as pool:
         try:
-            pending = deque(pool.submit(encode_job, job) for job in itertools.islice(jobs, 2 * workers))
+            with held_signals():  # the first one starts the processes
+                pending = deque([pool.submit(encode_job, next(jobs))])
+            pending.extend(pool.submit(encode_job, job) for job in itertools.islice(jobs, 2 * workers - 1))
             while pending:
                 yield pending.popleft().result()
                 pending.extend(pool.submit(encode_job, job) for job in itertools.islice(jobs, 1))

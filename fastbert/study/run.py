@@ -18,7 +18,7 @@ from pathlib import Path
 from ..data.encode import end_with
 from ..data.tokenizer import load_tokenizer
 from ..errors import DataError
-from ..train.signals import removed_on_sigterm
+from ..signals import held_signals, removed_on_sigterm
 from . import cells, fits, pretrained
 from .cells import Cell
 from .pretrained import Wanted
@@ -155,7 +155,8 @@ def _side_by_side(
         while models or left or running:
             # Cells whose model is there come first, as in turn, so that what an interruption leaves is of few seeds.
             while len(running) < jobs and (job := _next(models, left, unmade)) is not None:
-                running[pool.submit(_do, job)] = job
+                with held_signals():  # it starts the processes, and what has been submitted is to be known as running
+                    running[pool.submit(_do, job)] = job
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 job = running.pop(future)

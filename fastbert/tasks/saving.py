@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..signals import StopRequest
 from ..train import arithmetic, checkpoint
-from ..train.signals import StopRequest
 from .base import Row, Task
 from .config import IDLE, FinetuneConfig
 from .runs import CHECKPOINTS, Start

@@ -17,6 +17,7 @@ from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from ..packing import PackedBatch
+from ..signals import StopRequest
 from . import engines, flops, graph, phases
 from .config import PretrainConfig
 from .console import Console, header
@@ -26,7 +27,6 @@ from .metrics import MetricsLog, NoLog
 from .optimizers import make_optimizer
 from .run_report import write_pages
 from .saving import RunCheckpoints
-from .signals import StopRequest
 from .spikes import SpikeRule
 from .stall import StallWatch
 from .step_rows import StepRows

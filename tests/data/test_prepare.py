@@ -261,6 +261,28 @@ def test_interrupt_leaves_nothing(books, vocab, tmp_path):
         os.killpg(process.pid, 0)
 
 
+def test_interrupt_when_half_of_the_workers_are_started(vocab, tmp_path):
+    """The one that had been started was waited for forever at the end."""
+    code = (
+        "import itertools, os, signal, sys\nfrom fastbert.data import prepare as module\n"
+        "context = module.process_context()\n"
+        "class Interrupting(type(context.Process())):\n"
+        "    def start(self):\n"
+        "        super().start()\n"
+        "        context.Process = type(self).__base__\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "context.Process = Interrupting\n"
+        "module.BATCH_CHARS = 1 << 13; module._SERIAL_CHARS = 1 << 14\n"
+        "endless = ((str(n), ['words and words'] * 100) for n in itertools.count())\n"
+        "module.prepare(endless, sys.argv[1], sys.argv[2], num_workers=2)\n"
+    )
+    command = [sys.executable, "-c", code, str(vocab), str(tmp_path / "data")]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=60)
+    assert answer.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert answer.stderr.count("Traceback") == 1
+    nothing_left(tmp_path, [])
+
+
 def test_what_a_killed_call_left_goes_with_the_next_one(vocab, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_YOUNG_SECONDS", 0.0)
     left, lives, alien = (

@@ -20,13 +20,22 @@ def workers(process: subprocess.Popen) -> list[int]:
     return [int(child) for child, path in commands.items() if path.exists() and b"spawn_main" in path.read_bytes()]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of the processes")
-def test_a_signal_ends_processes_that_have_only_just_been_started(tmp_path):
+LEFT = "4 pre-trainings and 6 fine-tunings are left; the same command goes on from here"
+
+
+def command(tmp_path: Path, start: list[str]) -> list[str]:
+    """A study on two processes whose pre-trainings would take hours."""
     place = study_runs.write_files(tmp_path / "files")
     (place / "endless.yaml").write_text(study_runs.TINY.replace("steps: 12", "steps: 1000000"))
-    command = [sys.executable, "-m", "fastbert", "study", str(place / "endless.yaml"), "--jobs", "2"]
-    command += ["--data-dir", str(place), "--corpus", str(place / "corpus.txt"), "--out", str(tmp_path / "out")]
-    child = subprocess.Popen(command, env=pretraining_runs.environment(), stderr=subprocess.PIPE, text=True)
+    given = ["study", str(place / "endless.yaml"), "--jobs", "2", "--data-dir", str(place)]
+    return [sys.executable, *start, *given, "--corpus", str(place / "corpus.txt"), "--out", str(tmp_path / "out")]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of the processes")
+def test_a_signal_ends_processes_that_have_only_just_been_started(tmp_path):
+    child = subprocess.Popen(
+        command(tmp_path, ["-m", "fastbert"]), env=pretraining_runs.environment(), stderr=subprocess.PIPE, text=True
+    )
     try:
         deadline = time.monotonic() + 120
         while len(workers(child)) < 2 and time.monotonic() < deadline:
@@ -37,4 +46,51 @@ def test_a_signal_ends_processes_that_have_only_just_been_started(tmp_path):
         child.kill()
         child.communicate()
     assert child.returncode == 130
-    assert "4 pre-trainings and 6 fine-tunings are left; the same command goes on from here" in told
+    assert LEFT in told
+
+
+# fastbert, with a Ctrl-C just after the place that it is told.
+INTERRUPTED = """
+import concurrent.futures, multiprocessing.context, os, signal, sys
+
+place, starts = sys.argv.pop(1), 0
+
+def start(process, start=multiprocessing.context.SpawnProcess.start):
+    global starts
+    start(process)
+    starts += 1
+    if place == f"process {starts}":
+        os.kill(os.getpid(), signal.SIGINT)
+
+def submit(*given, submit=concurrent.futures.ProcessPoolExecutor.submit):
+    future = submit(*given)
+    if place == "job":
+        os.kill(os.getpid(), signal.SIGINT)
+    return future
+
+multiprocessing.context.SpawnProcess.start = start
+concurrent.futures.ProcessPoolExecutor.submit = submit
+
+from fastbert.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["process 1", "process 2", "job"])
+def test_a_signal_while_the_processes_are_being_started(place, tmp_path):
+    """What had been started was told nothing: a job went on to its end, a process told of the others' end by a
+    traceback."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    ended = subprocess.run(
+        command(tmp_path, [str(tmp_path / "interrupted.py"), place]),
+        cwd=tmp_path,
+        env=pretraining_runs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert ended.returncode == 130
+    assert LEFT in ended.stderr
+    assert "Traceback" not in ended.stderr

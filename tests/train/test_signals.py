@@ -15,9 +15,9 @@ import pretraining_runs as runs
 import psutil
 import pytest
 
+from fastbert.signals import StopRequest, removed_on_sigterm
 from fastbert.train import checkpoint
 from fastbert.train.pretrain import pretrain
-from fastbert.train.signals import StopRequest, removed_on_sigterm
 
 # `fastbert`, with the start method of its worker processes in front.
 COMMAND = (
@@ -169,7 +169,7 @@ def test_what_is_written_after_a_terminal_has_closed_is_no_error(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import pathlib, sys, time\n"
-        "from fastbert.train.signals import StopRequest\n"
+        "from fastbert.signals import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    print('ready', flush=True)\n"
         "    while stop.asked is None:\n"

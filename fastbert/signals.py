@@ -75,6 +75,22 @@ def removed_on_sigterm() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """The first SIGINT, SIGTERM or SIGHUP that comes while the block runs acts at its end. For what must not stop half
+    done, such as the start of a pool's processes: those of half a pool are told by nobody that they are to end.
+
+    Outside the main thread, where Python delivers no signals, nothing changes.
+    """
+    stop = StopRequest()
+    try:
+        with stop:
+            yield
+    finally:
+        if stop.asked:
+            signal.raise_signal(signal.Signals[stop.asked])
+
+
 def leave_lost_terminal() -> None:
     """What is written to a terminal that has been closed goes nowhere from now on: each write would be an error, and
     the first one would end what is to be saved."""
