@@ -79,7 +79,7 @@ void product(const EncoderSizes& sizes, const void* a, const void* packed, const
     const DType dtype = sizes.dtype;
     if (sizes.int8) return gemm_int8(int8_args(dtype, a, packed, bias, {rows, n, k, n}, activation, residual, c));
     GemmArgs args{};
-    args.dtype = sizes.packed();
+    args.dtype = sizes.packed;
     args.c_dtype = dtype;
     args.a = a;
     args.lda = k;
@@ -164,7 +164,7 @@ Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(size
     const int64_t h = sizes.hidden, wide = sizes.intermediate;
     auto lay_out = [&](Parts& parts) {
         auto linear = [&](int64_t n, int64_t k) {
-            const void* weight = sizes.int8 ? nullptr : parts.take(packed_size(sizes.packed(), n, k));
+            const void* weight = sizes.int8 ? nullptr : parts.take(packed_size(sizes.packed, n, k));
             return Linear{weight, parts.floats(n)};
         };
         for (Layer& layer : layers_)
@@ -189,7 +189,7 @@ void Encoder::set_layer(int64_t index, const LayerParameters& p) {
             gather_into_huge_pages(weight, Int8Weight(weight).header->size);
             to.weight = weight;
         } else {
-            pack_weight({sizes_.packed(), weight, sizes_.dtype, k, n, k, false, const_cast<void*>(to.weight)});
+            pack_weight({sizes_.packed, weight, sizes_.dtype, k, n, k, false, const_cast<void*>(to.weight)});
         }
         std::memcpy(to.bias, bias, size_t(n) * 4);
     };

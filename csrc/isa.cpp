@@ -1,5 +1,6 @@
 #include "isa.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -61,6 +62,17 @@ bool is_amd() {
     const Registers name = cpuid(0, 0);
     return name.ebx == 0x68747541 && name.edx == 0x69746e65 && name.ecx == 0x444d4163;  // "AuthenticAMD"
 }
+
+// Zen 4 does one multiplication and beside it one addition of 512 bits a cycle (csrc/cpu/gemm_winograd.h). Zen 5 does two
+// of each, for which its two loads a cycle are too few.
+bool adds_beside_multiplying() {
+    const uint32_t version = cpuid(1, 0).eax;
+    return is_amd() && (version >> 8 & 0xf) + (version >> 20 & 0xff) == 0x19;
+}
+
+const char* best_of_bf16() {
+    return adds_beside_multiplying() ? "avx512_winograd" : is_amd() ? "avx512_bf16_pairs" : "avx512_bf16";
+}
 #endif
 
 #if defined(FASTBERT_AMX)
@@ -97,6 +109,10 @@ const Kernels* find(const std::string& name) {
         static const Kernels table = with(*find("avx512_bf16"), avx512_bf16_pairs::specialise);
         return &table;
     }
+    if (name == "avx512_winograd" && has_avx512_bf16()) {
+        static const Kernels table = with(*find("avx512_bf16_pairs"), avx512_winograd::specialise);
+        return &table;
+    }
 #endif
 #if defined(FASTBERT_AMX)
     if ((name == "amx" && has_amx()) || (name == "amx_trapped" && has_avx512_bf16())) {
@@ -131,10 +147,10 @@ struct Buffer {
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names{"scalar"};
-    for (const char* name : {"avx2", "avx512", "avx512_bf16", "avx512_bf16_pairs", "amx"})
+    for (const char* name : {"avx2", "avx512", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd", "amx"})
         if (find(name)) names.emplace_back(name);
 #if defined(FASTBERT_AVX512_BF16)
-    if (names.back() == "avx512_bf16_pairs" && !is_amd()) std::swap(names.back(), *(names.end() - 2));
+    if (names.back() == "avx512_winograd") std::swap(names.back(), *std::find(names.begin(), names.end(), best_of_bf16()));
 #endif
     return names;
 }
@@ -173,17 +189,27 @@ void* thread_buffer(Scratch which, int64_t bytes) {
 int64_t packed_size(DType dtype, int64_t n, int64_t k) {
     const int64_t panels = divide_up(n, PANEL);
     const int64_t half = (k + 31) / 32 * 32 * 2;
+    if (dtype == DType::f32_winograd) return panels * PANEL * winograd_rows(k) * 4;
     return panels * PANEL * (dtype == DType::f32 ? k * 4 : dtype == DType::bf16 ? half : 3 * half);
 }
 
-void pack_weight(const PackArgs& args) { kernels().pack_weight(args); }
+void pack_weight(const PackArgs& args) {
+    if (args.dtype == DType::f32_winograd && !has_winograd())
+        throw std::invalid_argument("no Winograd products at this instruction-set level");
+    kernels().pack_weight(args);
+}
 
 bool has_bf16x3() { return kernels().gemm_bf16x3 != nullptr; }
+bool has_winograd() { return kernels().gemm_f32_winograd != nullptr; }
 
 void gemm(const GemmArgs& args) {
     if (args.dtype == DType::bf16x3) {
         if (!has_bf16x3()) throw std::invalid_argument("no tiles at this instruction-set level");
         return kernels().gemm_bf16x3(args);
+    }
+    if (args.dtype == DType::f32_winograd) {
+        if (!has_winograd()) throw std::invalid_argument("no Winograd products at this instruction-set level");
+        return kernels().gemm_f32_winograd(args);
     }
     (args.dtype == DType::bf16 ? kernels().gemm_bf16 : kernels().gemm_f32)(args);
 }

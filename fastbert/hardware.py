@@ -128,9 +128,15 @@ def is_amd() -> bool:
     return (cpuid(0, 0) or ())[1:] == _AMD
 
 
+def is_zen4() -> bool:
+    """Whether it is of AMD's family 25, of which those with AVX-512 are Zen 4."""
+    version = (cpuid(1, 0) or (0,))[0]
+    return is_amd() and (version >> 8 & 0xF) + (version >> 20 & 0xFF) == 25
+
+
 def isa() -> str:
     """The best level that can run here, as csrc/isa.cpp decides: "scalar", "avx2", "avx512", "avx512_bf16",
-    "avx512_bf16_pairs" or "amx".
+    "avx512_bf16_pairs", "avx512_winograd" or "amx".
     """
     found, state = set(features()), saved_state()
     if not {"avx2", "fma"} <= found or state & 0x6 != 0x6:
@@ -142,7 +148,7 @@ def isa() -> str:
     tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= found and state & 0x60000 == 0x60000
     if tiles and sys.platform == "linux" and _may_use_tiles():
         return "amx"
-    return "avx512_bf16_pairs" if is_amd() else "avx512_bf16"
+    return "avx512_winograd" if is_zen4() else "avx512_bf16_pairs" if is_amd() else "avx512_bf16"
 
 
 def amx_is_hollow(cpuid: Cpuid = cpuid) -> bool:

@@ -16,9 +16,9 @@ template <class B, class Pack> void run(const GemmArgs& g, int64_t k, Pack&& pac
     });
 }
 
-template <class T> void run(const GemmArgs& g) {
+template <class B, class T = B> void run(const GemmArgs& g) {
     const T* a = static_cast<const T*>(g.a);
-    run<T>(g, g.k, [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
+    run<B>(g, g.k, [&](int64_t row, int rows, int64_t k0, int64_t steps, float* out) {
         const int64_t inside = g.k - k0 < steps ? g.k - k0 : steps;
         rows_to_columns(a + row * g.lda + k0, g.lda, rows, inside, out);
         if (inside < steps) fill(out + inside * rows, rows, 0.0f);
@@ -34,6 +34,8 @@ void gemm_bf16(const GemmArgs& g) {
         pairs_to_columns(a + row * g.lda + 2 * k0, g.lda, rows, steps, g.k - 2 * k0, out);
     });
 }
+#elif defined(FASTBERT_WINOGRAD)
+void gemm_f32_winograd(const GemmArgs& g) { run<Scaled, float>(g); }
 #else
 void gemm_f32(const GemmArgs& g) { run<float>(g); }
 void gemm_bf16(const GemmArgs& g) { run<bf16>(g); }

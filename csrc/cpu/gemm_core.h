@@ -6,12 +6,17 @@
 #pragma once
 #include "gelu_math.h"
 #include "gemm_pack.h"
+#if defined(FASTBERT_WINOGRAD)
+#include "gemm_winograd.h"
+#endif
 
 namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-#if defined(FASTBERT_LEVEL_AVX512)
+#if defined(FASTBERT_WINOGRAD)
+constexpr int ROWS = 12, VECTORS = 2;  // 24 accumulators, 6 of B and 2 sums
+#elif defined(FASTBERT_LEVEL_AVX512)
 constexpr int ROWS = 8, VECTORS = 3;  // 24 accumulators, 3 of B and 1 of A of 32 registers
 #elif defined(FASTBERT_LEVEL_AVX2)
 constexpr int ROWS = 6, VECTORS = 2;  // 12, 2 and 1 of 16
@@ -19,23 +24,28 @@ constexpr int ROWS = 6, VECTORS = 2;  // 12, 2 and 1 of 16
 constexpr int ROWS = 2, VECTORS = 2;
 #endif
 constexpr int STRIP = VECTORS * W;
+#if defined(FASTBERT_WINOGRAD)
+constexpr int64_t DEPTH = WINOGRAD_CHUNK, CHUNK = WINOGRAD_CHUNK;  // at the most
+#else
 constexpr int64_t DEPTH = 128;
 // Steps of k that a strip of B takes half of the first-level cache for.
 constexpr int64_t CHUNK = 128;
+#endif
 static_assert(CHUNK % DEPTH == 0, "sums are closed at multiples of DEPTH");
 // A block of A, of so many steps of k, that stays in the second-level cache while all of B passes. Where k is deeper, the
 // sums of all its columns wait in memory for the next block: less traffic than a block of few rows, for which B passes
 // more often.
 constexpr int64_t BLOCK_BYTES = 1 << 20, BLOCK_DEPTH = 768;
 
-// What one step of the loop over k takes: a row of a panel, or two rows that lie interleaved as bfloat16.
+// What one step of the loop over k takes: a row of a panel, or two rows that lie interleaved as bfloat16. EXTRA rows follow
+// every chunk of either factor.
 template <class B> struct Step {};
 template <> struct Step<float> {
-    static constexpr int K = 1;
+    static constexpr int K = 1, EXTRA = 0;
     static constexpr int64_t padded(int64_t k) { return k; }
 };
 template <> struct Step<bf16> {
-    static constexpr int K = 2;
+    static constexpr int K = 2, EXTRA = 0;
     static constexpr int64_t padded(int64_t k) { return (k + 31) / 32 * 32; }
 };
 #if defined(FASTBERT_PAIRS)
@@ -44,10 +54,25 @@ struct Pair {
     uint32_t bits;
 };
 template <> struct Step<Pair> {
-    static constexpr int K = 1;
+    static constexpr int K = 1, EXTRA = 0;
     static constexpr int64_t padded(int64_t k) { return (k + 15) / 16 * 16; }
 };
 #endif
+#if defined(FASTBERT_WINOGRAD)
+template <> struct Step<Scaled> {
+    static constexpr int K = 1, EXTRA = 2;
+    static int64_t padded(int64_t k) { return winograd_rows(k); }
+};
+#endif
+// How many steps of k are a chunk, and the row at which step k0 lies, which begins one.
+template <class B> inline int64_t chunk_of([[maybe_unused]] int64_t k) {
+#if defined(FASTBERT_WINOGRAD)
+    return winograd_chunk(k);
+#else
+    return CHUNK;
+#endif
+}
+template <class B> inline int64_t row_of(int64_t k0, int64_t unit) { return k0 + k0 / unit * Step<B>::EXTRA; }
 
 #if defined(FASTBERT_LEVEL_AVX512)
 inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
@@ -112,6 +137,9 @@ template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, co
 // tile (M, STRIP) [+]= a (k, M)^T b (k, STRIP); `ahead` is what the second-level cache should hold soon.
 template <int M, int V, class B>
 void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, float* tile, const B* ahead) {
+#if defined(FASTBERT_WINOGRAD)
+    multiply_winograd<M, V>(a, &b->value, panel, k, first, tile, STRIP, &ahead->value);
+#else
     Vec acc[M][V];
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
@@ -128,6 +156,7 @@ void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, 
             float* to = tile + m * STRIP + v * W;
             store(to, first ? acc[m][v] : load(to) + acc[m][v]);
         }
+#endif
 }
 
 template <class B> using Multiply = void (*)(const float*, const B*, int64_t, int64_t, bool, float*, const B*);
@@ -179,21 +208,27 @@ template <class Body> inline void parallel_grid(int64_t m, int64_t strips, int64
 // A block of rows and steps of k as one thread works on it: tiles of equal height, each [k][height], all of a chunk of k
 // together.
 struct Block {
-    int64_t rows, depth, tiles;
+    int64_t rows, depth, unit, tiles;
     const float* a;
     bool first;  // of the blocks of k: sums begin here
 
     Range tile(int64_t t) const { return share(rows, t, tiles); }
-    int64_t chunk(int64_t k0) const { return depth - k0 < CHUNK ? depth - k0 : CHUNK; }
+    int64_t chunk(int64_t k0) const { return depth - k0 < unit ? depth - k0 : unit; }
 };
 
-template <class Pack> inline Block pack_block(float* a, int64_t row, int64_t rows, Range steps, Pack& pack) {
-    const Block block{rows, steps.size(), divide_up(rows, ROWS), a, steps.begin == 0};
-    for (int64_t k0 = 0; k0 < block.depth; k0 += CHUNK)
+template <class B, class Pack> inline Block pack_block(float* a, int64_t row, int64_t rows, Range steps, int64_t unit, Pack& pack) {
+    const Block block{rows, steps.size(), unit, divide_up(rows, ROWS), a, steps.begin == 0};
+    for (int64_t k0 = 0; k0 < block.depth; k0 += unit)
         for (int64_t t = 0; t < block.tiles; ++t) {
             const Range tall = block.tile(t);
-            float* out = a + rows * k0 + tall.begin * block.chunk(k0);
+            float* out = a + rows * row_of<B>(k0, unit) + tall.begin * (block.chunk(k0) + Step<B>::EXTRA);
+#if defined(FASTBERT_WINOGRAD)
+            alignas(64) float chunk[(CHUNK + 1) * W];
+            pack(row + tall.begin, int(tall.size()), steps.begin + k0, block.chunk(k0), chunk);
+            scale_chunk(chunk, int(tall.size()), block.chunk(k0), out);
+#else
             pack(row + tall.begin, int(tall.size()), steps.begin + k0, block.chunk(k0), out);
+#endif
         }
     return block;
 }
@@ -201,18 +236,19 @@ template <class Pack> inline Block pack_block(float* a, int64_t row, int64_t row
 // One strip of one block: while a chunk of B lies in the first-level cache, A passes by. `next` is what follows this strip.
 template <class B>
 inline void multiply_strip(const Block& block, const B* b, const B* next, int64_t panel, int64_t columns, float* sums) {
-    for (int64_t k0 = 0; k0 < block.depth; k0 += CHUNK) {
+    for (int64_t k0 = 0; k0 < block.depth; k0 += block.unit) {
         const int64_t chunk = block.chunk(k0);
-        const B* soon = k0 + chunk < block.depth ? b + (k0 + chunk) * PANEL : next;
+        const B* here = b + row_of<B>(k0, block.unit) * PANEL;
+        const B* soon = k0 + chunk < block.depth ? here + (chunk + Step<B>::EXTRA) * PANEL : next;
         for (int64_t t = 0; t < block.tiles; ++t) {
             const Range tall = block.tile(t);
             const int height = int(tall.size());
             const auto kernel = kernel_for<B>(height, columns);
-            const float* a = block.a + block.rows * k0 + tall.begin * chunk;
+            const float* a = block.a + block.rows * row_of<B>(k0, block.unit) + tall.begin * (chunk + Step<B>::EXTRA);
             // The first tiles fetch what comes next, a panel each.
-            const B* ahead = t * PANEL < STRIP ? soon + t * panel : b + k0 * PANEL;
+            const B* ahead = t * PANEL < STRIP ? soon + t * panel : here;
             for (int64_t i = 0; i < chunk; i += DEPTH)
-                kernel(a + i * height, b + (k0 + i) * PANEL, panel, chunk - i < DEPTH ? chunk - i : DEPTH,
+                kernel(a + i * height, here + i * PANEL, panel, chunk - i < DEPTH ? chunk - i : DEPTH,
                        block.first && k0 + i == 0, sums + tall.begin * STRIP, ahead + i * PANEL);
         }
     }
@@ -222,22 +258,23 @@ inline void multiply_strip(const Block& block, const B* b, const B* next, int64_
 template <class B, class Pack, class Finish>
 inline void multiply_part(Range rows, Range strips, int64_t n, int64_t k, const B* packed, Pack& pack, Finish& finish) {
     const int64_t panel = Step<B>::padded(k) * PANEL, depth = round_up(k, Step<B>::K);
-    const int64_t parts = divide_up(depth, BLOCK_DEPTH);
-    const int64_t deep = parts > 1 ? round_up(depth / parts, CHUNK) : depth;
+    const int64_t parts = divide_up(depth, BLOCK_DEPTH), unit = chunk_of<B>(depth);
+    const int64_t deep = parts > 1 ? round_up(depth / parts, unit) : depth;
     const int64_t fit = BLOCK_BYTES / (4 * (deep + 1)), most = fit > ROWS ? fit / ROWS * ROWS : ROWS;
     const int64_t blocks = divide_up(rows.size(), most);
     for (int64_t i = 0; i < blocks; ++i) {
         const Range part = share(rows.size(), i, blocks);
         const int64_t kept = parts > 1 ? strips.size() : 1;
-        const int64_t size = (part.size() * deep + 2 * PANEL - 1) / PANEL * PANEL;
+        const int64_t tall = deep + divide_up(deep, unit) * Step<B>::EXTRA;
+        const int64_t size = (part.size() * tall + 2 * PANEL - 1) / PANEL * PANEL;
         float* a = static_cast<float*>(thread_buffer(Scratch::gemm_a, 4 * (size + PANEL + part.size() * STRIP * kept)));
         float* all = a + size;
         if (!depth) fill(all, part.size() * STRIP, 0.0f);
         Range steps{0, deep};
         do {
-            const Block block = pack_block(a, rows.begin + part.begin, part.size(), steps, pack);
+            const Block block = pack_block<B>(a, rows.begin + part.begin, part.size(), steps, unit, pack);
             for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
-                const B* b = packed + strip * STRIP / PANEL * panel + steps.begin * PANEL;
+                const B* b = packed + strip * STRIP / PANEL * panel + row_of<B>(steps.begin, unit) * PANEL;
                 const B* next = strip + 1 < strips.end ? b + STRIP / PANEL * panel : b;
                 float* sums = all + (kept > 1 ? strip - strips.begin : 0) * part.size() * STRIP;
                 multiply_strip(block, b, next, panel, n - strip * STRIP, sums);

@@ -13,6 +13,10 @@ template <Activation ACT> inline Vec activate(Vec x) {
     return x;
 }
 
+// How many rows ahead the lines of c are fetched to be written, and those of the residual to be read: rows lie too far apart
+// for the processor to see where the next one is.
+constexpr int ROWS_AHEAD = 16;
+
 // c = act(tile + bias) + residual for `rows` rows from `row` and up to `width` columns from `column`.
 template <Activation ACT, class C>
 void finish_rows(const GemmArgs& g, const float* tile, int64_t stride, int64_t row, int rows, int64_t column, int width) {
@@ -22,6 +26,11 @@ void finish_rows(const GemmArgs& g, const float* tile, int64_t stride, int64_t r
         C* c = static_cast<C*>(g.c) + at;
         const C* residual = g.residual ? static_cast<const C*>(g.residual) + at : nullptr;
         const float* sums = tile + r * stride;
+        if (row + r + ROWS_AHEAD < g.m)
+            for (int64_t i = 0; i < end; i += int64_t(64 / sizeof(C))) {
+                __builtin_prefetch(c + ROWS_AHEAD * g.ldc + i, 1, 3);
+                if (residual) __builtin_prefetch(residual + ROWS_AHEAD * g.ldc + i, 0, 3);
+            }
         for_columns(0, end, [&](int64_t i, auto lanes) {
             Vec v = load(sums + i, lanes);
             if (g.bias) v = v + load(g.bias + column + i, lanes);

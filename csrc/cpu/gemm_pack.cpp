@@ -2,6 +2,9 @@
 #include "ops.h"
 
 #include "gemm_pack.h"
+#if defined(FASTBERT_WINOGRAD)
+#include "gemm_winograd.h"
+#endif
 
 namespace fastbert {
 namespace FASTBERT_ISA {
@@ -34,6 +37,8 @@ inline void put(float x, bf16* to) { to->bits = half(&x); }
 template <class T> struct Source {
     const T* w;
     int64_t column, step;  // strides along n and k
+    Source(const PackArgs& g, const T* begin)
+        : w(begin), column(g.transposed ? 1 : g.ldw), step(g.transposed ? g.ldw : 1) {}
     const T* at(int64_t j, int64_t i) const { return w + j * column + i * step; }
 };
 
@@ -101,18 +106,39 @@ inline bool pack_whole(const Source<T>& from, int64_t first, int64_t k, int64_t 
     return true;
 }
 
+template <int PAIR, class T, class P>
+inline void pack_one(const Source<T>& from, int64_t panel, int64_t n, int64_t k, int64_t padded, P* out) {
+    const int64_t first = panel * PANEL, width = n - first < PANEL ? n - first : PANEL;
+    if (width == PANEL && pack_whole(from, first, k, padded, out)) return;
+    pack_panel<PAIR>(from, first, int(width), k, padded, out);
+}
+
 template <int PAIR, class T, class P> void pack(const PackArgs& g, int64_t padded) {
-    const Source<T> from{static_cast<const T*>(g.w), g.transposed ? 1 : g.ldw, g.transposed ? g.ldw : 1};
-    const int64_t panels = divide_up(g.n, PANEL);
-    parallel_ranges(panels, padded * PANEL, [&](int64_t begin, int64_t end) {
+    const Source<T> from(g, static_cast<const T*>(g.w));
+    parallel_ranges(divide_up(g.n, PANEL), padded * PANEL, [&](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; ++panel)
+            pack_one<PAIR>(from, panel, g.n, g.k, padded, static_cast<P*>(g.packed) + panel * PANEL * padded);
+    });
+}
+
+#if defined(FASTBERT_WINOGRAD)
+// A float32 weight chunk by chunk, each scaled.
+template <class T> void pack_scaled(const PackArgs& g) {
+    const int64_t rows = winograd_rows(g.k), chunk = winograd_chunk(g.k);
+    parallel_ranges(divide_up(g.n, PANEL), rows * PANEL, [&](int64_t begin, int64_t end) {
         for (int64_t panel = begin; panel < end; ++panel) {
-            const int64_t first = panel * PANEL, width = g.n - first < PANEL ? g.n - first : PANEL;
-            P* out = static_cast<P*>(g.packed) + first * padded;
-            if (width == PANEL && pack_whole(from, first, g.k, padded, out)) continue;
-            pack_panel<PAIR>(from, first, int(width), g.k, padded, out);
+            float* out = static_cast<float*>(g.packed) + panel * PANEL * rows;
+            for (int64_t k0 = 0; k0 < g.k; k0 += chunk) {
+                const int64_t steps = g.k - k0 < chunk ? g.k - k0 : chunk;
+                const T* w = static_cast<const T*>(g.w) + k0 * (g.transposed ? g.ldw : 1);
+                pack_one<1>(Source<T>(g, w), panel, g.n, steps, steps, out);
+                scale_chunk(out, PANEL, steps, out);
+                out += (steps + 2) * PANEL;
+            }
         }
     });
 }
+#endif
 
 }  // namespace
 
@@ -127,6 +153,9 @@ void pack_panels(const PackArgs& g) {
         return pack<2, Third<2>, bf16>(part, padded);
     }
     const bool from_half = g.w_dtype == DType::bf16;
+#if defined(FASTBERT_WINOGRAD)
+    if (g.dtype == DType::f32_winograd) return (from_half ? pack_scaled<bf16> : pack_scaled<float>)(g);
+#endif
     if (g.dtype == DType::bf16)
         (from_half ? pack<2, bf16, bf16> : pack<2, float, bf16>)(g, (g.k + 31) / 32 * 32);
     else

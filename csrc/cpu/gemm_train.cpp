@@ -30,6 +30,14 @@ template <class T> void column_sums(const WeightGradArgs& g) {
     reduce_chunks(partial, chunks, g.n, g.n, g.db);
 }
 
+// The form in which x is packed.
+#if defined(FASTBERT_WINOGRAD)
+template <class T> constexpr DType FORM = DType::f32_winograd;
+#else
+template <class T> constexpr DType FORM = DType::bf16;
+template <> constexpr DType FORM<float> = DType::f32;
+#endif
+
 // Tokens whose x is packed at a time.
 constexpr int64_t TOKENS = 2048;
 
@@ -57,8 +65,8 @@ template <class T, class C>
 void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, int64_t ldw) {
     const T* x = static_cast<const T*>(g.x) + token * g.ldx;
     const T* dy = static_cast<const T*>(g.dy) + token * g.ldy;
-    void* packed = thread_buffer(Scratch::gemm_b, packed_size(g.dtype, g.k, tokens));
-    pack_panels(PackArgs{g.dtype, x, g.dtype, g.ldx, g.k, tokens, true, packed});
+    void* packed = thread_buffer(Scratch::gemm_b, packed_size(FORM<T>, g.k, tokens));
+    pack_panels(PackArgs{FORM<T>, x, g.dtype, g.ldx, g.k, tokens, true, packed});
     const auto finish = [&](const float* tile, int64_t row, int rows, int64_t column) {
         const int64_t columns = g.k - column < STRIP ? g.k - column : STRIP;
         take(dw + row * ldw + column, ldw, tile, rows, columns, token == 0);
@@ -88,7 +96,11 @@ void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, i
             });
         if (inside < steps) fill(out + inside * rows, rows, 0.0f);
     };
+#if defined(FASTBERT_WINOGRAD)
+    multiply_all<Scaled>(g.n, g.k, tokens, packed, pack, finish);
+#else
     multiply_all<T>(g.n, g.k, tokens, packed, pack, finish);
+#endif
 #endif
 }
 
@@ -118,7 +130,9 @@ template <class T> void run(const WeightGradArgs& g) {
 #if !defined(FASTBERT_TILES) && !defined(FASTBERT_PAIRS)
 void weight_grad_f32(const WeightGradArgs& g) { run<float>(g); }
 #endif
+#if !defined(FASTBERT_WINOGRAD)
 void weight_grad_bf16(const WeightGradArgs& g) { run<bf16>(g); }
+#endif
 
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

@@ -26,6 +26,7 @@ void pack_panels(const PackArgs&);
 void gemm_f32(const GemmArgs&);
 void gemm_bf16(const GemmArgs&);
 void gemm_bf16x3(const GemmArgs&);
+void gemm_f32_winograd(const GemmArgs&);
 void weight_grad_f32(const WeightGradArgs&);
 void weight_grad_bf16(const WeightGradArgs&);
 double probe(Probe, int64_t iterations, double* seconds);

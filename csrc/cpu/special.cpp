@@ -6,6 +6,11 @@ namespace FASTBERT_ISA {
 
 void specialise(Kernels& table);
 void specialise(Kernels& table) {
+#if defined(FASTBERT_WINOGRAD)
+    table.pack_weight = pack_panels;
+    table.gemm_f32_winograd = gemm_f32_winograd;
+    table.weight_grad_f32 = weight_grad_f32;
+#endif
 #if defined(FASTBERT_TILES)
     table.gemm_bf16x3 = gemm_bf16x3;
 #endif
@@ -15,7 +20,7 @@ void specialise(Kernels& table) {
     table.gemm_bf16 = gemm_bf16;
     table.weight_grad_bf16 = weight_grad_bf16;
 #endif
-#if !defined(FASTBERT_PAIRS)
+#if !defined(FASTBERT_PAIRS) && !defined(FASTBERT_WINOGRAD)
     table.gemm_int8 = gemm_int8;
 #endif
 #if defined(FASTBERT_LEVEL_AVX512_BF16) || defined(FASTBERT_LEVEL_AMX)

@@ -10,7 +10,7 @@ const Kernels kernels = {
     dropout,      keep_mask,     cross_entropy_forward, cross_entropy_backward,
     attention_forward, attention_backward,
     gemm_int8,
-    pack_panels,  gemm_f32,      gemm_bf16, nullptr,    weight_grad_f32,
+    pack_panels,  gemm_f32,      gemm_bf16, nullptr, nullptr, weight_grad_f32,
     weight_grad_bf16,
     embedding_forward, embedding_backward, adamw, lamb, grad_norm,
     probe,        probe_copy,

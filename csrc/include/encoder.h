@@ -10,14 +10,12 @@
 namespace fastbert {
 
 struct EncoderSizes {
-    DType dtype;      // of hidden states and packed weights
+    DType dtype;      // of hidden states
     Activation gelu;
     float eps;        // of the LayerNorms
     int64_t layers, hidden, intermediate, nheads;
-    bool int8;  // weights come packed by pack_int8
-    bool three_parts;  // of float32: the weights are packed as DType::bf16x3
-
-    DType packed() const { return three_parts ? DType::bf16x3 : dtype; }
+    bool int8;     // weights come packed by pack_int8
+    DType packed;  // else: the form in which weights are packed
 };
 
 // A layer's parameters as the caller has them. Matrices are contiguous and of the encoder's dtype, as nn.Linear's, query,

@@ -81,6 +81,7 @@ struct Kernels {
     void (*gemm_f32)(const GemmArgs&);
     void (*gemm_bf16)(const GemmArgs&);
     void (*gemm_bf16x3)(const GemmArgs&);  // null at levels without tiles
+    void (*gemm_f32_winograd)(const GemmArgs&);  // null at levels without
     void (*weight_grad_f32)(const WeightGradArgs&);
     void (*weight_grad_bf16)(const WeightGradArgs&);
     // Returns the first token of which an id is no row of its table, or -1.
@@ -115,6 +116,9 @@ namespace avx512_bf16 {
 void specialise(Kernels&);
 }
 namespace avx512_bf16_pairs {
+void specialise(Kernels&);
+}
+namespace avx512_winograd {
 void specialise(Kernels&);
 }
 namespace amx {

@@ -3,6 +3,8 @@
 // A packed weight is cut into panels of 16 columns of the result; its layout is the same at every instruction-set level:
 //     float32   [n / 16][k][16]                 bfloat16  [n / 16][k / 2][16][2], k padded to 32
 //     float32 in three bfloat16 parts, the largest first: three bfloat16 weights, one after the other
+//     float32 for Winograd's inner product: [n / 16][k][16] scaled, with two more rows [16] after every winograd_chunk(k)
+//     steps and after the last (csrc/cpu/gemm_winograd.h)
 // so that 16 steps of a bfloat16 panel are one AMX tile of 1 KiB. Padding is zero. The buffer starts at a multiple of 64.
 //
 // Every element of a result is summed by one thread, in an order that depends on k alone: the bits do not depend on the
@@ -17,7 +19,7 @@ namespace fastbert {
 enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2 };
 
 struct GemmArgs {
-    DType dtype;  // of the packed weight, and of a, which is float32 for one in three parts; sums are float32
+    DType dtype;  // of the packed weight, and of a, which is float32 for all but bfloat16; sums are float32
     const void* a;
     int64_t lda;  // elements between rows; a row is contiguous
     const void* packed;
@@ -55,6 +57,16 @@ struct WeightGradArgs {
 };
 
 constexpr int64_t PANEL = 16;
+// Steps of k, a multiple of three, after which Winograd's sums are closed: a strip of 32 columns takes a third of a
+// first-level cache of 32 KiB at the most, and errors of rounding are those of torch's product (more than 48 would have 1.2
+// times that where k is not cut at all).
+constexpr int64_t WINOGRAD_CHUNK = 96;
+static inline int64_t winograd_chunk(int64_t k) {
+    const int64_t chunks = k > WINOGRAD_CHUNK ? divide_up(k, WINOGRAD_CHUNK) : k > WINOGRAD_CHUNK / 2 ? 2 : 1;
+    return k > 0 ? round_up(divide_up(k, chunks), 3) : 3;
+}
+// Rows of a packed panel for k steps.
+static inline int64_t winograd_rows(int64_t k) { return k + 2 * divide_up(k, winograd_chunk(k)); }
 
 // Bytes of a packed weight.
 int64_t packed_size(DType dtype, int64_t n, int64_t k);
@@ -62,10 +74,11 @@ void pack_weight(const PackArgs& args);
 inline void pack_weight(DType dtype, const void* w, int64_t ldw, int64_t n, int64_t k, bool transposed, void* packed) {
     pack_weight(PackArgs{dtype, w, dtype, ldw, n, k, transposed, packed});
 }
-// Throws std::invalid_argument for a weight in three parts where the instruction-set level has no tiles.
+// Throws std::invalid_argument for a weight of a form that the instruction-set level does not multiply.
 void gemm(const GemmArgs& args);
-// Whether this level multiplies float32 numbers in three parts.
+// Whether this level multiplies float32 numbers in three parts, and whether by Winograd's inner product.
 bool has_bf16x3();
+bool has_winograd();
 // dx = dy w is gemm() with w packed as transposed.
 void weight_grad(const WeightGradArgs& args);
 

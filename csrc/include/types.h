@@ -4,8 +4,9 @@
 
 namespace fastbert {
 
-// bf16x3 is of packed weights only: float32 numbers, each as three bfloat16 ones whose sum it is.
-enum class DType : int { f32 = 0, bf16 = 1, bf16x3 = 2 };
+// Two are of packed weights only. bf16x3: float32 numbers, each as three bfloat16 ones whose sum it is. f32_winograd:
+// float32 numbers as Winograd's inner product takes them (gemm_winograd.h).
+enum class DType : int { f32 = 0, bf16 = 1, bf16x3 = 2, f32_winograd = 3 };
 
 // Static, as vec.h's functions are unnamed: were these shared, the linker might keep the copy that a processor cannot run.
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -32,8 +32,8 @@ def _version(t: Tensor) -> int:
 class _Packed:
     """The native encoder of one stack of layers, and what it was packed from."""
 
-    def __init__(self, three_parts: bool) -> None:
-        self._three_parts = three_parts
+    def __init__(self, form: int) -> None:
+        self._form = form
         self._key, self._prints, self._native = None, None, None
 
     def native(self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
@@ -47,17 +47,17 @@ class _Packed:
         key = (_native.isa(), x.dtype, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
         prints = _native.extension().fingerprints(addresses, [t.numel() * t.element_size() for t in tensors])
         if key != self._key or prints != self._prints:
-            self._native = _pack(x, layers, nheads, eps, approximate, self._three_parts)
+            self._native = _pack(x, layers, nheads, eps, approximate, self._form)
             self._key, self._prints = key, prints
         return self._native
 
 
-def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, three_parts: bool):
+def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int):
     int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
     if int8:
         check_int8(layers)
     native = _native.extension().Encoder(
-        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8, three_parts
+        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8, form
     )
     for index, p in enumerate(layers):
         weights = _int8_weights(p) if int8 else _weights(p, x.dtype)
@@ -99,10 +99,12 @@ def _encoder(
     packed: PackedEncoder | None = None,
 ) -> list[Tensor]:
     x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
-    parts = not is_int8(layers) and _cpu_linear.three_parts(x.dtype, x.shape[0])
+    int8, rows = is_int8(layers), x.shape[0]
+    form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, rows)
+    parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
     with _lock:
         # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
-        new, name = _Packed(parts), "cpu, three parts" if parts else "cpu"
+        new, name = _Packed(form), "cpu, three parts" if parts else "cpu"
         held = new if packed is None else packed.held.setdefault(name, new)
         native = held.native(x, layers, nheads, eps, approximate)
     states = torch.empty(len(layers) if keep_states else 1, *x.shape, dtype=x.dtype)

@@ -4,7 +4,8 @@ Bfloat16 is always computed here, in training too: torch's own is slower than it
 of an illegal instruction on a processor that announces AMX without tiles. Float32 is computed here without a gradient:
 for few rows, where reading the weights is what takes time, and for many on AMX's tiles, in three bfloat16 parts, where
 `torch.set_float32_matmul_precision` asks for less than "highest". On AMD's processors with AVX-512 all of it is: the
-library inside torch reaches 45 to 85 % of our product's rate (docs/cpu-performance.md).
+library inside torch reaches 45 to 85 % of our product's rate, and on Zen 4 ours is Winograd's inner product, which is
+faster than multiply-adds could be (docs/cpu-performance.md).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from . import _cpu, _dispatch, _invariant
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
 FLOAT32_ROWS = 64
 
-# Float32 numbers, each packed as three bfloat16 ones whose sum it is (DType::bf16x3 in csrc/include/types.h).
+# Forms of a packed float32 weight besides its own (DType in csrc/include/types.h): each number as three bfloat16 ones
+# whose sum it is, and scaled numbers for Winograd's inner product.
 _THREE_PARTS = 2
+_WINOGRAD = 3
 
 # parameter -> {(form, transposed): (what it was made from, packed)}
 _packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -48,12 +51,21 @@ def three_parts(dtype: torch.dtype, rows: int) -> bool:
     )
 
 
+def packed_form(dtype: torch.dtype, rows: int) -> int:
+    """Code of the form in which a weight is packed for products with so many rows of a float32 or bfloat16 tensor."""
+    if three_parts(dtype, rows):
+        return _THREE_PARTS
+    if dtype == torch.float32:
+        return _WINOGRAD if _native.extension().has_winograd() else 0
+    return 1
+
+
 def packed_weight(weight: Tensor, form: int, transposed: bool = False, keep: bool = True) -> Tensor:
     """The weight in panels, kept until it changes or dies.
 
     Args:
         weight: (N, K) float32 or bfloat16.
-        form: code of what is packed; three parts of a float32 weight alone.
+        form: code of what is packed (`packed_form`).
         transposed: packs W^T, for the gradient of a layer's input.
         keep: False takes what is kept and keeps nothing new.
     """
@@ -85,7 +97,7 @@ def _product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, transposed: bool = False, keep: bool = True
 ) -> None:
     (m, k), n = rows.shape, out.shape[-1]
-    form = _THREE_PARTS if three_parts(rows.dtype, m) else _cpu.code(rows)
+    form = packed_form(rows.dtype, m)
     packed = packed_weight(weight, form, transposed, keep)
     pointers = rows.data_ptr(), rows.stride(0), packed.data_ptr(), _cpu.pointer(bias), 0, 0, out.data_ptr()
     _native.extension().gemm(form, *pointers, n, _cpu.code(out), m, n, k)
@@ -157,7 +169,7 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if _invariant.active():
         return True
     isa = _native.isa()
-    if hardware.is_amd() and isa in ("avx512", "avx512_bf16", "avx512_bf16_pairs"):
+    if hardware.is_amd() and isa in ("avx512", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd"):
         return True
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return False

@@ -37,6 +37,7 @@ class Bug:
 
 OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizers.py"
 ATTENTION, EMBEDDING, GEMM = (f"tests/ops/test_cpu_{name}.py" for name in ("attention", "embedding", "gemm"))
+WINOGRAD = "tests/ops/test_cpu_winograd.py"
 BUGS = [
     Bug(
         "gelu: the last chunk's bias gradient is lost",
@@ -280,6 +281,44 @@ BUGS = [
         GEMM,
         "pairs",
         level="avx512_bf16_pairs",
+    ),
+    Bug(
+        "winograd: the products of a row's pairs are not subtracted",
+        "gemm_winograd.h",
+        "_mm512_set1_ps(products[m]));",
+        "_mm512_setzero_ps());",
+        WINOGRAD,
+        compiled="gemm.cpp",
+        level="avx512_winograd",
+    ),
+    Bug(
+        "winograd: numbers are not brought to like size",
+        "gemm_winograd.h",
+        "if ((middling & first_lanes(width)) == first_lanes(width)) return half;",
+        "return _mm512_setzero_ps();",
+        WINOGRAD,
+        compiled="gemm.cpp",
+        level="avx512_winograd",
+    ),
+    Bug(
+        "winograd: what is subtracted is summed in another order than what was added",
+        "gemm_winograd.h",
+        "products = fma(even, odd, products);",
+        "products = products + even * odd;",
+        WINOGRAD,
+        "zeros",
+        compiled="gemm_train.cpp",
+        level="avx512_winograd",
+    ),
+    Bug(
+        "winograd: squares beyond float32's range give no scale",
+        "gemm_winograd.h",
+        "_mm512_mask_mov_ps(bounded, middling, half)",
+        "half",
+        WINOGRAD,
+        "smallest",
+        compiled="gemm.cpp",
+        level="avx512_winograd",
     ),
     Bug(
         "attention: of a wide head only the last sums remain",

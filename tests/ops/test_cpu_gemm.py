@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from close import assert_close
+from gemm_calls import CODE, DTYPES, SHAPES, draws, gemm, guarded, pack, strided, truth
 from levels import ALL_LEVELS, TILES
 
 import fastbert
@@ -18,13 +19,7 @@ from fastbert.ops import _cpu_linear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
-DTYPES = [torch.float32, torch.bfloat16]
-CODE = {torch.float32: 0, torch.bfloat16: 1}
 THREE_PARTS = 2
-ACTIVATIONS = ["none", "gelu", "gelu_tanh"]
-# (M, N, K): single elements, odd everything, one tile and its neighbours, several blocks of K, no K at all.
-SHAPES = [(1, 1, 1), (1, 40, 768), (5, 17, 33), (13, 47, 300), (31, 33, 31), (32, 64, 64), (70, 48, 545), (3, 5, 0)]
-GUARD = 64
 
 
 @pytest.fixture(params=ALL_LEVELS)
@@ -33,73 +28,6 @@ def level(request):
     _native.extension().set_isa(request.param)
     yield request.param
     _native.extension().set_isa(before)
-
-
-def guarded(rows, columns, dtype):
-    """A NaN-filled matrix with wide rows inside a buffer of guards; check() tells whether they are untouched."""
-    stride = columns + 3
-    buffer = torch.full((2 * GUARD + rows * stride,), float("nan"), dtype=dtype)
-    matrix = buffer[GUARD : GUARD + rows * stride].view(rows, stride)[:, :columns]
-
-    def check():
-        outside = torch.ones_like(buffer, dtype=torch.bool)
-        outside[GUARD : GUARD + rows * stride].view(rows, stride)[:, :columns] = False
-        assert buffer[outside].isnan().all(), "written outside of the result"
-
-    return matrix, check
-
-
-def strided(matrix):
-    """The same numbers with other ones between the rows."""
-    wide = torch.full((matrix.shape[0], matrix.shape[1] + 5), 1e30, dtype=matrix.dtype)
-    wide[:, : matrix.shape[1]] = matrix
-    return wide[:, : matrix.shape[1]]
-
-
-def pack(weight, dtype, transposed=False, form=None):
-    """The packed weight at the start of a NaN-filled, aligned buffer, whose end must stay as it was."""
-    c = _native.extension()
-    n, k = weight.t().shape if transposed else weight.shape
-    form = CODE[dtype] if form is None else form
-    size = c.packed_size(form, n, k)
-    buffer = torch.full((size + 192,), 0xFF, dtype=torch.uint8)
-    packed = buffer[-buffer.data_ptr() % 64 :]
-    c.pack_weight(form, weight.data_ptr(), CODE[weight.dtype], weight.stride(0), n, k, transposed, packed.data_ptr())
-    assert (packed[size:] == 0xFF).all(), "written outside of the packed weight"
-    return packed[:size]
-
-
-def gemm(a, packed, n, out, bias=None, activation="none", residual=None, form=None):
-    if residual is not None:
-        assert residual.stride(0) == out.stride(0)
-    pointers = [0 if t is None else t.data_ptr() for t in (bias, residual)]
-    _native.extension().gemm(
-        CODE[a.dtype] if form is None else form,
-        a.data_ptr(),
-        a.stride(0),
-        packed.data_ptr(),
-        pointers[0],
-        ACTIVATIONS.index(activation),
-        pointers[1],
-        out.data_ptr(),
-        out.stride(0),
-        CODE[out.dtype],
-        a.shape[0],
-        n,
-        a.shape[1],
-    )
-
-
-def truth(a, w, bias, activation, residual):
-    out = reference.linear(a, w, bias)
-    if activation != "none":
-        out = reference.gelu(out, None, "tanh" if activation == "gelu_tanh" else "none")
-    return out if residual is None else out + residual
-
-
-def draws(m, n, k):
-    """How often a shape is drawn: luck rules the largest error of few elements."""
-    return max(1, min(50, 400 // (m * n)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -327,11 +255,12 @@ def test_float32_training_keeps_no_packed_weights(monkeypatch):
         for w in (weight, frozen):
             ops.linear(x, w).sum().backward()
         kept = [sorted(_cpu_linear._packed.get(w, {})) for w in (weight, frozen)]
-        own = _native.isa() in ("avx512", "avx512_bf16", "avx512_bf16_pairs")
-        assert kept == [[], [(0, False), (0, True)] if own else []]
+        own = _native.isa() in ("avx512", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd")
+        form = _cpu_linear.packed_form(torch.float32, 80)
+        assert kept == [[], [(form, False), (form, True)] if own else []]
         with torch.no_grad():
             ops.linear(x, weight)
-        assert list(_cpu_linear._packed.get(weight, {})) == [(0, False)] * own
+        assert list(_cpu_linear._packed.get(weight, {})) == [(form, False)] * own
 
 
 def test_autocast_keeps_the_parameters_gradients_in_float32():

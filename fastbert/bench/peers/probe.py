@@ -28,8 +28,8 @@ class Probe:
         found, before = {}, self.module.isa()
         try:
             for level in self.module.supported_isas():
-                if level == "avx512_bf16_pairs":
-                    continue  # it has the loops of avx512_bf16
+                if level in ("avx512_bf16_pairs", "avx512_winograd"):
+                    continue  # they have the loops of avx512_bf16
                 self.module.set_isa(level)
                 for what in _native.LOOPS:
                     rate = _native.loop_rate(what)

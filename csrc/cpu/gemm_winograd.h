@@ -1,0 +1,148 @@
+// Float32 products with two multiplications for three, by Winograd's inner product (S. Winograd, "A new algorithm for
+// inner product", IEEE Transactions on Computers C-17, 1968):
+//
+//     x1 w1 + x2 w2 = (x1 + w2) (x2 + w1) - x1 x2 - w1 w2
+//
+// The last two products are of one factor each, so a sum of them over k is taken once for a row or a column. What is left
+// is one multiplication for two, and two additions. Zen 4 does a multiply-add and beside it an addition of 512 bits in a
+// cycle: of three steps of k one is multiplied as it is and two are such a pair, which keeps both busy, and three steps
+// take two cycles, one and a half times the rate of multiply-adds. One factor of every operation is read from memory with
+// its broadcast; an instruction for the broadcast alone would cost an addition.
+//
+// The two factors of a pair must be of like size, or the larger one's rounding drowns the smaller: every row of A and
+// every column of B is scaled, each chunk of steps by itself, by the power of two that brings its mean
+// square into 0.5..2. The scales are taken out again, exactly, where a chunk's sums are closed. A row or a column of zeros
+// gives zeros: its pairs and the products subtracted are the same numbers in the same order.
+//
+// A chunk [steps][width] is followed by two rows of [width]: the sums of x1 x2, and the scales to be taken out.
+#pragma once
+#include "vec.h"
+
+namespace fastbert {
+namespace FASTBERT_ISA {
+namespace {
+
+// A float32 of a packed factor.
+struct Scaled {
+    float value;
+};
+
+// Exponents that bring columns near one: by their sums of squares where these are numbers of middling size, else by their
+// largest numbers.
+inline __m512 exponents(const float* chunk, int width, int64_t steps, Vec squares) {
+    const __m512 mean = _mm512_mul_ps(squares.v, _mm512_set1_ps(1.0f / float(steps)));
+    const __m512 half = _mm512_roundscale_ps(_mm512_mul_ps(_mm512_getexp_ps(mean), _mm512_set1_ps(0.5f)),
+                                             _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+    const __m512 small = _mm512_set1_ps(0x1p-80f), large = _mm512_set1_ps(0x1p80f);
+    const __mmask16 middling = _mm512_cmp_ps_mask(mean, small, _CMP_GT_OQ) & _mm512_cmp_ps_mask(mean, large, _CMP_LT_OQ);
+    if ((middling & first_lanes(width)) == first_lanes(width)) return half;
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t i = 0; i < steps; ++i) most = _mm512_max_ps(most, abs(load(chunk + i * width, width)).v);
+    // Nothing is done to zeros, nor to what is not finite.
+    const __mmask16 usable = _mm512_cmp_ps_mask(most, _mm512_setzero_ps(), _CMP_GT_OQ) &
+                             _mm512_cmp_ps_mask(most, _mm512_set1_ps(__builtin_inff()), _CMP_LT_OQ);
+    const __m512 limit = _mm512_set1_ps(120.0f), exponent = _mm512_maskz_getexp_ps(usable, most);
+    const __m512 bounded = _mm512_max_ps(_mm512_min_ps(exponent, limit), _mm512_sub_ps(_mm512_setzero_ps(), limit));
+    return _mm512_mask_mov_ps(bounded, middling, half);
+}
+
+// Scales a chunk [steps][width] and writes the two rows behind it; width is 16 at the most, and only with 16 may `out` be
+// `chunk`. Reads and writes up to 15 floats beyond either: masks would hold each load up until the store before it is done.
+inline void scale_chunk(const float* chunk, int width, int64_t steps, float* out) {
+    constexpr int CHAINS = 4;  // a multiply-add takes four cycles
+    Vec squares[CHAINS] = {set(0.0f), set(0.0f), set(0.0f), set(0.0f)};
+    for (int64_t i = 0; i < steps; i += CHAINS)
+#pragma GCC unroll 4
+        for (int j = 0; j < CHAINS; ++j) {
+            const Vec x = i + j < steps ? load(chunk + (i + j) * width) : set(0.0f);
+            squares[j] = fma(x, x, squares[j]);
+        }
+    const __m512 exponent = exponents(chunk, width, steps, (squares[0] + squares[1]) + (squares[2] + squares[3]));
+    const Vec one = set(1.0f), back = {_mm512_scalef_ps(one.v, exponent)};
+    const Vec scale = {_mm512_scalef_ps(one.v, _mm512_sub_ps(_mm512_setzero_ps(), exponent))};
+    const auto scaled = [&](int64_t i) {
+        const Vec x = load(chunk + i * width) * scale;
+        store(out + i * width, x);
+        return x;
+    };
+    Vec products = set(0.0f);
+    int64_t i = 0;
+    for (; i + 3 <= steps; i += 3) {
+        scaled(i);
+        const Vec even = scaled(i + 1), odd = scaled(i + 2);
+        products = fma(even, odd, products);
+    }
+    for (; i < steps; ++i) scaled(i);
+    store(out + steps * width, products);
+    store(out + (steps + 1) * width, back);
+}
+
+// acc += b a[0] with the broadcast in the instruction itself: given a choice, the compiler takes a register for it.
+inline void multiply_add_one(__m512& acc, __m512 b, const float* a) {
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
+}
+
+// acc += alone a[0] + (a[M] + odd) (a[2 M] + even), in an order that keeps multipliers and adders busy; left to
+// itself, the compiler puts multiplications together.
+template <int M>
+inline void multiply_add_three(__m512& acc, __m512 alone, __m512 even, __m512 odd, const float* a) {
+    __m512 one, other;
+    asm("vfmadd231ps %6%{1to16%}, %3, %0\n\t"
+        "vaddps %7%{1to16%}, %5, %1\n\t"
+        "vaddps %8%{1to16%}, %4, %2\n\t"
+        "vfmadd231ps %1, %2, %0"
+        : "+v"(acc), "=&v"(one), "=&v"(other)
+        : "v"(alone), "v"(even), "v"(odd), "m"(a[0]), "m"(a[M]), "m"(a[2 * M]));
+}
+
+// tile (M, stride) [+]= one chunk of A (steps, M) times one of B (steps, V * 16), whose panels lie `panel` apart. `ahead`
+// is what the second-level cache should hold soon.
+template <int M, int V>
+void multiply_winograd(const float* a, const float* b, int64_t panel, int64_t steps, bool first, float* tile, int64_t stride,
+                       const float* ahead) {
+    __m512 acc[M][V];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) acc[m][v] = _mm512_setzero_ps();
+    for (int m = 0; m < M; ++m)
+        for (int v = 0; v < V; ++v) __builtin_prefetch(tile + m * stride + v * W, 1, 3);
+    const auto row = [&](int64_t i, int v) { return _mm512_loadu_ps(b + i * W + v * panel); };
+    int64_t i = 0;
+    for (; i + 3 <= steps; i += 3) {
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; ++j) __builtin_prefetch(ahead + (i + j) * W, 0, 2);
+        __m512 alone[V], even[V], odd[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) alone[v] = row(i, v), even[v] = row(i + 1, v), odd[v] = row(i + 2, v);
+        const float* x = a + i * M;
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v)
+                multiply_add_three<M>(acc[m][v], alone[v], even[v], odd[v], x + m);
+    }
+    for (; i < steps; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) {
+            const __m512 alone = row(i, v);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) multiply_add_one(acc[m][v], alone, a + i * M + m);
+        }
+    const float *products = a + steps * M, *back = products + M;
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        const __m512 of_column = row(steps, v), column_back = row(steps + 1, v);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            const __m512 of_both = _mm512_sub_ps(_mm512_sub_ps(acc[m][v], of_column), _mm512_set1_ps(products[m]));
+            const __m512 sum = _mm512_mul_ps(of_both, column_back), row_back = _mm512_set1_ps(back[m]);
+            float* to = tile + m * stride + v * W;
+            _mm512_storeu_ps(to, first ? _mm512_mul_ps(sum, row_back) : _mm512_fmadd_ps(sum, row_back, _mm512_loadu_ps(to)));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace FASTBERT_ISA
+}  // namespace fastbert

@@ -1,0 +1,81 @@
+"""Calls of the extension's products on tensors, and what surrounds their results to tell where they wrote."""
+
+from __future__ import annotations
+
+import torch
+
+from fastbert import _native, reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+CODE = {torch.float32: 0, torch.bfloat16: 1}
+ACTIVATIONS = ["none", "gelu", "gelu_tanh"]
+# (M, N, K): single elements, odd everything, one tile and its neighbours, several blocks of K, no K at all.
+SHAPES = [(1, 1, 1), (1, 40, 768), (5, 17, 33), (13, 47, 300), (31, 33, 31), (32, 64, 64), (70, 48, 545), (3, 5, 0)]
+GUARD = 64
+
+
+def guarded(rows, columns, dtype):
+    """A NaN-filled matrix with wide rows inside a buffer of guards; check() tells whether they are untouched."""
+    stride = columns + 3
+    buffer = torch.full((2 * GUARD + rows * stride,), float("nan"), dtype=dtype)
+    matrix = buffer[GUARD : GUARD + rows * stride].view(rows, stride)[:, :columns]
+
+    def check():
+        outside = torch.ones_like(buffer, dtype=torch.bool)
+        outside[GUARD : GUARD + rows * stride].view(rows, stride)[:, :columns] = False
+        assert buffer[outside].isnan().all(), "written outside of the result"
+
+    return matrix, check
+
+
+def strided(matrix):
+    """The same numbers with other ones between the rows."""
+    wide = torch.full((matrix.shape[0], matrix.shape[1] + 5), 1e30, dtype=matrix.dtype)
+    wide[:, : matrix.shape[1]] = matrix
+    return wide[:, : matrix.shape[1]]
+
+
+def pack(weight, dtype, transposed=False, form=None):
+    """The packed weight at the start of a NaN-filled, aligned buffer, whose end must stay as it was."""
+    c = _native.extension()
+    n, k = weight.t().shape if transposed else weight.shape
+    form = CODE[dtype] if form is None else form
+    size = c.packed_size(form, n, k)
+    buffer = torch.full((size + 192,), 0xFF, dtype=torch.uint8)
+    packed = buffer[-buffer.data_ptr() % 64 :]
+    c.pack_weight(form, weight.data_ptr(), CODE[weight.dtype], weight.stride(0), n, k, transposed, packed.data_ptr())
+    assert (packed[size:] == 0xFF).all(), "written outside of the packed weight"
+    return packed[:size]
+
+
+def gemm(a, packed, n, out, bias=None, activation="none", residual=None, form=None):
+    if residual is not None:
+        assert residual.stride(0) == out.stride(0)
+    pointers = [0 if t is None else t.data_ptr() for t in (bias, residual)]
+    _native.extension().gemm(
+        CODE[a.dtype] if form is None else form,
+        a.data_ptr(),
+        a.stride(0),
+        packed.data_ptr(),
+        pointers[0],
+        ACTIVATIONS.index(activation),
+        pointers[1],
+        out.data_ptr(),
+        out.stride(0),
+        CODE[out.dtype],
+        a.shape[0],
+        n,
+        a.shape[1],
+    )
+
+
+def truth(a, w, bias, activation, residual):
+    out = reference.linear(a, w, bias)
+    if activation != "none":
+        out = reference.gelu(out, None, "tanh" if activation == "gelu_tanh" else "none")
+    return out if residual is None else out + residual
+
+
+def draws(m, n, k):
+    """How often a shape is drawn: luck rules the largest error of few elements."""
+    return max(1, min(50, 400 // (m * n)))
