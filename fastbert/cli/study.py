@@ -86,6 +86,12 @@ def run(args: Study) -> None:
         check_writable(place / "results.json")
     for work in works:
         _run(args, work)
+    if len(works) > 1:
+        from ..study import results
+
+        took = results.spent(works)
+        worked = "unknown" if took["processor_seconds"] is None else f"{took['processor_seconds'] / 3600:.2f}"
+        print(f"{len(works)} studies: {took['seconds'] / 3600:.2f} hours of one process, processor time {worked} hours")
 
 
 def _report(args: Study, study) -> Path:

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,9 +157,9 @@ def _compute(cell: Cell) -> dict:
 
     from ..data.tokenizer import load_tokenizer
     from ..tasks.finetune import finetune
-    from .machine import made_by
+    from .machine import Clock, made_by
 
-    began = time.monotonic()
+    clock = Clock()
     spec, directory = cell.task, cell.model.model_at(cell.step)
     pretrained.check_weights(cell.model, cell.step)
     task, train, dev = rows_of(cell)
@@ -187,7 +186,7 @@ def _compute(cell: Cell) -> dict:
         "history": [{n: row[n] for n in ("epoch", "train_loss", *task.metrics)} for row in result.history],
         "rows": [len(train), len(dev)],
         "tokens": round(trained_tokens),
-        "measured": {"seconds": time.monotonic() - began, **made_by()},
+        "measured": {**clock.read(), **made_by()},
     }
 
 

@@ -333,9 +333,11 @@ def _again(page: Page, results: dict) -> None:
         f"{results['data']}."
     )
     hours = [measured[name] / 3600 for name in ("pretraining_seconds", "finetuning_seconds")]
+    worked = [measured.get(name) for name in ("pretraining_processor_seconds", "finetuning_processor_seconds")]
+    of_them = "" if None in worked else f", {sum(worked) / 3600:.2f} hours of which a processor worked for it"
     page.text(
         f"{measured['pretrained_tokens']:,} tokens of pre-training in {hours[0]:.2f} hours and "
-        f"{measured['finetuned_tokens']:,} of fine-tuning in {hours[1]:.2f} hours of one process. Two runs of "
+        f"{measured['finetuned_tokens']:,} of fine-tuning in {hours[1]:.2f} hours of one process{of_them}. Two runs of "
         "this file and these seeds agree bit for bit on the same machine; results.json has every figure of every seed, "
         "and the SHA-256 of the weights of every model."
     )

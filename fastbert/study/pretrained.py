@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,9 +214,9 @@ def _train_static(model: Wanted) -> dict:
     """word2vec on as many tokens as the pre-training of such a row would see, whole passes over the text."""
     from ..train.pretrain import open_data
     from ..train.word2vec import ShardSentences, train_word2vec
-    from .machine import made_by
+    from .machine import Clock, made_by
 
-    began, config = time.monotonic(), model.config
+    clock, config = Clock(), model.config
     shards = open_data(config)[0].shards
     epochs = max(round(config.steps * config.accumulate * config.token_budget / shards.num_tokens), 1)
     options = _word2vec(config, {"epochs": epochs, **model.static}, "static")
@@ -239,7 +238,7 @@ def _train_static(model: Wanted) -> dict:
         "tokens": options.epochs * shards.num_tokens,
         "curve": [],
         "weights": keys.file_digest(target / _WEIGHTS),
-        "measured": {"seconds": time.monotonic() - began, **made_by()},
+        "measured": {**clock.read(), **made_by()},
     }
     write_json(found, model.directory / "result.json")
     return found
@@ -284,5 +283,5 @@ def _figures(model: Wanted, result) -> dict:
         "tokens": result.tokens,
         "curve": curve,
         "weights": keys.file_digest(Path(model.config.out) / "model" / _WEIGHTS),
-        "measured": {"seconds": result.seconds, **made_by()},
+        "measured": {"seconds": result.seconds, "processor_seconds": result.processor_seconds, **made_by()},
     }

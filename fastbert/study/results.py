@@ -183,11 +183,23 @@ def _disagreement(pair: compare.Pair, figures: dict[str, Figure], margins: dict[
     return {**dataclasses.asdict(pair), "errors": errors, "reason": compare.reason(pair, figures, margins, uses)}
 
 
+def _total(results, name: str) -> float | None:
+    """The sum of what is measured; None where one of the jobs was done by a fastbert that did not measure it."""
+    counted = [found["measured"].get(name) for found in results]
+    return None if None in counted else sum(counted)
+
+
+def spent(works: Sequence[Work]) -> dict[str, float | None]:
+    """Seconds and processor seconds of all jobs of some studies, which must be done; what they share counts once."""
+    jobs = {job.key: job for work in works for job in (*work.models, *work.cells)}
+    results = [job.result() for job in jobs.values()]
+    return {name: _total(results, name) for name in ("seconds", "processor_seconds")}
+
+
 def _effort(work: Work, models: dict) -> dict:
     """Seconds and rates of the jobs, wherever they were done; each once."""
     once = {found["key"]: found for found in models.values()}.values()
     cells = {cell.key: cell.result() for cell in work.cells}.values()
-    seconds = [found["measured"]["seconds"] for found in once], [found["measured"]["seconds"] for found in cells]
     rates = {
         row.name: statistics.fmean(
             models[row.name, seed]["tokens"] / models[row.name, seed]["measured"]["seconds"]
@@ -199,8 +211,10 @@ def _effort(work: Work, models: dict) -> dict:
     devices = sorted({found["measured"]["device"] for found in (*once, *cells)})
     threads = sorted({found["measured"]["threads"] for found in (*once, *cells)})
     return {
-        "pretraining_seconds": sum(seconds[0]),
-        "finetuning_seconds": sum(seconds[1]),
+        "pretraining_seconds": _total(once, "seconds"),
+        "finetuning_seconds": _total(cells, "seconds"),
+        "pretraining_processor_seconds": _total(once, "processor_seconds"),
+        "finetuning_processor_seconds": _total(cells, "processor_seconds"),
         "pretrained_tokens": sum(found["tokens"] for found in once),
         "finetuned_tokens": sum(found["tokens"] for found in cells),
         "tokens_per_second": rates,

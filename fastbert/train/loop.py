@@ -67,6 +67,7 @@ class PretrainLoop:
         self.engine = engines.make(model, self.optimizer, world or World(), **options)
         self.step, self.tokens, self.place = 0, 0, (0, 0)
         self.seconds_before, self._started = 0.0, 0.0
+        self.processor_seconds_before, self._processor_started = 0.0, 0.0
         self.agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
         self._run_data, self._run_heldout = data, heldout
@@ -155,6 +156,11 @@ class PretrainLoop:
         return self.seconds_before + (time.monotonic() - self._started if self._started else 0.0)
 
     @property
+    def processor_seconds(self) -> float:
+        """What a processor worked for this process in that time, all threads, across resumes."""
+        return self.processor_seconds_before + (time.process_time() - self._processor_started if self._started else 0.0)
+
+    @property
     def progress(self) -> float:
         """How much of the training is done, 0 to 1; what the schedule follows."""
         by_steps = self.step / self.total_steps if self.total_steps else 0.0
@@ -175,7 +181,7 @@ class PretrainLoop:
             self.console.say("the one step is the first of the warm-up, at a rate of 0: no weight changes (--warmup 0)")
         stopped = None
         self.model.train()
-        self._started = time.monotonic()
+        self._started, self._processor_started = time.monotonic(), time.process_time()
         log = self._open_log()
         watch = StallWatch(self.run_dir, self.config.stall_minutes, self.engine.world.rank)
         with StopRequest() as stop, log, self.console, watch, self.checkpoints:
@@ -208,7 +214,7 @@ class PretrainLoop:
             history = log.rows()
         return PretrainResult(
             self.run_dir, self.run_dir / "model", self.step, self.seconds, self.tokens, history, dict(self.best),
-            stopped, paths,
+            stopped, paths, self.processor_seconds,
         )  # fmt: skip
 
     def _open_log(self) -> MetricsLog | NoLog:

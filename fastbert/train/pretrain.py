@@ -55,6 +55,7 @@ class PretrainResult:
         heldout: the figures of the model in model_dir; empty without held-out documents.
         interrupted: the name of the signal that ended it early, or None.
         paths: what was written.
+        processor_seconds: what a processor worked for this process in ``seconds``, all threads.
     """
 
     run_dir: Path
@@ -66,6 +67,7 @@ class PretrainResult:
     heldout: dict = field(default_factory=dict)
     interrupted: str | None = None
     paths: list[Path] = field(default_factory=list)
+    processor_seconds: float = 0.0
 
 
 def pretrain(

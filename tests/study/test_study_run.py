@@ -334,6 +334,12 @@ def test_studies_of_one_command_pretrain_a_model_once(place, tmp_path, capsys):
     found = [json.loads((tmp_path / f"{name}-smoke" / "results.json").read_text()) for name in ("whole", "shares")]
     (whole,), (_, end) = (each["rows"] for each in found)
     assert whole["pretraining"]["weights"] == end["pretraining"]["weights"]
+    jobs = [json.loads(path.read_text()) for path in tmp_path.glob("cache/*/**/*.json") if path.name != "manifest.json"]
+    took = [job["measured"]["processor_seconds"] / 3600 for job in jobs if "measured" in job]
+    assert len(took) == 1 + 2  # the model, the cell of both studies and that of the middle
+    assert all(took)
+    assert lines[-1].startswith("2 studies: ")
+    assert lines[-1].endswith(f", processor time {sum(took):.2f} hours")
 
 
 def test_a_line_of_progress_has_the_tables_metric(place, done):

@@ -221,7 +221,7 @@ def test_the_clock_can_bound_a_run(recipe, monkeypatch):
     def tick(row) -> None:
         now[0] += 0.125 * (row["kind"] == "train")
 
-    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter, process_time=time.process_time)
     monkeypatch.setattr("fastbert.train.loop.time", clock)
     result = pretrain(recipe(steps=None, max_minutes=0.02, warmup=0.0), quiet=True, callbacks=[tick])
     assert (result.steps, result.seconds) == (10, 1.25)

@@ -67,6 +67,8 @@ def _in_two_parts(config, step: int):
     assert (first.steps, first.interrupted) == (step, "SIGTERM")
     second = pretrain(dataclasses.replace(config, resume="auto"), quiet=True)
     assert (second.steps, second.interrupted) == (config.steps, None)
+    assert second.seconds > first.seconds > 0
+    assert second.processor_seconds > first.processor_seconds > 0
     return second
 
 
