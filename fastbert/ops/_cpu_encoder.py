@@ -32,11 +32,12 @@ def _version(t: Tensor) -> int:
 class _Packed:
     """The native encoder of one stack of layers, and what it was packed from."""
 
-    def __init__(self, form: int) -> None:
-        self._form = form
+    def __init__(self) -> None:
         self._key, self._prints, self._native = None, None, None
 
-    def native(self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str):
+    def native(
+        self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int
+    ):
         """The native encoder, packed anew where a parameter is another tensor or holds other numbers.
 
         A write through ``.data`` or a raw pointer leaves the version as it was, so some elements of every parameter are
@@ -44,10 +45,10 @@ class _Packed:
         """
         tensors = [t for layer in layers for t in layer]
         addresses = [t.data_ptr() for t in tensors]
-        key = (_native.isa(), x.dtype, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
+        key = (_native.isa(), x.dtype, form, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
         prints = _native.extension().fingerprints(addresses, [t.numel() * t.element_size() for t in tensors])
         if key != self._key or prints != self._prints:
-            self._native = _pack(x, layers, nheads, eps, approximate, self._form)
+            self._native = _pack(x, layers, nheads, eps, approximate, form)
             self._key, self._prints = key, prints
         return self._native
 
@@ -104,9 +105,9 @@ def _encoder(
     parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
     with _lock:
         # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
-        new, name = _Packed(form), "cpu, three parts" if parts else "cpu"
+        new, name = _Packed(), "cpu, three parts" if parts else "cpu"
         held = new if packed is None else packed.held.setdefault(name, new)
-        native = held.native(x, layers, nheads, eps, approximate)
+        native = held.native(x, layers, nheads, eps, approximate, form)
     states = torch.empty(len(layers) if keep_states else 1, *x.shape, dtype=x.dtype)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
     if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):

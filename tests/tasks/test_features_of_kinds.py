@@ -131,7 +131,8 @@ def test_a_mix_is_learned_from_a_file_that_holds_all_layers(directories, tmp_pat
     with torch.inference_mode():
         batch = PackedBatch.from_sequences([cached[5].input_ids])
         states = load_encoder(directory)(batch, output_hidden_states=True).hidden_states
-    np.testing.assert_allclose(task.cache.files[0].rows(5), torch.cat(states, 1).numpy(), atol=1e-5)
+    # An untrained ELMo's numbers go to 80, where neighbours in float32 lie 8e-6 apart, and both sides round.
+    np.testing.assert_allclose(task.cache.files[0].rows(5), torch.cat(states, 1).numpy(), atol=1e-5, rtol=3e-6)
     with torch.no_grad():
         model.mix.scalars.uniform_(-1, 1)
     # Mixed from the file, from the model, and by hand from its states.
