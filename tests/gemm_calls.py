@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from close import assert_close
 
 from fastbert import _native, reference
 
@@ -79,3 +80,21 @@ def truth(a, w, bias, activation, residual):
 def draws(m, n, k):
     """How often a shape is drawn: luck rules the largest error of few elements."""
     return max(1, min(50, 400 // (m * n)))
+
+
+def check_by_the_rule(multiply, shape, activation, extras, what):
+    """Holds float32 products to the tolerance rule. multiply(a, w, out, bias, activation, residual) is the product;
+    ``extras`` are bias and residual."""
+    m, n, k = shape
+    results = []
+    for _ in range(draws(*shape)):
+        a, w, b = strided(torch.randn(m, k)), strided(torch.randn(n, k)), torch.randn(n) if extras else None
+        out, check = guarded(m, n, torch.float32)
+        r, _ = guarded(m, n, torch.float32)
+        r.copy_(torch.randn(m, n))
+        r = r if extras else None
+        multiply(a, w, out, b, activation, r)
+        check()
+        wide = [None if t is None else t.double() for t in (a, w, b, r)]
+        results.append((out.clone(), truth(*wide[:3], activation, wide[3]), truth(a, w, b, activation, r)))
+    assert_close(*(torch.cat([result[i].reshape(-1) for result in results]) for i in range(3)), what=what)

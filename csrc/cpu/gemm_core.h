@@ -65,7 +65,7 @@ template <> struct Step<Scaled> {
 };
 #endif
 // How many steps of k are a chunk, and the row at which step k0 lies, which begins one.
-template <class B> inline int64_t chunk_of([[maybe_unused]] int64_t k) {
+inline int64_t chunk_of([[maybe_unused]] int64_t k) {
 #if defined(FASTBERT_WINOGRAD)
     return winograd_chunk(k);
 #else
@@ -258,7 +258,7 @@ inline void multiply_strip(const Block& block, const B* b, const B* next, int64_
 template <class B, class Pack, class Finish>
 inline void multiply_part(Range rows, Range strips, int64_t n, int64_t k, const B* packed, Pack& pack, Finish& finish) {
     const int64_t panel = Step<B>::padded(k) * PANEL, depth = round_up(k, Step<B>::K);
-    const int64_t parts = divide_up(depth, BLOCK_DEPTH), unit = chunk_of<B>(depth);
+    const int64_t parts = divide_up(depth, BLOCK_DEPTH), unit = chunk_of(depth);
     const int64_t deep = parts > 1 ? round_up(depth / parts, unit) : depth;
     const int64_t fit = BLOCK_BYTES / (4 * (deep + 1)), most = fit > ROWS ? fit / ROWS * ROWS : ROWS;
     const int64_t blocks = divide_up(rows.size(), most);

@@ -58,8 +58,8 @@ struct WeightGradArgs {
 
 constexpr int64_t PANEL = 16;
 // Steps of k, a multiple of three, after which Winograd's sums are closed: a strip of 32 columns takes a third of a
-// first-level cache of 32 KiB at the most, and errors of rounding are those of torch's product (more than 48 would have 1.2
-// times that where k is not cut at all).
+// first-level cache of 32 KiB at the most, and errors of rounding are those of torch's product; of k that is not cut at all
+// they would be 1.2 times these, so that from 49 on it is cut in two.
 constexpr int64_t WINOGRAD_CHUNK = 96;
 static inline int64_t winograd_chunk(int64_t k) {
     const int64_t chunks = k > WINOGRAD_CHUNK ? divide_up(k, WINOGRAD_CHUNK) : k > WINOGRAD_CHUNK / 2 ? 2 : 1;

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from close import assert_close
-from gemm_calls import CODE, DTYPES, SHAPES, draws, gemm, guarded, pack, strided, truth
+from gemm_calls import CODE, DTYPES, SHAPES, check_by_the_rule, draws, gemm, guarded, pack, strided, truth
 from levels import ALL_LEVELS, TILES
 
 import fastbert
@@ -139,19 +139,7 @@ def in_three_parts(a, w, out, *epilogue):
 @pytest.mark.parametrize(("activation", "extras"), [("none", False), ("gelu", True)])
 def test_float32_in_three_parts(tiles, shape, activation, extras):
     """By the rule of float32, although every product is one of bfloat16 numbers."""
-    m, n, k = shape
-    results = []
-    for _ in range(draws(*shape)):
-        a, w, b = strided(torch.randn(m, k)), strided(torch.randn(n, k)), torch.randn(n) if extras else None
-        out, check = guarded(m, n, torch.float32)
-        r, _ = guarded(m, n, torch.float32)
-        r.copy_(torch.randn(m, n))
-        r = r if extras else None
-        in_three_parts(a, w, out, b, activation, r)
-        check()
-        wide = [None if t is None else t.double() for t in (a, w, b, r)]
-        results.append((out.clone(), truth(*wide[:3], activation, wide[3]), truth(a, w, b, activation, r)))
-    assert_close(*(torch.cat([result[i].reshape(-1) for result in results]) for i in range(3)), what="three parts")
+    check_by_the_rule(in_three_parts, shape, activation, extras, "three parts")
 
 
 def test_three_parts_of_any_float32(tiles):

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 from close import assert_close
-from gemm_calls import SHAPES, draws, gemm, guarded, pack, strided, truth
+from gemm_calls import SHAPES, check_by_the_rule, gemm, pack, strided
 from levels import LEVELS
 
 from fastbert import _native, hardware, ops
@@ -41,19 +41,7 @@ def multiply(a, w, out=None, *epilogue):
 @pytest.mark.parametrize("shape", [*SHAPES, (33, 40, 768), (25, 33, 96), (11, 16, 97), (12, 32, 98), (7, 15, 2)])
 @pytest.mark.parametrize(("activation", "extras"), [("none", False), ("gelu", True)])
 def test_by_the_rule_of_float32(winograd, shape, activation, extras):
-    m, n, k = shape
-    results = []
-    for _ in range(draws(*shape)):
-        a, w, b = strided(torch.randn(m, k)), strided(torch.randn(n, k)), torch.randn(n) if extras else None
-        out, check = guarded(m, n, torch.float32)
-        r, _ = guarded(m, n, torch.float32)
-        r.copy_(torch.randn(m, n))
-        r = r if extras else None
-        multiply(a, w, out, b, activation, r)
-        check()
-        wide = [None if t is None else t.double() for t in (a, w, b, r)]
-        results.append((out.clone(), truth(*wide[:3], activation, wide[3]), truth(a, w, b, activation, r)))
-    assert_close(*(torch.cat([result[i].reshape(-1) for result in results]) for i in range(3)), what="winograd")
+    check_by_the_rule(multiply, shape, activation, extras, "winograd")
 
 
 @here
