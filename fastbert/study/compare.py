@@ -193,7 +193,10 @@ def summary(found: Sequence[Pair]) -> str:
     if found[0].errors is None:
         return text + "; with one seed there is no standard error to say which differences are clear."
     right = sum(pair.agrees for pair in clear)
+    if not clear:
+        return text + f"; no difference is {CLEAR:g} standard errors or more."
+    are = "difference is" if len(clear) == 1 else "differences are"
     return text + (
-        f"; {len(clear)} differences are {CLEAR:g} standard errors or more, {right} of them in the paper's order and "
+        f"; {len(clear)} {are} {CLEAR:g} standard errors or more, {right} of them in the paper's order and "
         f"{len(clear) - right} against it."
     )

@@ -120,6 +120,8 @@ def test_the_summary_counts():
         "paper's order and 1 against it."
     )
     assert "no order" in compare.summary([])
+    assert "; 1 difference is 2 standard errors or more, 0 of them" in compare.summary(found[:1])
+    assert compare.summary(found[1:2]).endswith("; no difference is 2 standard errors or more.")
 
 
 def test_more_curves_than_colours_can_be_told_apart():
