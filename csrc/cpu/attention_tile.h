@@ -29,7 +29,7 @@ inline int64_t panels_of(int64_t columns) { return divide_up(columns, NR); }
 // two rows waits for its own additions.
 inline int64_t tile_height(int64_t n) { return divide_up(n, divide_up(n, MR)); }
 
-// Sums are closed every DEPTH steps, as those of gemm_core.h: errors of rounding grow with DEPTH and depth / DEPTH apart.
+// Sums are closed every DEPTH steps, as those of gemm_kernel.h: errors of rounding grow with DEPTH and depth / DEPTH apart.
 constexpr int64_t DEPTH = 128;
 
 template <int M, int V, int64_t A_ROW, int64_t A_COL, int64_t C_ROW, bool ADD>

@@ -1,163 +1,30 @@
-// The product on vector registers: a tile of ROWS x STRIP sums stays in registers while k runs.
+// The product of packed factors: which part of it a thread has, in which blocks, and what passes which cache.
 //
-// Both factors are packed, so every load is the next one of a stream: B in panels (gemm.h), A in tiles [k][rows] of
-// float32. Sums are closed every DEPTH steps and added up in a tile in the first-level cache: errors of rounding grow
-// with DEPTH and k / DEPTH apart, not with k. That order is all that the bits of a result depend on.
+// A tile of ROWS x STRIP sums stays in registers while k runs (gemm_kernel.h, and for other arithmetic gemm_kernel_pairs.h
+// and gemm_kernel_winograd.h). Both factors are packed, so every load is the next one of a stream: B in panels (gemm.h), A
+// in tiles [k][rows] of float32. Sums are closed every DEPTH steps and added up in a tile in the first-level cache: errors
+// of rounding grow with DEPTH and k / DEPTH apart, not with k. That order is all that the bits of a result depend on.
 #pragma once
-#include "gelu_math.h"
-#include "gemm_pack.h"
 #if defined(FASTBERT_WINOGRAD)
-#include "gemm_winograd.h"
+#include "gemm_kernel_winograd.h"
+#elif defined(FASTBERT_PAIRS)
+#include "gemm_kernel_pairs.h"
+#else
+#include "gemm_kernel.h"
 #endif
 
 namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-#if defined(FASTBERT_WINOGRAD)
-constexpr int ROWS = 12, VECTORS = 2;  // 24 accumulators, 6 of B and 2 sums
-#elif defined(FASTBERT_LEVEL_AVX512)
-constexpr int ROWS = 8, VECTORS = 3;  // 24 accumulators, 3 of B and 1 of A of 32 registers
-#elif defined(FASTBERT_LEVEL_AVX2)
-constexpr int ROWS = 6, VECTORS = 2;  // 12, 2 and 1 of 16
-#else
-constexpr int ROWS = 2, VECTORS = 2;
-#endif
-constexpr int STRIP = VECTORS * W;
-#if defined(FASTBERT_WINOGRAD)
-constexpr int64_t DEPTH = WINOGRAD_CHUNK, CHUNK = WINOGRAD_CHUNK;  // at the most
-#else
-constexpr int64_t DEPTH = 128;
-// Steps of k that a strip of B takes half of the first-level cache for.
-constexpr int64_t CHUNK = 128;
-#endif
 static_assert(CHUNK % DEPTH == 0, "sums are closed at multiples of DEPTH");
 // A block of A, of so many steps of k, that stays in the second-level cache while all of B passes. Where k is deeper, the
 // sums of all its columns wait in memory for the next block: less traffic than a block of few rows, for which B passes
 // more often.
 constexpr int64_t BLOCK_BYTES = 1 << 20, BLOCK_DEPTH = 768;
 
-// What one step of the loop over k takes: a row of a panel, or two rows that lie interleaved as bfloat16. EXTRA rows follow
-// every chunk of either factor.
-template <class B> struct Step {};
-template <> struct Step<float> {
-    static constexpr int K = 1, EXTRA = 0;
-    static constexpr int64_t padded(int64_t k) { return k; }
-};
-template <> struct Step<bf16> {
-    static constexpr int K = 2, EXTRA = 0;
-    static constexpr int64_t padded(int64_t k) { return (k + 31) / 32 * 32; }
-};
-#if defined(FASTBERT_PAIRS)
-// Two steps of bfloat16 as one word, which an instruction multiplies: k counts pairs, in tiles of A too.
-struct Pair {
-    uint32_t bits;
-};
-template <> struct Step<Pair> {
-    static constexpr int K = 1, EXTRA = 0;
-    static constexpr int64_t padded(int64_t k) { return (k + 15) / 16 * 16; }
-};
-#endif
-#if defined(FASTBERT_WINOGRAD)
-template <> struct Step<Scaled> {
-    static constexpr int K = 1, EXTRA = 2;
-    static int64_t padded(int64_t k) { return winograd_rows(k); }
-};
-#endif
-// How many steps of k are a chunk, and the row at which step k0 lies, which begins one.
-inline int64_t chunk_of([[maybe_unused]] int64_t k) {
-#if defined(FASTBERT_WINOGRAD)
-    return winograd_chunk(k);
-#else
-    return CHUNK;
-#endif
-}
+// The row at which step k0 lies, which begins a chunk.
 template <class B> inline int64_t row_of(int64_t k0, int64_t unit) { return k0 + k0 / unit * Step<B>::EXTRA; }
-
-#if defined(FASTBERT_LEVEL_AVX512)
-inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
-    const __m512i both = _mm512_loadu_si512(p);
-    even = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
-    odd = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))))};
-}
-#elif defined(FASTBERT_LEVEL_AVX2)
-inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    even = {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
-    odd = {_mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int(0xffff0000))))};
-}
-#else
-inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
-    for (int i = 0; i < W; ++i) {
-        even.v[i] = one(p + 2 * i);
-        odd.v[i] = one(p + 2 * i + 1);
-    }
-}
-#endif
-
-template <int M, int V> inline void multiply_add(Vec (&acc)[M][V], const float* a, const Vec (&b)[V]) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        const Vec x = set(a[m]);
-#pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) acc[m][v] = fma(x, b[v], acc[m][v]);
-    }
-}
-
-// Column v * W of a strip: its panel, and its place in a row of it.
-constexpr int64_t at_column(int v, int64_t panel, int k) { return v * W / PANEL * panel + v * W % PANEL * k; }
-
-template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const float* b, int64_t panel) {
-    Vec row[V];
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) row[v] = load(b + at_column(v, panel, 1));
-    multiply_add(acc, a, row);
-}
-template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const bf16* b, int64_t panel) {
-    Vec even[V], odd[V];
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) load_pair(b + at_column(v, panel, 2), even[v], odd[v]);
-    multiply_add(acc, a, even);
-    multiply_add(acc, a + M, odd);
-}
-#if defined(FASTBERT_PAIRS)
-template <int M, int V> inline void advance(Vec (&acc)[M][V], const float* a, const Pair* b, int64_t panel) {
-    __m512bh row[V];
-#pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) row[v] = (__m512bh)_mm512_loadu_si512(b + at_column(v, panel, 1));
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        const __m512bh x = (__m512bh)_mm512_set1_ps(a[m]);
-#pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) acc[m][v] = {_mm512_dpbf16_ps(acc[m][v].v, x, row[v])};
-    }
-}
-#endif
-
-// tile (M, STRIP) [+]= a (k, M)^T b (k, STRIP); `ahead` is what the second-level cache should hold soon.
-template <int M, int V, class B>
-void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, float* tile, const B* ahead) {
-#if defined(FASTBERT_WINOGRAD)
-    multiply_winograd<M, V>(a, &b->value, panel, k, first, tile, STRIP, &ahead->value);
-#else
-    Vec acc[M][V];
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) acc[m][v] = set(0.0f);
-    for (int64_t i = 0; i < k; i += Step<B>::K) {
-        __builtin_prefetch(ahead + i * PANEL, 0, 2);
-        advance(acc, a + i * M, b + i * PANEL, panel);
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) {
-            float* to = tile + m * STRIP + v * W;
-            store(to, first ? acc[m][v] : load(to) + acc[m][v]);
-        }
-#endif
-}
 
 template <class B> using Multiply = void (*)(const float*, const B*, int64_t, int64_t, bool, float*, const B*);
 
@@ -222,13 +89,7 @@ template <class B, class Pack> inline Block pack_block(float* a, int64_t row, in
         for (int64_t t = 0; t < block.tiles; ++t) {
             const Range tall = block.tile(t);
             float* out = a + rows * row_of<B>(k0, unit) + tall.begin * (block.chunk(k0) + Step<B>::EXTRA);
-#if defined(FASTBERT_WINOGRAD)
-            alignas(64) float chunk[(CHUNK + 1) * W];
-            pack(row + tall.begin, int(tall.size()), steps.begin + k0, block.chunk(k0), chunk);
-            scale_chunk(chunk, int(tall.size()), block.chunk(k0), out);
-#else
-            pack(row + tall.begin, int(tall.size()), steps.begin + k0, block.chunk(k0), out);
-#endif
+            pack_tile(pack, row + tall.begin, int(tall.size()), steps.begin + k0, block.chunk(k0), out);
         }
     return block;
 }

@@ -31,11 +31,11 @@ template <class T> void column_sums(const WeightGradArgs& g) {
 }
 
 // The form in which x is packed.
-#if defined(FASTBERT_WINOGRAD)
-template <class T> constexpr DType FORM = DType::f32_winograd;
-#else
+#if defined(FASTBERT_TILES)
 template <class T> constexpr DType FORM = DType::bf16;
-template <> constexpr DType FORM<float> = DType::f32;
+#else
+template <class T> using Factor = typename FactorOf<T>::Type;
+template <class T> constexpr DType FORM = Step<Factor<T>>::FORM;
 #endif
 
 // Tokens whose x is packed at a time.
@@ -96,11 +96,7 @@ void add_tokens(const WeightGradArgs& g, int64_t token, int64_t tokens, C* dw, i
             });
         if (inside < steps) fill(out + inside * rows, rows, 0.0f);
     };
-#if defined(FASTBERT_WINOGRAD)
-    multiply_all<Scaled>(g.n, g.k, tokens, packed, pack, finish);
-#else
-    multiply_all<T>(g.n, g.k, tokens, packed, pack, finish);
-#endif
+    multiply_all<Factor<T>>(g.n, g.k, tokens, packed, pack, finish);
 #endif
 }
 

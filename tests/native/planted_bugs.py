@@ -164,7 +164,7 @@ BUGS = [
     ),
     Bug(
         "gemm: only the last block of K counts",
-        "gemm_core.h",
+        "gemm_kernel.h",
         "first ? acc[m][v] : load(to) + acc[m][v]",
         "acc[m][v]",
         GEMM,
