@@ -5,13 +5,19 @@
 // The residual is added in the product's epilogue, so LayerNorm reads one matrix and writes one. The two products of the
 // feed-forward block go over blocks of rows: its wide activations (4 x hidden) then stay near the core and the workspace
 // does not grow with them.
+//
+// Of many sequences each thread takes groups of whole ones through all layers: nothing waits for another thread, and what
+// one step writes the next finds in the caches of its core. Where groups would be too few or too small, threads share
+// every step in place of that. A row's sums do not depend on the rows beside it, so both give the same bits.
 #include "encoder.h"
 
 #include "gemm_int8.h"
 
+#include <omp.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -22,6 +28,11 @@ namespace fastbert {
 namespace {
 
 constexpr int64_t FEED_FORWARD_ROWS = 512;
+// About as many tokens are a group; of fewer than LEAST_TOKENS a thread, the weights take longer to read than to multiply,
+// and threads had better share them.
+constexpr int64_t GROUP_TOKENS = 512, LEAST_TOKENS = 128;
+// Groups are taken where so much of a share more is the most that a thread gets: one may be long.
+constexpr double WORST_SHARE = 1.05;
 constexpr int64_t ALIGN = 64;             // a cache line, and what the widest aligned load wants
 constexpr int64_t HUGE_PAGE = 2l << 20;   // one sequence's latency is the time to read the weights: fewer page walks
 
@@ -130,6 +141,27 @@ void* workspace(int64_t bytes) {
         buffer.size = bytes;
     }
     return buffer.memory;
+}
+
+// The sequences at which groups begin, and after them the end; `batch_size` sequences are one group where threads are to
+// share its steps.
+std::vector<int64_t> group_bounds(const EncoderBatch& batch, int64_t threads) {
+    const std::vector<int64_t> one{0, batch.batch_size};
+    if (batch.tokens < threads * LEAST_TOKENS) return one;
+    const int64_t count = threads * divide_up(batch.tokens, threads * GROUP_TOKENS);
+    std::vector<int64_t> bounds{0};
+    for (int64_t b = 1; b < batch.batch_size; ++b) {
+        // A group ends where the next sequence's middle would be beyond its share.
+        const int64_t middle = (int64_t(batch.cu_seqlens[b]) + batch.cu_seqlens[b + 1]) / 2;
+        if (middle * count > int64_t(bounds.size()) * batch.tokens) bounds.push_back(b);
+    }
+    bounds.push_back(batch.batch_size);
+    // Each thread takes the next group as soon as it is free.
+    std::vector<int64_t> busy(size_t(threads), 0);
+    for (size_t g = 0; g + 1 < bounds.size(); ++g)
+        *std::min_element(busy.begin(), busy.end()) += batch.cu_seqlens[bounds[g + 1]] - batch.cu_seqlens[bounds[g]];
+    const int64_t longest = *std::max_element(busy.begin(), busy.end());
+    return double(longest * threads) > WORST_SHARE * double(batch.tokens) ? one : bounds;
 }
 
 }  // namespace
@@ -293,16 +325,38 @@ void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspa
     normalise(w.sum, p.norm_weight, p.norm_bias, w, batch.tokens, out);
 }
 
-void Encoder::run(const EncoderBatch& batch) const {
-    const int64_t bytes = Workspace(sizes_, batch.tokens, nullptr).bytes;
-    const Workspace parts(sizes_, batch.tokens, workspace(bytes));
-    const void* x = batch.x;
-    char* out = static_cast<char*>(batch.states);
+void Encoder::run_group(const EncoderBatch& batch, int64_t begin, int64_t end) const {
+    const int64_t first = batch.cu_seqlens[begin], row = sizes_.hidden * element_size(sizes_.dtype);
+    std::vector<int32_t> bounds(size_t(end - begin + 1));
+    for (int64_t b = begin; b <= end; ++b) bounds[size_t(b - begin)] = int32_t(batch.cu_seqlens[b] - first);
+    EncoderBatch group = batch;
+    group.tokens = bounds.back();
+    group.cu_seqlens = bounds.data();
+    group.batch_size = end - begin;
+    const int64_t bytes = Workspace(sizes_, group.tokens, nullptr).bytes;
+    const Workspace parts(sizes_, group.tokens, workspace(bytes));
+    const void* x = static_cast<const char*>(batch.x) + first * row;
+    char* out = static_cast<char*>(batch.states) + first * row;
     for (const Layer& one : layers_) {
-        run_layer(one, batch, parts, x, out);
+        run_layer(one, group, parts, x, out);
         x = out;
         out += batch.state_step * element_size(sizes_.dtype);
     }
+}
+
+void Encoder::run(const EncoderBatch& batch) const {
+    const int threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+    const std::vector<int64_t> bounds = group_bounds(batch, threads);
+    const int64_t groups = int64_t(bounds.size()) - 1;
+    if (groups < threads) return run_group(batch, 0, batch.batch_size);
+    std::atomic<bool> failed{false};  // an exception must not leave a parallel region
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t g = 0; g < groups; ++g) try {
+            run_group(batch, bounds[size_t(g)], bounds[size_t(g) + 1]);
+        } catch (const std::bad_alloc&) {
+            failed = true;
+        }
+    if (failed) throw std::bad_alloc();
 }
 
 }  // namespace fastbert

@@ -64,6 +64,7 @@ private:
                    void* out) const;
     void attend(const EncoderBatch&, const struct Workspace&) const;
     void feed_forward_int8(const Layer&, const void* a, int64_t rows, void* sum) const;
+    void run_group(const EncoderBatch&, int64_t begin, int64_t end) const;
     void run_layer(const Layer&, const EncoderBatch&, const struct Workspace&, const void* x, void* out) const;
 
     EncoderSizes sizes_;

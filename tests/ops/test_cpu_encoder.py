@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import threading
 
@@ -255,6 +256,41 @@ def test_the_same_bits_for_one_and_two_threads_and_over_runs():
         torch.set_num_threads(before)
 
 
+# Groups of whole sequences, each through all layers on a thread; and one so long that threads share the steps.
+SHORT = [*range(20, 60), 0, 1, 0, *range(70, 30, -2), 0]
+UNEVEN = [700, *range(1, 40)]
+
+
+@pytest.mark.parametrize("level", _native.extension().supported_isas() if not _native.why_missing() else ())
+@pytest.mark.parametrize("lengths", [SHORT, UNEVEN], ids=["short", "uneven"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_sequences_have_the_bits_of_each_alone(level, lengths, dtype, restore_isa):
+    _native.extension().set_isa(level)
+    encoder = small_encoder(dtype)
+    x, cu_seqlens, max_seqlen = batch(lengths=lengths, dtype=dtype)
+    packed = ops.PackedEncoder()
+
+    def states(x, cu_seqlens, max_seqlen):
+        options = {"nheads": 3, "eps": encoder.config.layer_norm_eps, "approximate": "none"}
+        with torch.no_grad(), fastbert.backend("cpu"):
+            layers = parameters(encoder)
+            return ops.encoder(x, layers, cu_seqlens, max_seqlen, keep_states=True, packed=packed, **options)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        bounds = cu_seqlens.tolist()
+        each = [x[a:b] for a, b in itertools.pairwise(bounds) if b > a]
+        alone = [states(one, torch.tensor([0, len(one)], dtype=torch.int32), len(one)) for one in each]
+        expected = [torch.cat(parts) for parts in zip(*alone, strict=True)]
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for number, state in enumerate(states(x, cu_seqlens, max_seqlen)):
+                assert torch.equal(state, expected[number]), (threads, number)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_two_python_threads_at_once():
     encoder = small_encoder()
     inputs = [batch(lengths=(40 + n, 7)) for n in range(4)]
@@ -300,16 +336,19 @@ def int8_encoder(**changes) -> BertEncoder:
 
 @pytest.mark.parametrize("level", ALL_LEVELS)
 @pytest.mark.parametrize(
-    ("act", "wide"),
+    ("act", "wide", "lengths"),
     # One group of the second product's inputs, not whole; two; three, whole.
-    [("gelu", 200), ("gelu_new", 330), ("gelu", 640)],
+    [("gelu", 200, LENGTHS), ("gelu_new", 330, LENGTHS), ("gelu", 640, LENGTHS), ("gelu", 200, SHORT)],
 )
-def test_int8_weights_give_the_bits_of_the_layers_one_by_one(level, act, wide, restore_isa, calls, monkeypatch):
+def test_int8_weights_give_the_bits_of_the_layers_one_by_one(
+    level, act, wide, lengths, restore_isa, calls, monkeypatch
+):
     """Those are held to the reference in tests/ops/test_cpu_int8.py; a step of a quantised value may not depend on who
     computed the float before it, so nothing but equality says that the call is right."""
     _native.extension().set_isa(level)
-    encoder, given = int8_encoder(hidden_act=act, intermediate_size=wide), batch()
-    given[0][51] = float("nan")  # the one token of its sequence
+    encoder, given = int8_encoder(hidden_act=act, intermediate_size=wide), batch(lengths=lengths)
+    lone = sum(lengths[: lengths.index(1)])  # the one token of its sequence
+    given[0][lone] = float("nan")
     whole = run(encoder, *given)
     assert calls == [1]
     before = torch.get_num_threads()
@@ -320,7 +359,7 @@ def test_int8_weights_give_the_bits_of_the_layers_one_by_one(level, act, wide, r
     parts = run(encoder, *given)
     assert calls == [1, 1]
     bad = torch.zeros(len(whole), dtype=torch.bool)
-    bad[51] = True
+    bad[lone] = True
     for states in (whole, two, parts):
         assert torch.equal(states.isnan(), bad[:, None].expand_as(states))
         assert torch.equal(states[~bad], whole[~bad])
