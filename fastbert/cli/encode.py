@@ -37,8 +37,8 @@ class Encode:
     """Which of the directory's prompts stands in front of every text, as query; its own default where none is given."""
     prompt: str | None = None
     """A text to stand there, in place of a name; '' for none."""
-    token_budget: int = 4096
-    """Tokens computed at a time."""
+    token_budget: int | None = None
+    """Tokens computed at a time; 4096 where it is not given, on many threads of a CPU 512 a thread."""
     batch_invariant: bool = False
     """The same bits for a line whatever the lines around it."""
 

@@ -76,6 +76,15 @@ def test_a_batch_stays_within_the_token_budget(encoder, monkeypatch):
     assert [batch.num_tokens for batch in seen] == [25, 25, 25, 25]
 
 
+@pytest.mark.parametrize(("threads", "batches"), [(1, [4095, 3905]), (8, [4095, 3905]), (16, [8000])])
+def test_many_threads_have_tokens_for_each_where_nothing_is_said(encoder, monkeypatch, threads, batches):
+    seen = []
+    monkeypatch.setattr(encoder, "_vectors", lambda rows, *_: seen.append(sum(map(len, rows))) or 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    encoder.encode(["one two three"] * 1600)
+    assert seen == batches
+
+
 def test_a_model_that_is_being_trained_is_evaluated_for_it(tmp_path):
     encoder = SentenceEncoder.from_pretrained(st_directory(tmp_path / "model", {"pooling_mode_mean_tokens": True}))
     vectors = encoder.encode(SENTENCES)
