@@ -82,7 +82,8 @@ def test_many_threads_have_tokens_for_each_where_nothing_is_said(encoder, monkey
     monkeypatch.setattr(encoder, "_vectors", lambda rows, *_: seen.append(sum(map(len, rows))) or 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     encoder.encode(["one two three"] * 1600)
-    assert seen == batches
+    # Elsewhere the threads of the CPU say nothing.
+    assert seen == (batches if encoder.model.device.type == "cpu" else [4095, 3905])
 
 
 def test_a_model_that_is_being_trained_is_evaluated_for_it(tmp_path):
