@@ -96,14 +96,19 @@ LOOPS = {"fp32": 0, "bf16": 1, "int8": 2, "bf16 tile": 3, "int8 tile": 4}
 """The loops of csrc/cpu/probe.cpp: multiply-adds that stay in registers."""
 
 
-def loop_rate(what: str, seconds: float = 0.03) -> float:
+_LOOP_ROUNDS = 5
+
+
+def loop_rate(what: str, seconds: float = 0.1) -> float:
     """Operations per second of a loop at the level in use, on as many threads as torch has; 0 where the level has no
-    such instruction, and without the extension."""
+    such instruction, and without the extension. The best of some rounds: threads that have just woken may share a core
+    for a while, which halves what one round finds."""
     if _module is None:
         return 0.0
     iterations = 200
     operations, took = _module.probe(LOOPS[what], iterations)
     if not operations:
         return 0.0
-    operations, took = _module.probe(LOOPS[what], max(1, int(iterations * seconds / max(took, 1e-7))))
-    return operations / took
+    iterations = max(1, int(iterations * seconds / _LOOP_ROUNDS / max(took, 1e-7)))
+    rounds = (_module.probe(LOOPS[what], iterations) for _ in range(_LOOP_ROUNDS))
+    return max(operations / took for operations, took in rounds)
