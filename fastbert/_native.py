@@ -96,19 +96,19 @@ LOOPS = {"fp32": 0, "bf16": 1, "int8": 2, "bf16 tile": 3, "int8 tile": 4}
 """The loops of csrc/cpu/probe.cpp: multiply-adds that stay in registers."""
 
 
-_LOOP_ROUNDS = 5
+_LOOP_ROUND = 1e-3  # seconds: less than the slice of time after which Linux gives a core to another process
 
 
 def loop_rate(what: str, seconds: float = 0.1) -> float:
     """Operations per second of a loop at the level in use, on as many threads as torch has; 0 where the level has no
-    such instruction, and without the extension. The best of some rounds: threads that have just woken may share a core
-    for a while, which halves what one round finds."""
+    such instruction, and without the extension. The best of many short rounds: where other processes want the cores
+    too, some of these have them for themselves, and one long round would find half."""
     if _module is None:
         return 0.0
     iterations = 200
     operations, took = _module.probe(LOOPS[what], iterations)
     if not operations:
         return 0.0
-    iterations = max(1, int(iterations * seconds / _LOOP_ROUNDS / max(took, 1e-7)))
-    rounds = (_module.probe(LOOPS[what], iterations) for _ in range(_LOOP_ROUNDS))
+    iterations = max(1, int(iterations * _LOOP_ROUND / max(took, 1e-7)))
+    rounds = (_module.probe(LOOPS[what], iterations) for _ in range(max(5, round(seconds / _LOOP_ROUND))))
     return max(operations / took for operations, took in rounds)
