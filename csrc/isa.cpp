@@ -63,15 +63,15 @@ bool is_amd() {
     return name.ebx == 0x68747541 && name.edx == 0x69746e65 && name.ecx == 0x444d4163;  // "AuthenticAMD"
 }
 
-// Zen 4 does one multiplication and beside it one addition of 512 bits a cycle (csrc/cpu/gemm_winograd.h). Zen 5 does two
-// of each, for which its two loads a cycle are too few.
-bool adds_beside_multiplying() {
-    const uint32_t version = cpuid(1, 0).eax;
-    return is_amd() && (version >> 8 & 0xf) + (version >> 20 & 0xff) == 0x19;
-}
-
+// Zen 4 does one multiplication and beside it one addition of 512 bits a cycle, Zen 5 two of each where its arithmetic is
+// 512 bits wide, in servers (models 0x00 to 0x1f) and desktops (0x40 to 0x4f), not in laptops (csrc/cpu/gemm_winograd.h).
 const char* best_of_bf16() {
-    return adds_beside_multiplying() ? "avx512_winograd" : is_amd() ? "avx512_bf16_pairs" : "avx512_bf16";
+    if (!is_amd()) return "avx512_bf16";
+    const uint32_t version = cpuid(1, 0).eax;
+    const uint32_t family = (version >> 8 & 0xf) + (version >> 20 & 0xff), models = version >> 16 & 0xf;
+    if (family == 0x19) return "avx512_winograd";
+    if (family == 0x1a && (models <= 1 || models == 4)) return "avx512_winograd_registers";
+    return "avx512_bf16_pairs";
 }
 #endif
 
@@ -113,6 +113,10 @@ const Kernels* find(const std::string& name) {
         static const Kernels table = with(*find("avx512_bf16_pairs"), avx512_winograd::specialise);
         return &table;
     }
+    if (name == "avx512_winograd_registers" && has_avx512_bf16()) {
+        static const Kernels table = with(*find("avx512_winograd"), avx512_winograd_registers::specialise);
+        return &table;
+    }
 #endif
 #if defined(FASTBERT_AMX)
     if ((name == "amx" && has_amx()) || (name == "amx_trapped" && has_avx512_bf16())) {
@@ -147,10 +151,12 @@ struct Buffer {
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names{"scalar"};
-    for (const char* name : {"avx2", "avx512", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd", "amx"})
+    for (const char* name : {"avx2", "avx512", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd",
+                             "avx512_winograd_registers", "amx"})
         if (find(name)) names.emplace_back(name);
 #if defined(FASTBERT_AVX512_BF16)
-    if (names.back() == "avx512_winograd") std::swap(names.back(), *std::find(names.begin(), names.end(), best_of_bf16()));
+    const auto best = std::find(names.begin(), names.end(), best_of_bf16());
+    if (best != names.end() && names.back() != "amx") std::rotate(best, best + 1, names.end());
 #endif
     return names;
 }

@@ -128,15 +128,22 @@ def is_amd() -> bool:
     return (cpuid(0, 0) or ())[1:] == _AMD
 
 
-def is_zen4() -> bool:
-    """Whether it is of AMD's family 25, of which those with AVX-512 are Zen 4."""
+def _best_of_bf16() -> str:
+    """The level of a processor with AVX-512 and BF16 but without AMX, by its maker and, of AMD's, its family and model."""
+    if not is_amd():
+        return "avx512_bf16"
     version = (cpuid(1, 0) or (0,))[0]
-    return is_amd() and (version >> 8 & 0xF) + (version >> 20 & 0xFF) == 25
+    family, models = (version >> 8 & 0xF) + (version >> 20 & 0xFF), version >> 16 & 0xF
+    if family == 25:  # Zen 4
+        return "avx512_winograd"
+    if family == 26 and models in (0, 1, 4):  # Zen 5 in servers and desktops, whose arithmetic is 512 bits wide
+        return "avx512_winograd_registers"
+    return "avx512_bf16_pairs"
 
 
 def isa() -> str:
     """The best level that can run here, as csrc/isa.cpp decides: "scalar", "avx2", "avx512", "avx512_bf16",
-    "avx512_bf16_pairs", "avx512_winograd" or "amx".
+    "avx512_bf16_pairs", "avx512_winograd", "avx512_winograd_registers" or "amx".
     """
     found, state = set(features()), saved_state()
     if not {"avx2", "fma"} <= found or state & 0x6 != 0x6:
@@ -148,7 +155,7 @@ def isa() -> str:
     tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= found and state & 0x60000 == 0x60000
     if tiles and sys.platform == "linux" and _may_use_tiles():
         return "amx"
-    return "avx512_winograd" if is_zen4() else "avx512_bf16_pairs" if is_amd() else "avx512_bf16"
+    return _best_of_bf16()
 
 
 def amx_is_hollow(cpuid: Cpuid = cpuid) -> bool:

@@ -18,10 +18,10 @@ namespace FASTBERT_ISA {
 namespace {
 
 static_assert(CHUNK % DEPTH == 0, "sums are closed at multiples of DEPTH");
-// A block of A, of so many steps of k, that stays in the second-level cache while all of B passes. Where k is deeper, the
-// sums of all its columns wait in memory for the next block: less traffic than a block of few rows, for which B passes
-// more often.
-constexpr int64_t BLOCK_BYTES = 1 << 20, BLOCK_DEPTH = 768;
+// A block of A, of BLOCK_BYTES and so many steps of k, stays in the second-level cache while all of B passes. Where k is
+// deeper, the sums of all its columns wait in memory for the next block: less traffic than a block of few rows, for which B
+// passes more often.
+constexpr int64_t BLOCK_DEPTH = 768;
 
 // The row at which step k0 lies, which begins a chunk.
 template <class B> inline int64_t row_of(int64_t k0, int64_t unit) { return k0 + k0 / unit * Step<B>::EXTRA; }
@@ -106,7 +106,7 @@ inline void multiply_strip(const Block& block, const B* b, const B* next, int64_
             const int height = int(tall.size());
             const auto kernel = kernel_for<B>(height, columns);
             const float* a = block.a + block.rows * row_of<B>(k0, block.unit) + tall.begin * (chunk + Step<B>::EXTRA);
-            // The first tiles fetch what comes next, a panel each.
+            // The first tiles fetch what comes next, a panel each; the others what is there.
             const B* ahead = t * PANEL < STRIP ? soon + t * panel : here;
             for (int64_t i = 0; i < chunk; i += DEPTH)
                 kernel(a + i * height, here + i * PANEL, panel, chunk - i < DEPTH ? chunk - i : DEPTH,

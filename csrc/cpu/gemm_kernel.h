@@ -18,6 +18,7 @@ constexpr int STRIP = VECTORS * W;
 constexpr int64_t DEPTH = 128;  // steps of k after which sums are closed
 // Steps of k that a strip of B takes half of the first-level cache for.
 constexpr int64_t CHUNK = 128;
+constexpr int64_t BLOCK_BYTES = 1 << 20;
 
 // What one step of the loop over k takes: a row of a panel, or two rows that lie interleaved as bfloat16. EXTRA rows follow
 // every chunk of either factor. FORM is what B is packed as.

@@ -7,9 +7,16 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
+#if defined(FASTBERT_WINOGRAD_REGISTERS)
+constexpr int ROWS = 10, VECTORS = 2;  // 20 accumulators, 6 of B, 3 of A and 2 sums of 32 registers
+template <int M> using Row = InRegisters<M>;
+#else
 constexpr int ROWS = 12, VECTORS = 2;  // 24 accumulators, 6 of B and 2 sums
+template <int M> using Row = InMemory<M>;
+#endif
 constexpr int STRIP = VECTORS * W;
 constexpr int64_t DEPTH = WINOGRAD_CHUNK, CHUNK = WINOGRAD_CHUNK;  // at the most
+constexpr int64_t BLOCK_BYTES = 1 << 19;  // half of Zen 4's and 5's second-level cache
 
 template <class B> struct Step {};
 template <> struct Step<Scaled> {
@@ -32,7 +39,7 @@ template <class Pack> inline void pack_tile(Pack& pack, int64_t row, int rows, i
 
 template <int M, int V, class B>
 void multiply(const float* a, const B* b, int64_t panel, int64_t k, bool first, float* tile, const B* ahead) {
-    multiply_winograd<M, V>(a, &b->value, panel, k, first, tile, STRIP, &ahead->value);
+    multiply_winograd<M, V, Row<M>>(a, &b->value, panel, k, first, tile, STRIP, &ahead->value);
 }
 
 }  // namespace

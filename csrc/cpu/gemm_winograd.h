@@ -5,9 +5,9 @@
 //
 // The last two products are of one factor each, so a sum of them over k is taken once for a row or a column. What is left
 // is one multiplication for two, and two additions. Zen 4 does a multiply-add and beside it an addition of 512 bits in a
-// cycle: of three steps of k one is multiplied as it is and two are such a pair, which keeps both busy, and three steps
-// take two cycles, one and a half times the rate of multiply-adds. One factor of every operation is read from memory with
-// its broadcast; an instruction for the broadcast alone would cost an addition.
+// cycle, Zen 5 two of each: of three steps of k one is multiplied as it is and two are such a pair, which keeps both busy,
+// and three steps take the time of two, one and a half times the rate of multiply-adds. The numbers of A are broadcast by
+// the instructions that take them (InMemory) or by instructions of their own (InRegisters); the bits are the same.
 //
 // The two factors of a pair must be of like size, or the larger one's rounding drowns the smaller: every row of A and
 // every column of B is scaled, each chunk of steps by itself, by the power of two that brings its mean
@@ -82,22 +82,70 @@ inline void multiply_add_one(__m512& acc, __m512 b, const float* a) {
     asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
 }
 
-// acc += alone a[0] + (a[M] + odd) (a[2 M] + even), in an order that keeps multipliers and adders busy; left to
-// itself, the compiler puts multiplications together.
-template <int M>
-inline void multiply_add_three(__m512& acc, __m512 alone, __m512 even, __m512 odd, const float* a) {
-    __m512 one, other;
-    asm("vfmadd231ps %6%{1to16%}, %3, %0\n\t"
-        "vaddps %7%{1to16%}, %5, %1\n\t"
-        "vaddps %8%{1to16%}, %4, %2\n\t"
-        "vfmadd231ps %1, %2, %0"
-        : "+v"(acc), "=&v"(one), "=&v"(other)
-        : "v"(alone), "v"(even), "v"(odd), "m"(a[0]), "m"(a[M]), "m"(a[2 * M]));
+// Three steps of a row of A: acc += a[0] alone + (a[M] + odd) (a[2 M] + even), in an order that keeps multipliers and
+// adders busy; left to itself, the compiler puts multiplications together. Here the numbers stay in memory: on Zen 4 an
+// instruction for a broadcast would cost an addition, and its loads keep up.
+template <int M> struct InMemory {
+    const float* a;
+    explicit InMemory(const float* row) : a(row) {}
+    void multiply_add(__m512& acc, __m512 alone, __m512 even, __m512 odd) const {
+        __m512 one, other;
+        asm("vfmadd231ps %6%{1to16%}, %3, %0\n\t"
+            "vaddps %7%{1to16%}, %5, %1\n\t"
+            "vaddps %8%{1to16%}, %4, %2\n\t"
+            "vfmadd231ps %1, %2, %0"
+            : "+v"(acc), "=&v"(one), "=&v"(other)
+            : "v"(alone), "v"(even), "v"(odd), "m"(a[0]), "m"(a[M]), "m"(a[2 * M]));
+    }
+};
+
+// Here a number is broadcast once for all vectors of columns: Zen 5 does four operations a cycle and two loads, and a load
+// for each operation would hold them up.
+template <int M> struct InRegisters {
+    __m512 first, second, third;
+    explicit InRegisters(const float* row) : first(broadcast(row)), second(broadcast(row + M)), third(broadcast(row + 2 * M)) {}
+    static __m512 broadcast(const float* a) {
+        __m512 x;
+        asm("vbroadcastss %1, %0" : "=v"(x) : "m"(*a));
+        return x;
+    }
+    void multiply_add(__m512& acc, __m512 alone, __m512 even, __m512 odd) const {
+        __m512 one, other;
+        asm("vfmadd231ps %6, %3, %0\n\t"
+            "vaddps %7, %5, %1\n\t"
+            "vaddps %8, %4, %2\n\t"
+            "vfmadd231ps %1, %2, %0"
+            : "+v"(acc), "=&v"(one), "=&v"(other)
+            : "v"(alone), "v"(even), "v"(odd), "v"(first), "v"(second), "v"(third));
+    }
+};
+
+// Sums of the groups of three of a chunk; returns how many steps they are.
+template <bool FETCH, class Row, int M, int V>
+inline int64_t multiply_groups(__m512 (&acc)[M][V], const float* a, const float* b, int64_t panel, int64_t steps,
+                               const float* ahead) {
+    const auto row = [&](int64_t i, int v) { return _mm512_loadu_ps(b + i * W + v * panel); };
+    int64_t i = 0;
+    for (; i + 3 <= steps; i += 3) {
+        if (FETCH)
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; ++j) __builtin_prefetch(ahead + (i + j) * W, 0, 2);
+        __m512 alone[V], even[V], odd[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) alone[v] = row(i, v), even[v] = row(i + 1, v), odd[v] = row(i + 2, v);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            const Row of_a(a + i * M + m);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) of_a.multiply_add(acc[m][v], alone[v], even[v], odd[v]);
+        }
+    }
+    return i;
 }
 
 // tile (M, stride) [+]= one chunk of A (steps, M) times one of B (steps, V * 16), whose panels lie `panel` apart. `ahead`
-// is what the second-level cache should hold soon.
-template <int M, int V>
+// is what the second-level cache should hold soon, or b, which it holds.
+template <int M, int V, class Row>
 void multiply_winograd(const float* a, const float* b, int64_t panel, int64_t steps, bool first, float* tile, int64_t stride,
                        const float* ahead) {
     __m512 acc[M][V];
@@ -108,20 +156,9 @@ void multiply_winograd(const float* a, const float* b, int64_t panel, int64_t st
     for (int m = 0; m < M; ++m)
         for (int v = 0; v < V; ++v) __builtin_prefetch(tile + m * stride + v * W, 1, 3);
     const auto row = [&](int64_t i, int v) { return _mm512_loadu_ps(b + i * W + v * panel); };
-    int64_t i = 0;
-    for (; i + 3 <= steps; i += 3) {
-#pragma GCC unroll 3
-        for (int j = 0; j < 3; ++j) __builtin_prefetch(ahead + (i + j) * W, 0, 2);
-        __m512 alone[V], even[V], odd[V];
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) alone[v] = row(i, v), even[v] = row(i + 1, v), odd[v] = row(i + 2, v);
-        const float* x = a + i * M;
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v)
-                multiply_add_three<M>(acc[m][v], alone[v], even[v], odd[v], x + m);
-    }
+    // The other loads are almost all that Zen 5 can do: it fetches where there is something to fetch.
+    int64_t i = ahead == b ? multiply_groups<false, Row>(acc, a, b, panel, steps, ahead)
+                           : multiply_groups<true, Row>(acc, a, b, panel, steps, ahead);
     for (; i < steps; ++i)
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {

@@ -121,6 +121,9 @@ void specialise(Kernels&);
 namespace avx512_winograd {
 void specialise(Kernels&);
 }
+namespace avx512_winograd_registers {
+void specialise(Kernels&);
+}
 namespace amx {
 void specialise(Kernels&);
 }

@@ -4,7 +4,7 @@ Bfloat16 is always computed here, in training too: torch's own is slower than it
 of an illegal instruction on a processor that announces AMX without tiles. Float32 is computed here without a gradient:
 for few rows, where reading the weights is what takes time, and for many on AMX's tiles, in three bfloat16 parts, where
 `torch.set_float32_matmul_precision` asks for less than "highest". On AMD's processors with AVX-512 all of it is: the
-library inside torch reaches 45 to 85 % of our product's rate, and on Zen 4 ours is Winograd's inner product, which is
+library inside torch reaches 40 to 85 % of our product's rate, and on Zen 4 and 5 ours is Winograd's inner product, which is
 faster than multiply-adds could be (docs/cpu-performance.md).
 """
 
@@ -169,7 +169,7 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if _invariant.active():
         return True
     isa = _native.isa()
-    if hardware.is_amd() and isa in ("avx512", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd"):
+    if hardware.is_amd() and isa.startswith("avx512"):
         return True
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return False

@@ -16,17 +16,17 @@ from levels import LEVELS
 from fastbert import _native, hardware, ops
 from fastbert.ops import _cpu_linear
 
-LEVEL = "avx512_winograd"
+WINOGRAD_LEVELS = ["avx512_winograd", "avx512_winograd_registers"]  # one arithmetic in two loops
 WINOGRAD = 3
 CHUNK = 96  # the most steps of k before sums are closed (csrc/include/gemm.h)
 
-here = pytest.mark.skipif(LEVEL not in LEVELS, reason="this processor lacks AVX-512 with BF16")
+here = pytest.mark.skipif(not set(WINOGRAD_LEVELS) <= set(LEVELS), reason="this processor lacks AVX-512 with BF16")
 
 
-@pytest.fixture
-def winograd():
+@pytest.fixture(params=WINOGRAD_LEVELS)
+def winograd(request):
     before = _native.isa()
-    _native.extension().set_isa(LEVEL)
+    _native.extension().set_isa(request.param)
     yield
     _native.extension().set_isa(before)
 
@@ -178,10 +178,29 @@ def test_the_packed_form(winograd):
         assert not whole[n:].any()
 
 
+@here
+@pytest.mark.parametrize("shape", [(70, 90, 200), (21, 40, 97), (10, 32, 96), (1, 17, 50), (9, 16, 2)])
+def test_both_loops_have_the_same_bits(shape):
+    rows, columns, k = shape
+    a, w, dy = torch.randn(rows, k), torch.randn(columns, k), torch.randn(k, columns)
+    x, before, results = a.t().contiguous(), _native.isa(), []
+    try:
+        for level in WINOGRAD_LEVELS:
+            _native.extension().set_isa(level)
+            dw = torch.empty(columns, rows)
+            pointers = dy.data_ptr(), columns, x.data_ptr(), rows, dw.data_ptr(), rows, 0, 0
+            _native.extension().weight_grad(0, *pointers, k, columns, rows)
+            results.append((multiply(a, w), dw))
+    finally:
+        _native.extension().set_isa(before)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_other_levels_refuse_it():
     before = _native.isa()
     try:
-        for level in sorted(set(LEVELS) - {LEVEL}):
+        for level in sorted(set(LEVELS) - set(WINOGRAD_LEVELS)):
             _native.extension().set_isa(level)
             assert not _native.extension().has_winograd()
             with pytest.raises(ValueError, match="no Winograd"):
@@ -215,11 +234,15 @@ def test_linear_takes_it_where_the_level_has_it(winograd, monkeypatch):
     ("vendor", "version", "best"),
     [
         ("AuthenticAMD", 0xA10F11, "avx512_winograd"),  # Genoa, Zen 4
-        ("AuthenticAMD", 0xB00F21, "avx512_bf16_pairs"),  # Turin, Zen 5
+        ("AuthenticAMD", 0xA60F12, "avx512_winograd"),  # Raphael, Zen 4
+        ("AuthenticAMD", 0xB00F21, "avx512_winograd_registers"),  # Turin, Zen 5
+        ("AuthenticAMD", 0xB10F10, "avx512_winograd_registers"),  # Turin Dense, Zen 5c
+        ("AuthenticAMD", 0xB40F40, "avx512_winograd_registers"),  # Granite Ridge, Zen 5
+        ("AuthenticAMD", 0xB20F40, "avx512_bf16_pairs"),  # Strix Point, Zen 5 with half of its width
         ("GenuineIntel", 0x806F8, "avx512_bf16"),
     ],
 )
-def test_zen_4_alone_is_given_it(monkeypatch, vendor, version, best):
+def test_which_processors_are_given_it(monkeypatch, vendor, version, best):
     name = [int.from_bytes(vendor[i : i + 4].encode(), "little") for i in (0, 4, 8)]
     told = {0: (0x10, name[0], name[2], name[1]), 1: (version, 0, 0, 0)}
     monkeypatch.setattr(hardware, "cpuid", lambda leaf, sub: told[leaf])

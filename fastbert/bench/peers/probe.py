@@ -9,6 +9,7 @@ import numpy as np
 from ... import _native
 
 _COPY_BYTES = 1 << 27  # larger than caches are
+SAME_LOOPS = {"avx512_bf16_pairs", "avx512_winograd", "avx512_winograd_registers"}  # as avx512_bf16
 
 
 class Probe:
@@ -28,8 +29,8 @@ class Probe:
         found, before = {}, self.module.isa()
         try:
             for level in self.module.supported_isas():
-                if level in ("avx512_bf16_pairs", "avx512_winograd"):
-                    continue  # they have the loops of avx512_bf16
+                if level in SAME_LOOPS:
+                    continue
                 self.module.set_isa(level)
                 for what in _native.LOOPS:
                     rate = _native.loop_rate(what)
