@@ -129,7 +129,7 @@ def is_amd() -> bool:
 
 
 def _best_of_bf16() -> str:
-    """The level of a processor with AVX-512 and BF16 but without AMX, by its maker and, of AMD's, its family and model."""
+    """The level of a processor with AVX-512 and BF16 but without AMX, by its maker; of AMD's by family and model."""
     if not is_amd():
         return "avx512_bf16"
     version = (cpuid(1, 0) or (0,))[0]

@@ -321,6 +321,15 @@ BUGS = [
         level="avx512_winograd",
     ),
     Bug(
+        "winograd: of three broadcasts the last is the second again",
+        "gemm_winograd.h",
+        "third(broadcast(row + 2 * M))",
+        "third(broadcast(row + M))",
+        WINOGRAD,
+        compiled="gemm.cpp",
+        level="avx512_winograd_registers",
+    ),
+    Bug(
         "attention: of a wide head only the last sums remain",
         "attention_tile.h",
         "        add = true;\n",
