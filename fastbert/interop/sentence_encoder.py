@@ -70,6 +70,8 @@ class SentenceEncoder:
         for name, value, least in (("max_seqlen", max_seqlen, 3), ("truncate_dim", truncate_dim, 1)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
+        if not isinstance(normalize, bool):
+            raise InputError(f"normalize must be True or False, got {normalize!r:.50}")
         longest = model.config.max_position_embeddings
         self.max_seqlen = longest if max_seqlen is None else min(max_seqlen, longest)
         self.prompts, self.prompt, self.include_prompt = dict(prompts or {}), prompt, include_prompt
@@ -196,6 +198,8 @@ class SentenceEncoder:
         if token_budget is None:
             threads = torch.get_num_threads() if self.model.device.type == "cpu" else 1
             token_budget = max(_LEAST_TOKENS, _TOKENS_A_THREAD * threads)
+        if normalize is not None and not isinstance(normalize, bool):
+            raise InputError(f"normalize must be True, False or None, got {normalize!r:.50}")
         if isinstance(token_budget, bool) or not isinstance(token_budget, int) or token_budget < 1:
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
         with torch.inference_mode(False):  # parameters that are moved stay such as can be trained

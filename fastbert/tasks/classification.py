@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -38,7 +40,10 @@ class Classification(TextTask):
         return self.labels.index(self.parse(label))
 
     def restore(self, config: BertConfig) -> None:
-        """Takes the order of the classes from a model that names them: published ones have MNLI's in any order."""
+        """Takes the order of the classes from a model that names them: published ones have MNLI's in any order.
+
+        Warns of a model whose classes have names of their own, as one of another task has.
+        """
         super().restore(config)
         names = [str(name).lower() for _, name in sorted((int(i), name) for i, name in config.id2label.items())]
         for own in (self.label_names, self.labels):
@@ -47,6 +52,12 @@ class Classification(TextTask):
                 self.labels = tuple(self.labels[i] for i in order)
                 self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
                 return
+        if self.labels and not all(re.fullmatch(r"label_\d+", name) for name in names):
+            logging.getLogger("fastbert").warning(
+                "expected a model whose classes are %s, got one of %s: they are taken in this order",
+                ", ".join(self.label_names or self.labels),
+                ", ".join(names),
+            )
 
     def head(self) -> dict:
         """The configuration of the head: how many labels, and their names."""

@@ -8,6 +8,7 @@ names or that of GLUE's publication; -1 says that there is none.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Rec
         if index == 0:
             names = tuple(dict.fromkeys((task.label_column, "label")))
             task.label_columns = LabelColumns(record.where, names, tuple(record.values))
+            _say_if_unknown(task, path, next((record.names[name] for name in names if name in record.names), ()))
         try:
             row = _row(task, index, record.values, record.names)
             task.check_id(row.id, seen)
@@ -151,6 +153,18 @@ def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
         return words[int(whole)]
     called = [name.lower() for name in getattr(type(task), "label_names", None) or ()]
     return words[called.index(text.lower())] if text.lower() in called else text
+
+
+def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str]) -> None:
+    """Warns of a file that calls as many classes as the task has by other words: which is which, it does not tell."""
+    words = getattr(type(task), "labels", ())
+    if len(names) == len(words) and _words(task, names) is None:
+        logging.getLogger("fastbert").warning(
+            "%s: expected its classes to be called %s, got %s: they are taken in this order",
+            called(path),
+            ", ".join(getattr(type(task), "label_names", None) or words),
+            shorten(", ".join(map(str, names))),
+        )
 
 
 def _words(task: TextTask, names: Sequence[str]) -> Sequence[str] | None:

@@ -131,9 +131,9 @@ class TextTask(Task):
             raise
 
     def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
-        """Raises ValueError for a row without text. One half of a pair may be missing where there is no label: every
-        row of a test file must be answered, and some of GLUE's have such halves."""
-        if not (all(texts) if labelled else any(texts)):
+        """Raises ValueError for a row without text. One half of a pair may be missing where there is no label or no use
+        for it: every row of a test file must be answered, and some of GLUE's have such halves."""
+        if not (all(texts) if labelled and not self.predicting else any(texts)):
             raise ValueError("expected a text in every text column, got an empty one")
 
     def restore(self, config: BertConfig) -> None:

@@ -111,6 +111,8 @@ def test_what_is_no_list_of_strings_is_refused(encoder):
             encoder.encode(wrong)
     with pytest.raises(InputError, match="token_budget"):
         encoder.encode(["a"], token_budget=0)
+    with pytest.raises(InputError, match="normalize must be True, False or None, got 'no'"):
+        encoder.encode(["a"], normalize="no")
     with pytest.raises(InputError, match="token_budget must be a whole number, at least 1, got '5'"):
         encoder.encode(["a"], token_budget="5")
     with pytest.raises(InputError, match="list of strings, got NoneType"):

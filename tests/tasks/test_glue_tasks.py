@@ -204,6 +204,30 @@ def test_classes_are_taken_in_the_order_that_a_model_names():
     assert task.labels == ("entailment", "not_entailment")
 
 
+@pytest.mark.parametrize("form", ["tsv", "csv"])
+def test_half_of_a_pair_is_enough_to_predict_with_or_without_labels(form, tmp_path):
+    between = {"tsv": "\t", "csv": ","}[form]
+    path = tmp_path / f"labelled.{form}"
+    lines = ["index sentence1 sentence2 label", "0 a b entailment", "1 a  entailment"]
+    path.write_text("".join(line.replace(" ", between) + "\n" for line in lines))
+    task = registry.get("rte")
+    with pytest.raises(DataError, match="expected a text in every text column, got an empty one"):
+        task.read(path)
+    task.predicting = True
+    assert [row.texts for row in task.read(path)] == [("a", "b"), ("a", "")]
+
+
+def test_a_model_with_other_classes_than_the_task_is_told(caplog):
+    task = registry.get("mnli")
+    with caplog.at_level("WARNING", "fastbert"):
+        task.restore(BertConfig(id2label={0: "negative", 1: "neutral", 2: "positive"}))
+    [said] = caplog.messages
+    assert said == (
+        "expected a model whose classes are entailment, neutral, contradiction, "
+        "got one of negative, neutral, positive: they are taken in this order"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "file", "count", "positive"),
     [

@@ -60,6 +60,21 @@ def test_the_names_of_classes_decide(task, values, names, label, read):
     assert row.label == label
 
 
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (["dup", "nodup"], "to be called not_duplicate, duplicate, got dup, nodup: they are taken in this order"),
+        (["duplicate", "not_duplicate"], ""),
+        (None, ""),
+    ],
+)
+def test_unknown_names_of_as_many_classes_are_told(classes, said, read, caplog):
+    pair = {"question1": "A", "question2": "B", "label": 0}
+    with caplog.at_level("WARNING", "fastbert"):
+        read("qqp", parquet([pair, pair], classes=classes and {"label": classes}))
+    assert [message.split("expected its classes ")[1] for message in caplog.messages] == ([said] if said else [])
+
+
 def test_a_sentiment_of_minus_one_is_a_label_where_there_are_others(read):
     rows = read("text-classification", parquet([{"text": "A", "label": -1}, {"text": "B", "label": 1}]))
     assert [row.label for row in rows] == ["-1", "1"]
