@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..config import BertConfig
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 from . import metrics
 from .base import Example, Row
+from .files import shorten
 from .text import TextTask
 
 
@@ -43,6 +44,9 @@ class Classification(TextTask):
         """Takes the order of the classes from a model that names them: published ones have MNLI's in any order.
 
         Warns of a model whose classes have names of their own, as one of another task has.
+
+        Raises:
+            CheckpointError: these are of another number.
         """
         super().restore(config)
         names = [str(name).lower() for _, name in sorted((int(i), name) for i, name in config.id2label.items())]
@@ -52,12 +56,14 @@ class Classification(TextTask):
                 self.labels = tuple(self.labels[i] for i in order)
                 self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
                 return
-        if self.labels and not all(re.fullmatch(r"label_\d+", name) for name in names):
-            logging.getLogger("fastbert").warning(
-                "expected a model whose classes are %s, got one of %s: they are taken in this order",
-                ", ".join(self.label_names or self.labels),
-                ", ".join(names),
-            )
+        if not self.labels or all(re.fullmatch(r"label_\d+", name) for name in names):
+            return
+        expected = f"expected a model whose classes are {', '.join(self.label_names or self.labels)}"
+        if len(names) != len(self.labels):
+            raise CheckpointError(f"{expected}, got one of {shorten(', '.join(names))}")
+        logging.getLogger("fastbert").warning(
+            "%s, got one of %s: they are taken in this order", expected, shorten(", ".join(names))
+        )
 
     def head(self) -> dict:
         """The configuration of the head: how many labels, and their names."""

@@ -16,7 +16,7 @@ from glue_files import LABELLED, MNLI_COLUMNS, MNLI_FILLER, SUBMISSIONS, UNLABEL
 import fastbert
 from fastbert.cli.main import main
 from fastbert.config import BertConfig
-from fastbert.errors import DataError
+from fastbert.errors import CheckpointError, DataError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
@@ -226,6 +226,8 @@ def test_a_model_with_other_classes_than_the_task_is_told(caplog):
         "expected a model whose classes are entailment, neutral, contradiction, "
         "got one of negative, neutral, positive: they are taken in this order"
     )
+    with pytest.raises(CheckpointError, match="neutral, contradiction, got one of entailment, not_entailment"):
+        task.restore(BertConfig(id2label={0: "entailment", 1: "not_entailment"}))
 
 
 @pytest.mark.parametrize(
