@@ -184,9 +184,10 @@ def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | Non
 @_dispatch.register("linear", "cpu", available=_native.why_missing, accepts=_accepts)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     mixed = x.dtype != weight.dtype
-    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
-        # Packing converts the weight: it is neither cast nor kept a second time.
-        mixed = not x.is_floating_point() or x.dtype == torch.float64
+    if torch.is_autocast_enabled("cpu"):
+        # Packing converts the weight: it is neither cast nor kept a second time. Products in float16 are torch's.
+        of_torch = torch.get_autocast_dtype("cpu") != torch.bfloat16
+        mixed = of_torch or not x.is_floating_point() or x.dtype == torch.float64
         x = x if mixed else x.to(torch.bfloat16)
     if mixed or not _is_ours(x, weight, bias):
         return (_invariant.linear if _invariant.active() else reference.linear)(x, weight, bias)

@@ -262,6 +262,15 @@ def test_autocast_keeps_the_parameters_gradients_in_float32():
     torch.testing.assert_close(weight.grad.double(), rounded.sum(0).expand(20, 30), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_to_float16_multiplies_in_float16(grad):
+    """By torch, on every processor: those with AVX-512 passed it over and multiplied in float32."""
+    x, weight, bias = layer(9, 20, 30, torch.float32)
+    with ops.backend("cpu"), torch.autocast("cpu", torch.float16), torch.set_grad_enabled(grad):
+        out = ops.linear(x, weight, bias)
+    assert out.dtype == torch.float16
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("how", ["optimizer", "data", "swapped", "inference"])
 def test_a_changed_parameter_is_packed_again(how, dtype):
