@@ -19,7 +19,13 @@ from . import keys, locks, pretrained
 from .pretrained import Wanted
 from .spec import RowSpec, Study, TaskSpec, named
 
-_HOLDS = {"guess": dict, "rows": [int], "tokens": int}
+
+def _are_rows(value: object) -> bool:
+    """How many there are to train and to evaluate on."""
+    return isinstance(value, list) and len(value) == 2 and all(map(keys.is_count, value))
+
+
+_HOLDS = {"guess": dict, "rows": _are_rows, "tokens": keys.is_finite}
 # What of a task changes no figure.
 _IDLE = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 
@@ -63,7 +69,7 @@ class Cell:
         """Its figures, if it is done."""
         from ..tasks import registry
 
-        metrics = dict.fromkeys(registry.get(self.task.task).metrics, keys.NUMBER)
+        metrics = dict.fromkeys(registry.get(self.task.task).metrics, keys.is_finite)
         return keys.result_of(self.key, self.path, {"metrics": metrics, **_HOLDS})
 
 

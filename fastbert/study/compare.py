@@ -12,6 +12,8 @@ CLEAR_MARGIN = 0.3
 give, which a model learns first."""
 CLEAR = 2.0
 """Standard errors from which a difference counts as one."""
+_NOISE = 1e-9
+"""What means may differ by that are equal but for the last bits of their sums."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def _pair(column: str, figures: dict[str, Figure], first: str, second: str, pape
     a, b = figures[first], figures[second]
     variances = (a.variance_of_mean, b.variance_of_mean)
     error = None if None in variances else math.sqrt(sum(variances))
-    return Pair(column, first, second, a.mean - b.mean, paper, error)
+    ours = a.mean - b.mean
+    return Pair(column, first, second, ours if abs(ours) > _NOISE else 0.0, paper, error)
 
 
 def reason(
@@ -131,8 +134,9 @@ def reason(
     if pair.errors is None:
         return "one seed has no spread to hold the difference to: add seeds"
     if abs(pair.errors) < CLEAR:
+        errors = math.floor(10 * abs(pair.errors)) / 10  # 1.98 of them are not "2.0", which is not under 2
         return (
-            f"the seeds' spread covers it: {abs(pair.errors):.1f} standard errors are under {CLEAR:g}; the paper's own "
+            f"the seeds' spread covers it: {errors:.1f} standard errors are under {CLEAR:g}; the paper's own "
             f"difference is {abs(pair.paper):.1f}, the standard error here {pair.error:.1f}"
         )
     used = _used_apart(pair, figures, uses or {})

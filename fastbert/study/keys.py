@@ -7,7 +7,9 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from ..files import sha256
@@ -45,8 +47,26 @@ def arithmetic() -> dict:
     return {"maths": MATHS, **rounding()}
 
 
-NUMBER = (int, float)
-_MEASURED = {"seconds": NUMBER, "commit": (str, type(None)), "device": str, "threads": int}
+def is_number(value: object) -> bool:
+    """A number, which on the way of a pre-training may be infinite."""
+    return type(value) in (int, float)
+
+
+def is_finite(value: object) -> bool:
+    """A number that a mean can be taken of."""
+    return is_number(value) and math.isfinite(value)
+
+
+def is_count(value: object) -> bool:
+    """A whole number, at least 1."""
+    return type(value) is int and value >= 1
+
+
+def _is_duration(value: object) -> bool:
+    return is_finite(value) and value > 0
+
+
+_MEASURED = {"seconds": _is_duration, "commit": (str, type(None)), "device": str, "threads": is_count}
 
 
 def result_of(key: str, path: Path, holds: dict) -> dict | None:
@@ -69,13 +89,14 @@ def result_of(key: str, path: Path, holds: dict) -> dict | None:
     return None
 
 
-def _fits(value: object, holds: dict | list | type | tuple[type, ...]) -> bool:
-    """Whether a JSON value is of a type, a list of such values, or an object that has them under these names."""
+def _fits(value: object, holds: dict | list | type | tuple[type, ...] | Callable[[object], bool]) -> bool:
+    """Whether a JSON value is of a type or what a function asks for, a list of such values, at least one, or an object
+    that has them under these names."""
     if isinstance(holds, dict):
         return isinstance(value, dict) and all(name in value and _fits(value[name], of) for name, of in holds.items())
     if isinstance(holds, list):
-        return isinstance(value, list) and all(_fits(entry, holds[0]) for entry in value)
-    return isinstance(value, holds)
+        return isinstance(value, list) and bool(value) and all(_fits(entry, holds[0]) for entry in value)
+    return isinstance(value, holds) if isinstance(holds, (type, tuple)) else holds(value)
 
 
 def of_pretraining(config: PretrainConfig, manifest: Path) -> str:

@@ -225,21 +225,20 @@ def _places(results: dict, key: str) -> set[int]:
 
 def _pretraining_line(name: str, found: dict, counted: float, rate: float) -> tuple[str, ...]:
     tokens = f"{statistics.fmean(found['tokens']):,.0f}"
+    pairs = f"{100 * statistics.fmean(found['next_sentence']):.1f} %" if found["next_sentence"] else ""
+    places = sorted(set(found.get("weights_of_step", [])))  # none of static vectors
+    steps = f"{found['steps']:,}" if places or found["losses"] else ""
+    length = (name, found["model"], steps, ", ".join(f"{step:,}" for step in places), tokens)
     if not found["losses"]:
-        return (name, found["model"], "", "", tokens, "predicts no words", *[""] * 5, f"{rate:,.0f}")
-    pairs = found["next_sentence"]
+        return (*length, "predicts no words", *[""] * 4, pairs, f"{rate:,.0f}")
     return (
-        name,
-        found["model"],
-        f"{found['steps']:,}",
-        ", ".join(f"{step:,}" for step in sorted(set(found.get("weights_of_step", [])))),
-        tokens,
+        *length,
         spread(*_over(found["losses"]), 3),
         f"{statistics.fmean(found['unigram_entropies']):.3f}",
         _margin(found["margins"]),
         _margin([counted - loss for loss in found["losses"]]),
         f"{100 * statistics.fmean(found['accuracies']):.1f} %",
-        f"{100 * statistics.fmean(pairs):.1f} %" if pairs else "",
+        pairs,
         f"{rate:,.0f}",
     )
 

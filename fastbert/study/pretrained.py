@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,19 @@ from ..train.config import PretrainConfig
 from . import corpus, keys, locks
 from .spec import RowSpec, Study, named
 
+_log = logging.getLogger("fastbert")
 _WEIGHTS = "model.safetensors"
 # Beside weights that are kept on the way: result.json is written at the end, and knows those of the end.
 _DIGEST = "weights.sha256"
-_POINT = dict.fromkeys(("mlm_loss", "unigram_entropy", "mlm_acc"), keys.NUMBER)
-_HOLDS = {"heldout": dict, "steps": int, "tokens": int, "curve": [{"step": int, **_POINT}], "weights": str}
+_LOSSES = ("mlm_loss", "unigram_entropy", "mlm_acc")
+_POINT = {"step": keys.is_count, **dict.fromkeys(_LOSSES, keys.is_number)}
+_STATIC = {"heldout": dict, "steps": keys.is_count, "tokens": keys.is_count, "curve": list, "weights": str}
+_HOLDS = {
+    **_STATIC,
+    "heldout": dict.fromkeys(_LOSSES, keys.is_finite),
+    "best_step": keys.is_count,
+    "curve": [_POINT],
+}
 _CURVE = ("step", "mlm_loss", "mlm_acc", "unigram_entropy", "nsp_loss", "nsp_acc", "tokens_seen")
 
 
@@ -59,7 +68,7 @@ class Wanted:
 
     def result(self) -> dict | None:
         """What it came to, if it is done and has all that is wanted."""
-        holds = _HOLDS if self.static is not None else {**_HOLDS, "heldout": _POINT, "best_step": int}
+        holds = _HOLDS if self.static is None else _STATIC
         found = keys.result_of(self.key, self.directory / "result.json", holds)
         return None if self.missing() else found
 
@@ -163,6 +172,7 @@ def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
     with locks.held(directory):
         done = model.result()
         if done is None:
+            _forget_damaged(model)
             say("begins" if not Path(model.config.out).is_dir() else "goes on")
             done = _pretrain(model) if model.static is None else _train_static(model)
     return done
@@ -188,6 +198,17 @@ def _forget(model: Wanted) -> None:
     """Makes the next run begin anew. What says that the model is done goes last but for the model itself."""
     shutil.rmtree(Path(model.config.out) / "checkpoints", ignore_errors=True)
     (model.directory / "result.json").unlink(missing_ok=True)
+
+
+def _forget_damaged(model: Wanted) -> None:
+    """Makes a pre-training begin anew of which no checkpoint is valid: a study must not stop at what it can make."""
+    from ..train import checkpoint
+
+    directory = Path(model.config.out) / "checkpoints"
+    found, skipped = checkpoint.latest_valid(directory)
+    if found is None and skipped:
+        _log.warning("%s: none of its %d checkpoints is valid: it begins anew", directory, len(skipped))
+        shutil.rmtree(directory)
 
 
 def _run(model: Wanted):

@@ -13,7 +13,7 @@ from . import compare
 from .cells import Cell
 from .compare import Figure
 from .run import Work
-from .spec import PERPLEXITY, RowSpec, Study, TaskSpec
+from .spec import PERPLEXITY, RowSpec, Study, TaskSpec, predicts_words
 
 
 def collect(work: Work, command: str) -> dict:
@@ -77,7 +77,9 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     config = wanted[0].config
     step = step_at(config, row.at)
     points = [f["heldout"] if step == config.steps else _point(f["curve"], step) for f in found]
-    points = [point for point in points if point]  # static vectors have no loss
+    next_sentence = [point["nsp_acc"] for point in points if "nsp_acc" in point]
+    words = predicts_words(config)
+    points = [point for point in points if point and words]  # static vectors have no loss
     for point in points:
         if not math.isfinite(point["mlm_loss"]):
             raise InputError(
@@ -96,8 +98,8 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
         "unigram_entropies": entropies,
         "margins": [entropy - loss for entropy, loss in zip(entropies, losses, strict=True)],
         "accuracies": [point["mlm_acc"] for point in points],
-        "next_sentence": [point["nsp_acc"] for point in points if "nsp_acc" in point],
-        "curve": [_strict(point) for point in found[0]["curve"]],
+        "next_sentence": next_sentence,
+        "curve": [_strict(point) for point in found[0]["curve"] if words],
         "keys": [f["key"] for f in found],
         "weights": [digest_at(model, f, step) for model, f in zip(wanted, found, strict=True)],
     }

@@ -347,11 +347,22 @@ def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path) -> tuple[RowSpec, ..
         return rows
     if not isinstance(shares, list) or not shares or not all(type(s) in (int, float) and 0 < s <= 1 for s in shares):
         raise InputError(f"{path}: expected at, a list of shares of the pre-training up to 1, got {shares!r:.60}")
+    for row in rows:
+        if row.at != 1:
+            raise InputError(
+                f"{path}, row {row.name!r}: expected at of the rows or of the study, which makes a row of every share, "
+                f"got both, {row.at:g} and {shares!r:.60}"
+            )
     return tuple(
         dataclasses.replace(row, name=f"{row.name}, {100 * share:g} %", at=float(share))
         for row in rows
         for share in shares
     )
+
+
+def predicts_words(config: PretrainConfig) -> bool:
+    """Whether a pre-training asks for words, and not for next sentences alone."""
+    return config.samples.objective != "mlm" or config.samples.mlm_probability > 0
 
 
 def _check(study: Study, path: Path) -> None:
@@ -388,9 +399,10 @@ def _check(study: Study, path: Path) -> None:
             raise InputError(
                 f"{path}, row {row.name!r}: expected at, a share of the pre-training up to 1, got {row.at:g}"
             )
-        study.pretraining(row, study.seeds[0], "", "")
-        if row.static is not None and study.perplexity:
-            raise InputError(f"{path}, row {row.name!r}: static vectors have no perplexity, expected a model")
+        config = study.pretraining(row, study.seeds[0], "", "")
+        if study.perplexity and (row.static is not None or not predicts_words(config)):
+            what = "static vectors have" if row.static is not None else "a model that predicts no words has"
+            raise InputError(f"{path}, row {row.name!r}: {what} no perplexity, expected another model")
         for task in study.tasks:
             study.task_of(row, task).config(study.seeds[0])
 

@@ -43,6 +43,23 @@ def test_equal_figures_do_not_agree_with_an_order():
     assert not one_pair(Figure((1, 2), 5.0), Figure((1, 2), 4.0)).agrees
 
 
+def test_figures_that_are_equal_but_for_the_last_bit_have_no_order():
+    a, b = Figure((100 * 0.29,) * 2, 5.0), Figure((29.0,) * 2, 4.0)
+    assert a.mean < b.mean
+    pair = one_pair(a, b)
+    assert (pair.ours, pair.errors, pair.agrees) == (0.0, 0.0, False)
+
+
+def test_not_quite_two_standard_errors_are_not_said_to_be_two():
+    # Variances of 4 and three seeds: the error is sqrt(8 / 3).
+    a, b = Figure((58, 60, 62), 70, 20), Figure((60, 62, 64), 60, 20)
+    shift = 1.97 * math.sqrt(8 / 3) - 2
+    figures = {"a": a, "b": Figure(tuple(value + shift for value in b.values), 60, 20)}
+    (pair,) = compare.pairs("column", figures)
+    assert abs(pair.errors) == pytest.approx(1.97)
+    assert "1.9 standard errors are under 2;" in compare.reason(pair, figures, CLEAR)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "margins", "words"),
     [

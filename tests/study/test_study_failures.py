@@ -14,23 +14,48 @@ from fastbert.errors import DataError, InputError
 from fastbert.study import cells, corpus, page, run, senses
 from fastbert.train.engine import TrainingDiverged
 
+CUT = ["key", "measured", "figures", "no number", "no time", "no rows", "a truth"]
 
-@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", "key", "measured", "figures"])
+
+@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", *CUT])
 def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, damaged, caplog):
     cache = tmp_path / "cache"
     shutil.copytree(done[0], cache)
     before, study = study_runs.kept(cache), study_runs.read(place, seeds=(0,))
-    work = run.work_of(study, cache)
+    work, figures = run.work_of(study, cache), ("metrics", "heldout")
     files = [work.cells[0].path, work.models[0].directory / "result.json"]
     for file in files:
         whole = json.loads(file.read_bytes())
         cut = {"key": {"key": whole["key"]}, "measured": {**whole, "measured": {}}}  # JSON, and not all of it
         cut["figures"] = {**whole, "metrics": {}, "heldout": {}}
+        cut["no number"] = {**whole, **{name: _with(whole[name], math.nan) for name in figures if name in whole}}
+        cut["a truth"] = {**whole, **{name: _with(whole[name], True) for name in figures if name in whole}}
+        cut["no time"] = {**whole, "measured": {**whole["measured"], "seconds": 0}}
+        cut["no rows"] = {**whole, "rows": [], "curve": []}
         file.write_bytes(json.dumps(cut[damaged]).encode() if damaged in cut else damaged)
     _, lines = study_runs.complete(study, cache)
     assert len(lines) == 2
     told = [f"{file} is damaged: its result is made anew" for file in files]
     assert [record.message for record in caplog.records] == told
+    assert study_runs.kept(cache) == before
+
+
+def _with(values: dict, value: object) -> dict:
+    return dict.fromkeys(values, value)
+
+
+def test_a_pretraining_without_a_valid_checkpoint_begins_anew(place, done, tmp_path, caplog):
+    cache = tmp_path / "cache"
+    shutil.copytree(done[0], cache)
+    before, study = study_runs.kept(cache), study_runs.read(place, seeds=(0,))
+    model = run.work_of(study, cache).models[0]
+    (model.directory / "result.json").unlink()
+    damaged = model.directory / "run" / "checkpoints" / "step_00000004"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("{}")
+    study_runs.complete(study, cache)
+    told = f"{damaged.parent}: none of its 1 checkpoints is valid: it begins anew"
+    assert told in [record.message for record in caplog.records]
     assert study_runs.kept(cache) == before
 
 

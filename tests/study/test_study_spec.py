@@ -155,6 +155,12 @@ NER = {"task": "ner"}
         ({"tasks": {"": NER}}, (), "expected column, a line of text, got ''"),
         ({"tasks": {None: NER}}, (), "expected column, a line of text, got None"),
         ({"rows": [{**ROW, "at": float("nan")}]}, (), "row 'full': expected at, a share of the pre-training up to 1"),
+        ({"at": [0.5, 1], "rows": [{**ROW, "at": 0.5}]}, (), "row 'full': expected at of the rows or of the study"),
+        (
+            {"perplexity": "LM", "pretrain": {"steps": 4, "samples": {"mlm_probability": 0.0, "nsp": True}}},
+            (),
+            "row 'full': a model that predicts no words has no perplexity",
+        ),
         ({"corpus": ["builtin", "mine.txt"]}, (), "expected corpus, builtin alone or text files, got both"),
     ],
 )
