@@ -154,7 +154,7 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
         byte = line[error.start]
         raise DataError(
             f"{path}:{number}: expected UTF-8, got byte 0x{byte:02x} at column {error.start + 1} of the line"
-            f" (--errors replace, or errors='replace', goes on)"
+            f" (fastbert prepare and vocab go on with --errors replace, Python with errors='replace')"
         ) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ class SentenceEncoder:
         self.modules = nn.Sequential(*modules).eval()
         self._whole_dim = dim_after(modules, model.config.hidden_size * len(self.pooling))
         for name, value, least in (("max_seqlen", max_seqlen, 3), ("truncate_dim", truncate_dim, 1)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and not _is_whole(value, least):
                 raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
         if not isinstance(normalize, bool):
             raise InputError(f"normalize must be True or False, got {normalize!r:.50}")
@@ -107,8 +108,8 @@ class SentenceEncoder:
                 the CPU.
 
         Raises:
-            InputError: a file does not fit, or it asks for a module or a pooling that is not supported; int8 elsewhere
-                than on the CPU.
+            InputError: a file does not fit, or it asks for a module or a pooling that is not supported; a device
+                that is not there; int8 elsewhere than on the CPU.
             CheckpointError: the weights are missing or damaged.
             BackendError: int8 without the C++ extension.
         """
@@ -116,7 +117,8 @@ class SentenceEncoder:
             raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
         if device is None:
             device = "cpu" if precision == "int8" else hardware.default_device()
-        if precision == "int8" and torch.device(device).type != "cpu":
+        device = _checked_device(device)
+        if precision == "int8" and device.type != "cpu":
             raise InputError(f"device must be the CPU for int8, got {device}")
         settings = read_settings(Path(directory))
         config = read_bert_config(settings.model_directory)
@@ -200,7 +202,7 @@ class SentenceEncoder:
             token_budget = max(_LEAST_TOKENS, _TOKENS_A_THREAD * threads)
         if normalize is not None and not isinstance(normalize, bool):
             raise InputError(f"normalize must be True, False or None, got {normalize!r:.50}")
-        if isinstance(token_budget, bool) or not isinstance(token_budget, int) or token_budget < 1:
+        if not _is_whole(token_budget, 1):
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
         with torch.inference_mode(False):  # parameters that are moved stay such as can be trained
             self.modules.to(self.model.device)  # where the model may have been moved
@@ -245,6 +247,21 @@ class SentenceEncoder:
             texts = [prompt + text for text in sentences[start : start + _TOKENIZE_AT_ONCE]]
             rows += [np.asarray(encoding.ids, dtype=np.int64) for encoding in self.tokenizer.encode_batch(texts)]
         return rows
+
+
+def _is_whole(value: object, least: int) -> bool:
+    """Whether it is a whole number, of Python's or of numpy's, and not too small."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= least
+
+
+def _checked_device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device must be one that torch knows, as cpu or cuda, got {device!r:.50}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device must be one of this machine, where torch finds no GPU, got {device!s:.50}")
+    return found
 
 
 def _checked_texts(sentences: Sequence[str], name: str = "sentences") -> list[str]:

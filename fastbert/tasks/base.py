@@ -116,6 +116,8 @@ class Task(abc.ABC):
         """
         if not self.predicting:
             return
+        if any(mark in name for mark in "\t\n\r"):
+            raise ValueError(f"expected an id that a line of a submission has a place for, got {name!r:.60}")
         if not name:
             raise ValueError("expected an id, by which predictions are told apart, got an empty one")
         if name in seen:

@@ -18,6 +18,7 @@ from .base import LabelColumns, Row
 from .csv_records import csv_fields, csv_records
 from .files import shorten
 from .hub_files import Record
+from .tables import check_once
 
 if TYPE_CHECKING:
     from .text import TextTask
@@ -40,7 +41,7 @@ def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Rec
         if record is None:
             continue
         if index == 0:
-            names = tuple(dict.fromkeys((task.label_column, "label")))
+            names = _labels(task)
             task.label_columns = LabelColumns(record.where, names, tuple(record.values))
             _say_if_unknown(task, path, next((record.names[name] for name in names if name in record.names), ()))
         try:
@@ -63,7 +64,7 @@ def read_table_of_hub(
     Args:
         first, lines: the file's first line and those after it, with their numbers.
     """
-    found = _table(task, first, lines)
+    found = _table(task, called(path), first, lines)
     if found is None:
         return None
     records = (None if values is None else Record(f"{called(path)}, line {number}", values) for number, values in found)
@@ -75,8 +76,18 @@ def _forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
     return (task.text_columns, *(SINGLE if len(task.text_columns) == 1 else PAIRS))
 
 
+def _labels(task: TextTask) -> tuple[str, ...]:
+    """The names that the column of labels may have, in the order in which they are looked for."""
+    return tuple(dict.fromkeys((task.label_column, "label")))
+
+
+def _ids(task: TextTask) -> tuple[str, ...]:
+    """The same of the column that names a row."""
+    return tuple(dict.fromkeys(("idx", task.id_column, "index", "id")))
+
+
 def _table(
-    task: TextTask, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+    task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, dict[str, str] | None]] | None:
     """Numbered rows by column of an exported .csv or .tsv; None where the first line is no header of one."""
     tabs = "\t" in first[1]
@@ -89,6 +100,7 @@ def _table(
     official = tabs and header is written and "idx" not in header and form == task.text_columns
     if form is None or len(header) < 2 or official:
         return None
+    check_once((*form, *_labels(task), *_ids(task)), header, f"{path}, line {first[0]}")
     if tabs:
         return _tab_records(lines, header)
     return csv_records([first, *lines], header)
@@ -119,11 +131,11 @@ def _row(task: TextTask, index: int, values: dict[str, Any], names: Mapping[str,
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"expected texts in {', '.join(form)}, got {shorten(repr(texts))}")
     texts = tuple(text.strip() for text in texts)
-    column = next((name for name in (task.label_column, "label") if name in values), None)
+    column = next((name for name in _labels(task) if name in values), None)
     label = None if column is None else _label(task, values[column], names.get(column, ()))
     label = None if label is None else task.answer(label)
     task.check_texts(texts, labelled=label is not None)
-    name = next((values[name] for name in ("idx", task.id_column, "index", "id") if name in values), index)
+    name = next((values[name] for name in _ids(task) if name in values), index)
     return Row(str(name).strip(), texts, label)
 
 
@@ -136,21 +148,23 @@ def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
     text = str(int(value) if isinstance(value, bool) else value).strip()
     if text in task.no_label:
         return None
-    if isinstance(value, int) and 0 <= value < len(names):
+    # pandas makes floats of numbers that it has with gaps, and texts of a column that holds some.
+    number = text.removesuffix(".0")
+    number = int(number) if number.isascii() and number.isdigit() else -1
+    if 0 <= number < len(names):
         called = _words(task, names)
         if called is not None:
-            return called[value]
+            return called[number]
     # The class's order: the instance's may be that of a model.
     words = getattr(type(task), "labels", ())
-    if isinstance(value, int) and 0 <= value < len(names) != len(words):
-        text = names[value]  # of more classes or fewer the numbers mean something else than the task's
+    if 0 <= number < len(names) != len(words):
+        text, number = names[number], -1  # of more classes or fewer the numbers mean something else than the task's
     if isinstance(value, bool) and words and text not in words:
         return str(value)  # true is no class number: of WiC and BoolQ it is the first of two, of others the second
     if not words or text in words:
         return text
-    whole = text.removesuffix(".0")  # pandas makes floats of numbers that it has with gaps
-    if whole.isascii() and whole.isdigit() and int(whole) < len(words):
-        return words[int(whole)]
+    if 0 <= number < len(words):
+        return words[number]
     called = [name.lower() for name in getattr(type(task), "label_names", None) or ()]
     return words[called.index(text.lower())] if text.lower() in called else text
 

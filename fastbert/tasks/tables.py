@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
@@ -65,7 +65,7 @@ def read_table(
         lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
 
     Raises:
-        DataError: no header where one is needed, or no rows; or by bad_rows.
+        DataError: no header where one is needed, a column twice, or no rows; or by bad_rows.
     """
     lines = read_lines(path, bad_rows) if lines is None else lines
     path = called(path)
@@ -84,6 +84,7 @@ def read_table(
             )
         columns, pending = tuple(found), [first]
     kept = tuple(name for name in (*needed, *optional) if name in columns)
+    check_once(kept, columns, f"{path}, line {first[0]}")
     at = [columns.index(name) for name in kept]
     # Lines before a header are none of the table's; where there is no header the first line is a row.
     rows, index, blank, last = [], 0, None, 0 if pending else first[0]
@@ -109,6 +110,13 @@ def read_table(
     if not rows:
         raise bad_rows.none_left(path, "rows")
     return Table(kept, rows, f"{path}, line {first[0]}", columns)
+
+
+def check_once(names: Iterable[str], header: Sequence[str], where: str) -> None:
+    """Raises DataError for a column of these names that a header has twice: which is meant, it does not say."""
+    twice = next((name for name in names if header.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{where}: expected one column {twice!r}, got {header.count(twice)}")
 
 
 def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:

@@ -63,7 +63,7 @@ def test_minilm_agrees_with_sentence_transformers(minilm, encoder):
 
 def test_order_and_batching_do_not_show(encoder):
     vectors = encoder.encode(SENTENCES)
-    np.testing.assert_allclose(encoder.encode(SENTENCES, token_budget=1), vectors, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(SENTENCES, token_budget=np.int64(1)), vectors, rtol=0, atol=1e-6)
     np.testing.assert_allclose(encoder.encode(SENTENCES[::-1])[::-1], vectors, rtol=0, atol=1e-6)
     assert np.abs(vectors[0] - vectors[4]).max() > 0.01
 
@@ -122,6 +122,14 @@ def test_what_is_no_list_of_strings_is_refused(encoder):
     for name, value in (("truncate_dim", 0), ("truncate_dim", -3), ("max_seqlen", 1), ("max_seqlen", "9")):
         with pytest.raises(InputError, match=f"{name} must be a whole number"):
             SentenceEncoder(encoder.model, encoder.tokenizer, **{name: value})
+
+
+def test_a_device_that_is_not_there_is_told(monkeypatch, tmp_path):
+    with pytest.raises(InputError, match="device must be one that torch knows, as cpu or cuda, got 'gpu'"):
+        SentenceEncoder.from_pretrained(tmp_path, device="gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="device must be one of this machine, where torch finds no GPU, got cuda:0"):
+        SentenceEncoder.from_pretrained(tmp_path, device="cuda:0")
 
 
 def test_a_progress_bar_goes_to_stderr(encoder, capsys):

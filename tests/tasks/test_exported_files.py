@@ -74,6 +74,9 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
             'Logic\tDomain\tPremise\tHypothesis\tLabel\nNegation\t\tA "b".\tB\tcontradiction\n',
             [Diagnostic("0", ('A "b".', "B"), "contradiction")],
         ),
+        # An id beside the authors' own columns.
+        ("sst2", "a.tsv", "id\tsentence\tlabel\nx7\tA\t1\n", [Row("x7", ("A",), "1")]),
+        ("rte", "a.tsv", "id\tindex\tsentence1\tsentence2\nx7\t3\tA\tB\n", [Row("3", ("A", "B"), None)]),
         ("text-classification", "a.csv", "Text,Label\nA,x\n", [Row("0", ("A",), "x")]),
         ("text-classification", "a.csv", "text,label\nA,-1\nB,1\n", [Row("0", ("A",), "-1"), Row("1", ("B",), "1")]),
         ("text-classification", "a.csv", "text,label\nA,-1\nB,-1\n", [Row("0", ("A",), None), Row("1", ("B",), None)]),
@@ -107,6 +110,32 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
 )
 def test_other_exports(task, file, content, rows, read):
     assert read(task, content.encode(), file) == rows
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "content", "column"),
+    [
+        ("sst2", "a.csv", "sentence,label,sentence\nA,1,B\n", "sentence"),
+        ("sst2", "a.csv", "sentence,label,label\nA,1,0\n", "label"),
+        ("sst2", "a.tsv", "sentence\tlabel\tidx\tidx\nA\t1\t0\t1\n", "idx"),
+        ("sst2", "a.tsv", "sentence\tlabel\tsentence\nA\t1\tB\n", "sentence"),
+    ],
+)
+def test_a_column_that_is_there_twice_is_refused(task, file, content, column, read):
+    with pytest.raises(DataError, match=f"{file}, line 1: expected one column '{column}', got 2$"):
+        read(task, content.encode(), file)
+
+
+def test_columns_that_nobody_reads_may_be_there_twice(read):
+    assert read("sst2", b"sentence,label,,\nA,1,,\n", "a.csv") == [Row("0", ("A",), "1")]
+
+
+def test_an_id_that_breaks_the_lines_of_a_submission_is_refused(read):
+    task, content = registry.get("sst2"), b'{"id": "a\\tb", "sentence": "A"}\n'
+    assert read("sst2", content, "a.jsonl") == [Row("a\tb", ("A",), None)]
+    task.predicting = True
+    with pytest.raises(DataError, match=r"line 1: expected an id that a line of a submission .* got 'a\\tb'"):
+        read(task, content, "a.jsonl")
 
 
 @pytest.mark.parametrize(

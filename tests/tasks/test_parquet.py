@@ -48,6 +48,10 @@ FIVE = {"label": ["bad", "slightly bad", "neutral", "slightly good", "good"]}
         ("mnli", PAIR | {"label": 0}, ["yes", "maybe", "no"], "entailment"),
         ("sst2", {"sentence": "A", "label": 0}, ["Positive", "Negative"], "1"),
         ("sst2", {"sentence": "A", "label": 0}, ["0", "1"], "0"),
+        # A column with gaps is one of floats, or of texts.
+        ("sst2", {"sentence": "A", "label": 0.0}, ["Positive", "Negative"], "1"),
+        ("sst2", {"sentence": "A", "label": "0"}, ["Positive", "Negative"], "1"),
+        ("mnli", PAIR | {"label": 1.0}, ["contradiction", "entailment"], "entailment"),
         ("mrpc", {"sentence1": "A", "sentence2": "B", "label": 1}, ["not_equivalent", "equivalent"], "1"),
         ("text-classification", {"text": "A", "label": 2}, ["World", "Sports", "Business"], "Business"),
         ("text-classification", {"text": "A", "label": 2}, None, "2"),
