@@ -42,6 +42,15 @@ def missing_tool() -> str | None:
     return None
 
 
+def commit() -> str | None:
+    """The commit of these sources, by the function that the package uses in a checkout; the package itself needs torch,
+    which a build has not."""
+    spec = importlib.util.spec_from_file_location("fastbert_environment", ROOT / "fastbert" / "_environment.py")
+    environment = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(environment)
+    return environment.commit_of_checkout()
+
+
 def run(command: list[str], what: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
@@ -96,7 +105,7 @@ class CMakeBuild(build_ext):
             print(f"fastbert: installing without the C++ kernels: {reason}", file=sys.stderr)
             target.unlink(missing_ok=True)
         info = target.parent / "_build_info.json"
-        info.write_text(json.dumps({"extension": reason is None, "reason": reason}) + "\n")
+        info.write_text(json.dumps({"extension": reason is None, "reason": reason, "commit": commit()}) + "\n")
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()

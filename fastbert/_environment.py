@@ -28,7 +28,15 @@ _LIBRARIES = {
 
 
 def commit() -> str | None:
-    """The commit of a source checkout, with "+" where files differ from it; None for an installed package."""
+    """The commit that this fastbert is of, with "+" where files differ from it: of the checkout that it runs from, or
+    of the one that the installed package was built from; None where neither is known."""
+    from . import _native
+
+    return commit_of_checkout() or _native.build_info().get("commit")
+
+
+def commit_of_checkout() -> str | None:
+    """The same of the checkout around this file; None outside of one. setup.py loads this file alone and asks it."""
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None

@@ -15,14 +15,20 @@ from types import ModuleType
 from .errors import BackendError, InputError
 
 
-def _reason_of_build() -> str:
-    """What setup.py recorded when it left the extension out."""
-    path = Path(__file__).with_name("_build_info.json")
+def build_info() -> dict:
+    """What setup.py recorded: "extension", whether it was built; "reason", why not; "commit" of the sources, or None.
+    Empty where it did not run or the record is damaged."""
     try:
-        reason = json.loads(path.read_text()).get("reason")
+        found = json.loads(Path(__file__).with_name("_build_info.json").read_text())
     except (OSError, ValueError):
-        reason = None
-    return reason or "the C++ extension was not built (`pip install .` with a C++ compiler builds it)"
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _reason_of_build() -> str:
+    return (
+        build_info().get("reason") or "the C++ extension was not built (`pip install .` with a C++ compiler builds it)"
+    )
 
 
 class _MissingFunctionError(BackendError, AttributeError):

@@ -137,6 +137,17 @@ def test_without_a_compiler_the_package_installs_and_says_why(source, environmen
     assert any(reason in note for note in notes)
 
 
+def test_an_installed_package_knows_the_commit_of_its_sources(source):
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    made = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    target, _ = _install(source, FASTBERT_NO_EXTENSION="1")
+    code = f"import sys; sys.path.insert(0, {str(target)!r}); from fastbert import _environment as e; print(e.commit())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=target.parent, check=False)
+    assert done.stdout.strip() == made, done.stderr
+
+
 @pytest.mark.slow  # .ci/run builds a wheel and imports it; this compiles once more
 def test_a_wheel_carries_the_extension(source):
     if not (_compiler() and shutil.which("cmake") and shutil.which("ninja")):
