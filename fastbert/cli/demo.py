@@ -13,7 +13,7 @@ from tyro.conf import arg
 class Demo:
     """Trains a vocabulary and a small BERT on the documentation that comes with Python, and shows what it learned.
 
-    About eight minutes on two cores. OUT holds report.html, data/ (token shards), run/ (the pre-training run with
+    Two to eight minutes on two cores. OUT holds report.html, data/ (token shards), run/ (the pre-training run with
     the model) and demo.json (the figures).
 
     Example:

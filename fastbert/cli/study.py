@@ -20,10 +20,10 @@ class Study:
     curves; pre-trained models are in the cache, shared by all studies.
 
     Example:
-        fastbert study table5 --scale smoke --data-dir DATA
-        fastbert study all --scale small --data-dir DATA --jobs 2 --plan
+        fastbert study table5 --scale smoke --data-dir TASKS
+        fastbert study all --scale small --data-dir TASKS --jobs 2 --plan
         fastbert study list
-        fastbert study my.yaml --corpus books.txt --data-dir DATA
+        fastbert study my.yaml --corpus books.txt --data-dir TASKS
     """
 
     names: Positional[Annotated[tuple[str, ...], arg(metavar="NAME...")]]
