@@ -109,8 +109,9 @@ class CMakeBuild(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
-        info = Path(self.build_lib) / "fastbert" / "_build_info.json"
-        shutil.copy2(info, ROOT / "fastbert" / "_build_info.json")
+        info = json.loads((Path(self.build_lib) / "fastbert" / "_build_info.json").read_text())
+        # Sources go on to other commits.
+        (ROOT / "fastbert" / "_build_info.json").write_text(json.dumps({**info, "commit": None}) + "\n")
 
     def get_outputs(self) -> list[str]:
         found = [Path(path) for path in super().get_outputs()]

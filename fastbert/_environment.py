@@ -27,23 +27,25 @@ _LIBRARIES = {
 }
 
 
+_ROOT = Path(__file__).resolve().parents[1]
+
+
 def commit() -> str | None:
     """The commit that this fastbert is of, with "+" where files differ from it: of the checkout that it runs from, or
-    of the one that the installed package was built from; None where neither is known."""
+    of the one that the installed package was built from; None where it is not known."""
     from . import _native
 
-    return commit_of_checkout() or _native.build_info().get("commit")
+    return commit_of_checkout() if (_ROOT / ".git").exists() else _native.build_info().get("commit")
 
 
 def commit_of_checkout() -> str | None:
     """The same of the checkout around this file; None outside of one. setup.py loads this file alone and asks it."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():
+    if not (_ROOT / ".git").exists():
         return None
     try:
         answers = [
             subprocess.run(
-                ["git", "-C", str(root), *command], capture_output=True, text=True, check=True
+                ["git", "-C", str(_ROOT), *command], capture_output=True, text=True, check=True
             ).stdout.strip()
             for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         ]

@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ..errors import FastbertError
+from ..errors import FastbertError, InputError
 
 COMMANDS = {
     "demo": "the whole life of a small BERT on a built-in corpus, with a report; no download",
@@ -82,7 +82,9 @@ def run_command(command: str, argv: Sequence[str]) -> None:
     module = sys.modules[options.__module__]
     # A command that reads options from a file says here what they are.
     default = module.defaults(argv) if hasattr(module, "defaults") else None
-    module.run(parse(options, f"fastbert {command}", argv, default))
+    found = parse(options, f"fastbert {command}", argv, default)
+    _refuse_bare(found, argv)
+    module.run(found)
 
 
 def parse(options: type, prog: str, argv: Sequence[str], default=None):
@@ -115,6 +117,14 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
             cause = cause.__context__
         sys.stderr.write(told.getvalue())
         raise
+
+
+def _refuse_bare(found: object, argv: Sequence[str]) -> None:
+    """Raises InputError for an option that takes one value or several and has none: tyro passes over it."""
+    for field in dataclasses.fields(found):
+        names = {f"--{field.name}", f"--{field.name.replace('_', '-')}"}
+        if getattr(found, field.name) == () and not names.isdisjoint(argv):
+            raise InputError(f"expected a value or several after {max(names)}, got none")
 
 
 def _join_lines_of_help(options: type) -> None:

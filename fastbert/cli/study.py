@@ -34,9 +34,9 @@ class Study:
     size, for GPUs."""
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """Where the files of tasks are; their paths below it are in defaults.yaml."""
-    corpus: Annotated[tuple[Path, ...] | None, arg(metavar="FILE...")] = None
+    corpus: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
     """Text files to pre-train on, in place of the study's: the documentation that comes with Python."""
-    seeds: Annotated[tuple[int, ...] | None, arg(metavar="SEED...")] = None
+    seeds: tuple[int, ...] = ()
     """Seeds in place of the study's."""
     jobs: int = 1
     """How many pre-trainings and fine-tunings run side by side, each in a process of its own; results are the same."""
@@ -62,14 +62,11 @@ def run(args: Study) -> None:
     for name in ("jobs", "threads"):
         if not 1 <= getattr(args, name) <= _MOST:
             raise InputError(f"{name} must be between 1 and {_MOST}, got {getattr(args, name)}")
-    for name, what in (("corpus", "a text file"), ("seeds", "a seed")):
-        if getattr(args, name) == ():
-            raise InputError(f"expected {what} after --{name}, got none")
     paths = [spec.find(name) for name in (spec.names() if args.names == ("all",) else args.names)]
     given = {
         "data_dir": None if args.data_dir is None else str(args.data_dir),
-        "corpus": None if args.corpus is None else tuple(map(str, args.corpus)),
-        "seeds": args.seeds,
+        "corpus": tuple(map(str, args.corpus)) or None,
+        "seeds": args.seeds or None,
     }
     studies = [spec.read(path, args.scale, **given) for path in paths]
     places = [_report(args, study) for study in studies]

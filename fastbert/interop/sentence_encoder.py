@@ -73,6 +73,8 @@ class SentenceEncoder:
                 raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
         if not isinstance(normalize, bool):
             raise InputError(f"normalize must be True or False, got {normalize!r:.50}")
+        # Whole numbers of Python's, which JSON can write.
+        max_seqlen, truncate_dim = (n if n is None else int(n) for n in (max_seqlen, truncate_dim))
         longest = model.config.max_position_embeddings
         self.max_seqlen = longest if max_seqlen is None else min(max_seqlen, longest)
         self.prompts, self.prompt, self.include_prompt = dict(prompts or {}), prompt, include_prompt
@@ -257,10 +259,12 @@ def _is_whole(value: object, least: int) -> bool:
 def _checked_device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise InputError(f"device must be one that torch knows, as cpu or cuda, got {device!r:.50}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device must be one of this machine, where torch finds no GPU, got {device!s:.50}")
+        torch.empty(0, device=found)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # each where another device is not there
+        got = f"{device!s:.50}: {str(error).partition(chr(10))[0]:.200}"
+        raise InputError(
+            f"device must be one that torch can use here, as {hardware.default_device()}, got {got}"
+        ) from error
     return found
 
 

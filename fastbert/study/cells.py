@@ -25,7 +25,11 @@ def _are_rows(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(keys.is_count, value))
 
 
-_HOLDS = {"guess": dict, "rows": _are_rows, "tokens": keys.is_finite}
+def _is_guess(value: object) -> bool:
+    return isinstance(value, dict) and all(map(keys.is_finite, value.values()))
+
+
+_HOLDS = {"guess": _is_guess, "rows": _are_rows, "tokens": keys.is_finite}
 # What of a task changes no figure.
 _IDLE = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 

@@ -134,10 +134,9 @@ def reason(
     if pair.errors is None:
         return "one seed has no spread to hold the difference to: add seeds"
     if abs(pair.errors) < CLEAR:
-        errors = math.floor(10 * abs(pair.errors)) / 10  # 1.98 of them are not "2.0", which is not under 2
         return (
-            f"the seeds' spread covers it: {errors:.1f} standard errors are under {CLEAR:g}; the paper's own "
-            f"difference is {abs(pair.paper):.1f}, the standard error here {pair.error:.1f}"
+            f"the seeds' spread covers it: {shown(abs(pair.errors))} standard errors are under {CLEAR:g}; the paper's "
+            f"own difference is {abs(pair.paper):.1f}, the standard error here {pair.error:.1f}"
         )
     used = _used_apart(pair, figures, uses or {})
     if used is not None:
@@ -164,7 +163,7 @@ def _used_apart(pair: Pair, figures: dict[str, Figure], uses: Mapping[str, Use])
         return f"{said}; no row shows them used alike"
     both = (pair.first, as_first) if as_second is None else (as_second, pair.second)
     alike = _pair(pair.column, figures, *both, pair.paper)
-    said += f"; used alike, {both[0]} - {both[1]} is {alike.ours:+.2f}, {alike.errors:+.1f} standard errors"
+    said += f"; used alike, {both[0]} - {both[1]} is {alike.ours:+.2f}, {shown(alike.errors, '+')} standard errors"
     if alike.agrees and abs(alike.errors) >= CLEAR:
         return f"{said}, which is the paper's order"
     if abs(alike.errors) < CLEAR:
@@ -181,10 +180,17 @@ def _beside_entropy(margin: float) -> str:
     return f"ended {abs(margin):.2f} nats {where} the unigram entropy"
 
 
+def shown(errors: float, sign: str = "") -> str:
+    """Standard errors with one digit after the point; 1.98 of them are not "2.0", which would count as a difference."""
+    if abs(errors) < CLEAR <= round(abs(errors), 1):
+        errors = math.copysign(CLEAR - 0.1, errors)
+    return f"{errors:{sign}.1f}"
+
+
 def _only_guesses(figure: Figure) -> bool:
     if figure.guess is None:
         return False
-    return figure.mean <= figure.guess + CLEAR * math.sqrt(figure.variance_of_mean or 0.0)
+    return figure.mean <= figure.guess + CLEAR * math.sqrt(figure.variance_of_mean or 0.0) + _NOISE
 
 
 def summary(found: Sequence[Pair]) -> str:

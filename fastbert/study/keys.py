@@ -73,7 +73,7 @@ def result_of(key: str, path: Path, holds: dict) -> dict | None:
     """The result that is kept in a file; None where there is none, or a damaged one, which is told once.
 
     Args:
-        holds: what it has besides its key, as `_fits` takes it; who made it and how long that took is in all.
+        holds: what it has besides its key, as `fits` takes it; who made it and how long that took is in all.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -81,7 +81,7 @@ def result_of(key: str, path: Path, holds: dict) -> dict | None:
         return None
     except (ValueError, RecursionError):
         found = None
-    if _fits(found, {"key": str, **holds, "measured": _MEASURED}) and found["key"] == key:
+    if fits(found, {"key": str, **holds, "measured": _MEASURED}) and found["key"] == key:
         return found
     if path not in _told:
         _told.add(path)
@@ -89,13 +89,13 @@ def result_of(key: str, path: Path, holds: dict) -> dict | None:
     return None
 
 
-def _fits(value: object, holds: dict | list | type | tuple[type, ...] | Callable[[object], bool]) -> bool:
+def fits(value: object, holds: dict | list | type | tuple[type, ...] | Callable[[object], bool]) -> bool:
     """Whether a JSON value is of a type or what a function asks for, a list of such values, at least one, or an object
     that has them under these names."""
     if isinstance(holds, dict):
-        return isinstance(value, dict) and all(name in value and _fits(value[name], of) for name, of in holds.items())
+        return isinstance(value, dict) and all(name in value and fits(value[name], of) for name, of in holds.items())
     if isinstance(holds, list):
-        return isinstance(value, list) and bool(value) and all(_fits(entry, holds[0]) for entry in value)
+        return isinstance(value, list) and bool(value) and all(fits(entry, holds[0]) for entry in value)
     return isinstance(value, holds) if isinstance(holds, (type, tuple)) else holds(value)
 
 

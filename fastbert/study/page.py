@@ -12,7 +12,7 @@ import yaml
 from .. import svg
 from ..report import HtmlReport
 from ..tasks.files import atomic_write, write_json
-from .compare import CLEAR, CLEAR_MARGIN
+from .compare import CLEAR, CLEAR_MARGIN, shown
 from .spec import PERPLEXITY
 
 # What `spec` calls the rows that it makes of one row and the shares in ``at``.
@@ -170,7 +170,7 @@ def _order(page: Page, results: dict) -> None:
                 f"{pair['first']} - {pair['second']}",
                 f"{pair['paper']:+.4g}",
                 f"{pair['ours']:+.2f}",
-                "" if pair["errors"] is None else f"{pair['errors']:+.1f}",
+                "" if pair["errors"] is None else shown(pair["errors"], "+"),
                 pair["reason"],
             )
             for pair in against

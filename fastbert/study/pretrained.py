@@ -20,14 +20,20 @@ _WEIGHTS = "model.safetensors"
 # Beside weights that are kept on the way: result.json is written at the end, and knows those of the end.
 _DIGEST = "weights.sha256"
 _LOSSES = ("mlm_loss", "unigram_entropy", "mlm_acc")
-_POINT = {"step": keys.is_count, **dict.fromkeys(_LOSSES, keys.is_number)}
+_POINT = {"step": keys.is_count, "tokens_seen": keys.is_count, **dict.fromkeys(_LOSSES, keys.is_number)}
 _STATIC = {"heldout": dict, "steps": keys.is_count, "tokens": keys.is_count, "curve": list, "weights": str}
-_HOLDS = {
-    **_STATIC,
-    "heldout": dict.fromkeys(_LOSSES, keys.is_finite),
-    "best_step": keys.is_count,
-    "curve": [_POINT],
-}
+
+
+def _is_curve(value: object) -> bool:
+    """Points with all that reports show, of nothing that is no number."""
+    return keys.fits(value, [_POINT]) and all(map(keys.is_number, (n for point in value for n in point.values())))
+
+
+def _is_heldout(value: object) -> bool:
+    return keys.fits(value, dict.fromkeys(_LOSSES, keys.is_finite)) and all(map(keys.is_finite, value.values()))
+
+
+_HOLDS = {**_STATIC, "heldout": _is_heldout, "best_step": keys.is_count, "curve": _is_curve}
 _CURVE = ("step", "mlm_loss", "mlm_acc", "unigram_entropy", "nsp_loss", "nsp_acc", "tokens_seen")
 
 
@@ -172,8 +178,8 @@ def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
     with locks.held(directory):
         done = model.result()
         if done is None:
-            _forget_damaged(model)
-            say("begins" if not Path(model.config.out).is_dir() else "goes on")
+            anew = _left_behind(model) or not Path(model.config.out).is_dir()
+            say("begins" if anew else "goes on")
             done = _pretrain(model) if model.static is None else _train_static(model)
     return done
 
@@ -200,15 +206,23 @@ def _forget(model: Wanted) -> None:
     (model.directory / "result.json").unlink(missing_ok=True)
 
 
-def _forget_damaged(model: Wanted) -> None:
-    """Makes a pre-training begin anew of which no checkpoint is valid: a study must not stop at what it can make."""
+def _left_behind(model: Wanted) -> bool:
+    """Puts the checkpoints of a pre-training aside of which none is valid, so that it begins anew: a study must not
+    stop at what it can make. Returns whether there were such."""
     from ..train import checkpoint
 
     directory = Path(model.config.out) / "checkpoints"
     found, skipped = checkpoint.latest_valid(directory)
-    if found is None and skipped:
-        _log.warning("%s: none of its %d checkpoints is valid: it begins anew", directory, len(skipped))
-        shutil.rmtree(directory)
+    if found is not None or not skipped:
+        return False
+    _log.warning(
+        "%s: none of its %d checkpoints is valid, and the pre-training begins anew; the first: %s",
+        directory,
+        len(skipped),
+        skipped[0][1],
+    )
+    checkpoint.leave_behind(directory, -1)
+    return True
 
 
 def _run(model: Wanted):

@@ -22,7 +22,7 @@ from ..signals import held_signals, removed_on_sigterm
 from . import cells, fits, pretrained
 from .cells import Cell
 from .pretrained import Wanted
-from .spec import Study
+from .spec import Study, predicts_words
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,9 @@ def _line(job: Wanted | Cell, result: dict) -> str:
         f"pre-trained {job.name}, seed {job.config.seed}: {result['tokens']:,} tokens in {seconds:.0f} s, "
         f"{rate:,.0f} a second"
     )
-    if not result["heldout"]:
-        return line
     held = result["heldout"]
+    if not held:
+        return line
+    if not predicts_words(job.config):
+        return f"{line}; held-out next sentence {100 * held['nsp_acc']:.1f} %"
     return f"{line}; held-out loss {held['mlm_loss']:.3f}, unigram entropy {held['unigram_entropy']:.3f}"

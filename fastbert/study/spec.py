@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,8 +225,8 @@ def read(path: str | os.PathLike, scale: str, **given: Any) -> Study:
         raise InputError(f"{path}: unknown key {', '.join(sorted(map(str, unknown)))}; known are {_listed(known)}")
     task_defaults = defaults.pop("tasks")
     tasks = _tasks(values.pop("tasks", None), task_defaults, path)
-    rows = _rows(values.pop("rows", None), path)
-    rows = _at(rows, values.pop("at", None), path)
+    given_rows, shares = values.pop("rows", None), values.pop("at", None)
+    rows = _at(_rows(given_rows, path), shares, path, [row["name"] for row in given_rows if "at" in row])
     merged = _merged(defaults, values)
     merged["corpus"] = _corpus(merged["corpus"], path)
     merged |= fitted_options({name: value for name, value in merged.items() if name in _PLAIN}, Study, path)
@@ -341,18 +341,16 @@ def _check_different(what: str, names: Iterable[str], path: Path) -> None:
         raise InputError(f"{path}: expected {what} of different names, got {_listed(twice)} twice")
 
 
-def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path) -> tuple[RowSpec, ...]:
-    """Each row once for every share of its pre-training, where the study asks for some."""
+def _at(rows: tuple[RowSpec, ...], shares: Any, path: Path, own: Sequence[str]) -> tuple[RowSpec, ...]:
+    """Each row once for every share of its pre-training, where the study asks for some; ``own`` are rows that do."""
     if shares is None:
         return rows
     if not isinstance(shares, list) or not shares or not all(type(s) in (int, float) and 0 < s <= 1 for s in shares):
         raise InputError(f"{path}: expected at, a list of shares of the pre-training up to 1, got {shares!r:.60}")
-    for row in rows:
-        if row.at != 1:
-            raise InputError(
-                f"{path}, row {row.name!r}: expected at of the rows or of the study, which makes a row of every share, "
-                f"got both, {row.at:g} and {shares!r:.60}"
-            )
+    if own:
+        raise InputError(
+            f"{path}, row {own[0]!r}: expected at of the row, or of the study, which makes rows of all shares: got both"
+        )
     return tuple(
         dataclasses.replace(row, name=f"{row.name}, {100 * share:g} %", at=float(share))
         for row in rows

@@ -108,16 +108,16 @@ class Task(abc.ABC):
         and reason, which raises DataError unless they are to be skipped."""
 
     def check_id(self, name: str, seen: set[str]) -> None:
-        """Raises ValueError for a row that is to be predicted and has no id, or that of one before it: a submission is
-        read by them.
+        """Raises ValueError for an id that breaks the lines of a submission, and for a row that is to be predicted and
+        has none, or that of one before it: a submission is read by them.
 
         Args:
             seen: the ids of the rows before, to which this one is added.
         """
-        if not self.predicting:
-            return
         if any(mark in name for mark in "\t\n\r"):
             raise ValueError(f"expected an id that a line of a submission has a place for, got {name!r:.60}")
+        if not self.predicting:
+            return
         if not name:
             raise ValueError("expected an id, by which predictions are told apart, got an empty one")
         if name in seen:

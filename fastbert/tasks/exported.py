@@ -17,7 +17,7 @@ from .bad_rows import called, numbered
 from .base import LabelColumns, Row
 from .csv_records import csv_fields, csv_records
 from .files import shorten
-from .hub_files import Record
+from .hub_files import Record, class_number
 from .tables import check_once
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _labels(task: TextTask) -> tuple[str, ...]:
     return tuple(dict.fromkeys((task.label_column, "label")))
 
 
-def _ids(task: TextTask) -> tuple[str, ...]:
+def id_names(task: TextTask) -> tuple[str, ...]:
     """The same of the column that names a row."""
     return tuple(dict.fromkeys(("idx", task.id_column, "index", "id")))
 
@@ -100,7 +100,8 @@ def _table(
     official = tabs and header is written and "idx" not in header and form == task.text_columns
     if form is None or len(header) < 2 or official:
         return None
-    check_once((*form, *_labels(task), *_ids(task)), header, f"{path}, line {first[0]}")
+    used = [next((name for name in names if name in header), form[0]) for names in (_labels(task), id_names(task))]
+    check_once((*form, *used), header, f"{path}, line {first[0]}")
     if tabs:
         return _tab_records(lines, header)
     return csv_records([first, *lines], header)
@@ -135,7 +136,7 @@ def _row(task: TextTask, index: int, values: dict[str, Any], names: Mapping[str,
     label = None if column is None else _label(task, values[column], names.get(column, ()))
     label = None if label is None else task.answer(label)
     task.check_texts(texts, labelled=label is not None)
-    name = next((values[name] for name in _ids(task) if name in values), index)
+    name = next((values[name] for name in id_names(task) if name in values), index)
     return Row(str(name).strip(), texts, label)
 
 
@@ -148,22 +149,19 @@ def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
     text = str(int(value) if isinstance(value, bool) else value).strip()
     if text in task.no_label:
         return None
-    # pandas makes floats of numbers that it has with gaps, and texts of a column that holds some.
-    number = text.removesuffix(".0")
-    number = int(number) if number.isascii() and number.isdigit() else -1
-    if 0 <= number < len(names):
+    number, words = class_number(value, names), getattr(type(task), "labels", ())  # an instance's may be a model's
+    if number is not None and number < len(names):
         called = _words(task, names)
         if called is not None:
             return called[number]
-    # The class's order: the instance's may be that of a model.
-    words = getattr(type(task), "labels", ())
-    if 0 <= number < len(names) != len(words):
-        text, number = names[number], -1  # of more classes or fewer the numbers mean something else than the task's
+        if len(names) != len(words):
+            text = names[number]  # of more classes or fewer the numbers mean something else than the task's
+            number = class_number(text)
     if isinstance(value, bool) and words and text not in words:
         return str(value)  # true is no class number: of WiC and BoolQ it is the first of two, of others the second
     if not words or text in words:
         return text
-    if 0 <= number < len(words):
+    if number is not None and number < len(words):
         return words[number]
     called = [name.lower() for name in getattr(type(task), "label_names", None) or ()]
     return words[called.index(text.lower())] if text.lower() in called else text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows
 from .files import check_text, load_json, read_json_lines
+from .tables import check_once
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet", ".pq")
@@ -55,6 +56,20 @@ def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterato
         yield Record(f"{path}, {'object' if listed else 'line'} {number}", values)
 
 
+def class_number(value: Any, names: Sequence[str] = ()) -> int | None:
+    """The number of a class that a label is, also as the float that pandas makes of numbers with gaps, or as text; None
+    for the name of a class, which may have digits, and for everything else.
+
+    Args:
+        names: of the column's classes, where the file has them.
+    """
+    text = str(int(value) if isinstance(value, bool) else value).strip()
+    if isinstance(value, str) and text in names:
+        return None
+    whole = text.removesuffix(".0")
+    return int(whole) if whole.isascii() and whole.isdigit() else None
+
+
 def _is_list(path: str | os.PathLike) -> bool:
     """Whether a file of JSON is one list, as KLUE's are; a pipe, which can be read but once, is taken to have lines."""
     if not os.path.isfile(path):
@@ -87,7 +102,8 @@ def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
     number = 0
     try:
         with open(path, "rb") as source, pyarrow.parquet.ParquetFile(source) as file:
-            names = _names(file.schema_arrow)
+            names, columns = _names(file.schema_arrow), file.schema_arrow.names
+            check_once(columns, columns, os.fspath(path))
             for batch in file.iter_batches(BATCH):
                 columns = [(name, _shortest(column)) for name, column in zip(batch.schema.names, batch, strict=True)]
                 for index in range(len(batch)):

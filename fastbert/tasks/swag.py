@@ -18,6 +18,7 @@ from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten
 from .hub_files import is_hub_file, read_records
+from .tables import check_once
 from .transforms import example, parts_of, with_next_words
 
 CHOICES = 4
@@ -59,6 +60,8 @@ class SWAG(Task):
             raise self.bad_rows.none_left(path, "rows")
         first = first or (1, "")
         header = csv_fields(first[1])
+        form = next((form for form in (REGULAR, FULL) if set(form) <= set(header)), ())
+        check_once((*form, *(["label"] if "label" in header else [])), header, f"{called(path)}, line {first[0]}")
         if set(REGULAR) <= set(header):
             self.label_columns = LabelColumns(f"{called(path)}, line {first[0]}", ("label",), header)
             make, records = _regular, csv_records([first, *lines], header)

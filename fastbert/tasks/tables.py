@@ -65,7 +65,7 @@ def read_table(
         lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
 
     Raises:
-        DataError: no header where one is needed, a column twice, or no rows; or by bad_rows.
+        DataError: no header where one is needed, a needed column twice, or no rows; or by bad_rows.
     """
     lines = read_lines(path, bad_rows) if lines is None else lines
     path = called(path)
@@ -84,7 +84,7 @@ def read_table(
             )
         columns, pending = tuple(found), [first]
     kept = tuple(name for name in (*needed, *optional) if name in columns)
-    check_once(kept, columns, f"{path}, line {first[0]}")
+    check_once([name for name in kept if name in needed], columns, f"{path}, line {first[0]}")
     at = [columns.index(name) for name in kept]
     # Lines before a header are none of the table's; where there is no header the first line is a row.
     rows, index, blank, last = [], 0, None, 0 if pending else first[0]

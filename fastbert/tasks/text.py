@@ -12,10 +12,10 @@ from ..errors import DataError
 from .bad_rows import called
 from .base import Example, LabelColumns, Row, Task
 from .encoding import encode_texts
-from .exported import exported_rows, read_table_of_hub
+from .exported import exported_rows, id_names, read_table_of_hub
 from .files import atomic_write, of_rows, read_lines
 from .hub_files import is_hub_file, read_records
-from .tables import read_table
+from .tables import check_once, read_table
 from .transforms import example, parts_of, with_next_words
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class TextTask(Task):
         similarity: a pair that means the same in both orders, in which a GPT reads it then.
         label_column: the column of the answer; a file without it is a test file.
         no_label: what data-set hubs write in its place in a test file.
-        id_column: the column that names a row, or "id", as hubs call it; without either rows are numbered from 0.
+        id_column: the column that names a row in the authors' files; one that `exported.id_names` has does so too, and
+            without any rows are numbered from 0.
         bare_columns: the columns of files without a header; empty where the task has none.
         extra_columns: rows may have columns after the last of these.
         features: which features of a frozen model a BiLSTM is trained on (see `feature_classifier`); None to train a
@@ -79,11 +80,10 @@ class TextTask(Task):
         bare = [self.bare_columns] if self.bare_columns else []
         if os.fspath(path) == "-":
             bare.append(self.text_columns)  # what a person types: the texts alone
-        id_columns = dict.fromkeys((self.id_column, "id"))
         table = read_table(
             path,
             self.text_columns,
-            (self.label_column, *id_columns),
+            (self.label_column, *id_names(self)),
             bare=bare,
             form="a tab-separated file (or .csv)",
             extra=self.extra_columns,
@@ -93,7 +93,11 @@ class TextTask(Task):
         texts_at = [table.position(column) for column in self.text_columns]
         self.label_columns = LabelColumns(table.where, (self.label_column,), table.header)
         label_at = table.position(self.label_column)
-        id_at = next((at for name in id_columns if (at := table.position(name)) is not None), None)
+        id_column = next((name for name in id_names(self) if name in table.columns), None)
+        id_at = None if id_column is None else table.position(id_column)
+        check_once(
+            [name for name in (self.label_column, id_column) if name in table.columns], table.header, table.where
+        )
         if self.predicting and label_at is not None and table.header == self.bare_columns:
             self._check_bare(table.where, table.lines[0].fields[label_at].strip())
         rows, seen = [], set()

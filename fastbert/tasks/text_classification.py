@@ -11,8 +11,9 @@ from typing import Any
 from .bad_rows import numbered
 from .base import LabelColumns, Row
 from .classification import Classification
+from .exported import id_names
 from .files import shorten
-from .hub_files import Record, is_hub_file, read_records
+from .hub_files import Record, class_number, is_hub_file, read_records
 
 _BREAKS = re.compile(r"[\t\r\n]")
 
@@ -47,7 +48,7 @@ class TextClassification(Classification):
             values = record.values
             if index == 0:
                 self.label_columns = LabelColumns(record.where, ("label",), tuple(values))
-            name = str(next((values[key] for key in ("id", "idx") if key in values), index)).strip()
+            name = str(next((values[key] for key in id_names(self) if key in values), index)).strip()
             text, label = values.get("text", values.get("sentence")), values.get("label")
             try:
                 if not isinstance(text, str) or not text.strip():
@@ -84,4 +85,5 @@ class TextClassification(Classification):
 
 def _named(label: Any, names: Sequence[str]) -> str:
     """A class's name where the file has one."""
-    return names[label] if isinstance(label, int) and 0 <= label < len(names) else str(label).strip()
+    number = class_number(label, names)
+    return names[number] if number is not None and number < len(names) else str(label).strip()

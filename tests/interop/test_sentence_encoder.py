@@ -124,12 +124,16 @@ def test_what_is_no_list_of_strings_is_refused(encoder):
             SentenceEncoder(encoder.model, encoder.tokenizer, **{name: value})
 
 
-def test_a_device_that_is_not_there_is_told(monkeypatch, tmp_path):
-    with pytest.raises(InputError, match="device must be one that torch knows, as cpu or cuda, got 'gpu'"):
-        SentenceEncoder.from_pretrained(tmp_path, device="gpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="device must be one of this machine, where torch finds no GPU, got cuda:0"):
-        SentenceEncoder.from_pretrained(tmp_path, device="cuda:0")
+@pytest.mark.parametrize("device", ["gpu", "cuda:77", "xpu", 3.5])
+def test_a_device_that_is_not_there_is_told(device, tmp_path):
+    with pytest.raises(InputError, match=f"device must be one that torch can use here, as .*, got {device}: "):
+        SentenceEncoder.from_pretrained(tmp_path, device=device)
+
+
+def test_numbers_of_numpy_can_be_saved(encoder, tmp_path):
+    made = SentenceEncoder(encoder.model, encoder.tokenizer, max_seqlen=np.int64(16), truncate_dim=np.int64(8))
+    made.save_pretrained(tmp_path / "saved")
+    assert SentenceEncoder.from_pretrained(tmp_path / "saved").dim == 8
 
 
 def test_a_progress_bar_goes_to_stderr(encoder, capsys):

@@ -58,6 +58,15 @@ def test_not_quite_two_standard_errors_are_not_said_to_be_two():
     (pair,) = compare.pairs("column", figures)
     assert abs(pair.errors) == pytest.approx(1.97)
     assert "1.9 standard errors are under 2;" in compare.reason(pair, figures, CLEAR)
+    assert [compare.shown(x, "+") for x in (-1.97, 1.94, 2.0, -2.04)] == ["-1.9", "+1.9", "+2.0", "-2.0"]
+
+
+def test_seeds_that_all_answer_the_same_have_learned_nothing():
+    guess = 100 * (437 / 872)
+    figures = {"a": Figure((guess,) * 3, 80, guess), "b": Figure((guess,) * 3, 70, guess)}
+    assert figures["a"].mean > guess  # by the last bit
+    (pair,) = compare.pairs("column", figures)
+    assert compare.reason(pair, figures, CLEAR).startswith("neither has learned the task")
 
 
 @pytest.mark.parametrize(

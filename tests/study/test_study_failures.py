@@ -14,7 +14,7 @@ from fastbert.errors import DataError, InputError
 from fastbert.study import cells, corpus, page, run, senses
 from fastbert.train.engine import TrainingDiverged
 
-CUT = ["key", "measured", "figures", "no number", "no time", "no rows", "a truth"]
+CUT = ["key", "measured", "figures", "no number", "no time", "no rows", "a truth", "no sentences", "no guess"]
 
 
 @pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", *CUT])
@@ -32,6 +32,9 @@ def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, d
         cut["a truth"] = {**whole, **{name: _with(whole[name], True) for name in figures if name in whole}}
         cut["no time"] = {**whole, "measured": {**whole["measured"], "seconds": 0}}
         cut["no rows"] = {**whole, "rows": [], "curve": []}
+        cut["no sentences"] = {**whole, "heldout": {**whole.get("heldout", {}), "nsp_acc": None}, "guess": {"f1": "x"}}
+        curve = [{**point, "nsp_acc": None} for point in whole.get("curve", [])]
+        cut["no guess"] = {**whole, "guess": {"f1": math.nan}, "curve": curve}
         file.write_bytes(json.dumps(cut[damaged]).encode() if damaged in cut else damaged)
     _, lines = study_runs.complete(study, cache)
     assert len(lines) == 2
@@ -54,8 +57,10 @@ def test_a_pretraining_without_a_valid_checkpoint_begins_anew(place, done, tmp_p
     damaged.mkdir(parents=True)
     (damaged / "manifest.json").write_text("{}")
     study_runs.complete(study, cache)
-    told = f"{damaged.parent}: none of its 1 checkpoints is valid: it begins anew"
-    assert told in [record.message for record in caplog.records]
+    (told,) = (
+        r.message for r in caplog.records if r.message.startswith(f"{damaged.parent}: none of its 1 checkpoints")
+    )
+    assert f"begins anew; the first: {damaged / 'manifest.json'}: cannot be read" in told
     assert study_runs.kept(cache) == before
 
 

@@ -103,20 +103,21 @@ def test_a_row_that_predicts_no_words_has_no_loss(place, tmp_path):
     rows = "rows:\n  - {name: sentences alone, pretrain: {samples: {mlm_probability: 0.0, nsp: true}}}\n"
     text = study_runs.TINY[:head].replace("[0, 1]", "[0]") + rows + study_runs.TINY[tail:]
     (place / "sentences.yaml").write_text(text.replace("    paper: B\n", ""))
-    found, _ = study_runs.complete(study_runs.read(place, "sentences.yaml"), tmp_path / "cache")
+    found, lines = study_runs.complete(study_runs.read(place, "sentences.yaml"), tmp_path / "cache")
     pretraining = found["rows"][0]["pretraining"]
     assert (pretraining["losses"], pretraining["margins"], pretraining["curve"]) == ([], [], [])
     assert len(pretraining["next_sentence"]) == 1
+    assert lines[0].endswith(f"; held-out next sentence {100 * pretraining['next_sentence'][0]:.1f} %")
     page.write(found, tmp_path)
     (line,) = (line for line in (tmp_path / "report.md").read_text().splitlines() if "predicts no words" in line)
     assert [cell.strip() for cell in line.split("|")[3:5]] == ["12", f"{pretraining['weights_of_step'][0]}"]
     assert f"| {100 * pretraining['next_sentence'][0]:.1f} % |" in line
 
 
-@pytest.mark.parametrize(("option", "what"), [("corpus", "a text file"), ("seeds", "a seed")])
-def test_an_option_with_nothing_after_it_is_told(place, capsys, option, what):
+@pytest.mark.parametrize("option", ["corpus", "seeds"])
+def test_an_option_with_nothing_after_it_is_told(place, capsys, option):
     assert main(["study", str(place / "tiny.yaml"), f"--{option}"]) == 2
-    assert f"expected {what} after --{option}, got none" in capsys.readouterr().err
+    assert f"expected a value or several after --{option}, got none" in capsys.readouterr().err
 
 
 def test_vectors_without_context_and_an_elmo_are_rows_too(place, tmp_path):

@@ -155,7 +155,8 @@ NER = {"task": "ner"}
         ({"tasks": {"": NER}}, (), "expected column, a line of text, got ''"),
         ({"tasks": {None: NER}}, (), "expected column, a line of text, got None"),
         ({"rows": [{**ROW, "at": float("nan")}]}, (), "row 'full': expected at, a share of the pre-training up to 1"),
-        ({"at": [0.5, 1], "rows": [{**ROW, "at": 0.5}]}, (), "row 'full': expected at of the rows or of the study"),
+        ({"at": [0.5, 1], "rows": [{**ROW, "at": 0.5}]}, (), "row 'full': expected at of the row, or of the study"),
+        ({"at": [0.5], "rows": [{**ROW, "at": 1}]}, (), "row 'full': expected at of the row, or of the study"),
         (
             {"perplexity": "LM", "pretrain": {"steps": 4, "samples": {"mlm_probability": 0.0, "nsp": True}}},
             (),

@@ -119,6 +119,8 @@ def test_other_exports(task, file, content, rows, read):
         ("sst2", "a.csv", "sentence,label,label\nA,1,0\n", "label"),
         ("sst2", "a.tsv", "sentence\tlabel\tidx\tidx\nA\t1\t0\t1\n", "idx"),
         ("sst2", "a.tsv", "sentence\tlabel\tsentence\nA\t1\tB\n", "sentence"),
+        ("sst2", "a.tsv", "id\tsentence\tid\n1\tA\t2\n", "id"),
+        ("swag", "a.csv", "sent1,sent2,ending0,ending1,ending2,ending3,label,label\nA,B,c,d,e,f,0,3\n", "label"),
     ],
 )
 def test_a_column_that_is_there_twice_is_refused(task, file, content, column, read):
@@ -128,14 +130,18 @@ def test_a_column_that_is_there_twice_is_refused(task, file, content, column, re
 
 def test_columns_that_nobody_reads_may_be_there_twice(read):
     assert read("sst2", b"sentence,label,,\nA,1,,\n", "a.csv") == [Row("0", ("A",), "1")]
+    assert read("sst2", b"idx,id,id,sentence,label\n5,6,7,A,1\n", "a.csv") == [Row("5", ("A",), "1")]
+    assert read("rte", b"index\tid\tid\tsentence1\tsentence2\n5\t6\t7\tA\tB\n", "a.tsv") == [Row("5", ("A", "B"), None)]
+    pair = b"question1,question2,is_duplicate,label,label\nA,B,1,0,0\n"
+    assert read("qqp", pair, "a.csv") == [Row("0", ("A", "B"), "1")]
 
 
-def test_an_id_that_breaks_the_lines_of_a_submission_is_refused(read):
-    task, content = registry.get("sst2"), b'{"id": "a\\tb", "sentence": "A"}\n'
-    assert read("sst2", content, "a.jsonl") == [Row("a\tb", ("A",), None)]
-    task.predicting = True
+@pytest.mark.parametrize("predicting", [False, True])
+def test_an_id_that_breaks_the_lines_of_a_submission_is_refused(predicting, read):
+    task = registry.get("sst2")
+    task.predicting = predicting  # evaluation writes predictions too
     with pytest.raises(DataError, match=r"line 1: expected an id that a line of a submission .* got 'a\\tb'"):
-        read(task, content, "a.jsonl")
+        read(task, b'{"id": "a\\tb", "sentence": "A", "label": 1}\n', "a.jsonl")
 
 
 @pytest.mark.parametrize(

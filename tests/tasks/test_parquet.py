@@ -54,7 +54,13 @@ FIVE = {"label": ["bad", "slightly bad", "neutral", "slightly good", "good"]}
         ("mnli", PAIR | {"label": 1.0}, ["contradiction", "entailment"], "entailment"),
         ("mrpc", {"sentence1": "A", "sentence2": "B", "label": 1}, ["not_equivalent", "equivalent"], "1"),
         ("text-classification", {"text": "A", "label": 2}, ["World", "Sports", "Business"], "Business"),
+        ("text-classification", {"text": "A", "label": 2.0}, ["World", "Sports", "Business"], "Business"),
+        ("text-classification", {"text": "A", "label": "2"}, ["World", "Sports", "Business"], "Business"),
         ("text-classification", {"text": "A", "label": 2}, None, "2"),
+        # Names that are numbers, of as many classes and of others; a text is a name before it is a number.
+        ("mnli", PAIR | {"label": 1}, ["0", "1"], "neutral"),
+        ("sst2", {"sentence": "A", "label": "1"}, ["1", "0"], "1"),
+        ("sst2", {"sentence": "A", "label": 1}, ["1", "0"], "0"),
         ("text-classification", {"sentence": "A", "label": "fine"}, None, "fine"),
         ("text-classification", {"text": "A", "label": -1}, ["World", "Sports"], None),
     ],
