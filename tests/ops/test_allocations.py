@@ -51,7 +51,8 @@ def inference(convert):
 
 library = ctypes.CDLL(None)
 for call in (training(), inference(lambda m: m), inference(lambda m: m.bfloat16()), inference(fastbert.quantize)):
-    for calls in (1, 20, 30):
+    # On a busy machine one thread may take all work for many calls: the other allocates when it takes its first, once.
+    for calls in (1, 20, 20, 20, 20):
         library.count_allocations(1)
         with fastbert.backend("cpu"):
             for _ in range(calls):
@@ -77,5 +78,7 @@ def test_nothing_is_allocated_per_call(counter, tmp_path):
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     counts = list(map(int, done.stdout.split()))
-    assert all(first > 0 for first in counts[::3]), counts
-    assert counts[2::3] == [0, 0, 0, 0], "training in bfloat16, inference in float32, bfloat16, int8"
+    each = [counts[start : start + 5] for start in range(0, len(counts), 5)]
+    assert all(first > 0 for first, *_ in each), counts
+    # What is allocated per call would be in all of them.
+    assert [min(warm) for _, _, *warm in each] == [0] * 4, "training in bfloat16, inference in float32, bfloat16, int8"
