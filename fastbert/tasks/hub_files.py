@@ -102,8 +102,8 @@ def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
     number = 0
     try:
         with open(path, "rb") as source, pyarrow.parquet.ParquetFile(source) as file:
-            names, columns = _names(file.schema_arrow), file.schema_arrow.names
-            check_once(columns, columns, os.fspath(path))
+            names, header = _names(file.schema_arrow), file.schema_arrow.names
+            check_once(header, header, os.fspath(path))
             for batch in file.iter_batches(BATCH):
                 columns = [(name, _shortest(column)) for name, column in zip(batch.schema.names, batch, strict=True)]
                 for index in range(len(batch)):

@@ -61,11 +61,11 @@ class SWAG(Task):
         first = first or (1, "")
         header = csv_fields(first[1])
         form = next((form for form in (REGULAR, FULL) if set(form) <= set(header)), ())
-        check_once((*form, *(["label"] if "label" in header else [])), header, f"{called(path)}, line {first[0]}")
-        if set(REGULAR) <= set(header):
+        check_once((*form, "label"), header, f"{called(path)}, line {first[0]}")
+        if form == REGULAR:
             self.label_columns = LabelColumns(f"{called(path)}, line {first[0]}", ("label",), header)
             make, records = _regular, csv_records([first, *lines], header)
-        elif set(FULL) <= set(header):
+        elif form == FULL:
             make, records = _full, csv_records([first, *lines], header)
         elif len(first[1].split("\t")) in (len(CODAH), len(CODAH) - 1):
             self._check_codah(f"{called(path)}, line {first[0]}", first[1].split("\t"))
