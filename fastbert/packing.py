@@ -5,7 +5,7 @@ Shape letters: B sequences, S columns of a padded batch, T tokens = sum of the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -126,6 +126,11 @@ class PackedBatch:
         Raises:
             InputError: a sequence is no list of whole numbers, or token_type_ids have other lengths.
         """
+        if not isinstance(input_ids, Iterable):
+            raise InputError(f"input_ids must be sequences of ids, got {type(input_ids).__name__}")
+        unknown = labels.keys() - {"mlm_positions", "mlm_labels", "nsp_labels"}
+        if unknown:
+            raise InputError(f"labels must be mlm_positions, mlm_labels or nsp_labels, got {min(unknown)}")
         rows = [_ids(row, "input_ids") for row in input_ids]
         lengths = torch.tensor([row.numel() for row in rows], dtype=torch.int64)
         flat = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)

@@ -80,7 +80,7 @@ _current: ContextVar[DropoutKey | None] = ContextVar("fastbert_dropout_key", def
 
 def draw() -> DropoutKey:
     """A fresh key from torch's default CPU generator, so that ``torch.manual_seed`` governs it."""
-    return DropoutKey(int(torch.randint(1 << 62, (), dtype=torch.int64)))
+    return DropoutKey(int(torch.randint(1 << 62, (), dtype=torch.int64, device="cpu")))
 
 
 def current() -> DropoutKey:

@@ -29,6 +29,7 @@ from .patch_view import OwnPart, Unservable, forget, heard, our_config, view_for
 _log = logging.getLogger("fastbert")
 
 PADS = ("zeros", "computed")
+_READ_PADS = ("ForQuestionAnswering", "LMHeadModel", "ForCausalLM")
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -42,9 +43,9 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
             a SentenceTransformer.
         pads: "zeros" leaves the outputs of masked tokens zero and does not compute them; "computed" computes them as
             transformers does, which costs what they cost there. None is "zeros", but "computed" where they are read:
-            under a head for question answering, by its loss, and in a ColBERT of sentence-transformers whose query
-            expansion is not attended to; and what it was for an encoder that is patched already. torch's encoders know
-            "zeros" only.
+            under a head for question answering or for next words, by its loss, and in a ColBERT of
+            sentence-transformers whose query expansion is not attended to; and what it was for an encoder that is
+            patched already. torch's encoders know "zeros" only.
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
@@ -104,10 +105,11 @@ def is_patched(module: nn.Module) -> bool:
 def _read_at_pads(module: nn.Module) -> list[nn.Module]:
     """What holds encoders whose outputs are read at masked tokens too.
 
-    That is a span head, whose softmax runs over the whole row, and a ColBERT of sentence-transformers whose queries are
-    filled up with tokens to which no other attends.
+    That is a span head, whose softmax runs over the whole row; a head for next words, whose loss at a pad is that of
+    the token after it; and a ColBERT of sentence-transformers whose queries are filled up with tokens to which no other
+    attends.
     """
-    answers = any(cls.__name__.endswith("ForQuestionAnswering") for cls in type(module).__mro__)
+    answers = any(cls.__name__.endswith(_READ_PADS) for cls in type(module).__mro__)
     expansion = getattr(module, "query_expansion", None)
     fills = isinstance(expansion, dict) and not expansion.get("attend", True)
     return list(module.modules()) if answers or fills else []

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import rng
+from .. import ops, rng
+from ..errors import InputError
 from ..models import door
 from ..models.door import Tokens
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept
 from ..modules.linear import is_watched
+from ..packing import PackedBatch
 from .patch_families import Family
 from .patch_view import Unservable, View, view_of
 
@@ -50,7 +52,12 @@ class Pass:
             if name in _SERVED or idle or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
                 continue
             raise Unservable(f"the argument {name} was given")
+        for name in ("is_decoder", "add_cross_attention"):  # `patch` has looked, but both may be set later
+            if getattr(config, name, False):
+                raise Unservable(f"{name} of its configuration is true")
         ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
+        if isinstance(ids, PackedBatch):
+            raise InputError("a patched model takes tensors, as before, got a PackedBatch: fastbert.BertModel reads it")
         tokens = ids if embeds is None else embeds
         if (ids is None) == (embeds is None) or tokens.dim() != (2 if embeds is None else 3):
             raise Unservable("it must refuse this input itself")
@@ -58,11 +65,11 @@ class Pass:
         mask = given.get("attention_mask")
         shape = tuple(tokens.shape[:2])
         if mask is not None and (self.packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape))):
-            raise Unservable(f"an attention mask of {mask.dtype} {tuple(mask.shape)}")
+            raise Unservable(f"an attention mask of {mask.dtype} of {mask.dim()} dimensions that fits no tokens")
         for name in ("token_type_ids", "position_ids"):
             more = given.get(name)
             if more is not None and not self.packed and more.shape not in (shape, (1, shape[1]), shape[1:]):
-                raise Unservable(f"{name} of {tuple(more.shape)} beside tokens of {shape}")
+                raise Unservable(f"{name} of another shape than the tokens")  # without numbers: it is said once
         self.states = _flag(given, "output_hidden_states", config.output_hidden_states)
         self.attentions = _flag(given, "output_attentions", config.output_attentions)
         if self.packed and (self.attentions or family.embed is not None):
@@ -118,7 +125,10 @@ class Pass:
     def _tokens(self, view: View, input_ids, inputs_embeds, positions: bool = True) -> Tokens:
         given = self.given
         types = given.get("token_type_ids") if positions else None
-        position_ids = given.get("position_ids") if positions else None
+        # Where the family's own embeddings were called, positions are past: zeros, so that nobody bounds the length.
+        position_ids = given.get("position_ids") if positions else inputs_embeds.new_zeros((1, 1), dtype=torch.int64)
+        if not positions:
+            position_ids = position_ids.expand(1, inputs_embeds.shape[1])
         if self.packed:
             return door.open_packed(
                 view.config,
@@ -149,6 +159,9 @@ class Pass:
         if whole:
             padded = not bool(keep.all())
             if padded:
+                ops.refuse_variant(
+                    'pads are computed where a head reads their outputs; patch(model, pads="zeros") leaves them out'
+                )
                 keep = keep.to(tokens.cu_seqlens.device)
                 return replace(tokens, layout=PaddedLayout(additive_mask(keep), *shape))
         elif tokens.keep is not None:

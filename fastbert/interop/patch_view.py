@@ -152,7 +152,7 @@ class View:
             for name in LEAVES:
                 leaf = _part(layer, family, name)
                 if leaf is None or (name.endswith("LayerNorm") and not _is_plain_norm(leaf)):
-                    raise Unservable(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
+                    raise _reason(leaf)(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
                 if not is_tokenwise(leaf):
                     raise OwnPart(f"{name} of a layer is {_kind(leaf)}{_OWN}")
             if find(layer, "crossattention") is not None:
@@ -161,14 +161,14 @@ class View:
         if family is BERT:
             tables = model._modules["embeddings"]._modules
             if not _is_plain_norm(tables["LayerNorm"]):
-                raise Unservable(f"the embeddings' LayerNorm is {_kind(tables['LayerNorm'])}{_NORM}")
+                raise _reason(tables["LayerNorm"])(f"the embeddings' LayerNorm is {_kind(tables['LayerNorm'])}{_NORM}")
             if type(tables["dropout"]).forward is not nn.Dropout.forward:
                 raise Unservable(f"the embeddings' dropout is {_kind(tables['dropout'])}, not torch's Dropout")
             if not is_tokenwise(tables["word_embeddings"]):
                 raise OwnPart(f"word_embeddings is {_kind(tables['word_embeddings'])}{_OWN}")
             for name in _TABLES[1:]:
                 if type(tables[name]) is not nn.Embedding:
-                    raise Unservable(f"{name} is {_kind(tables[name])}, not torch's Embedding")
+                    raise _reason(tables[name])(f"{name} is {_kind(tables[name])}, not torch's Embedding")
 
     def _check_heads(self, attention: nn.Module, owner: nn.Module, dense: list[nn.Module]) -> None:
         """Raises Unservable for a layer of fewer heads, or other ones, than the configuration says."""
@@ -193,7 +193,8 @@ class View:
         ):
             return
         positions, types = held
-        if positions is not None and not bool((positions == torch.arange(positions.shape[-1]).to(positions)).all()):
+        usual = None if positions is None else torch.arange(positions.shape[-1], device=positions.device)
+        if usual is not None and bool((positions != usual).any()):
             raise Unservable("the embeddings' position_ids are not 0, 1, 2 and so on")
         if types is not None and bool(types.any()):
             raise Unservable("the embeddings' token_type_ids are not zeros")
@@ -264,6 +265,11 @@ def _part(layer: nn.Module, family: Family, name: str) -> nn.Module | None:
 def _kind(module: nn.Module | None) -> str:
     """The class with its module's name: adapters call theirs as torch calls its own."""
     return "missing" if module is None else f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _reason(module: nn.Module | None) -> type[Unservable]:
+    """Of a norm or a table in whose place there is another: an adapter of PEFT's is taken out again some day."""
+    return OwnPart if type(module).__module__.startswith("peft.") else Unservable
 
 
 def _in_a_line(module: nn.Module) -> str:

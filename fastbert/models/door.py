@@ -211,9 +211,9 @@ def open_packed(
     cu_seqlens = checked_bounds(cu_seqlens, num_tokens)
     lengths = cu_seqlens.diff()
     max_seqlen = int(max_seqlen if max_seqlen is not None else lengths.max() if lengths.numel() else 0)
-    _check_length(config, max_seqlen)
     device = tokens.device
     if position_ids is None:
+        _check_length(config, max_seqlen)
         starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths.long(), output_size=num_tokens)
         position_ids = torch.arange(num_tokens, device=device) - starts
     if token_type_ids is None:
@@ -261,7 +261,8 @@ def open_padded(
         raise InputError(f"input_ids must be (B, S) and inputs_embeds (B, S, H), got {tuple(tokens.shape)}")
     _check_width(config, inputs_embeds)
     batch_size, seqlen = tokens.shape[:2]
-    _check_length(config, seqlen)
+    if position_ids is None:  # those that are given may begin again
+        _check_length(config, seqlen)
     device = tokens.device
     if attention_mask is not None and not attention_mask.is_meta:  # which `lay_out` refuses
         attention_mask = attention_mask.to(device)

@@ -79,7 +79,7 @@ def lay_out(
             say_padded(f"the 4-D attention mask {what}, so tokens cannot be packed")
             mask = attention_mask
             if mask.dtype == torch.bool:
-                mask = torch.zeros(mask.shape, device=device).masked_fill(~mask, float("-inf"))
+                mask = torch.zeros(mask.shape, dtype=torch.float32, device=device).masked_fill(~mask, float("-inf"))
             return full, padded(mask), None
         keep = keep.expand(batch_size, seqlen)
     elif attention_mask is not None:
@@ -94,7 +94,7 @@ def lay_out(
         reason = "attention probabilities were asked for"
     elif first_column and keep is not None and seqlen and bool((keep.any(1) & ~keep[:, 0]).any()):
         # A masked token can only be computed in the rectangle.
-        reason = "the first token of a sequence is masked (left padding), and the pooler reads it"
+        reason = "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
     if reason:
         say_padded(reason)
         return full, padded(None if keep is None else additive_mask(keep)), keep
@@ -169,7 +169,9 @@ class BertEncoder(nn.Module):
             wanted = rows if number == len(self.layer) else None
             if recompute:
                 # Our dropout replays by its key; torch's generator is kept for what an adapter (LoRA) may draw.
-                x, probs = checkpoint(layer, x, layout, key, wanted, use_reentrant=False, context_fn=fp8.contexts)
+                x, probs = checkpoint(
+                    layer, x, layout, key, wanted, layer.rates, use_reentrant=False, context_fn=fp8.contexts
+                )
             else:
                 x, probs = layer(x, layout, key, wanted)
             attentions.append(probs)

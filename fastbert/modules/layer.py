@@ -84,20 +84,27 @@ class BertLayer(nn.Module):
         self.output = ResidualOutput(config.intermediate_size, config)
 
     def forward(
-        self, x: Tensor, layout: Layout, key: DropoutKey | None, rows: Tensor | None = None
+        self,
+        x: Tensor,
+        layout: Layout,
+        key: DropoutKey | None,
+        rows: Tensor | None = None,
+        rates: tuple[float, float] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """x (T, H) -> (T, H), and attention probabilities where the layout keeps them.
 
         ``key`` names the random numbers of this forward pass; it is an argument, so recomputing the layer for the
-        backward pass drops the same elements. With ``rows`` (R,) int64 only these tokens are computed beyond the
-        attention, and (R, H) comes back; all tokens are attended to.
+        backward pass drops the same elements. So are the ``rates``, the layer's own by default: those of a patched
+        model follow its modes, which may change before the backward pass. With ``rows`` (R,) int64 only these tokens
+        are computed beyond the attention, and (R, H) comes back; all tokens are attended to.
         """
         on_probs = on_attention = on_output = None
         if key is not None:
             site = FIRST_LAYER_SITE + LAYER_SITES * self.index
-            on_probs = key.site(self.config.attention_probs_dropout_prob, site)
-            on_attention = key.site(self.config.hidden_dropout_prob, site + 1)
-            on_output = key.site(self.config.hidden_dropout_prob, site + 2)
+            of_probs, of_hidden = self.rates if rates is None else rates
+            on_probs = key.site(of_probs, site)
+            on_attention = key.site(of_hidden, site + 1)
+            on_output = key.site(of_hidden, site + 2)
         context, probs = self.attention.self(x, layout, on_probs)
         if rows is not None:
             context, x = context.index_select(0, rows), x.index_select(0, rows)
@@ -106,6 +113,11 @@ class BertLayer(nn.Module):
         if given is not None and ops.is_fused("mlp", *given):
             return self.output.normalise(ops.mlp(*given), self.output.dense.bias, x, on_output), probs
         return self.output(self.intermediate(x), x, on_output), probs
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Dropout of the attention's probabilities, and of both branches."""
+        return self.config.attention_probs_dropout_prob, self.config.hidden_dropout_prob
 
     def _feed_forward(self, x: Tensor) -> tuple | None:
         """What `ops.mlp` takes, or None where the block is not what it was built as."""

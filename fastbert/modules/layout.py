@@ -55,7 +55,7 @@ def causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:
     """An additive mask, or None, with what comes after a query at -inf too: broadcastable to (B, nheads, S, S)."""
     future = torch.ones(seqlen, seqlen, dtype=torch.bool, device=device).triu(1)
     if mask is None:
-        mask = torch.zeros(1, 1, seqlen, seqlen, device=device)
+        mask = torch.zeros(1, 1, seqlen, seqlen, dtype=torch.float32, device=device)
     return mask.masked_fill(future, float("-inf"))
 
 

@@ -7,7 +7,7 @@ and their gradients are float32 there, whatever the parameter's own dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -42,6 +42,11 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
         if tensor is not None and tensor.dtype not in _DTYPES:
             return f"the CPU kernels take float32 parameters, got {str(tensor.dtype).removeprefix('torch.')}"
     return None
+
+
+def buffer(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory for a kernel to fill: of this dtype and on the CPU, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def define(
@@ -102,7 +107,7 @@ def as_float32(x: Tensor | None) -> Tensor | None:
 
 def reduction_workspace(rows: int, columns: int) -> Tensor:
     """Partial sums of a reduction over rows."""
-    return torch.empty(_native.extension().reduction_chunks(rows) * columns, dtype=torch.float32)
+    return buffer(_native.extension().reduction_chunks(rows) * columns)
 
 
 # How a schema carries a `Dropout`: threshold 0 means none.

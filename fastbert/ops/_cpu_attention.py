@@ -52,8 +52,8 @@ def _bounds(cu_seqlens: Tensor) -> Tensor:
 def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, save):
     q, k, v, bounds = _rows(q), _rows(k), _rows(v), _bounds(cu_seqlens)
     num_tokens, nheads, _ = q.shape
-    out = torch.empty(q.shape, dtype=q.dtype)
-    lse = torch.empty((nheads, num_tokens) if save else (0,), dtype=torch.float32)
+    out = _cpu.buffer(q.shape, q.dtype)
+    lse = _cpu.buffer((nheads, num_tokens) if save else 0)
     dropout = (threshold, seed, offset, site)
     arguments = _arguments(q, k, v, out, lse if save else None, bounds, max_seqlen, softmax_scale, causal, dropout)
     _native.extension().attention_forward(arguments)
@@ -69,7 +69,7 @@ def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, thresh
 def _backward(dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site):
     dout, q, k, v, out, bounds = *(_rows(x) for x in (dout, q, k, v, out)), _bounds(cu_seqlens)
     lse = lse.contiguous()
-    gradients = [torch.empty(q.shape, dtype=q.dtype) for _ in range(3)]
+    gradients = [_cpu.buffer(q.shape, q.dtype) for _ in range(3)]
     dropout = (threshold, seed, offset, site)
     arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout)
     _native.extension().attention_backward(

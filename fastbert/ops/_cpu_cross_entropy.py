@@ -12,7 +12,7 @@ from . import _cpu, _dispatch
 
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     logits, labels = logits.contiguous(), labels.contiguous()
-    loss, statistics = torch.empty(len(labels)), torch.empty(len(labels), 2)
+    loss, statistics = _cpu.buffer(len(labels)), _cpu.buffer((len(labels), 2))
     pointers = [t.data_ptr() for t in (logits, labels)], [t.data_ptr() for t in (loss, statistics)]
     bad = _native.extension().cross_entropy_forward(
         _cpu.code(logits), *pointers[0], ignore_index, *pointers[1], *logits.shape

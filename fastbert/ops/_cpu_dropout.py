@@ -41,7 +41,7 @@ _dropout = _cpu.define(
 
 def _mask(rows: Tensor, num_columns: int, threshold: int, seed: int, offset: int, site: int) -> Tensor:
     rows = rows.contiguous()
-    keep = torch.empty(rows.numel(), num_columns, dtype=torch.bool)
+    keep = _cpu.buffer((rows.numel(), num_columns), torch.bool)
     native = _cpu.native_dropout(threshold, seed, offset, site)
     _native.extension().keep_mask(rows.data_ptr(), rows.numel(), num_columns, native, keep.data_ptr())
     return keep

@@ -35,7 +35,7 @@ def _forward(
     tables = [t.contiguous() for t in (word, token_type, position)]
     weight, bias = _cpu.as_float32(weight), _cpu.as_float32(bias)
     rows, columns = len(ids[0]), word.shape[1]
-    out, mean, rstd = word.new_empty(rows, columns), torch.empty(rows), torch.empty(rows)
+    out, mean, rstd = word.new_empty(rows, columns), _cpu.buffer(rows), _cpu.buffer(rows)
     bad = _native.extension().embedding_forward(
         _cpu.code(word),
         _pointers(ids),
@@ -71,9 +71,9 @@ def _backward(
     dout, weight = dout.contiguous(), _cpu.as_float32(weight)
     rows, columns = dout.shape
     dtables = [torch.zeros_like(t) if want else t.new_empty(0) for t, want in zip(tables, wanted, strict=True)]
-    dweight, dbias = torch.empty(columns), torch.empty(columns)
-    workspace, dsum = _cpu.reduction_workspace(rows, 2 * columns), torch.empty(rows, columns)
-    order = torch.empty(rows + max(len(t) for t in tables) + 1, dtype=torch.int32)
+    dweight, dbias = _cpu.buffer(columns), _cpu.buffer(columns)
+    workspace, dsum = _cpu.reduction_workspace(rows, 2 * columns), _cpu.buffer((rows, columns))
+    order = _cpu.buffer(rows + max(len(t) for t in tables) + 1, torch.int32)
     _native.extension().embedding_backward(
         _cpu.code(dout),
         dout.data_ptr(),

@@ -108,7 +108,7 @@ def _encoder(
         new, name = _Packed(), "cpu, three parts" if parts else "cpu"
         held = new if packed is None else packed.held.setdefault(name, new)
         native = held.native(x, layers, nheads, eps, approximate, form)
-    states = torch.empty(len(layers) if keep_states else 1, *x.shape, dtype=x.dtype)
+    states = _cpu.buffer((len(layers) if keep_states else 1, *x.shape), x.dtype)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
     if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
         raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")

@@ -26,7 +26,7 @@ def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple
     dout, x, bias = dout.contiguous(), x.contiguous(), _cpu.as_float32(bias)
     rows, columns = _cpu.rows_and_columns(x)
     dx = torch.empty_like(x)
-    dbias = torch.empty(0 if bias is None else columns, dtype=torch.float32)
+    dbias = _cpu.buffer(0 if bias is None else columns)
     workspace = None if bias is None else _cpu.reduction_workspace(rows, columns)
     pointers = [_cpu.pointer(t) for t in (dout, x, bias, dx, None if bias is None else dbias, workspace)]
     _native.extension().gelu_backward(_cpu.code(x), tanh, *pointers, rows, columns)

@@ -35,11 +35,11 @@ def pack_int8(weight: Tensor, outliers: Tensor | None = None) -> Tensor:
     weight = weight.detach().to(torch.float32).contiguous()
     if not weight.isfinite().all():
         raise InputError("a weight to quantise must be finite, got NaN or infinity")
-    columns = torch.zeros(0, dtype=torch.int32) if outliers is None else outliers.unique().to(torch.int32)
+    columns = _cpu.buffer(0, torch.int32) if outliers is None else outliers.unique().to(torch.int32)
     n, k = weight.shape
     if columns.numel() and not 0 <= int(columns[0]) <= int(columns[-1]) < k:
         raise InputError(f"outliers must be columns 0..{k - 1}, got {columns.tolist()}")
-    packed = torch.empty(extension.int8_packed_size(n, k, columns.numel()), dtype=torch.uint8)
+    packed = _cpu.buffer(extension.int8_packed_size(n, k, columns.numel()), torch.uint8)
     extension.pack_int8(weight.data_ptr(), k, n, k, columns.data_ptr(), columns.numel(), packed.data_ptr())
     return packed
 

@@ -27,8 +27,8 @@ def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, si
     weight, bias, x_bias = (_cpu.as_float32(p) for p in (weight, bias, x_bias))
     rows, columns = _cpu.rows_and_columns(x)
     out = torch.empty_like(x)
-    total = torch.empty(x.shape if keep_sum else 0, dtype=torch.float32)
-    mean, rstd = torch.empty(rows), torch.empty(rows)
+    total = _cpu.buffer(x.shape if keep_sum else 0)
+    mean, rstd = _cpu.buffer(rows), _cpu.buffer(rows)
     _native.extension().layer_norm_forward(
         _cpu.code(x),
         *(_cpu.pointer(t) for t in (x, x_bias, residual, weight, bias)),
@@ -56,8 +56,8 @@ def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, ha
     apart = threshold != 0
     dx = torch.empty_like(dout)
     dresidual = torch.empty_like(dout) if apart and has_residual else dout.new_empty(0)
-    dweight, dbias = torch.empty(columns), torch.empty(columns)
-    dx_bias = torch.empty(columns if has_x_bias else 0)
+    dweight, dbias = _cpu.buffer(columns), _cpu.buffer(columns)
+    dx_bias = _cpu.buffer(columns if has_x_bias else 0)
     workspace = _cpu.reduction_workspace(rows, 3 * columns)
     outputs = (
         dresidual if apart and has_residual else None,

@@ -78,7 +78,7 @@ def packed_weight(weight: Tensor, form: int, transposed: bool = False, keep: boo
         return kept[1]
     extension = _native.extension()
     n, k = source.shape[::-1] if transposed else source.shape
-    packed = torch.empty(extension.packed_size(form, n, k), dtype=torch.uint8)
+    packed = _cpu.buffer(extension.packed_size(form, n, k), torch.uint8)
     extension.pack_weight(
         form, source.data_ptr(), _cpu.code(source), source.stride(0), n, k, transposed, packed.data_ptr()
     )

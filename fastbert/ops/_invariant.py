@@ -2,9 +2,10 @@
 
 Own products sum each element in an order that depends on k alone, attention is computed sequence by sequence, and all
 else is row by row: there nothing has to change. torch's own products choose their order by the number of rows, and its
-element-wise functions compute the last few elements of an array by other instructions than the rest. So the mode looks
-at every call of torch inside the block: dense layers go to our products, or row by row where there are none; functions
-whose bits may depend on an element's place run row by row; other products are refused.
+element-wise functions compute the last few elements of an array by other instructions than the rest; its sums over an
+axis of tokens go by how many they are, pads too. So the mode looks at every call of torch inside the block: dense
+layers go to our products, or row by row where there are none; functions whose bits may depend on an element's place run
+row by row; sums over tokens run from the first to the last; other products are refused.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def by_sequences(attention: Callable, q: Tensor, k: Tensor, v: Tensor, cu_seqlen
     with trusted():
         for start, end in pairwise(cu_seqlens.tolist()):
             alone = (x[start:end].clone(memory_format=torch.contiguous_format) for x in (q, k, v))
-            bounds = torch.tensor([0, end - start], dtype=torch.int32)
+            bounds = torch.tensor([0, end - start], dtype=torch.int32, device="cpu")
             out.append(attention(*alone, bounds, end - start, **options))
     return torch.cat(out) if out else torch.zeros_like(q)
 
@@ -121,17 +122,50 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _element_wise(function: Callable) -> Callable:
     def run(x: Tensor, *args, **kwargs) -> Tensor:
-        if not isinstance(x, Tensor) or kwargs.get("out") is not None or not x.dim():
+        beside = any(isinstance(value, Tensor) and value.dim() for value in (*args, *kwargs.values()))
+        if not isinstance(x, Tensor) or beside or not x.dim():
             return function(x, *args, **kwargs)
-        return by_rows(lambda row: function(row, *args, **kwargs), x)
+        out = by_rows(lambda row: function(row, *args, **kwargs), x)
+        return x.copy_(out) if kwargs.get("inplace") or function in _IN_PLACE else out
 
     return run
 
 
-_ELEMENT_WISE = (
-    *(F.gelu, torch.tanh, Tensor.tanh, torch.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp),
-    *(F.mish, F.elu, F.selu, F.softplus),
+def _in_order(function: Callable) -> Callable:
+    """A sum over an axis between the batch's and the last one, as a pooling over tokens is, in the order of the tokens:
+    zeros at its end, as masked tokens are, then change nothing; torch's order depends on how many there are."""
+
+    def run(x: Tensor, dim=None, keepdim: bool = False, *, dtype: torch.dtype | None = None, **kwargs) -> Tensor:
+        axis = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+        among_tokens = isinstance(axis, int) and x.is_floating_point() and 0 < axis % max(x.dim(), 1) < x.dim() - 1
+        if kwargs or not among_tokens:
+            given = {"keepdim": keepdim} if dim is not None else {}
+            return function(x, *(() if dim is None else (dim,)), **given, dtype=dtype, **kwargs)
+        axis, dtype = axis % x.dim(), dtype or x.dtype
+        with trusted():
+            wide = x.to(torch.promote_types(dtype, torch.float32))
+            total = torch.zeros_like(wide.select(axis, 0)) if wide.shape[axis] else wide.sum(axis)
+            for part in wide.unbind(axis):
+                total = total + part
+            if function in _MEANS:
+                total = total / wide.shape[axis]
+            total = total.to(dtype)
+            return total.unsqueeze(axis) if keepdim else total
+
+    return run
+
+
+_IN_PLACE = (
+    *(torch.tanh_, Tensor.tanh_, torch.sigmoid_, Tensor.sigmoid_),
+    *(torch.exp_, Tensor.exp_, torch.erf_, Tensor.erf_),
 )
+_ELEMENT_WISE = (
+    *(F.gelu, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp),
+    *(F.mish, F.elu, F.selu, F.softplus, Tensor.exp, torch.exp2, Tensor.exp2, torch.pow, Tensor.pow, Tensor.__pow__),
+    *_IN_PLACE,
+)
+_MEANS = (torch.mean, Tensor.mean)
+_SUMS = (torch.sum, Tensor.sum, *_MEANS)
 _PRODUCTS = (
     *(torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm),
     *(torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm, torch.einsum, F.scaled_dot_product_attention),
@@ -139,7 +173,11 @@ _PRODUCTS = (
     *(torch.conv1d, torch.conv2d, torch.conv3d, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
     F.multi_head_attention_forward,
 )
-_instead: dict[Callable, Callable] = {F.linear: _linear, **{f: _element_wise(f) for f in _ELEMENT_WISE}}
+_instead: dict[Callable, Callable] = {
+    F.linear: _linear,
+    **{f: _element_wise(f) for f in _ELEMENT_WISE},
+    **{f: _in_order(f) for f in _SUMS},
+}
 
 
 class _Mode(TorchFunctionMode):

@@ -431,3 +431,100 @@ def test_an_argument_given_twice_is_refused_as_transformers_refuses_it():
     for model in twins("BertModel"):
         with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
             model(ids, input_ids=ids)
+
+
+def test_an_evaluation_between_forward_and_backward_leaves_recomputation_alone():
+    _, model = twins("BertModel", hidden_dropout_prob=0.3)
+    model.train()
+    model.gradient_checkpointing_enable()
+    given = arguments("BertModel", labels=False)
+
+    def gradient(between):
+        model.zero_grad()
+        torch.manual_seed(4)
+        loss = model(**given).pooler_output.pow(2).sum()
+        if between:
+            model.eval()
+            with torch.no_grad():
+                model(**given)
+            model.train()
+        loss.backward()
+        return model.encoder.layer[0].output.dense.weight.grad.clone()
+
+    torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)
+
+
+def kin(name):
+    """A small model of transformers in evaluation mode, and a patched copy."""
+    cls = getattr(transformers, name)
+    sizes = {"vocab_size": 60, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = cls.config_class(**sizes, intermediate_size=70, hidden_dim=70, max_position_embeddings=40)
+    theirs = cls(config).eval()
+    return theirs, fastbert.patch(copy.deepcopy(theirs))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "ElectraModel", "DistilBertModel"])
+def test_positions_that_begin_again_need_no_longer_table(name, only_ours):
+    theirs, ours = kin(name)
+    most = theirs.config.max_position_embeddings
+    length, steps = most + 6, most // 2
+    ids = torch.randint(5, 50, (2, length))
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if name == "DistilBertModel":  # it takes no positions: its table may be longer than its configuration says
+        for model in (theirs, ours):
+            table = torch.nn.Embedding(length, model.config.dim)
+            table.weight.data = torch.sin(torch.arange(table.weight.numel())).reshape(table.weight.shape)
+            model.embeddings.position_embeddings = table
+            model.embeddings.register_buffer("position_ids", torch.arange(length)[None], persistent=False)
+    else:
+        given["position_ids"] = (torch.arange(length) % steps + 1)[None]
+    with torch.no_grad():
+        expected, got = (model(**given).last_hidden_state for model in (theirs, ours))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_decoder_that_was_made_one_after_the_patch_is_computed_as_one():
+    theirs, ours = twins("BertModel", attn_implementation="eager")
+    given = arguments("BertModel", labels=False)
+    theirs.eval(), ours.eval()
+    with torch.no_grad():
+        ours(**given)
+        theirs.config.is_decoder = ours.config.is_decoder = True
+        expected, got = (model(**given).last_hidden_state for model in (theirs, ours))
+    torch.testing.assert_close(got, expected)
+
+
+def test_what_is_said_of_a_pass_is_said_once_whatever_its_length(caplog):
+    _, ours = twins("BertModel")
+    for length in (3, 4, 5):
+        ids = torch.randint(5, 50, (2, length))
+        with torch.no_grad():
+            ours(ids, attention_mask=torch.ones(length).long())
+            ours(ids, position_ids=torch.zeros(1, 1, dtype=torch.int64))
+    said = [record.message for record in caplog.records if "own code" in record.message]
+    assert len(said) == len(set(said)) <= 2
+
+
+def test_a_packed_batch_is_for_our_models():
+    _, ours = twins("BertModel")
+    with pytest.raises(InputError, match="got a PackedBatch"):
+        ours(fastbert.PackedBatch.from_sequences([[5, 6]]))
+
+
+def test_the_first_pass_under_another_default_device():
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel", labels=False)
+    with torch.no_grad():
+        expected = theirs(**given).last_hidden_state
+        with torch.device("meta"):
+            got = ours(**given).last_hidden_state
+    assert_same({"x": got}, {"x": expected}, "prefix")
+
+
+@pytest.mark.parametrize("name", ["BertLMHeadModel", "RobertaForCausalLM"])
+def test_the_loss_of_next_words_reads_pads(name, only_ours):
+    theirs, ours = kin(name)
+    ids = torch.randint(5, 50, (4, 9))
+    mask = (torch.arange(9) >= torch.tensor([0, 4, 6, 2])[:, None]).long()
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    torch.testing.assert_close(ours(**given).loss, theirs(**given).loss, rtol=1e-4, atol=1e-4)

@@ -402,3 +402,25 @@ def test_ids_that_stand_for_those_that_are_not_given(change):
     wanted = theirs(**given)
     assert_same(ours(**given), wanted, "prefix")
     assert (plain - wanted[0])[hf.masks()["prefix"].bool()].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("first", ["adapter", "patch"])
+def test_an_adapter_in_the_place_of_a_norm_is_transformers_affair(first, caplog):
+    peft = pytest.importorskip("peft")
+    if not hasattr(peft, "LNTuningConfig"):
+        pytest.skip("this peft has no adapters of norms")
+    theirs, ours = twins("BertModel")
+
+    def adapted(model):
+        return peft.get_peft_model(model, peft.LNTuningConfig(target_modules=["LayerNorm"]))
+
+    given = arguments("BertModel", labels=False)
+    with torch.no_grad():
+        expected = theirs(**given).last_hidden_state
+        if first == "patch":
+            ours = adapted(ours)
+        else:
+            ours = fastbert.patch(adapted(fastbert.interop.patch.unpatch(ours)))
+        got = ours(**given).last_hidden_state
+    assert "LNTuningLayer" in caplog.text
+    assert_same({"x": got}, {"x": expected}, "prefix")

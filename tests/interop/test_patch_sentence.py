@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import hf_parity as hf
+import numpy as np
 import pytest
 import torch
 from tiny_bert import save as save_tiny
@@ -43,3 +44,24 @@ def test_features_that_a_loss_encodes_twice(tmp_path, only_ours):
         values.append(loss(features, None))
         only_ours()
     hf.assert_near(values[1], values[0], torch.float32, "loss")
+
+
+@pytest.mark.parametrize("mode", ["mean", "mean_sqrt_len_tokens", "weightedmean", "max", "cls"])
+def test_poolings_know_no_neighbours(mode, tmp_path):
+    """`batch_invariant` holds for what a pooling sums over padded tokens, too."""
+    try:
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    except ImportError:
+        from sentence_transformers.models import Pooling, Transformer
+    torch.manual_seed(0)
+    encoder = Transformer(str(save_tiny(tmp_path, "BertModel")))
+    model = st.SentenceTransformer(modules=[encoder, Pooling(32, mode)], device="cpu")
+    fastbert.patch(model)
+    words = " ".join(TEXTS).split()
+    texts = [" ".join(words[i % 5 : i % 5 + n]) for i, n in enumerate((1, 3, 5, 8, 9, 13, 17, 21))]
+    usual = model.encode(texts)
+    with fastbert.batch_invariant():
+        alone = np.concatenate([model.encode([text]) for text in texts])
+        together = model.encode(texts, batch_size=8)
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_allclose(together, usual, rtol=1e-5, atol=1e-5)

@@ -16,6 +16,7 @@ from torch import nn
 import fastbert
 from fastbert.errors import BackendError
 from fastbert.interop.sentence_encoder import SentenceEncoder
+from fastbert.ops._invariant import trusted
 
 LENGTHS = (1, 2, 3, 5, 16, 17, 31, 64)
 # Large enough that torch's products change their order between batches: see test_without_the_mode.
@@ -200,7 +201,7 @@ def test_what_cannot_hold_is_refused_in_one_sentence():
         _refused(lambda: by_torch(**hf.inputs()), "the largest number of the whole batch", "linear_dynamic")
     given = {"input_ids": hf.inputs()["input_ids"], "attention_mask": hf.masks()["left"]}
     _refused(lambda: fastbert.patch(theirs)(**given), "left padding")
-    _refused(lambda: fastbert.patch(theirs, pads="computed")(**given), "padded path")
+    _refused(lambda: fastbert.patch(theirs, pads="computed")(**given), 'pads="zeros"')
     theirs.encoder.layer[0].attention.self.register_forward_hook(lambda *_: None)
     _refused(lambda: theirs(**hf.inputs()), "transformers' own code")
     _refused(lambda: F.linear(torch.empty(2, 3, device="meta"), torch.empty(4, 3, device="meta")), "on meta")
@@ -212,3 +213,44 @@ def test_the_mode_ends_with_the_block():
         x @ x
     assert (x @ x).shape == (3, 3)
     assert not fastbert.ops.is_batch_invariant()
+
+
+SUMS = {
+    "sum": lambda x: x.sum(1),
+    "kept": lambda x: torch.sum(x, dim=[-2], keepdim=True),
+    "wide": lambda x: x.sum(1, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_tokens_do_not_see_zeros_behind_them(name, dtype):
+    x = torch.randn(3, 29, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = SUMS[name](x.double()).to(torch.float64)
+    with fastbert.batch_invariant():
+        sums = [SUMS[name](F.pad(x, (0, 0, 0, pads))) for pads in (0, 1, 7, 35)]
+    for got in sums:
+        assert got.dtype == SUMS[name](x).dtype
+        torch.testing.assert_close(got, sums[0], rtol=0, atol=0)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_means_over_tokens_and_other_sums_are_torchs():
+    x = torch.randn(3, 5, 7)
+    with fastbert.batch_invariant():
+        for function in (torch.sum, torch.mean):
+            for dim in (None, 0, 1, -1, (0, 1), [1]):
+                got = function(x) if dim is None else function(x, dim)
+                with trusted():
+                    expected = function(x) if dim is None else function(x, dim)
+                torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid_, torch.Tensor.tanh_, lambda x: F.silu(x, inplace=True)])
+def test_functions_in_place_change_what_they_are_given(function):
+    x, expected = torch.linspace(-2, 2, 33)[None], torch.linspace(-2, 2, 33)[None]
+    function(expected)
+    with fastbert.batch_invariant():
+        got = function(x)
+    assert got is x
+    torch.testing.assert_close(x, expected)
