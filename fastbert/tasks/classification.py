@@ -43,7 +43,8 @@ class Classification(TextTask):
     def restore(self, config: BertConfig) -> None:
         """Takes the order of the classes from a model that names them: published ones have MNLI's in any order.
 
-        Warns of a model whose classes have names of their own, as one of another task has.
+        Warns of a model whose classes have names of their own, as one of another task has, and of one that names none
+        of three or more.
 
         Raises:
             CheckpointError: these are of another number.
@@ -56,7 +57,17 @@ class Classification(TextTask):
                 self.labels = tuple(self.labels[i] for i in order)
                 self.label_names = self.label_names and tuple(self.label_names[i] for i in order)
                 return
-        if not self.labels or all(re.fullmatch(r"label_\d+", name) for name in names):
+        if not self.labels:
+            return
+        if all(re.fullmatch(r"label_\d+", name) for name in names):
+            if len(names) == len(type(self).labels) > 2:  # of two, the order is hardly ever another
+                logging.getLogger("fastbert").warning(
+                    "expected a model that names its classes, got %s: they are taken in the task's order, %s, which "
+                    "published models of %s do not all have",
+                    shorten(", ".join(names)).upper(),
+                    ", ".join(self.labels),
+                    self.name,
+                )
             return
         expected = f"expected a model whose classes are {', '.join(self.label_names or self.labels)}"
         if len(names) != len(self.labels):

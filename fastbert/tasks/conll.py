@@ -19,6 +19,7 @@ from .conll_words import check_tags, check_words
 from .files import read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import expected, in_scheme_of, is_tag, letters_of
+from .typed import check_typed
 
 DOCUMENT = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")
@@ -55,7 +56,12 @@ class _Block:
     columns: list[list[str]] = field(default_factory=list)
 
 
-def _blocks(path: str | os.PathLike) -> Iterator[_Block]:
+def _blocks(path: str | os.PathLike, documents: bool = True) -> Iterator[_Block]:
+    """The sentences of a file.
+
+    Args:
+        documents: -DOCSTART- opens a document, where else it is a word.
+    """
     block, unread = _Block([], None, None), BadRows(skip=True)
     for number, line in read_lines(path, unread):
         _mark_broken(block, unread)
@@ -64,7 +70,7 @@ def _blocks(path: str | os.PathLike) -> Iterator[_Block]:
             if whole:
                 yield block
             block = _Block([], block.document, None if whole else block.opening)
-        elif _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == DOCUMENT:
+        elif documents and _opens(line):
             if block.lines or block.broken:
                 yield block
             block = _Block([], 0 if block.document is None else block.document + 1, line)
@@ -73,6 +79,10 @@ def _blocks(path: str | os.PathLike) -> Iterator[_Block]:
     _mark_broken(block, unread)
     if block.lines or block.broken:
         yield block
+
+
+def _opens(line: str) -> bool:
+    return _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == DOCUMENT
 
 
 def _mark_broken(block: _Block, unread: BadRows) -> None:
@@ -107,14 +117,19 @@ class _Table:
     labelled: bool
 
 
-def _table(path: str | os.PathLike) -> _Table:
+def _table(path: str | os.PathLike, words: Iterable[str] = ()) -> _Table:
     """Reads a file.
+
+    Args:
+        words: that it is known to have. Blanks within one say that tabs part the columns, and where a data-set hub's
+            -DOCSTART- is one, it opens no document.
 
     Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them, and
     JNLPBA's ``###MEDLINE:95369245``; a line that has a tag is none, for # may be a word.
     """
-    blocks = list(_blocks(path))
-    tabs = by_tabs(blocks)
+    words = set(words)
+    blocks = list(_blocks(path, documents=not any(map(_opens, words))))
+    tabs = any(" " in word for word in words) or by_tabs(blocks)
     lines = [[(line, split(line, tabs)) for _, line in block.lines] for block in blocks]
     columns = [found for block in lines for _, found in block]
     first = columns[0] if columns else ()
@@ -131,9 +146,9 @@ def _table(path: str | os.PathLike) -> _Table:
         return (line.count("\t") + 1 if tabs else len(found)) != width
 
     for block, pairs in zip(blocks, lines, strict=True):
-        words = list(itertools.dropwhile(is_comment, pairs))
-        block.lines = block.lines[len(pairs) - len(words) :]
-        block.columns = [found for _, found in words]
+        kept = list(itertools.dropwhile(is_comment, pairs))
+        block.lines = block.lines[len(pairs) - len(kept) :]
+        block.columns = [found for _, found in kept]
     return _Table([block for block in blocks if block.lines or block.broken], tabs, width, letters, labelled)
 
 
@@ -149,6 +164,8 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in table.blocks), strict=True)]
+    if os.fspath(path) == "-":
+        check_typed(lines, columns, table.labelled, WORDS)
     check_words(called(path), lines, columns)
     if not ignore_tags:
         check_tags(called(path), lines, columns)
@@ -171,10 +188,10 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
 
 def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool) -> list[Sentence]:
     """Sentences as data-set hubs have them: lists of words and of tags, and maybe the document that they are of."""
-    rows, documents = [], 0
+    found, documents = [], 0
     before = None
     records = list(numbered(read_records(path, bad_rows), bad_rows))
-    letters = letters_of(found for _, record in records if (found := _named_tags(record)) is not None)
+    letters = letters_of(named for _, record in records if (named := _named_tags(record)) is not None)
     for index, record in records:
         document = record.values.get("document_id")
         documents, before = documents + (index > 0 and document != before), document
@@ -183,11 +200,11 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
         except ValueError as error:
             bad_rows.refuse(f"{record.where}: {error}")
             continue
-        lines = _lines(words, tags)
-        rows.append(Sentence(str(index), words, tags, lines, None if document is None else documents))
-    if not rows:
+        found.append((str(index), words, tags, None if document is None else documents))
+    if not found:
         raise bad_rows.none_left(path, "sentences")
-    return rows
+    separator = _separator_of(words for _, words, *_ in found)
+    return [Sentence(name, words, tags, _lines(words, tags, separator), of) for name, words, tags, of in found]
 
 
 def _words_and_tags(record: Record, letters: str, ignore_tags: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -272,7 +289,7 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     Raises:
         DataError: other sentences or words, or something else for a tag.
     """
-    table = _table(path)
+    table = _table(path, itertools.chain.from_iterable(sentence.texts for sentence in sentences))
     blocks, tabs = table.blocks, table.tabs
     for block in blocks:
         if block.broken:
@@ -301,19 +318,22 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     return predictions
 
 
-def _as_sentence(row: Row) -> Sentence:
+def _as_sentence(row: Row, separator: str) -> Sentence:
     """A row that came from no file gets the columns word and tag."""
     if isinstance(row, Sentence):
         return row
-    return Sentence(row.id, row.texts, row.label, _lines(row.texts, row.label))
+    return Sentence(row.id, row.texts, row.label, _lines(row.texts, row.label, separator))
 
 
-def _lines(words: Sequence[str], tags: Sequence[str] | None) -> tuple[str, ...]:
-    """Lines of a sentence that no file of columns has. Where a word holds blanks, tabs part the columns."""
-    if tags is None:
-        return tuple(words)
-    separator = "\t" if any(" " in word for word in words) else " "
-    return tuple(map(separator.join, zip(words, tags, strict=True)))
+def _separator_of(sentences: Iterable[Sequence[str]]) -> str:
+    """What parts the columns of a file of these words: tabs where one holds blanks, in all lines, since a reader
+    decides for a whole file."""
+    return "\t" if any(" " in word for words in sentences for word in words) else " "
+
+
+def _lines(words: Sequence[str], tags: Sequence[str] | None, separator: str) -> tuple[str, ...]:
+    """Lines of a sentence that no file of columns has."""
+    return tuple(words) if tags is None else tuple(map(separator.join, zip(words, tags, strict=True)))
 
 
 def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -322,17 +342,19 @@ def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]])
     The tags follow the scheme of the file's own, IOB2 where it has none.
     """
     predictions = in_scheme_of(sentences, predictions)
-    for sentence, tags in zip(map(_as_sentence, sentences), predictions, strict=True):
+    separator = _separator_of(sentence.texts for sentence in sentences)
+    for row, tags in zip(sentences, predictions, strict=True):
+        sentence = _as_sentence(row, separator)
         if sentence.opening is not None:
             yield f"{sentence.opening}{_separator(sentence.opening)}O"
             yield ""
-        yield from _with_tags(sentence, tags)
+        yield from _with_tags(sentence, tags, separator)
         yield ""
 
 
-def _with_tags(sentence: Sentence, tags: Sequence[str]) -> Iterable[str]:
+def _with_tags(sentence: Sentence, tags: Sequence[str], separator: str) -> Iterable[str]:
     if sentence.lines == sentence.texts:  # no columns, so that blanks are the words' own
-        return _lines(sentence.texts, tags)
+        return _lines(sentence.texts, tags, separator)
     return [line.rstrip(" \t") + _separator(line) + tag for line, tag in zip(sentence.lines, tags, strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 MAX_LINES = 1000
@@ -21,6 +22,9 @@ def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iter
     whose quotes never close, which costs its first line alone; None for a line whose number is missing among ``lines``,
     because it was refused before: it was a row too.
 
+    Of a header of one column a line without a quote at its beginning is the text as it stands, commas too: people write
+    such files by hand. So is one whose quotes break CSV's rules.
+
     Args:
         lines: of the file with their numbers, the header's first.
     """
@@ -33,9 +37,11 @@ def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iter
             continue
         # Quotes within a field that has none around it are plain characters, so that only a reader that goes through
         # the fields can say where a row ends.
-        fields, taken = _next_row(lines[i][1] for i in range(at, min(at + MAX_LINES, len(lines))))
+        following = (lines[i][1] for i in range(at + 1, min(at + MAX_LINES, len(lines))))
+        read_row = _lone_row if len(header) == 1 else _next_row
+        fields, taken = read_row(itertools.chain([text], following))
         if not fields:
-            fields, taken = _loose_row(text), 1
+            fields, taken = [text] if len(header) == 1 else _loose_row(text), 1
         at += taken
         yield number, dict(zip(header, map(str.strip, fields), strict=True)) if len(fields) == len(header) else {}
 
@@ -44,6 +50,15 @@ def _next_row(lines: Iterable[str]) -> tuple[list[str], int]:
     """The fields of the row that begins with these lines, and how many it takes; none where they break CSV's rules."""
     reader = csv.reader((line + "\n" for line in lines), strict=True)
     return _next(reader), reader.line_num
+
+
+def _lone_row(lines: Iterator[str]) -> tuple[list[str], int]:
+    """The same as `_next_row` of a file of one column. Blanks around the quotes are none of the text's."""
+    text = next(lines)
+    if not text.lstrip().startswith('"'):
+        return [text], 1
+    fields, taken = _next_row([text.strip()])
+    return (fields, taken) if fields else _next_row(itertools.chain([text.lstrip()], lines))
 
 
 def _loose_row(text: str) -> list[str]:

@@ -2,15 +2,15 @@
 .parquet.
 
 Such a file is known by its form: JSON lines, Parquet, comma-separated, with a column ``idx``, or with names of columns
-that the authors' own files do not have. Labels are the words of the task or their numbers, in the order that the file
-names or that of GLUE's publication; -1 says that there is none.
+that the authors' own files do not have (``label``, where theirs is called otherwise). Labels are the words of the task
+or their numbers, in the order that the file names or that of GLUE's publication; -1 says that there is none.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .bad_rows import called, numbered
@@ -42,10 +42,10 @@ def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Rec
             continue
         if index == 0:
             names = _labels(task)
-            task.label_columns = LabelColumns(record.where, names, tuple(record.values))
+            task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
             _say_if_unknown(task, path, next((record.names[name] for name in names if name in record.names), ()))
         try:
-            row = _row(task, index, record.values, record.names)
+            row = _row(task, index, record)
             task.check_id(row.id, seen)
         except ValueError as error:
             task.bad_rows.refuse(f"{record.where}: {error}")
@@ -71,7 +71,7 @@ def read_table_of_hub(
     return exported_rows(task, path, records)
 
 
-def _forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
+def text_forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
     """The names that the text columns may have, the task's own first."""
     return (task.text_columns, *(SINGLE if len(task.text_columns) == 1 else PAIRS))
 
@@ -94,11 +94,15 @@ def _table(
     written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
     # GLUE's diagnostic set with its labels has Premise, Hypothesis, Label; spreadsheets like capitals too.
     for header in (written, [name.lower() for name in written]):
-        form = next((form for form in _forms(task) if set(form) <= set(header)), None)
+        form = next((form for form in text_forms(task) if set(form) <= set(header)), None)
         if form is not None:
             break
     official = tabs and header is written and "idx" not in header and form == task.text_columns
-    if form is None or len(header) < 2 or official:
+    # The task's own name of the labels' column tells its files from hubs', which call it label whatever the task.
+    official = official and (task.label_column in header or "label" not in header)
+    # One column in a .csv has CSV's quotes as well; elsewhere its lines are texts as they stand.
+    lone = len(header) < 2 and not path.lower().endswith(".csv")
+    if form is None or lone or official:
         return None
     used = [next((name for name in names if name in header), form[0]) for names in (_labels(task), id_names(task))]
     check_once((*form, *used), header, f"{path}, line {first[0]}")
@@ -123,17 +127,20 @@ def _unquoted(field: str) -> str:
     return inner.replace('""', '"')
 
 
-def _row(task: TextTask, index: int, values: dict[str, Any], names: Mapping[str, Sequence[str]]) -> Row:
-    form = next((form for form in _forms(task) if set(form) <= set(values)), None)
+def _row(task: TextTask, index: int, record: Record) -> Row:
+    values, forms = record.values, text_forms(task)
+    # A null text is an empty one: every row of a test file must be answered, half a pair too.
+    columns = {*values, *record.nulls}
+    form = next((form for there in (set(values), columns) for form in forms if set(form) <= there), None)
     if form is None:
         got = ", ".join(map(str, values)) or "another number of columns, or a quote that is not closed"
-        raise ValueError(f"expected the columns {', '.join(_forms(task)[0])}, got {shorten(got)}")
-    texts = [values[name] for name in form]
+        raise ValueError(f"expected the columns {', '.join(forms[0])}, got {shorten(got)}")
+    texts = [values.get(name, "") for name in form]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"expected texts in {', '.join(form)}, got {shorten(repr(texts))}")
     texts = tuple(text.strip() for text in texts)
     column = next((name for name in _labels(task) if name in values), None)
-    label = None if column is None else _label(task, values[column], names.get(column, ()))
+    label = None if column is None else _label(task, values[column], record.names.get(column, ()))
     label = None if label is None else task.answer(label)
     task.check_texts(texts, labelled=label is not None)
     name = next((values[name] for name in id_names(task) if name in values), index)
@@ -163,8 +170,11 @@ def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
         return text
     if number is not None and number < len(words):
         return words[number]
-    called = [name.lower() for name in getattr(type(task), "label_names", None) or ()]
-    return words[called.index(text.lower())] if text.lower() in called else text
+    for own in (words, getattr(type(task), "label_names", None) or ()):
+        lower = [name.lower() for name in own]
+        if text.lower() in lower:
+            return words[lower.index(text.lower())]
+    return text
 
 
 def _say_if_unknown(task: TextTask, path: str | os.PathLike, names: Sequence[str]) -> None:

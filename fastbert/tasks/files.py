@@ -9,7 +9,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,9 +62,16 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
         yield number, text
 
 
-def read_json_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[tuple[int, dict]]:
-    """Objects of a JSON-lines file with their line numbers; empty lines are passed over, others are bad rows."""
-    for number, line in read_lines(path, bad_rows):
+def read_json_lines(
+    path: str | os.PathLike, bad_rows: BadRows = STRICT, lines: Iterable[tuple[int, str]] | None = None
+) -> Iterator[tuple[int, dict]]:
+    """Objects of a JSON-lines file with their line numbers; empty lines are passed over, others are bad rows.
+
+    Args:
+        lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
+    """
+    where = called(path)
+    for number, line in read_lines(path, bad_rows) if lines is None else lines:
         if not line.strip():
             continue
         try:
@@ -71,10 +79,10 @@ def read_json_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iter
             if _SURROGATE.search(line):
                 check_text(json.dumps(row, ensure_ascii=False))
         except (ValueError, RecursionError) as error:
-            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {getattr(error, 'msg', error)}")
+            bad_rows.refuse(f"{where}, line {number}: expected a JSON object, got {getattr(error, 'msg', error)}")
             continue
         if not isinstance(row, dict):
-            bad_rows.refuse(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}")
+            bad_rows.refuse(f"{where}, line {number}: expected a JSON object, got {type(row).__name__}")
             continue
         yield number, row
 
@@ -121,9 +129,14 @@ def of_rows(found: Mapping[str, Any], rows: Sequence, path: str | os.PathLike, b
     what the file predicts for them.
 
     Raises:
-        DataError: a row without a prediction; a prediction for no row.
+        DataError: two rows of one id; a row without a prediction; a prediction for no row.
     """
-    known = {row.id for row in rows}
+    known = Counter(row.id for row in rows)
+    twice = next((name for name, count in known.items() if count > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"{path}: expected every row's id once, by which predictions are told apart, got {shorten(twice)} twice"
+        )
     missing = [row.id for row in rows if row.id not in found]
     unknown = [] if bad_rows.reasons else [name for name in found if name not in known]
     if missing or unknown:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DataError, InputError
-from .bad_rows import STRICT, BadRows
-from .files import check_text, load_json, read_json_lines
+from .bad_rows import STRICT, BadRows, called
+from .files import check_text, load_json, read_json_lines, read_lines
 from .tables import check_once
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -27,11 +27,19 @@ class Record:
         where: the file and the line or row, for messages; both count from 1.
         values: by column, without those that are null.
         names: what the numbers of a column mean, where the file says so.
+        nulls: the columns that are there and null in this row.
     """
 
     where: str
     values: dict[str, Any]
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, where: str, values: dict[str, Any], names: dict[str, tuple[str, ...]] | None = None) -> Record:
+        """From all columns, null or not."""
+        given = {key: value for key, value in values.items() if value is not None}
+        return cls(where, given, names or {}, tuple(key for key in values if key not in given))
 
 
 def is_hub_file(path: str | os.PathLike) -> bool:
@@ -50,10 +58,33 @@ def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterato
     if os.fspath(path).lower().endswith(PARQUET):
         yield from _parquet(path, bad_rows)
         return
-    listed = _is_list(path)
-    for number, values in _objects(path, bad_rows) if listed else read_json_lines(path, bad_rows):
-        values = {key: value for key, value in values.items() if value is not None}
-        yield Record(f"{path}, {'object' if listed else 'line'} {number}", values)
+    if _is_list(path):
+        yield from list_records(path, load_json(path)[0], bad_rows)
+    else:
+        yield from line_records(path, read_lines(path, bad_rows), bad_rows)
+
+
+def line_records(
+    path: str | os.PathLike, lines: Iterable[tuple[int, str]], bad_rows: BadRows = STRICT
+) -> Iterator[Record]:
+    """The rows of lines of JSON with their numbers."""
+    for number, values in read_json_lines(path, bad_rows, lines):
+        yield Record.of(f"{called(path)}, line {number}", values)
+
+
+def list_records(path: str | os.PathLike, values: list, bad_rows: BadRows = STRICT) -> Iterator[Record]:
+    """The rows of a list of JSON, which count from 1; what is no object is a bad row."""
+    for number, value in enumerate(values, 1):
+        where = f"{called(path)}, object {number}"
+        got = None if isinstance(value, dict) else type(value).__name__
+        try:
+            check_text(json.dumps(value, ensure_ascii=False))
+        except ValueError as error:
+            got = error
+        if got is None:
+            yield Record.of(where, value)
+        else:
+            bad_rows.refuse(f"{where}: expected a JSON object, got {got}")
 
 
 def class_number(value: Any, names: Sequence[str] = ()) -> int | None:
@@ -78,21 +109,6 @@ def _is_list(path: str | os.PathLike) -> bool:
         return file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
-def _objects(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[tuple[int, dict]]:
-    """The objects of a file that is one list, with their numbers from 1; others are bad rows."""
-    values, _ = load_json(path)
-    for number, value in enumerate(values, 1):
-        got = None if isinstance(value, dict) else type(value).__name__
-        try:
-            check_text(json.dumps(value, ensure_ascii=False))
-        except ValueError as error:
-            got = error
-        if got is None:
-            yield number, value
-        else:
-            bad_rows.refuse(f"{path}, object {number}: expected a JSON object, got {got}")
-
-
 def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
     try:
         import pyarrow
@@ -115,7 +131,7 @@ def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
                         got = f"0x{error.object[error.start]:02x} at byte {error.start + 1} of a text"
                         bad_rows.refuse(f"{where}: expected UTF-8, got {got}")
                         continue
-                    yield Record(where, {key: value for key, value in values.items() if value is not None}, names)
+                    yield Record.of(where, values, names)
     except (pyarrow.ArrowException, OSError) as error:
         # What the operating system says of a path is no matter of the format.
         if isinstance(error, OSError) and error.errno is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from collections.abc import Sequence
 
 from .bad_rows import called
 from .base import Row
@@ -25,6 +27,10 @@ class STSB(Regression):
     bare_columns = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
     extra_columns = True
     low, high = 0.0, 5.0
+
+    def is_bare(self, fields: Sequence[str]) -> bool:
+        """Whether ``year`` is one (2012test, 2013): GLUE's rows without their header have as many columns and more."""
+        return re.match("[0-9]{4}", fields[self.bare_columns.index("year")].strip()) is not None
 
     def read(self, path: str | os.PathLike) -> list[Row]:
         """Warns of scores that are shares of 5, as sentence-transformers' export has them: they are on the scale."""

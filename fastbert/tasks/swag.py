@@ -17,7 +17,7 @@ from .base import Example, LabelColumns, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten
-from .hub_files import is_hub_file, read_records
+from .hub_files import class_number, is_hub_file, read_records
 from .tables import check_once
 from .transforms import example, parts_of, with_next_words
 
@@ -217,8 +217,11 @@ def _regular(index: int, values: dict[str, str]) -> Row:
 
 
 def _label(text: str | None) -> str | None:
-    """-1 is how data-set hubs write that there is none."""
-    return None if text in ("", "-1") else text
+    """-1 is how data-set hubs write that there is none; pandas writes numbers with gaps between them as 2.0."""
+    if text is None or text in ("", "-1", "-1.0"):
+        return None
+    number = class_number(text)
+    return text if number is None else str(number)
 
 
 def _full(index: int, values: dict[str, str]) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
@@ -48,6 +48,7 @@ def read_table(
     *,
     bare: Sequence[Sequence[str]] = (),
     form: str = "a tab-separated file",
+    is_bare: Callable[[Sequence[str]], bool] = lambda fields: True,
     extra: bool = False,
     bad_rows: BadRows = STRICT,
     lines: Iterator[tuple[int, str]] | None = None,
@@ -60,7 +61,8 @@ def read_table(
         optional: columns to keep where there are such; others are dropped (MNLI's parse trees are most of its file).
         bare: the columns of files without header, where a task has such; they differ in their number.
         form: what messages call a file with a header.
-        extra: a row may have more columns than the header names; they are left out.
+        is_bare: of a first line of as many fields as the first of ``bare`` has, whether it is of that form.
+        extra: rows of the first of ``bare`` may have more columns than it names; they are left out.
         bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
         lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
 
@@ -77,12 +79,14 @@ def read_table(
     columns = tuple(name.strip() for name in first[1].split("\t"))
     pending = []
     if not set(needed) <= set(columns):
-        found = next((one for one in bare if _fits(columns, one, extra)), None)
+        first_bare = bare and _fits(columns, bare[0], extra) and is_bare(columns)
+        found = bare[0] if first_bare else next((one for one in bare[1:] if _fits(columns, one, False)), None)
         if found is None:
             raise DataError(
                 f"{path}, line {first[0]}: expected {_expected(needed, bare, form)}, got {shorten(first[1])!r}"
             )
         columns, pending = tuple(found), [first]
+    extra = extra and bool(pending) and columns == tuple(bare[0])
     kept = tuple(name for name in (*needed, *optional) if name in columns)
     check_once([name for name in kept if name in needed], columns, f"{path}, line {first[0]}")
     at = [columns.index(name) for name in kept]

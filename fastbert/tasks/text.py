@@ -5,18 +5,19 @@ from __future__ import annotations
 import abc
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from .bad_rows import called
 from .base import Example, LabelColumns, Row, Task
 from .encoding import encode_texts
-from .exported import exported_rows, id_names, read_table_of_hub
+from .exported import exported_rows, id_names, read_table_of_hub, text_forms
 from .files import atomic_write, of_rows, read_lines
-from .hub_files import is_hub_file, read_records
+from .hub_files import Record, is_hub_file, read_records
 from .tables import check_once, read_table
 from .transforms import example, parts_of, with_next_words
+from .typed import read_typed
 
 if TYPE_CHECKING:
     from ..config import BertConfig
@@ -34,7 +35,7 @@ class TextTask(Task):
         id_column: the column that names a row in the authors' files; one that `exported.id_names` has does so too, and
             without any rows are numbered from 0.
         bare_columns: the columns of files without a header; empty where the task has none.
-        extra_columns: rows may have columns after the last of these.
+        extra_columns: rows of such files may have columns after the last of these.
         features: which features of a frozen model a BiLSTM is trained on (see `feature_classifier`); None to train a
             BERT.
         feature_units: of each direction of that BiLSTM; None for 768.
@@ -70,9 +71,13 @@ class TextTask(Task):
 
     def read(self, path: str | os.PathLike) -> list[Row]:
         if is_hub_file(path):
-            return exported_rows(self, path, read_records(path, self.bad_rows))
-        # What tells the two forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
+            return self.rows_of(path, read_records(path, self.bad_rows))
+        # What tells the forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
         lines = read_lines(path, self.bad_rows)
+        if os.fspath(path) == "-":
+            records, lines = read_typed(lines, text_forms(self), self.bad_rows)
+            if records is not None:
+                return self.rows_of(path, records)
         first = next(lines, None)
         exported = None if first is None else read_table_of_hub(self, path, first, lines)
         if exported is not None:
@@ -86,6 +91,7 @@ class TextTask(Task):
             (self.label_column, *id_names(self)),
             bare=bare,
             form="a tab-separated file (or .csv)",
+            is_bare=self.is_bare,
             extra=self.extra_columns,
             bad_rows=self.bad_rows,
             lines=lines if first is None else itertools.chain([first], lines),
@@ -115,6 +121,14 @@ class TextTask(Task):
         if not rows:
             raise self.bad_rows.none_left(path, "rows")
         return rows
+
+    def rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
+        """The rows that records of a file hold; None stands for one that was refused already."""
+        return exported_rows(self, path, records)
+
+    def is_bare(self, fields: Sequence[str]) -> bool:
+        """Whether a first line of as many fields as `bare_columns` is a row of a file without header."""
+        return True
 
     def _check_bare(self, where: str, label: str) -> None:
         """The number of its columns alone says that a file without a header is the task's: RTE's are as many as CoLA's,

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..errors import InputError
 from .bad_rows import numbered
 from .base import LabelColumns, Row
 from .classification import Classification
 from .exported import id_names
 from .files import shorten
-from .hub_files import Record, class_number, is_hub_file, read_records
+from .hub_files import Record, class_number
 
 _BREAKS = re.compile(r"[\t\r\n]")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
 class TextClassification(Classification):
@@ -33,21 +35,20 @@ class TextClassification(Classification):
         self.labels = tuple(labels)
 
     def read(self, path: str | os.PathLike) -> list[Row]:
-        if is_hub_file(path):
-            rows = self._rows(path, read_records(path, self.bad_rows))
-        else:
-            rows = super().read(path)
+        rows = super().read(path)
         # Sentiments may be -1, 0 and 1; hubs give -1 to every row of a test file.
         if all(row.label == "-1" for row in rows):
             return [replace(row, label=None) for row in rows]
         return rows
 
-    def _rows(self, path: str | os.PathLike, records: Iterable[Record]) -> list[Row]:
+    def rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
         rows, seen = [], set()
         for index, record in numbered(records, self.bad_rows):
+            if record is None:
+                continue
             values = record.values
             if index == 0:
-                self.label_columns = LabelColumns(record.where, ("label",), tuple(values))
+                self.label_columns = LabelColumns(record.where, ("label",), (*values, *record.nulls))
             name = str(next((values[key] for key in id_names(self) if key in values), index)).strip()
             text, label = values.get("text", values.get("sentence")), values.get("label")
             try:
@@ -66,7 +67,13 @@ class TextClassification(Classification):
     def _label(self, value: Any, names: Sequence[str]) -> str | None:
         one = not isinstance(value, (list, dict)) and value == value  # NaN is a table's way to have none
         if one and not _BREAKS.search(str(value).strip()):
-            return self.answer(_named(value, names))
+            try:
+                label = _named(value, names)
+            except ValueError:
+                if self.predicting:
+                    return None
+                raise
+            return None if label is None else self.answer(label)
         if self.predicting:
             return None
         raise ValueError(
@@ -78,12 +85,35 @@ class TextClassification(Classification):
             self.labels = tuple(sorted({row.label for row in rows if row.label is not None}))
 
     def restore(self, config) -> None:
+        """Takes the classes of a model, in its order.
+
+        Raises:
+            InputError: a model that decides each class alone, or names that would break a line of predictions.
+        """
         super().restore(config)
         names = {int(index): name for index, name in config.id2label.items()}
+        if config.problem_type == "multi_label_classification":
+            raise InputError(f"task {self.name}: expected a model of one label a text, got a {config.problem_type}")
+        broken = next((name for name in names.values() if _BREAKS.search(name)), None)
+        if broken is not None:
+            raise InputError(
+                f"task {self.name}: expected names without tabs or line ends in the model's id2label, got {broken!r:.60}"
+            )
         self.labels = tuple(names[index] for index in sorted(names))
 
 
-def _named(label: Any, names: Sequence[str]) -> str:
-    """A class's name where the file has one."""
-    number = class_number(label, names)
-    return names[number] if number is not None and number < len(names) else str(label).strip()
+def _named(label: Any, names: Sequence[str]) -> str | None:
+    """A class's name where the file has one; None for -1, which says among numbers of names that there is none.
+
+    Raises:
+        ValueError: the number of no name.
+    """
+    number, text = class_number(label, names), str(label).strip()
+    if number is not None and number < len(names):
+        return names[number]
+    # Without names a number is a class as any other word is.
+    if not names or (isinstance(label, str) and (text in names or not _NUMBER.fullmatch(text))):
+        return text
+    if text in ("-1", "-1.0"):
+        return None
+    raise ValueError(f"expected the number of a class from 0 to {len(names) - 1}, or -1 for none, got {text}")

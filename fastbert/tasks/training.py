@@ -93,6 +93,10 @@ def prepare(
     task.configure(config)
     task.adopt(model.config)
     train_rows, dev_rows = train_rows[: config.limit_train], dev_rows[: config.limit_dev]
+    for rows, kind in ((train_rows, "training"), (dev_rows, "dev")):
+        row = next((row for row in rows if row.label is None), None)
+        if row is not None:  # it would count as wrong whatever the model says
+            raise InputError(f"task {task.name}: expected a label in every {kind} row, got none in the row {row.id}")
     check_fit(tokenizer, model.config, config.max_seqlen)
     examples = task.encode(train_rows, tokenizer, config.max_seqlen)
     dev = EvaluationSet.of(task, dev_rows, tokenizer, config.max_seqlen)

@@ -62,3 +62,18 @@ def test_long_fields_and_the_limit_of_others():
 @pytest.mark.parametrize("text", ['"a', 'a\rb,"c"'])
 def test_a_first_line_that_is_no_csv_has_no_fields(text):
     assert csv_fields(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"Hello, world"\n"two\nlines"\nlast', [(2, "Hello, world"), (3, "two\nlines"), (5, "last")]),
+        ('commas, and "quotes", as they stand\n 5" nail', [(2, 'commas, and "quotes", as they stand'), (3, '5" nail')]),
+        ('"He" said\n"never closed\nlast', [(2, '"He" said'), (3, '"never closed'), (4, "last")]),
+        (' "He said ""hi"", twice" \n"a \n b"', [(2, 'He said "hi", twice'), (3, "a \n b")]),
+        ('"one","two"\nlast', [(2,), (3, "last")]),
+    ],
+)
+def test_one_column(text, expected):
+    found = csv_records(list(enumerate(["text", *text.split("\n")], 1)), ["text"])
+    assert [(number, *values.values()) for number, values in found] == expected

@@ -84,6 +84,15 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
         ("sst2", "a.jsonl", '{"sentence": "A", "label": "Positive"}\n', [Row("0", ("A",), "1")]),
         ("cola", "a.csv", "sentence,label,idx\nA,unacceptable,4\n", [Row("4", ("A",), "0")]),
         ("rte", "a.csv", "sentence1,sentence2,label\nA,B,1.0\n", [Row("0", ("A", "B"), "not_entailment")]),
+        (
+            "mnli",
+            "a.jsonl",
+            '{"premise": "A", "hypothesis": "B", "label": "Neutral"}\n',
+            [Row("0", ("A", "B"), "neutral")],
+        ),
+        # The task's own text columns, and the label as hubs call it.
+        ("stsb", "a.tsv", "sentence1\tsentence2\tlabel\nA\tB\t2.5\n", [Row("0", ("A", "B"), 2.5)]),
+        ("mnli", "a.tsv", "sentence1\tsentence2\tlabel\nA\tB\t1\n", [Row("0", ("A", "B"), "neutral")]),
         ("qqp", "a.jsonl", '{"question1": "A", "question2": "B", "label": true}\n', [Row("0", ("A", "B"), "1")]),
         # Quora's own file.
         (
@@ -267,7 +276,8 @@ def test_similarities_of_0_to_1_are_told(read, caplog):
             "category\tprompt\ta\tb\tc\td\tlabel\nx\tA\ta\tb\tc\td\t0\n",
             "of CODAH's 7 columns .* 0 to 3, got 'label'",
         ),
-        ("stsb", "a\tb\tc\td\te\tf\tg\n", "of 7 columns .* expected a number from 0 to 5, got 'e'"),
+        ("stsb", "a\tb\t2012\td\te\tf\tg\n", "of 7 columns .* expected a number from 0 to 5, got 'e'"),
+        ("stsb", "a\tb\tc\td\t1\tf\tg\n", "expected the header .* or 7 columns without a header"),
     ],
 )
 def test_a_file_of_as_many_columns_is_not_the_tasks(read, task, content, reason):
@@ -439,3 +449,56 @@ def test_conll_in_its_many_forms(content, words, tags, end, read):
 def test_conll_that_cannot_be_read_is_named(content, reason, read):
     with pytest.raises(DataError, match=reason):
         read("ner", content, "eng.txt")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "header"),
+    [
+        ("sst2", "a.csv", "sentence"),
+        ("sst2", "A.CSV", '"text"'),
+        ("cola", "a.csv", "Sentence"),
+        ("text-classification", "a.csv", "text"),
+    ],
+)
+def test_a_csv_of_one_column(task, name, header, read):
+    content = f'{header}\n"Hello, world"\n"two\nlines"\nplain, with a comma\n"He" said\n'
+    rows = read(task, content.encode(), name)
+    assert [row.texts for row in rows] == [("Hello, world",), ("two\nlines",), ("plain, with a comma",), ('"He" said',)]
+    with pytest.raises(DataError, match=f"{name}, line 2: expected the columns"):
+        read(task, f'{header}\n"one","two"\n'.encode(), name)
+    # Under another name quotes are characters.
+    if header == "sentence":
+        assert read(task, content.encode(), "a.tsv")[0].texts == ('"Hello, world"',)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet"])
+def test_half_a_pair_that_is_null_is_an_empty_one(form, read):
+    values = [{"sentence1": "A", "sentence2": "B", "label": 0}, {"sentence1": "A", "sentence2": None, "label": 1}]
+    values.append({"sentence1": None, "sentence2": None, "label": 1})
+
+    def content(count):
+        lines = "".join(json.dumps(value) + "\n" for value in values[:count])
+        return {"parquet": parquet(values[:count]), "jsonl": lines.encode()}.get(
+            form, json.dumps(values[:count]).encode()
+        )
+
+    task = registry.get("rte")
+    with pytest.raises(DataError, match=" 2: expected a text in every text column, got an empty one"):
+        read(task, content(2), f"test.{form}")
+    task.predicting = True
+    assert [row.texts for row in read(task, content(2), f"test.{form}")] == [("A", "B"), ("A", "")]
+    with pytest.raises(DataError, match=" 3: expected a text in every text column, got an empty one"):
+        read(task, content(3), f"test.{form}")
+
+
+def test_texts_under_two_names_of_which_one_is_null(read):
+    content = b'{"sentence": null, "text": "A", "label": 1}\n{"sentence": "B", "text": null, "label": 0}\n'
+    assert [row.texts for row in read("sst2", content, "both.jsonl")] == [("A",), ("B",)]
+
+
+def test_a_column_of_labels_that_are_all_null_is_named(read, tmp_path):
+    for name, text in (("sst2", "sentence"), ("text-classification", "text")):
+        rows = read(name, f'{{"{text}": "A", "label": null}}\n'.encode(), "test.jsonl")
+        assert [row.label for row in rows] == [None]
+        with pytest.raises(DataError, match=r"test\.jsonl: expected labels in the column label, got none in all rows"):
+            read_rows(registry.get(name), tmp_path / "test.jsonl", False, labelled=True)

@@ -1,5 +1,6 @@
 """Fine-tuning: learns a trivial task, repeats itself, agrees with transformers' classifier, and knows no task."""
 
+import dataclasses
 import json
 import math
 
@@ -173,3 +174,15 @@ def test_a_full_disk_leaves_no_half_model(directory, task, tmp_path, monkeypatch
     with pytest.raises(OSError, match="No space left"):
         finetune(task, model, fastbert.load_tokenizer(directory), rows, rows, config, out=out)
     assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "config.yaml", "metrics.jsonl", "tensorboard"]
+
+
+@pytest.mark.parametrize("kind", ["training", "dev"])
+def test_rows_without_labels_are_refused(directory, task, kind):
+    """Of dev rows none was right, of training rows torch said something."""
+    rows = {"training": rows_of(8, 1), "dev": rows_of(8, 2)}
+    rows[kind][5] = dataclasses.replace(rows[kind][5], id="x5", label=None)
+    given = (task, task.model(directory), fastbert.load_tokenizer(directory), *rows.values())
+    with pytest.raises(InputError, match=f"task sst2: expected a label in every {kind} row, got none in the row x5"):
+        finetune(*given, FinetuneConfig(epochs=1, max_seqlen=16))
+    limits = {"limit_train": 5, "limit_dev": 5}  # the others are not looked at
+    assert finetune(*given, FinetuneConfig(epochs=1, max_seqlen=16, **limits)).history

@@ -134,6 +134,28 @@ def test_the_similarity_benchmarks_own_files(write):
     assert registry.get("stsb").read(path) == [Row("0", ('"So', "Thus"), 4.5), Row("1", ("A", "B"), 0.0)]
 
 
+@pytest.mark.parametrize("kind", [LABELLED, UNLABELLED])
+@pytest.mark.parametrize("path", ["file", "-"])
+def test_glues_similarities_without_their_header_are_not_the_benchmarks(kind, path, write, monkeypatch):
+    """They have its seven columns and more: the score was taken from the number, or a text from the year."""
+    content = kind["stsb"][0].split(b"\n", 1)[1]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    for predicting in (False, True):
+        task = registry.get("stsb")
+        task.predicting = predicting
+        with pytest.raises(DataError, match=r"line 1: expected the header .* 'sentence1', 'sentence2', or 7 columns"):
+            task.read(write(content) if path == "file" else path)
+
+
+def test_further_columns_of_similarities_are_the_benchmarks_alone(write, monkeypatch):
+    with pytest.raises(DataError, match="line 2: expected 3 tab-separated columns"):
+        registry.get("stsb").read(write(b"sentence1\tsentence2\tscore\nA\tB\t1\tC\n"))
+    for typed in (b"A\tB\tC\n", b"A\tB\nA\tB\tC\n"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
+        with pytest.raises(DataError, match=f"line {typed.count(10)}: expected"):
+            registry.get("stsb").read("-")
+
+
 @pytest.mark.parametrize("score", ["", "nan", "inf", "-0.1", "high"])
 def test_a_score_that_is_no_number_of_the_scale(score, write):
     path = write(f"g\tf\t2012\t1\t{score}\tA\tB\n".encode())
@@ -202,6 +224,18 @@ def test_classes_are_taken_in_the_order_that_a_model_names():
     task = registry.get("rte")
     task.restore(BertConfig(id2label={0: "LABEL_0", 1: "LABEL_1"}))
     assert task.labels == ("entailment", "not_entailment")
+
+
+def test_a_model_that_names_no_classes_is_told_where_their_order_matters(caplog):
+    for name, count, told in (("mnli", 3, True), ("mnli", 2, False), ("rte", 2, False), ("sst2", 2, False)):
+        caplog.clear()
+        with caplog.at_level("WARNING", "fastbert"):
+            registry.get(name).restore(BertConfig(id2label={n: f"LABEL_{n}" for n in range(count)}))
+        assert len(caplog.messages) == told
+    with caplog.at_level("WARNING", "fastbert"):
+        registry.get("mnli").restore(BertConfig(id2label={n: f"LABEL_{n}" for n in range(3)}))
+    [said] = caplog.messages
+    assert "LABEL_0, LABEL_1, LABEL_2: they are taken in the task's order, entailment, neutral, contradiction" in said
 
 
 @pytest.mark.parametrize("form", ["tsv", "csv"])
@@ -303,11 +337,45 @@ def test_a_task_may_start_from_another_with_other_labels(directory, tmp_path, wr
         ("rte", UNLABELLED["rte"][0], UNLABELLED["rte"][1]),
         ("rte", b'idx,premise,hypothesis\n0,"a film, good",the book\n', [("a film, good", "the book")]),
         ("cola", b"idx\tsentence\n0\ta fine film\n", [("a fine film",)]),
+        # JSON with the task's columns, and what only looks like it.
+        ("sst2", b'{"text": "a fine film", "x": 1}\n\n{"text": "dull"}\n', [("a fine film",), ("dull",)]),
+        ("sst2", b'\n{"sentence": "a fine film"}', [("a fine film",)]),
+        (
+            "rte",
+            b'{"premise": "a", "hypothesis": "b"}\n{"premise": "c", "hypothesis": null}\n',
+            [("a", "b"), ("c", "")],
+        ),
+        ("sst2", b'[\n {"sentence": "a"},\n {"sentence": "b"}\n]\n', [("a",), ("b",)]),
+        ("text-classification", b'{"sentence": "a"}\n{"text": "b"}\n', [("a",), ("b",)]),
+        ("text-classification", b'[{"text": "a"}, {"text": "b"}]', [("a",), ("b",)]),
+        ("sst2", b'{"phrase": "a"}\n', [('{"phrase": "a"}',)]),
+        ("sst2", b'[1, 2]\n{"text": "a"}\n', [("[1, 2]",), ('{"text": "a"}',)]),
+        ("sst2", b"[sic] a film\ngood\n", [("[sic] a film",), ("good",)]),
+        # The name of a text column, alone in the first line.
+        ("sst2", b"text\na fine film\ndull\n", [("a fine film",), ("dull",)]),
+        ("text-classification", b"sentence\na fine film\n", [("a fine film",)]),
+        ("sst2", b"text\n\n", [("text",)]),
+        ("sst2", b"a text\ntext\n", [("a text",), ("text",)]),
     ],
 )
 def test_texts_on_standard_input(name, typed, texts, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
-    assert [row.texts for row in registry.get(name).read("-")] == texts
+    task = registry.get(name)
+    task.predicting = True
+    assert [row.texts for row in task.read("-")] == texts
+
+
+def test_json_on_standard_input_has_its_lines_and_numbers(monkeypatch):
+    content = b'{"sentence": "\xff"}\n{"sentence": "a"}\n{"sentence": 3}\n{"sentence": "b"}\n{"text"\n'
+    for name in ("sst2", "text-classification"):
+        typed = content if name == "sst2" else content.replace(b"sentence", b"text")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
+        task = registry.get(name)
+        task.bad_rows = BadRows(skip=True)
+        assert [(row.id, row.texts) for row in task.read("-")] == [("1", ("a",)), ("3", ("b",))]
+        assert [reason.split(": ")[0] for reason in task.bad_rows.reasons] == [
+            f"standard input, line {n}" for n in (1, 3, 5)
+        ]
 
 
 @pytest.mark.parametrize(

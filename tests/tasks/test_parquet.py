@@ -63,6 +63,8 @@ FIVE = {"label": ["bad", "slightly bad", "neutral", "slightly good", "good"]}
         ("sst2", {"sentence": "A", "label": 1}, ["1", "0"], "0"),
         ("text-classification", {"sentence": "A", "label": "fine"}, None, "fine"),
         ("text-classification", {"text": "A", "label": -1}, ["World", "Sports"], None),
+        ("text-classification", {"text": "A", "label": "7 days"}, ["World", "Sports"], "7 days"),
+        ("text-classification", {"text": "A", "label": "-2"}, ["-2", "1"], "-2"),
     ],
 )
 def test_the_names_of_classes_decide(task, values, names, label, read):
@@ -88,6 +90,26 @@ def test_unknown_names_of_as_many_classes_are_told(classes, said, read, caplog):
 def test_a_sentiment_of_minus_one_is_a_label_where_there_are_others(read):
     rows = read("text-classification", parquet([{"text": "A", "label": -1}, {"text": "B", "label": 1}]))
     assert [row.label for row in rows] == ["-1", "1"]
+
+
+@pytest.mark.parametrize("kind", [int, float, str])
+def test_minus_one_is_no_label_where_classes_have_names(kind, read):
+    def content(label):
+        labels = map(kind, (0, -1, label))
+        return parquet([{"text": "A", "label": n} for n in labels], classes={"label": ["World", "Sports"]})
+
+    assert [row.label for row in read("text-classification", content(1))] == ["World", None, "Sports"]
+    for label in (2, -2):
+        with pytest.raises(DataError, match=f"row 3: expected the number of a class from 0 to 1, .* got {kind(label)}"):
+            read("text-classification", content(label))
+        assert len(read("text-classification", content(label), skip=True)) == 2
+
+
+def test_a_number_of_no_class_is_no_label_to_predict(tmp_path):
+    path, task = tmp_path / "test.parquet", registry.get("text-classification")
+    path.write_bytes(parquet([{"text": "A", "label": n} for n in (1, 7)], classes={"label": ["World", "Sports"]}))
+    task.predicting = True
+    assert [row.label for row in task.read(path)] == ["Sports", None]
 
 
 def test_squad(read):
@@ -143,6 +165,36 @@ def test_ner_words_with_blanks(read, tmp_path, labelled):
     predictions = [("O", "O", "B-ORG", "O"), ("O",)]
     registry.get("ner").write_predictions(rows, predictions, path)
     assert "New York\t" in path.read_text()
+    assert registry.get("ner").read_predictions(rows, path) == predictions
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_ner_a_few_words_with_blanks_among_sentences_without(read, tmp_path, labelled):
+    """What parts the columns is decided for a whole file, by whoever reads it too."""
+    words = [["New York", "San Jose"], ["a"], ["El Paso"], ["b", "c"]]
+    records = [{"tokens": some, **({"ner_tags": ["O"] * len(some)} if labelled else {})} for some in words]
+    rows, path = read("ner", parquet(records)), tmp_path / "tagged.txt"
+    predictions = [("B-LOC", "B-LOC"), ("O",), ("B-LOC",), ("O", "B-PER")]
+    for given in (rows, [Row(row.id, row.texts, row.label) for row in rows]):
+        registry.get("ner").write_predictions(given, predictions, path)
+        assert all("\t" in line for line in path.read_text().splitlines() if line)
+        assert registry.get("ner").read_predictions(rows, path) == predictions
+    assert registry.get("ner").read_predictions(rows[:1], _written(path, "New York\tB-LOC\nSan Jose\tO\n")) == [
+        ("B-LOC", "O")
+    ]
+
+
+def _written(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("word", ["-DOCSTART-", "-DOCSTART- -X-"])
+def test_ner_a_word_that_opens_documents_elsewhere(read, tmp_path, word):
+    """As CoNLL-2003 is on hubs, with a sentence of that word before each document."""
+    rows = read("ner", parquet([{"tokens": some, "ner_tags": ["O"] * len(some)} for some in ([word], ["EU", "says"])]))
+    path, predictions = tmp_path / "tagged.txt", [("O",), ("B-ORG", "O")]
+    registry.get("ner").write_predictions(rows, predictions, path)
     assert registry.get("ner").read_predictions(rows, path) == predictions
 
 

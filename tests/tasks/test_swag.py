@@ -160,3 +160,17 @@ def test_predictions_are_scored_by_hand(tmp_path, capsys):
     ):
         with pytest.raises(DataError, match=reason):
             registry.get("swag").read_predictions(rows, write(tmp_path, text, "p.csv"))
+
+
+@pytest.mark.parametrize(("label", "read"), [(1.0, "1"), ("2.0", "2"), (-1.0, None), ("-1.0", None), (3, "3")])
+def test_labels_as_pandas_writes_numbers_with_gaps(tmp_path, label, read):
+    values = {"sent1": "A man.", "sent2": "He", **{f"ending{i}": f"goes {i}." for i in range(4)}, "label": label}
+    [row] = registry.get("swag").read(write(tmp_path, json.dumps(values), "f.jsonl"))
+    assert row.label == read
+    [row] = registry.get("swag").read(write(tmp_path, f"{HEADER},label\n1,v,0,x,a,b,gold,e,f,g,h,{label}\n"))
+    assert row.label == read
+
+
+def test_a_number_that_is_no_whole_one_is_no_label(tmp_path):
+    with pytest.raises(DataError, match=r"expected the label to be one of 0 to 3, got '1\.5'"):
+        registry.get("swag").read(write(tmp_path, f"{HEADER},label\n1,v,0,x,a,b,gold,e,f,g,h,1.5\n"))

@@ -162,3 +162,9 @@ def test_npy_of_unknown_length_reads_back(tmp_path):
         for part in parts:
             writer.append(part)
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.concatenate(parts))
+
+
+def test_rows_of_one_id_have_no_predictions_of_their_own():
+    rows = [Row("3", ("a",), "0"), Row("4", ("b",), "1"), Row("3", ("c",), "1")]
+    with pytest.raises(DataError, match=r"^p\.tsv: .* by which predictions are told apart, got 3 twice$"):
+        of_rows({"3": "0", "4": "1"}, rows, "p.tsv")

@@ -262,6 +262,43 @@ def test_standard_input_is_called_that(name, typed, monkeypatch):
         registry.get(name).read("-")
 
 
+@pytest.mark.parametrize(
+    ("typed", "got"),
+    [
+        ('{"tokens": ["John", "lives"]}\n', r"got JSON, which is read from a file called \.jsonl: "),
+        ('\n{"id": 1, "words": ["John"], "tags": null}\n', r"got JSON, .* \.jsonl: "),
+        ('["John", "lives"]\n["She", "works"]\n', r"got JSON, .* \.jsonl: "),
+        ('[\n {"tokens": ["John"]}\n]\n', r"got JSON, .* \.jsonl: '\['$"),
+        ("John lives in Berlin\n", "and an empty line after each sentence, got several: 'John lives in Berlin'$"),
+        ("John lives in Berlin\n\nShe works\n", "and an empty line after each sentence, got several: 'John"),
+    ],
+)
+def test_words_on_standard_input_are_one_a_line(typed, got, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+    task = registry.get("ner")
+    task.predicting = True
+    with pytest.raises(DataError, match=rf"^standard input, line [12]: expected a word a line.* {got}") as refused:
+        task.read("-")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("John\nlives\n", [("John", "lives")]),
+        ("John\n\nShe\n", [("John",), ("She",)]),
+        ("John NNP B-PER\n", [("John",)]),
+        ("John NNP\nlives VBZ\n", [("John", "lives")]),
+        ("[1]\nJohn\n", [("[1]", "John")]),
+        ("[\nsic\n]\n", [("[", "sic", "]")]),
+        ("{\n}\n", [("{", "}")]),
+    ],
+)
+def test_words_on_standard_input(typed, words, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+    assert [row.texts for row in registry.get("ner").read("-")] == words
+
+
 def test_unknown_task_lists_the_known():
     with pytest.raises(InputError, match="no such task: sst3; known are cola, sst2, "):
         registry.get("sst3")
@@ -277,8 +314,8 @@ _COLUMN = "{}, line 1: expected a column %s with the label of every row, got the
         (
             "mrpc",
             "f.tsv",
-            "#1 String\t#2 String\tlabel\na\tb\t1\n",
-            _COLUMN % ("Quality", "#1 String, #2 String, label"),
+            "#1 String\t#2 String\tclass\na\tb\t1\n",
+            _COLUMN % ("Quality", "#1 String, #2 String, class"),
         ),
         (
             "mnli",

@@ -52,6 +52,11 @@ def test_further_columns_only_where_a_task_has_them(write):
     assert len(fields(read_table(path, ("a",), bare=[BARE], extra=True))) == 2
     with pytest.raises(DataError, match=r"line 2: expected 3 tab-separated columns \(x, a, y\), got 5: '4"):
         read_table(path, ("a",), bare=[BARE])
+    for content, forms in ((b"a\tb\n1\t2\n3\t4\t5\n", [BARE]), (b"1\t2\n3\t4\t5\n", [BARE, ("a", "b")])):
+        with pytest.raises(DataError, match=r"line [23]: expected 2 tab-separated columns \(a, b\), got 3"):
+            read_table(write(content), ("a",), bare=forms, extra=True)
+    with pytest.raises(DataError, match="line 1: expected the header"):
+        read_table(path, ("a",), bare=[BARE], is_bare=lambda fields: fields[1] == "7")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""What is written to standard input, which has no name that would tell its form: JSON in place of texts or words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ..errors import DataError
+from .bad_rows import BadRows, called
+from .files import shorten
+from .hub_files import Record, line_records, list_records
+
+TYPED = "-"
+
+
+def read_typed(
+    lines: Iterator[tuple[int, str]], forms: Sequence[Sequence[str]], bad_rows: BadRows
+) -> tuple[Iterator[Record | None] | None, Iterator[tuple[int, str]]]:
+    """The records of JSON lines or of one JSON list, by their first object; None for anything else, and its lines.
+
+    Args:
+        lines: of standard input, by `read_lines` and with these bad_rows.
+        forms: columns of which an object must have all of one, the task's own first: a text may look like JSON too. The
+            name of one of another form alone in the first line is a header, for which the task's own is put.
+    """
+    read = []
+    for line in lines:
+        read.append(line)
+        if line[1].strip():
+            break
+    first = read[-1][1].strip() if read else ""
+    if first.startswith("["):
+        read += lines
+        values = _json("\n".join(text for _, text in read))
+        if isinstance(values, list) and values and _has_form(values[0], forms):
+            return list_records(TYPED, values, bad_rows), iter(())
+    elif _has_form(_json(first), forms):
+        # Lines before it that are no UTF-8 were rows, which count.
+        lost = [None] * (read[-1][0] - len(read))
+        return itertools.chain(lost, line_records(TYPED, itertools.chain(read, lines), bad_rows)), iter(())
+    elif len(read) == 1 and (first,) in map(tuple, forms) and (first,) != tuple(forms[0]):
+        rest = list(lines)
+        if any(text.strip() for _, text in rest):
+            read = [(read[0][0], forms[0][0])]
+        lines = iter(rest)
+    return None, itertools.chain(read, lines)
+
+
+def check_typed(
+    lines: Sequence[Sequence[tuple[int, str]]],
+    columns: Sequence[Sequence[Sequence[str]]],
+    labelled: bool,
+    keys: Sequence[str],
+) -> None:
+    """Raises DataError where standard input has no word a line: it would be tagged as if it had.
+
+    Args:
+        lines: number and text of every line, by sentence.
+        columns: of the same lines.
+        labelled: the last columns hold tags.
+        keys: of the words in a JSON object.
+    """
+    written = list(itertools.chain.from_iterable(lines))
+    if not written:
+        return
+    number, first = written[0]
+    where = f"{called(TYPED)}, line {number}: expected a word a line"
+    if first.lstrip().startswith("["):
+        # A pretty-printed list begins with a bracket alone, which is a word too; so is a mark such as [1].
+        found = (_json(first), _json("\n".join(text for _, text in written)))
+        is_json = any(isinstance(list_, list) and list_ and isinstance(list_[0], (str, list, dict)) for list_ in found)
+    else:
+        is_json = _has_form(_json(first), [[key] for key in keys])
+    if is_json:
+        raise DataError(f"{where}, got JSON, which is read from a file called .jsonl: {shorten(first)!r}")
+    single = all(len(sentence) <= 1 for sentence in columns)
+    if single and not labelled and all(len(found) > 1 for sentence in columns for found in sentence):
+        raise DataError(f"{where} and an empty line after each sentence, got several: {shorten(first)!r}")
+
+
+def _has_form(value: Any, forms: Iterable[Sequence[str]]) -> bool:
+    return isinstance(value, dict) and any(set(form) <= set(value) for form in forms)
+
+
+def _json(text: str) -> Any:
+    """The value of a text; None where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
