@@ -24,6 +24,10 @@ COMMON: dict[str, Any] = {
 }
 """Fields that every kind has, with their defaults."""
 
+OWN_ACTIVATION = "transformers_hidden_act"
+"""In a bert_config.json that `fastbert convert` wrote: transformers' name of an activation that google-research/bert
+calls "gelu", a word that means the error function here."""
+
 
 def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]]:
     """The config.json of a directory, or the file itself: its path and what it holds.
@@ -38,13 +42,16 @@ def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     if not path.is_file():
         raise InputError(f"{directory}: expected a directory with a config.json, found none")
-    return path, read_json(path)
+    values = read_json(path)
+    if OWN_ACTIVATION in values:
+        values["hidden_act"] = values.pop(OWN_ACTIVATION)
+    return path, values
 
 
 def wrong_type(known: str, got: Any) -> InputError:
     """What is raised for a config.json of a kind of model that is not served, with what to do about it."""
     # It is a BERT without token types under other names, which `interop.distilbert` gives the BERT's.
-    hint = "; `fastbert convert` makes a BERT of it" if got == "distilbert" else ""
+    hint = "; `fastbert convert` makes a BERT of its encoder, without its head" if got == "distilbert" else ""
     return InputError(f"model_type must be {known}, got {got!r:.100}{hint}")
 
 

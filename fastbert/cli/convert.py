@@ -44,4 +44,6 @@ def run(args: Convert) -> None:
     if found.unused:
         shown = ", ".join(found.unused[:5]) + (", ..." if len(found.unused) > 5 else "")
         print(f"not used: {len(found.unused)} tensors ({shown})", file=sys.stderr)
+    if found.left_out:
+        print(f"left out: {', '.join(found.left_out)}", file=sys.stderr)
     print(args.dst)

@@ -1,4 +1,4 @@
-"""Tokens that were added to a vocab.txt after it was made, as transformers keeps them beside it."""
+"""Tokens that were added to a vocabulary after it was made, as transformers keeps them beside it."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from tokenizers import AddedToken, Tokenizer
 
 from ..errors import InputError
 from ..files import read_json
+from .special_tokens import SpecialNames, holds_all
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+# Roles that every tokenizer has in transformers; any other name in ..._token is one of the model's own.
+_ROLES = ("bos_token", "eos_token", *SpecialNames._fields)
 
 
 def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any]) -> None:
-    """Adds what ``added_tokens_decoder`` and ``additional_special_tokens`` of tokenizer_config.json and the older files
-    added_tokens.json and special_tokens_map.json hold.
+    """Adds what tokenizer_config.json and the older files added_tokens.json and special_tokens_map.json hold and the
+    tokenizer lacks: first what has an id, then special tokens in the order in which transformers counts them on.
 
     Args:
+        vocab_path: a vocab.txt or a tokenizer.json; files beside one of another name do not belong to it.
         settings: tokenizer_config.json, or nothing.
 
     Raises:
         InputError: a token is not one, or would get another id than its file says.
     """
-    if vocab_path.name != "vocab.txt":
+    if vocab_path.name not in ("vocab.txt", "tokenizer.json"):
         return
     older, beside = vocab_path.with_name("added_tokens.json"), vocab_path.with_name("special_tokens_map.json")
-    map_of_special = read_json(beside) if beside.is_file() else {}
-    special = [
-        _content(token, source)
-        for source in (settings, map_of_special)
-        for token in source.get("additional_special_tokens") or ()
-    ]
+    alone = holds_all(settings)
+    map_of_special = read_json(beside) if beside.is_file() and not alone else {}
+    special, unnormalised = _special(settings, map_of_special, vocab_path)
     wanted: dict[int, AddedToken] = {}
-    if older.is_file():
+    if older.is_file() and not alone:
         for content, index in read_json(older).items():
-            # Found in normalised text, special or not: so transformers reads this file.
-            wanted[_id(index, older)] = AddedToken(content, special=content in special, normalized=True)
+            # Found in normalised text, special or not, but for what transformers knows as special when it reads this.
+            wanted[_id(index, older)] = AddedToken(
+                _content(content, older), special=content in special, normalized=content not in unnormalised
+            )
     for index, token in (settings.get("added_tokens_decoder") or {}).items():
-        flags = {name: bool(token[name]) for name in _FLAGS if isinstance(token, dict) and name in token}
-        wanted[_id(index, vocab_path)] = AddedToken(_content(token, vocab_path), **flags)
+        wanted[_id(index, vocab_path)] = _token(token, vocab_path)
     own = set(tokenizer.get_added_tokens_decoder())
     for index, token in sorted(wanted.items()):
         if index in own:
@@ -49,15 +51,63 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any]) -> Non
         if got != index:
             raise InputError(f"{vocab_path}: expected the added token {token.content!r} to have id {index}, got {got}")
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    missing = [content for content in dict.fromkeys(special) if content not in known]
-    tokenizer.add_tokens([AddedToken(content, special=True, normalized=False) for content in missing])
+    tokenizer.add_tokens([token for content, token in special.items() if content not in known])
 
 
-def _content(token: Any, source: Any) -> str:
+def _special(
+    settings: dict[str, Any], map_of_special: dict[str, Any], vocab_path: Path
+) -> tuple[dict[str, AddedToken], set[str]]:
+    """Special tokens without ids, by content, and those of them that are looked for before a text is normalised."""
+    listed, named = settings.get("extra_special_tokens"), _named(settings)
+    if not listed:  # as releases before transformers 5 called it
+        listed = settings.get("additional_special_tokens", listed)
+    if isinstance(listed, dict):
+        named, listed = named | listed, None
+    newer = map_of_special.get("extra_special_tokens")
+    if isinstance(newer, dict):
+        named, newer = named | newer, None
+    if newer is not None:
+        listed = [*_list(listed, vocab_path), *_list(newer, vocab_path)]
+    roles = [
+        token["content"] if isinstance(token, dict) else token
+        for token in ({**settings, **map_of_special}.get(role) for role in _ROLES)
+        if isinstance(token, str) or _is_token(token)
+    ]
+    unnormalised = {*roles, *(_content(token, vocab_path) for token in _list(listed, vocab_path))}
+    if listed is None:
+        listed = map_of_special.get("additional_special_tokens")
+    named = _named(map_of_special) | named
+    found = [*named.values(), *_list(listed, vocab_path)]
+    return {_content(t, vocab_path): _token(t, vocab_path, special=True) for t in found}, unnormalised
+
+
+def _named(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if name.endswith("_token") and name not in _ROLES and (isinstance(value, str) or _is_token(value))
+    }
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, dict) and "content" in value
+
+
+def _list(tokens: Any, path: Path) -> list[Any]:
+    if not isinstance(tokens, list | tuple | None):
+        raise InputError(f"{path}: expected extra_special_tokens as a list or a dictionary, got {tokens!r:.50}")
+    return list(tokens or ())
+
+
+def _token(token: Any, source: Path, **more: bool) -> AddedToken:
+    flags = {name: bool(token[name]) for name in _FLAGS if isinstance(token, dict) and name in token}
+    return AddedToken(_content(token, source), **{**flags, **more})
+
+
+def _content(token: Any, source: Path) -> str:
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str) or not content:
-        where = source if isinstance(source, Path) else "additional_special_tokens"
-        raise InputError(f"{where}: expected added tokens as texts, got {content!r:.50}")
+        raise InputError(f"{source}: expected added tokens as texts, got {content!r:.50}")
     return content
 
 

@@ -1,4 +1,7 @@
-"""What a vocabulary calls its pad, unknown, first, separating and mask tokens; a tokenizer carries the names itself."""
+"""What a vocabulary calls its pad, unknown, first, separating and mask tokens, and where a text's marks stand.
+
+A tokenizer carries the names itself, in its template.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Encoding, Tokenizer, processors
 
 from ..errors import InputError
 from ..files import read_json
@@ -36,18 +39,24 @@ def read_names(vocab_path: Path, settings: Mapping[str, Any]) -> SpecialNames:
     Raises:
         InputError: a name is no text, or two roles have one.
     """
-    found = {role: _content(settings.get(role), role, vocab_path) for role in BERT_NAMES._fields}
-    beside = vocab_path.with_name("special_tokens_map.json")
-    if vocab_path.name in ("vocab.txt", "tokenizer.json") and beside.is_file() and not _holds_all(settings):
-        values = read_json(beside)
-        found |= {role: _content(values[role], role, beside) for role in found if values.get(role) is not None}
+    found = _found(vocab_path, settings)
     names = SpecialNames(**{role: name for role, name in found.items() if name is not None})
     if len(set(names)) < len(names):
         raise InputError(f"{vocab_path}: expected five special tokens of different names, got {', '.join(names)}")
     return names
 
 
-def _holds_all(settings: Mapping[str, Any]) -> bool:
+def _found(vocab_path: Path, settings: Mapping[str, Any]) -> dict[str, str | None]:
+    found = {role: _content(settings.get(role), role, vocab_path) for role in BERT_NAMES._fields}
+    beside = vocab_path.with_name("special_tokens_map.json")
+    if vocab_path.name in ("vocab.txt", "tokenizer.json") and beside.is_file() and not holds_all(settings):
+        values = read_json(beside)
+        found |= {role: _content(values[role], role, beside) for role in found if values.get(role) is not None}
+    return found
+
+
+def holds_all(settings: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer_config.json holds all added tokens; transformers then reads no older file beside it."""
     return "added_tokens_decoder" in settings
 
 
@@ -59,12 +68,21 @@ def _content(token: Any, role: str, source: Path) -> str | None:
 
 
 def names_of(tokenizer: Tokenizer) -> SpecialNames:
-    """The names that `set_template` gave a tokenizer; BERT's own for any other."""
-    processor = tokenizer.post_processor
-    if not isinstance(processor, processors.TemplateProcessing):
-        return BERT_NAMES
-    held = json.loads(processor.__getstate__())["special_tokens"]
+    """The names that `set_template` or `keep_names` gave a tokenizer; BERT's own for any other."""
+    held = {name: token for template in _templates(tokenizer) for name, token in template["special_tokens"].items()}
     return SpecialNames(**{role: held[role]["tokens"][0] for role in BERT_NAMES._fields if role in held})
+
+
+def _templates(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The templates among the steps after the model, as they stand in a tokenizer.json."""
+    if tokenizer.post_processor is None:
+        return []
+    steps, templates = [json.loads(tokenizer.post_processor.__getstate__())], []
+    while steps:
+        step = steps.pop()
+        steps += step.get("processors", ())  # of a Sequence
+        templates += [step] if step["type"] == "TemplateProcessing" else []
+    return templates
 
 
 def require(vocabulary: Iterable[str], names: SpecialNames, source: str) -> None:
@@ -74,19 +92,56 @@ def require(vocabulary: Iterable[str], names: SpecialNames, source: str) -> None
         raise InputError(f"{source}: expected the tokens {' '.join(names)}, got none for {' '.join(missing)}")
 
 
-def set_template(tokenizer: Tokenizer, names: SpecialNames) -> None:
+def set_template(tokenizer: Tokenizer, names: SpecialNames, types: bool = True) -> None:
     """Makes ``cls A sep B sep`` of texts.
 
     Names that are not BERT's are kept in the template, under their roles, and so in every copy and file of it.
+
+    Args:
+        types: ``B sep`` has type 1; else 0, as the rest.
     """
-    cls, sep = names.cls_token, names.sep_token
+    cls, sep, second = names.cls_token, names.sep_token, int(types)
     special: list = [(token, tokenizer.token_to_id(token)) for token in (cls, sep)]
     if names != BERT_NAMES:
         cls, sep = "cls_token", "sep_token"
-        special = [
-            {"id": role, "ids": [tokenizer.token_to_id(name)], "tokens": [name]}
-            for role, name in names._asdict().items()
-        ]
+        special = _roles(tokenizer, names._asdict())
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0", pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", special_tokens=special
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
+        special_tokens=special,
     )
+
+
+def _roles(tokenizer: Tokenizer, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"id": role, "ids": [tokenizer.token_to_id(name)], "tokens": [name]} for role, name in names.items()]
+
+
+def marked(tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
+    """A text and a pair as the tokenizer marks them.
+
+    What a post-processor does is seen there: ``[CLS] A [SEP] B [SEP]`` can be written in several ways.
+    """
+    return tokenizer.encode("a"), tokenizer.encode("a", "b")
+
+
+def has_types(tokenizer: Tokenizer) -> bool:
+    """Whether the second text of a pair has another type than the first."""
+    pairs = [piece for template in _templates(tokenizer) for piece in template["pair"]]
+    return not pairs or any(held["type_id"] for piece in pairs for held in piece.values())
+
+
+def keep_names(tokenizer: Tokenizer, vocab_path: Path, settings: Mapping[str, Any]) -> None:
+    """Keeps the names of a tokenizer that has a post-processor of its own, where the files beside it name a mask.
+
+    They stand in a template that adds nothing, before the post-processor, which does as it did.
+
+    Raises:
+        InputError: a name is no text.
+    """
+    found = {role: name for role, name in _found(vocab_path, settings).items() if name is not None}
+    found = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
+    if "mask_token" not in found or names_of(tokenizer) == SpecialNames(**found):
+        return
+    silent = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=_roles(tokenizer, found))
+    own = tokenizer.post_processor
+    tokenizer.post_processor = silent if own is None else processors.Sequence([silent, own])

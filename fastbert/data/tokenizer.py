@@ -19,7 +19,17 @@ from ..files import read_json, whole
 from . import added_tokens, bpe
 from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
-from .special_tokens import BERT_NAMES, SpecialNames, names_of, read_names, require, set_template
+from .special_tokens import (
+    BERT_NAMES,
+    SpecialNames,
+    has_types,
+    keep_names,
+    marked,
+    names_of,
+    read_names,
+    require,
+    set_template,
+)
 
 SPECIAL_TOKENS = tuple(BERT_NAMES)
 CONTINUATION = "##"
@@ -30,6 +40,14 @@ MAX_CHARS_PER_WORD = 100
 # Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
 # Google's Chinese one has two.
 MAX_UPPER_SHARE = 0.01
+# Classes of transformers that give any tokenizer.json BERT's template; others, also unknown ones, keep the file's own.
+_OF_BERT = frozenset(
+    f"{name}Tokenizer"
+    for name in (
+        *("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert", "LayoutLM", "Lxmert", "Funnel"),
+        *("DPRContextEncoder", "DPRQuestionEncoder", "DPRReader"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -49,11 +67,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         path: a directory holding tokenizer.json, vocab.txt or vocab.json, or one of these files. A file named vocab.txt
             is read with the tokenizer_config.json beside it; without one, text is lower-cased when hardly a word of the
             vocabulary has an upper-case letter. A vocab.json is read with the merges.txt beside it. Tokens that were
-            added to a vocabulary, as transformers keeps them beside a vocab.txt, are read too, and other names of the
-            special tokens than BERT's.
+            added to a vocabulary, as transformers keeps them beside a vocab.txt or a tokenizer.json, are read too, and
+            other names of the special tokens than BERT's. Beside a tokenizer.json, what tokenizer_config.json says of
+            case, accents and Chinese characters wins; where it says nothing, the tokenizer.json's own reading stays,
+            though transformers' BertTokenizer puts its default there, which lower-cases.
 
     Raises:
-        InputError: a file is missing or unreadable, or the vocabulary lacks a special token.
+        InputError: a file is missing or unreadable, the vocabulary lacks a special token, or texts would be marked or
+            cut in a way that is not BERT's.
     """
     path = Path(path)
     if path.is_dir():
@@ -73,6 +94,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         vocab, settings = read_vocab(path), _read_settings(path)
         names = read_names(path, settings)
         tokenizer = build_tokenizer(vocab, _normalisation(settings, vocab), source=str(path), names=names)
+        if not _wants_types(settings):
+            set_template(tokenizer, names, types=False)
         added_tokens.add(tokenizer, path, settings)
     return tokenizer
 
@@ -223,6 +246,8 @@ def config_text(tokenizer: Tokenizer) -> str:
             "tokenize_chinese_chars": normaliser.handle_chinese_chars,
         }
     settings |= names_of(tokenizer)._asdict()
+    if not has_types(tokenizer):
+        settings["model_input_names"] = ["input_ids", "attention_mask"]
     return json.dumps(settings, indent=2) + "\n"
 
 
@@ -262,18 +287,73 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
         raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
     if not isinstance(tokenizer.model, models.WordPiece | models.BPE):
         raise InputError(f"{path}: expected a WordPiece or BPE tokenizer, got {type(tokenizer.model).__name__}")
+    cut = tokenizer.truncation or {}
+    _check_side({"truncation_side": cut.get("direction"), **settings}, path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if bpe.is_bpe(tokenizer):
         special_ids(tokenizer, source=str(path))
+        added_tokens.add(tokenizer, path, settings)
+        keep_names(tokenizer, path, settings)
         return tokenizer
     # What the file itself knows: the unknown token, and names that stand in a template of ours.
     own = names_of(tokenizer)._asdict() | {"unk_token": tokenizer.model.unk_token}
     names = read_names(path, {**own, **{role: name for role, name in settings.items() if name is not None}})
     names = names._replace(unk_token=tokenizer.model.unk_token)
     require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
-    set_template(tokenizer, names)
+    theirs = marked(tokenizer)
+    types = _wants_types(settings)
+    set_template(tokenizer, names, types)
+    if not _is_berts(settings):
+        for their, own in zip(theirs, marked(tokenizer), strict=True):
+            if their.ids != own.ids:
+                raise InputError(
+                    f"{path}: expected a post_processor that makes {' '.join(own.tokens)} of its texts, as BERT reads "
+                    f"them, got one that makes {' '.join(their.tokens)}"
+                )
+        if types and not any(theirs[1].type_ids):
+            set_template(tokenizer, names, types=False)
+    added_tokens.add(tokenizer, path, settings)
     return tokenizer
+
+
+def _is_berts(settings: dict[str, Any]) -> bool:
+    """Whether transformers takes one of its BERT classes, as for a BERT also where no class is named."""
+    return str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast") in _OF_BERT
+
+
+def _wants_types(settings: dict[str, Any]) -> bool:
+    """Whether a model gets token types; without them, every type is 0.
+
+    What a class leaves out by itself does not count: DistilBertTokenizer's models have no types, and the generic class
+    gave them until transformers 5.
+    """
+    names = settings.get("model_input_names")
+    return names is None or "token_type_ids" in names
+
+
+def _check_side(settings: dict[str, Any], path: Path) -> None:
+    side = settings.get("truncation_side")
+    if side is not None and str(side).lower() != "right":
+        raise InputError(f"{path}: expected texts to be cut on the right, got truncation_side {side!r:.50}")
+
+
+def resolved_settings(vocab_path: Path) -> str | None:
+    """The text of a tokenizer_config.json that says whether a vocab.txt is cased, which a guess said before.
+
+    transformers lower-cases where nothing says that it must not. Only what `load_tokenizer` fills in is added.
+
+    Returns:
+        None where the file says it already, or does not fit the vocabulary: there is nothing to write down.
+    """
+    try:
+        settings = _read_settings(vocab_path)
+        if settings.get("do_lower_case") is not None:
+            return None
+        lower = _normalisation(settings, read_vocab(vocab_path)).do_lower_case
+    except InputError:
+        return None
+    return json.dumps({"tokenizer_class": "BertTokenizer", **settings, "do_lower_case": lower}, indent=2) + "\n"
 
 
 def _read_settings(vocab_path: Path) -> dict[str, Any]:
@@ -286,6 +366,10 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         if not isinstance(settings.get(name), bool | None):
             raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")
+    names = settings.get("model_input_names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise InputError(f"{path}: expected model_input_names as a list of names, got {names!r:.50}")
+    _check_side(settings, path)
     if settings.get("tokenizer_class") == "BertJapaneseTokenizer":
         raise InputError(
             f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"
@@ -294,7 +378,11 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
 
 
 def _follow(tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
-    """What tokenizer_config.json says of a text's cleaning wins over tokenizer.json, as in transformers' classes."""
+    """What tokenizer_config.json says of a text's cleaning wins over tokenizer.json, as in transformers' BERT classes.
+
+    What it does not say stays as tokenizer.json has it; transformers' classes put their defaults there (lower-casing,
+    for one), also over a tokenizer that is plainly cased.
+    """
     old = tokenizer.normalizer
     generic = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
     if generic or not isinstance(old, normalizers.BertNormalizer):

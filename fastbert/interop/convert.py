@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..config import BertConfig
+from ..config import TANH_GELU, BertConfig
+from ..data import bpe
+from ..data.tokenizer import load_tokenizer, vocab_size, vocab_text
 from ..errors import CheckpointError, InputError
 from ..files import check_new
+from ..model_config import OWN_ACTIVATION
 from . import saving
 from .checkpoint import canonical_keys, load_into
 from .convert_bundle import index_bytes, shard_path, write_data
 from .convert_names import to_tensorflow
+from .convert_sentence import parts_beside
 from .distilbert import read_bert_config
 from .sentence_files import model_directory
 from .weight_files import PICKLE, read_state_dict, read_weights_file
@@ -40,12 +44,14 @@ class Source:
         tokenizer: where its tokenizer's files may be.
         unused: names of the file that the model has no place for.
         directory: the one that was named: the tokenizer's, or a sentence-transformers directory around it.
+        left_out: what a sentence-transformers directory has beside its model that the written form has no place for.
     """
 
     model: nn.Module
     tokenizer: Path
     unused: tuple[str, ...]
     directory: Path
+    left_out: tuple[str, ...] = ()
 
 
 def convert(
@@ -70,6 +76,8 @@ def convert(
     if to != "onnx":
         check_new(target)
     found = read_model(source, config)
+    if to != "sentence-transformers":
+        found = replace(found, left_out=parts_beside(found.directory))
     _writer(to)(found, Path(target), **(options or {}))
     return found
 
@@ -219,7 +227,7 @@ def write_pickle(found: Source, target: Path) -> None:
         PICKLE: lambda path: _save_pickle(whole, path),
         "config.json": lambda path: path.write_text(text, encoding="utf-8"),
     }
-    saving.write_all(target, {**writers, **_copies(found)})
+    saving.write_all(target, {**writers, **saving.tokenizer_writers(found.tokenizer)})
 
 
 def _save_pickle(state: Mapping[str, Tensor], path: Path) -> None:
@@ -246,6 +254,36 @@ _GOOGLE_COMPUTES = {
     "is_decoder": False,
     "bilstm_units": None,
 }
+# What its code calls the activation; its last version computes the tanh form by this name.
+_GOOGLE_GELU = "gelu"
+
+
+def _google_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of bert_config.json, whose activations are those that google-research/bert knows."""
+    config = {name: values[name] for name in _GOOGLE_FIELDS}
+    if config["hidden_act"] in TANH_GELU:  # a key that its code passes over, and by which it is read here as it was
+        config[OWN_ACTIVATION] = config["hidden_act"]
+    return {**config, "hidden_act": _GOOGLE_GELU}
+
+
+def _google_vocabulary(found: Source) -> dict[str, Callable[[Path], Any]]:
+    """A writer of vocab.txt, which is all that google-research/bert reads, where the source has only tokenizer.json."""
+    files = {file.name: file for file in saving.tokenizer_files(found.tokenizer)}
+    if "vocab.txt" in files or "tokenizer.json" not in files:
+        return {}
+    try:
+        tokenizer = load_tokenizer(files["tokenizer.json"])
+    except InputError as error:
+        _log.warning("no vocab.txt is written: %s", error)
+        return {}
+    if bpe.is_bpe(tokenizer):
+        _log.warning("no vocab.txt is written: expected a tokenizer of WordPieces, got one of byte pairs")
+        return {}
+    rows, ids = found.model.config.vocab_size, vocab_size(tokenizer)
+    if ids > rows:
+        raise InputError(f"{files['tokenizer.json']}: expected ids below the model's vocab_size, {rows}, got {ids - 1}")
+    text = vocab_text(tokenizer)
+    return {"vocab.txt": lambda path: path.write_text(text, encoding="utf-8")}
 
 
 def write_tf1(found: Source, target: Path) -> None:
@@ -262,7 +300,7 @@ def write_tf1(found: Source, target: Path) -> None:
             )
     prefix = "" if hasattr(model, "bert") else "bert."
     tensors = to_tensorflow({f"{prefix}{name}": t for name, t in saving.tensors_of(model).items()})
-    config = {name: values[name] for name in _GOOGLE_FIELDS}
+    config = _google_config(values)
     entries: dict = {}
 
     def write_tensors(path: Path) -> None:
@@ -276,7 +314,7 @@ def write_tf1(found: Source, target: Path) -> None:
         f"{_TF1}.index": lambda path: path.write_bytes(index_bytes(entries)),
         "bert_config.json": lambda path: path.write_text(text, encoding="utf-8"),
     }
-    saving.write_all(target, {**writers, **_copies(found)})
+    saving.write_all(target, {**writers, **_google_vocabulary(found), **_copies(found)})
 
 
 __all__ = ["FORMATS", "Source", "convert", "read_model"]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..data.tokenizer import tokenizer_texts
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 from ..files import read_json
 from . import saving
 from .sentence_files import CONFIG, POOLING_KEYS, read_settings
@@ -70,6 +70,32 @@ def write_sentence_transformers(
     modules = [*source.modules, *([Normalize()] if normalize else [])]
     writers = _writers(pooled, modules, sentence, source.config)
     saving.save_directory(model, target, model.config.to_dict(), found.tokenizer, writers)
+
+
+def parts_beside(directory: Path) -> tuple[str, ...]:
+    """What a sentence-transformers directory holds beside its model, in a person's words; nothing of any other."""
+    if not (directory / "modules.json").is_file():
+        return ()
+    try:
+        source = read_settings(directory)
+        beside = source.model_directory / "tokenizer_config.json"  # which is copied
+        own = read_json(beside).get("model_max_length") if beside.is_file() else None
+    except (InputError, CheckpointError) as error:  # its model can be read all the same
+        return (f"what stands beside the model, which cannot be read: {error}",)
+    kinds = [type(module).__name__ for module in source.modules] + ["Normalize"] * source.normalize
+    prompts = [name for name, text in source.prompts.items() if text]
+    longest = None if source.max_seqlen == own else source.max_seqlen
+    said = {
+        "max_seq_length": longest is not None,
+        "do_lower_case": source.do_lower_case,
+        "truncate_dim": source.truncate_dim is not None,
+    }
+    return (
+        f"pooling {' and '.join(source.pooling)}",
+        *kinds,
+        *([f"prompts {' and '.join(prompts)}"] if prompts else []),
+        *(name for name, given in said.items() if given),
+    )
 
 
 def write_encoder(encoder, target: Path) -> Path:

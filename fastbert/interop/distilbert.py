@@ -44,7 +44,13 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
     try:
         return BertConfig.from_dict(bert_values(values))
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        reason = str(error)
+        if values.get("model_type") == "distilbert":  # whose file has another word than the one that is refused
+            for theirs, ours in _FIELDS.items():
+                if reason.startswith(f"{ours} "):
+                    reason = reason.replace(ours, f"{theirs} (BERT's {ours})", 1)
+                    break
+        raise InputError(f"{path}: {reason}") from error
 
 
 def from_distilbert(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -38,7 +38,7 @@ def save_directory(
     Args:
         model: names as Hugging Face's; a tied tensor is written once, under its first name.
         config_dict: the content of config.json; ``architectures``, ``model_type`` and ``dtype`` are the model's.
-        tokenizer_source: a directory (or a vocab.txt) whose tokenizer files are copied unchanged, or None.
+        tokenizer_source: a directory (or a vocab.txt) whose tokenizer files `tokenizer_writers` copies, or None.
         more: writers of further files, as `write_all` takes them.
         state: the tensors under the model's names, where they are not the model's own.
 
@@ -48,7 +48,6 @@ def save_directory(
     model = _unwrapped(model)
     directory = Path(directory)
     state = tensors_of(model, state)
-    copies = tokenizer_files(tokenizer_source)
     floating = next((str(t.dtype).removeprefix("torch.") for t in state.values() if t.is_floating_point()), None)
     config = {
         **{name: value for name, value in config_dict.items() if name != "torch_dtype"},
@@ -60,9 +59,8 @@ def save_directory(
     writers: dict[str, Callable[[Path], Any]] = {
         SAFETENSORS: lambda path: write_safetensors(state, path),
         "config.json": lambda path: path.write_text(text, encoding="utf-8"),
+        **tokenizer_writers(tokenizer_source),
     }
-    for source in copies:
-        writers[source.name] = lambda path, source=source: path.write_bytes(source.read_bytes())
     write_all(directory, {**writers, **(more or {})})
     return directory
 
@@ -111,6 +109,25 @@ def tokenizer_files(source) -> list[Path]:
     if source.is_file():
         return [source] if source.name in TOKENIZER_FILES else []
     return [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+
+
+def tokenizer_writers(source) -> dict[str, Callable[[Path], Any]]:
+    """Writers of copies of a tokenizer's files, by name.
+
+    They are copied unchanged, but for one thing: where only a vocab.txt's words tell whether it is cased, the
+    tokenizer_config.json says it after that. transformers does not look at the words and would lower-case.
+    """
+    files = {file.name: file for file in tokenizer_files(source)}
+    if "vocab.txt" in files and (beside := files["vocab.txt"].with_name("tokenizer_config.json")).is_file():
+        files[beside.name] = beside  # also of a vocab.txt that was named itself, which is read with it
+    writers = {name: lambda path, file=file: path.write_bytes(file.read_bytes()) for name, file in files.items()}
+    if "vocab.txt" in files and "tokenizer.json" not in files:
+        from ..data.tokenizer import resolved_settings
+
+        text = resolved_settings(files["vocab.txt"])
+        if text is not None:
+            writers["tokenizer_config.json"] = lambda path: path.write_text(text, encoding="utf-8")
+    return writers
 
 
 def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:

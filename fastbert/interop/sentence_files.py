@@ -161,7 +161,8 @@ def _read_transformer(directory: Path) -> tuple[int | None, bool]:
 
 def _model_max_length(directory: Path) -> int | None:
     """What tokenizer_config.json says; None where it says nothing, or the huge number that stands for it."""
-    length = _read_optional(directory / "tokenizer_config.json").get("model_max_length")
+    values = _read_optional(directory / "tokenizer_config.json")
+    length = values.get("model_max_length", values.get("max_len"))  # the older name
     return length if type(length) is int and 3 <= length < 1 << 30 else None
 
 

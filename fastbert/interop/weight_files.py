@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ _MAX_TENSORS = 1_000_000
 _OTHER_FRAMEWORKS = ("*.ckpt*.meta", "*.ckpt*.data-*", "checkpoint", "tf_model.h5", "flax_model.msgpack")
 # Where trainers put a model's tensors among other things: NVIDIA's "model", DeepSpeed's "module", Lightning's.
 _CONTAINERS = ("model", "module", "state_dict", "model_state_dict")
+# What a clone without Git LFS has in place of a large file: a text of three lines that begins so.
+_POINTER = b"version https://git-lfs.github.com"
 
 
 def read_state_dict(directory) -> dict[str, Tensor]:
@@ -53,6 +56,14 @@ def read_state_dict(directory) -> dict[str, Tensor]:
     raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither")
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether `read_state_dict` finds weights in a directory. Raises CheckpointError as `find_tensorflow`."""
+    names = (SAFETENSORS, PICKLE)
+    if any((directory / file).is_file() for name in names for file in (name, f"{name}.index.json")):
+        return True
+    return find_tensorflow(directory) is not None
+
+
 def find_tensorflow(directory: Path) -> Path | None:
     """The prefix of the TensorFlow 1 checkpoint in a directory; None where there is none.
 
@@ -76,7 +87,10 @@ def read_weights_file(path) -> dict[str, Tensor]:
 
     path = Path(path)
     prefix = path.with_suffix("") if path.suffix.startswith((".index", ".data-", ".meta")) else path
-    if prefix.with_name(f"{prefix.name}.index").is_file():
+    index = prefix.with_name(f"{prefix.name}.index")
+    if index.is_file():
+        for file in (index, *sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"))):
+            _refuse_pointer(file)
         return from_tensorflow(read_bundle(prefix, is_weight))
     state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, True)
     try:
@@ -97,6 +111,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    _refuse_pointer(path)
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
@@ -107,20 +122,41 @@ def _read_pickle(path: Path, unwrap: bool = False) -> dict[str, Tensor]:
     # CVE-2025-32434: before 2.6, weights_only=True could still run code of the file.
     if torch.__version__ < (2, 6):
         raise CheckpointError(f"{path}: reading a pickled checkpoint safely needs torch 2.6, got {torch.__version__}")
+    _refuse_pointer(path)
     size = path.stat().st_size
     _check_zip(path, size)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle may raise nearly any type
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise CheckpointError(
-            f"{path}: expected a file of tensors, got one that is damaged or holds other objects: {reason[0]:.200}"
+            f"{path}: expected a file of tensors, got one that is damaged or holds other objects: {_reason(error):.200}"
         ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a dictionary of tensors, got {type(state).__name__}")
     if unwrap:
         state = _unwrapped(path, state)
     return {_check_name(path, name): _check_tensor(path, name, value, size) for name, value in state.items()}
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what torch says, of a refused pickle what was refused in it: the rest advises to read the file
+    in a way that runs its code."""
+    text = str(error)
+    if "weights_only" in text:
+        text = text.partition("WeightsUnpickler error:")[2]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "weights_only" not in line]
+    return lines[0] if lines else type(error).__name__
+
+
+def _refuse_pointer(path: Path) -> None:
+    """Raises CheckpointError for what Git LFS leaves in a file's place."""
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_POINTER))
+    except OSError:  # its reader says what is wrong
+        return
+    if begins == _POINTER:
+        raise CheckpointError(f"{path}: expected weights, got a pointer of Git LFS to them: run `git lfs pull` there")
 
 
 def _unwrapped(path: Path, saved: dict) -> dict:

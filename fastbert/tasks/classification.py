@@ -85,6 +85,7 @@ class Classification(TextTask):
             "num_labels": len(names),
             "id2label": dict(enumerate(names)),
             "label2id": {name: index for index, name in enumerate(names)},
+            "problem_type": "single_label_classification",  # whatever the model was of that is started from
         }
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:

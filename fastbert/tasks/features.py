@@ -15,6 +15,7 @@ from ..modules.mode import evaluating
 from ..packing import PackedBatch
 from .batching import evaluation_batches
 from .encoding import private_copy
+from .predict import plain_outputs
 
 LAYERS = ("embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum")
 
@@ -107,11 +108,12 @@ def token_features(
 @torch.inference_mode()
 def _window_features(model: torch.nn.Module, ids: list[list[int]], layers: str, token_budget: int) -> list[np.ndarray]:
     device = next(model.parameters()).device
+    wanted = plain_outputs(model) | {"output_hidden_states": True}
     values: list = [None] * len(ids)
     with evaluating(model):
         for indices in evaluation_batches([len(row) for row in ids], token_budget):
             batch = PackedBatch.from_sequences([ids[index] for index in indices]).to(device)
-            out = model(batch, output_hidden_states=True)
+            out = model(batch, **wanted)
             flat = select_layers(out.hidden_states, layers).float().cpu().numpy()
             bounds = batch.cu_seqlens.tolist()
             for index, begin, end in zip(indices, bounds[:-1], bounds[1:], strict=True):

@@ -13,6 +13,7 @@ from ..modules.mode import evaluating
 from ..packing import PackedBatch
 from .encoding import encode_texts
 from .files import check_text, shorten
+from .predict import plain_outputs
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Candidate:
 def fill_mask(
     model: torch.nn.Module, tokenizer: Tokenizer, text: str, top_k: int = 5, *, truncate: bool = False
 ) -> list[list[Candidate]]:
-    """The top_k candidates of every [MASK], or what the vocabulary calls it, in the text, in the text's order.
+    """The top_k candidates of every [MASK], or what the vocabulary calls it, in the text, in the text's order; fewer
+    where the tokenizer has fewer tokens. Ids that have none (rows that pad a vocabulary) are no candidates.
 
     Args:
         model: a BertForMaskedLM (or BertForPreTraining).
@@ -57,20 +59,28 @@ def fill_mask(
     if not positions:
         where = f"the first {limit} tokens of the text" if encoding.overflowing else "the text"
         raise InputError(f"expected at least one {mask} in {where}, got {shorten(repr(text))}")
-    probabilities, best = _top(model, ids, positions, top_k)
-    return [
-        [Candidate(tokenizer.id_to_token(i), i, p) for i, p in zip(row_ids, row_ps, strict=True)]
-        for row_ids, row_ps in zip(best.tolist(), probabilities.tolist(), strict=True)
-    ]
+    probabilities = _probabilities(model, ids, positions)
+    count = top_k
+    while True:
+        values, best = probabilities.topk(count)
+        found = [_candidates(tokenizer, *row) for row in zip(best.tolist(), values.tolist(), strict=True)]
+        if count == probabilities.shape[-1] or all(len(candidates) >= top_k for candidates in found):
+            return [candidates[:top_k] for candidates in found]
+        count = min(2 * count, probabilities.shape[-1])
+
+
+def _candidates(tokenizer: Tokenizer, ids: list[int], probabilities: list[float]) -> list[Candidate]:
+    named = ((tokenizer.id_to_token(i), i, p) for i, p in zip(ids, probabilities, strict=True))
+    return [Candidate(token, i, p) for token, i, p in named if token is not None]
 
 
 @torch.inference_mode()
-def _top(model: torch.nn.Module, ids: list[int], positions: list[int], top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and ids of the best tokens at the positions, both (N, top_k)."""
+def _probabilities(model: torch.nn.Module, ids: list[int], positions: list[int]) -> torch.Tensor:
+    """Of every id of the vocabulary at the N positions, (N, V)."""
     device = next(model.parameters()).device
     # The model computes logits only where a label asks for them; which label does not matter to the logits.
     labels = torch.zeros(len(positions), dtype=torch.int64)
     batch = PackedBatch.from_sequences([ids], mlm_positions=torch.tensor(positions), mlm_labels=labels).to(device)
     with evaluating(model):
-        logits = model(batch).mlm_logits
-    return torch.softmax(logits.float(), -1).topk(top_k)
+        logits = model(batch, **plain_outputs(model)).mlm_logits
+    return torch.softmax(logits.float(), -1)

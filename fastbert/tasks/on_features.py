@@ -18,6 +18,7 @@ from ..models.pretrained import PreTrainedModel
 from ..modules.scalar_mix import ScalarMix
 from ..packing import PackedBatch
 from .features import MIX, select_layers
+from .predict import plain_outputs
 
 UNITS = 768
 """Of each direction of an LSTM on features (Devlin et al. 2019, section 5.3) without ``config.feature_units``."""
@@ -79,7 +80,8 @@ class OnFeatures(PreTrainedModel):
     @torch.no_grad()
     def stored(self, batch: PackedBatch) -> Tensor:
         """(T, stored_width): what of a batch never changes in a training. For a mix that is every layer."""
-        states = self.base_model(batch, output_hidden_states=True).hidden_states
+        wanted = plain_outputs(self.base_model) | {"output_hidden_states": True}
+        states = self.base_model(batch, **wanted).hidden_states
         return torch.cat(states, 1) if self.mix is not None else select_layers(states, self.layers)
 
     def features(self, batch: PackedBatch, stored: Tensor | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,16 @@ def to_device(keywords: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in keywords.items()}
 
 
+def plain_outputs(model: torch.nn.Module) -> dict[str, bool]:
+    """Keywords with which a model returns its outputs by name and no more of them than its head's, whatever its
+    config.json says to return; none for a model that has no such choice."""
+    if "return_dict" not in inspect.signature(model.forward).parameters:
+        return {}
+    # A kind that has no field for them takes no such keyword either.
+    extra = [name for name in ("output_attentions", "output_hidden_states") if name in model.config.defaults]
+    return {"return_dict": True, **dict.fromkeys(extra, False)}
+
+
 def run_model(
     task: Task,
     model: torch.nn.Module,
@@ -53,6 +64,7 @@ def run_model(
     if not examples:
         raise InputError(f"task {task.name}: expected rows to predict, got none")
     device = next(model.parameters()).device
+    plain = plain_outputs(model)
     values: list[Any] = [None] * len(examples)
     loss_sum, labelled = 0.0, 0
     with evaluating(model), torch.inference_mode():
@@ -60,7 +72,7 @@ def run_model(
             chosen = [examples[index] for index in indices]
             batch, keywords = task.collate(chosen)
             batch = batch.to(device)
-            out = model(batch, **to_device(keywords, device))
+            out = model(batch, **to_device(keywords, device), **plain)
             for index, value in zip(indices, task.outputs(out, batch), strict=True):
                 if not np.isfinite(value).all():
                     raise NotFiniteError(

@@ -34,16 +34,26 @@ if TYPE_CHECKING:
 
 
 def model_directory(path: str | os.PathLike) -> Path:
-    """The Hugging Face directory that a path means: itself, or the ``model/`` of a run directory.
+    """The directory that a path means: itself, or the ``model/`` of a run directory; google-research's, with
+    bert_config.json and a checkpoint, is one too.
 
     Raises:
         InputError: there is no such directory, or no config.json in it.
+        CheckpointError: bert_config.json has several checkpoints beside it.
     """
+    from ..interop.weight_files import has_weights
+
     path = Path(path)
     for directory in (path / "model", path):
         if (directory / "config.json").is_file():
             return directory
     what = "a directory without config.json" if path.is_dir() else "nothing of that name"
+    if (path / "bert_config.json").is_file():
+        if has_weights(path):
+            return path
+        what = "bert_config.json without weights that are read as they are: `fastbert convert` makes one of others"
+    elif path.with_name(f"{path.name}.index").is_file():
+        what = "a TensorFlow checkpoint: name its directory, or make one with `fastbert convert`"
     raise InputError(f"{path}: expected a model directory with config.json, or a run directory, got {what}")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.special_tokens import names_of
+from ..data.special_tokens import has_types, names_of
 from ..errors import InputError
 from .base import Example, Row
 from .encoding import private_copy
@@ -73,6 +73,7 @@ def encode_windows(
     texts = encode_unique([text for row in rows for text in row.texts], tokenizer)
     names = names_of(tokenizer)
     cls, sep = tokenizer.token_to_id(names.cls_token), tokenizer.token_to_id(names.sep_token)
+    second = int(has_types(tokenizer))
     examples = []
     for index, row in enumerate(rows):
         question, context = texts[row.texts[0]].ids[:max_question], texts[row.texts[1]]
@@ -89,7 +90,7 @@ def encode_windows(
             part = slice(begin, begin + room)
             ids = np.concatenate((head, context.ids[part], [sep])).astype(np.int32)
             types = np.zeros(len(ids), np.int32)
-            types[len(head) :] = 1
+            types[len(head) :] = second
             window = Window(len(head), context.starts[part], context.ends[part], owners[part] == number)
             label = _label(target, begin, len(window.starts), len(head))
             examples.append(Example(index, ids, types, label, truncated=len(begins) > 1, meta=window))

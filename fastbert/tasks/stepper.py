@@ -13,7 +13,7 @@ from .. import optim
 from ..optim import schedules
 from .base import Example, Task
 from .config import FinetuneConfig
-from .predict import to_device
+from .predict import plain_outputs, to_device
 from .world import make_engine
 
 
@@ -36,6 +36,7 @@ class Stepper:
         groups = optim.param_groups(model, config.weight_decay)
         optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
         self.engine = make_engine(model, optimizer, config)
+        self._plain = plain_outputs(model)
 
     def step(self, indices: Sequence[int]) -> dict:
         """Trains on these examples; returns step, loss, grad_norm, lr and tokens."""
@@ -51,7 +52,7 @@ class Stepper:
             count = _targets(labels, len(own)) if engine.world.rank < len(indices) else 0
             total, tokens = engine.reduce([count, tokens if count else 0])
             weight, tokens = count / max(total, 1), int(tokens)
-        loss = engine.backward(lambda: engine.forward(batch, **labels).loss * weight)
+        loss = engine.backward(lambda: engine.forward(batch, **labels, **self._plain).loss * weight)
         lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
         loss, grad_norm = _numbers(loss, engine.step(lr))
         if not math.isfinite(grad_norm):

@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
+from ..data.special_tokens import has_types
+from ..errors import DataError, InputError
 from .bad_rows import called
 from .base import Example, LabelColumns, Row, Task
 from .encoding import encode_texts
@@ -163,6 +164,11 @@ class TextTask(Task):
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         if self.transform is not None:
             return self._transformed(rows, tokenizer, max_seqlen)
+        if self.features is not None and len(self.text_columns) > 1 and not has_types(tokenizer):
+            raise InputError(
+                f"task {self.name}: features of pairs are told apart by token types, expected a tokenizer that has "
+                "them, got one whose model_input_names leave token_type_ids out"
+            )
         encodings = encode_texts([row.texts for row in rows], tokenizer, max_seqlen)
         examples = [
             Example(

@@ -93,11 +93,13 @@ class TextClassification(Classification):
         super().restore(config)
         names = {int(index): name for index, name in config.id2label.items()}
         if config.problem_type == "multi_label_classification":
-            raise InputError(f"task {self.name}: expected a model of one label a text, got a {config.problem_type}")
+            raise InputError(
+                f"task {self.name}: expected a model of one label a text, got problem_type {config.problem_type}"
+            )
         broken = next((name for name in names.values() if _BREAKS.search(name)), None)
         if broken is not None:
             raise InputError(
-                f"task {self.name}: expected names without tabs or line ends in the model's id2label, got {broken!r:.60}"
+                f"task {self.name}: expected an id2label of names without tabs or line ends, got {broken!r:.60}"
             )
         self.labels = tuple(names[index] for index in sorted(names))
 

@@ -124,6 +124,64 @@ def test_extract_failures_leave_nothing(model, tmp_path, capsys):
     assert len(np.load(out / "features.npy")) == 32
 
 
+SAID = [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_config_json_says_to_return_changes_nothing(said, data, lines, tmp_path, capsys):
+    plain = tiny_bert.save(tmp_path / "plain", "BertForSequenceClassification", num_labels=2)
+    told = tmp_path / "told"
+    shutil.copytree(plain, told)
+    (told / "config.json").write_text(json.dumps(json.loads((plain / "config.json").read_text()) | said))
+    options = ["--data", data, "--max-seqlen", 16]
+    assert run("predict", "sst2", "--model", plain, *options) == 0
+    wanted = capsys.readouterr().out
+    assert run("predict", "sst2", "--model", told, *options) == 0
+    assert capsys.readouterr().out == wanted
+    for directory in (plain, told):
+        assert run("extract", "--model", directory, "--out", tmp_path / directory.name / "features", lines) == 0
+    values = [np.load(tmp_path / name / "features" / "features.npy") for name in ("plain", "told")]
+    np.testing.assert_array_equal(*values)
+    options = ["--train", data, "--dev", data, "--epochs", 1, "--max-seqlen", 16]
+    assert run("finetune", "sst2", "--model", told, *options, "--out", tmp_path / "run") == 0
+    options += ["--features", "last", "--feature-units", 8]
+    assert run("finetune", "sst2", "--model", told, *options, "--out", tmp_path / "on-features") == 0
+
+
+def test_googles_directories_are_used_as_they_are(model, lines, tmp_path, capsys):
+    google = tmp_path / "google"
+    convert(model, google, to="tf1")
+    assert run("fill-mask", "--model", model, "the [MASK] is good") == 0
+    wanted = capsys.readouterr().out
+    assert run("fill-mask", "--model", google, "the [MASK] is good") == 0
+    assert capsys.readouterr().out == wanted
+    for directory in (model, google):
+        assert run("encode", "--model", directory, "--out", tmp_path / f"{directory.name}.npy", lines) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / f"{model.name}.npy"), np.load(tmp_path / "google.npy"))
+    assert "name its directory" in fails(capsys, "fill-mask", "--model", google / "bert_model.ckpt", "a [MASK]")
+    for file in google.glob("bert_model.ckpt.*"):
+        file.unlink()
+    (google / "ckpt_8601.pt").write_bytes(b"")
+    error = fails(capsys, "fill-mask", "--model", google, "a [MASK]")
+    assert "got bert_config.json without weights that are read as they are: `fastbert convert`" in error
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"problem_type": "multi_label_classification"}, "expected a model of one label a text, got problem_type m"),
+        ({"id2label": {0: "a\tb", 1: "c"}}, "expected an id2label of names without tabs or line ends, got 'a\\tb'"),
+        ({"id2label": {0: "a", 1: "c\nd"}}, "expected an id2label of names without tabs or line ends, got 'c\\nd'"),
+    ],
+)
+def test_a_model_whose_answers_are_no_lines_of_one_label_is_refused(said, reason, tmp_path, capsys):
+    trained = tiny_bert.save(tmp_path / "trained", "BertForSequenceClassification", **said)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\nthe film\n")
+    options = ["--model", trained, "--data", rows, "--max-seqlen", 16]
+    assert reason in fails(capsys, "predict", "text-classification", *options)
+
+
 def test_convert_takes_the_directory_of_a_run(model, tmp_path):
     run_dir = tmp_path / "run"
     shutil.copytree(model, run_dir / "model")

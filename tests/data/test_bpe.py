@@ -6,12 +6,14 @@ import json
 
 import pytest
 import transformers
+from tokenizers import Tokenizer, processors
 
 from fastbert.data.bpe import save_bpe, train_bpe
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
+from fastbert.data.special_tokens import BERT_NAMES, names_of
 from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids
 from fastbert.errors import DataError, InputError
 
@@ -99,3 +101,39 @@ def test_files_that_do_not_fit_are_named(files, tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(InputError, match="at least 257, got 256"):
         train_bpe(TEXT, 256)
+
+
+NAMES = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+
+
+@pytest.mark.parametrize("marks", ["roberta", "bert", "template", "none"])
+def test_the_files_names_go_with_a_berts_bytes(tmp_path, marks):
+    own = train_bpe(TEXT * 3, 400)
+    own.add_special_tokens(list(NAMES.values()))
+    cls, sep = (("<s>", own.token_to_id("<s>")), ("</s>", own.token_to_id("</s>")))
+    own.post_processor = {
+        "roberta": processors.RobertaProcessing(sep, cls),
+        "bert": processors.BertProcessing(sep, cls),
+        "template": processors.TemplateProcessing(
+            single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[cls, sep]
+        ),
+        "none": processors.ByteLevel(),
+    }[marks]
+    own.save(str(tmp_path / "tokenizer.json"))
+    assert names_of(load_tokenizer(tmp_path)) == BERT_NAMES  # of which the file itself says nothing
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "truncation_side": "right", **NAMES})
+    )
+    ours = load_tokenizer(tmp_path)
+    (tmp_path / "again").mkdir()
+    ours.save(str(tmp_path / "again" / "tokenizer.json"))
+    (tmp_path / "again" / "tokenizer_config.json").write_text((tmp_path / "tokenizer_config.json").read_text())
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for tokenizer in (ours, Tokenizer.from_str(ours.to_str()), load_tokenizer(tmp_path / "again")):
+        assert names_of(tokenizer)._asdict() == NAMES
+        for text in (("The <mask> dog",), ("The dog", " sleeps <mask>")):
+            wanted, got = own.encode(*text), tokenizer.encode(*text)
+            assert (got.ids, got.type_ids, got.offsets) == (wanted.ids, wanted.type_ids, wanted.offsets)
+            assert got.sequence_ids == wanted.sequence_ids
+            assert got.ids == theirs(*text)["input_ids"]
+    assert ours.to_str() == load_tokenizer(tmp_path / "again").to_str()

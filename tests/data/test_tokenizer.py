@@ -7,6 +7,7 @@ import random
 import shutil
 
 import pytest
+from tokenizers import processors
 
 from fastbert.data.alphabet import alphabet
 from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_wordpiece
@@ -168,15 +169,41 @@ ADDED = ["a <tok> film", "A<TOK>film [NEW] films", "[new] [NEW][NEW] a", "x[unus
             }
         },
         {"tokenizer_config.json": {"additional_special_tokens": ["<tok>", "[unused1]"]}},
+        {
+            "tokenizer_config.json": {"additional_special_tokens": ["[NEW]"]},
+            "added_tokens.json": {"[NEW]": 15},
+            "special_tokens_map.json": {"additional_special_tokens": ["<tok>"]},
+        },
+        {"special_tokens_map.json": {"additional_special_tokens": ["<tok>"], "extra_special_tokens": ["[NEW]"]}},
+        {"special_tokens_map.json": {"extra_special_tokens": {"b_token": "<tok>"}, "a_token": "[NEW]"}},
+        {"tokenizer_config.json": {"extra_special_tokens": ["[NEW]", "<tok>"], "additional_special_tokens": ["a"]}},
+        {"tokenizer_config.json": {"extra_special_tokens": {"b_token": "[NEW]"}, "a_token": "<tok>"}},
+        {
+            "tokenizer_config.json": {
+                "added_tokens_decoder": {"15": {"content": "[NEW]", "special": True, "normalized": False}}
+            },
+            "added_tokens.json": {"<tok>": 16},
+            "special_tokens_map.json": {"additional_special_tokens": ["<tok>"]},
+        },
     ],
 )
-def test_tokens_added_beside_a_vocabulary(tmp_path, files):
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json", "PreTrainedTokenizerFast"])
+def test_tokens_added_beside_a_vocabulary(tmp_path, files, form):
     transformers = pytest.importorskip("transformers")
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    files = {"tokenizer_config.json": {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}} | files
-    for name, content in files.items():
+    settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
+    kind = transformers.BertTokenizer
+    if form != "vocab.txt":
+        load_tokenizer(tmp_path).save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "vocab.txt").unlink()
+    if form == "PreTrainedTokenizerFast":
+        kind, settings["tokenizer_class"] = transformers.PreTrainedTokenizerFast, form
+        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        settings |= dict(zip(names, WORDS, strict=False))
+    for name, content in ({"tokenizer_config.json": {}} | files).items():
+        content = settings | content if name == "tokenizer_config.json" else content
         (tmp_path / name).write_text(json.dumps(content))
-    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    theirs = kind.from_pretrained(tmp_path)
     ours = load_tokenizer(tmp_path)
     assert [ours.encode(text).ids for text in ADDED] == theirs(ADDED)["input_ids"]
     assert ours.get_vocab(with_added_tokens=True) == theirs.get_vocab()
@@ -191,6 +218,10 @@ def test_tokens_added_beside_a_vocabulary(tmp_path, files):
         ("tokenizer_config.json", {"added_tokens_decoder": {"15": {"special": True}}}, "as texts, got None"),
         ("tokenizer_config.json", {"do_lower_case": "false"}, "do_lower_case to be true, false or null, got 'false'"),
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "cuts Japanese into words first"),
+        ("tokenizer_config.json", {"extra_special_tokens": "<tok>"}, "as a list or a dictionary, got '<tok>'"),
+        ("tokenizer_config.json", {"extra_special_tokens": [4]}, "expected added tokens as texts, got 4"),
+        ("tokenizer_config.json", {"model_input_names": "input_ids"}, "model_input_names as a list of names, got"),
+        ("tokenizer_config.json", {"truncation_side": "left"}, "to be cut on the right, got truncation_side 'left'"),
     ],
 )
 def test_files_beside_a_vocabulary_that_cannot_be_used(tmp_path, name, content, said):
@@ -211,6 +242,102 @@ def test_the_configuration_beats_tokenizer_json_too(tmp_path, settings):
     texts = ["Film É é F", "FILMS a"]
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
     assert [load_tokenizer(tmp_path).encode(text).ids for text in texts] == theirs(texts)["input_ids"]
+
+
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_input_names": ["input_ids", "attention_mask"]},
+        {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]},
+        {"tokenizer_class": "DistilBertTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]},
+    ],
+)
+def test_a_model_that_gets_no_token_types_reads_pairs_with_zeros(tmp_path, settings, form):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    if form == "tokenizer.json":
+        load_tokenizer(tmp_path).save(str(tmp_path / form))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, **settings}))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("a film", "new films")
+    ours = load_tokenizer(tmp_path)
+    save_tokenizer(ours, tmp_path / "again")
+    for tokenizer in (ours, load_tokenizer(tmp_path / "again")):
+        pair = tokenizer.encode("a film", "new films")
+        assert pair.ids == theirs["input_ids"]
+        assert pair.type_ids == theirs.get("token_type_ids", [0] * len(pair.ids))
+
+
+def _with_post_processor(directory, processor, settings):
+    (directory / "vocab.txt").write_text("\n".join([*WORDS, "b"]) + "\n")
+    load_tokenizer(directory).save(str(directory / "tokenizer.json"))
+    held = json.loads((directory / "tokenizer.json").read_text())
+    held["post_processor"] = None if processor is None else json.loads(processor.__getstate__())
+    (directory / "tokenizer.json").write_text(json.dumps(held))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), WORDS, strict=False))
+    (directory / "tokenizer_config.json").write_text(json.dumps(names | {"do_lower_case": True} | settings))
+    (directory / "config.json").write_text('{"model_type": "bert"}')
+
+
+_MARKS = (("[SEP]", 3), ("[CLS]", 2))
+_SPECIAL = {"special_tokens": [("[CLS]", 2), ("[SEP]", 3)]}
+STRANGE = {
+    "none": (None, "a"),
+    "no_sep": (processors.TemplateProcessing(single="[CLS] $A", pair="[CLS] $A $B", **_SPECIAL), "[CLS] a"),
+    "roberta": (processors.RobertaProcessing(*_MARKS), "[CLS] a [SEP] [SEP] b [SEP]"),
+}
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "TokenizersBackend", "ATokenizerOfTheirOwn"])
+@pytest.mark.parametrize("name", STRANGE)
+def test_marks_that_are_not_berts_are_refused_where_they_count(tmp_path, name, kind):
+    processor, makes = STRANGE[name]
+    _with_post_processor(tmp_path, processor, {"tokenizer_class": kind})
+    with pytest.raises(InputError) as error:
+        load_tokenizer(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'tokenizer.json'}: expected a post_processor that makes [CLS] a")
+    assert str(error.value).endswith(f"got one that makes {makes}")
+
+
+@pytest.mark.parametrize("kind", ["BertTokenizer", "BertTokenizerFast", "ElectraTokenizerFast", None])
+@pytest.mark.parametrize("name", STRANGE)
+def test_berts_classes_put_their_marks_in_themselves(tmp_path, name, kind):
+    transformers = pytest.importorskip("transformers")
+    _with_post_processor(tmp_path, STRANGE[name][0], {"tokenizer_class": kind} if kind else {})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("a film", "films")
+    ours = load_tokenizer(tmp_path).encode("a film", "films")
+    assert (ours.ids, ours.type_ids) == (theirs["input_ids"], theirs["token_type_ids"])
+
+
+@pytest.mark.parametrize(
+    ("processor", "types"),
+    [
+        (processors.BertProcessing(*_MARKS), [0, 0, 0, 1, 1]),
+        (
+            processors.TemplateProcessing(
+                single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:0 [SEP]:0", special_tokens=_SPECIAL["special_tokens"]
+            ),
+            [0] * 5,
+        ),
+    ],
+)
+def test_berts_marks_in_another_writing(tmp_path, processor, types):
+    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    _with_post_processor(tmp_path, processor, {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    ours = load_tokenizer(tmp_path).encode("a", "b")
+    assert (ours.tokens, ours.type_ids) == (["[CLS]", "a", "[SEP]", "b", "[SEP]"], types)
+
+
+def test_cutting_on_the_left_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.enable_truncation(8, direction="left")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"tokenizer.json: expected texts to be cut on the right, got"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "right"}')  # which wins
+    assert load_tokenizer(tmp_path).truncation is None
 
 
 @pytest.mark.parametrize("missing", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])

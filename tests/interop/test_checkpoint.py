@@ -3,11 +3,13 @@
 import json
 import logging
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tf_bundle import write_bundle
 from tiny_bert import config as tiny_config
 
 import fastbert
@@ -334,6 +336,27 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, zipped):
 def test_a_pickle_of_other_things_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: expected"):
+        read_state_dict(tmp_path)
+
+
+def test_torchs_advice_to_run_a_files_code_is_not_passed_on(tmp_path):
+    torch.save({"weight": _Payload(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="holds other objects: Unsupported global: ") as caught:
+        read_state_dict(tmp_path)
+    assert "weights_only" not in str(caught.value)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"version 1 of something else")
+    with pytest.raises(CheckpointError, match=r"holds other objects: Unsupported operand 118$"):
+        read_state_dict(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "pytorch_model.bin", "a.ckpt.index", "a.ckpt.data-00000-of-00001"]
+)
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+    if ".ckpt" in name:
+        write_bundle(tmp_path / "a.ckpt", {"v": torch.zeros(1)})
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12\n")
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)}: expected weights, got a pointer of Git LFS to them"):
         read_state_dict(tmp_path)
 
 

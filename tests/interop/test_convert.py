@@ -103,6 +103,47 @@ def test_tensorflows_own_configuration_is_enough(name, tmp_path):
     assert torch.equal(model.get_input_embeddings().weight, theirs.get_input_embeddings().weight)
 
 
+@pytest.mark.parametrize(("act", "form"), [("gelu_new", "tanh"), ("gelu_python", "none"), ("gelu", "none")])
+def test_tensorflows_configuration_has_a_name_that_its_code_knows(tmp_path, act, form):
+    source = _saved(_theirs("BertModel", hidden_act=act), tmp_path / "source")
+    convert(source, tmp_path / "tf1", to="tf1")
+    assert json.loads((tmp_path / "tf1" / "bert_config.json").read_text())["hidden_act"] == "gelu"
+    convert(tmp_path / "tf1", tmp_path / "end")
+    wanted = fastbert.BertModel.from_pretrained(source)
+    ids = torch.arange(5, 12)[None]
+    for directory in ("tf1", "end"):
+        model = fastbert.BertModel.from_pretrained(tmp_path / directory)
+        assert model.config.gelu_approximate == form
+        assert torch.equal(model(ids).last_hidden_state, wanted(ids).last_hidden_state)
+    # Without the key of ours the file is google's own, which is read as before.
+    values = json.loads((tmp_path / "tf1" / "bert_config.json").read_text())
+    values.pop("transformers_hidden_act", None)
+    (tmp_path / "tf1" / "bert_config.json").write_text(json.dumps(values))
+    assert fastbert.BertConfig.from_pretrained(tmp_path / "tf1").gelu_approximate == "none"
+
+
+def test_tensorflows_vocabulary_is_made_of_a_tokenizer_json(tmp_path, caplog):
+    """As transformers 5 saves every tokenizer."""
+    source = _saved(_theirs("BertModel"), tmp_path / "source")
+    words = (source / "vocab.txt").read_text()
+    fastbert.load_tokenizer(source).save(str(source / "tokenizer.json"))
+    (source / "vocab.txt").unlink()
+    convert(source, tmp_path / "tf1", to="tf1")
+    assert (tmp_path / "tf1" / "vocab.txt").read_text() == words
+    # Ids that the model has no row for would end google's code on a TPU in numbers of chance.
+    tokenizer = fastbert.load_tokenizer(source)
+    tokenizer.add_tokens(["more"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    with pytest.raises(InputError, match=f"expected ids below the model's vocab_size, {len(VOCAB)}, got {len(VOCAB)}"):
+        convert(source, tmp_path / "more", to="tf1")
+    assert not (tmp_path / "more").exists()
+    # A tokenizer of another kind has no such file, and the weights are converted all the same.
+    (source / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}))
+    convert(source, tmp_path / "unigram", to="tf1")
+    assert not (tmp_path / "unigram" / "vocab.txt").exists()
+    assert "no vocab.txt is written" in caplog.text
+
+
 def test_what_is_there_is_not_mixed_with(tmp_path):
     source = _saved(_theirs("BertModel"), tmp_path / "source")
     for target in (tmp_path / "end", source):

@@ -14,6 +14,7 @@ import fastbert
 from fastbert.cli.main import main
 from fastbert.errors import InputError
 from fastbert.interop.convert import convert
+from fastbert.interop.sentence_modules import Dense
 from fastbert.interop.weight_files import read_state_dict
 
 # An export takes about ten seconds of torch's own: one that shows every operator runs by default.
@@ -143,6 +144,32 @@ def test_a_sentence_directory_keeps_what_it_says(tmp_path):
     convert(tmp_path / "cut", tmp_path / "told", to="sentence-transformers", options=options)
     told = fastbert.SentenceEncoder.from_pretrained(tmp_path / "told")
     assert (told.pooling, told.normalize, told.max_seqlen, told.prompt) == (("cls",), True, 5, "the book ")
+
+
+def test_what_another_form_leaves_out_of_a_sentence_directory_is_named(tmp_path, capsys):
+    source = save(tmp_path / "model", "BertModel")
+    encoder = fastbert.SentenceEncoder(
+        fastbert.BertModel.from_pretrained(source),
+        fastbert.load_tokenizer(source),
+        pooling=["cls", "mean"],
+        modules=[Dense(64, 8)],
+        normalize=True,
+        max_seqlen=9,
+        prompts={"query": "the ", "document": ""},
+        truncate_dim=5,
+    )
+    encoder.save_pretrained(tmp_path / "st")
+    left = ("pooling cls and mean", "Dense", "Normalize", "prompts query", "max_seq_length", "truncate_dim")
+    assert convert(tmp_path / "st", tmp_path / "plain").left_out == left
+    assert main(["convert", str(tmp_path / "st"), str(tmp_path / "tf1"), "--to", "tf1"]) == 0
+    assert f"left out: {', '.join(left)}\n" in capsys.readouterr().err
+    assert convert(tmp_path / "st", tmp_path / "again", to="sentence-transformers").left_out == ()
+    assert convert(source, tmp_path / "pickle", to="pickle").left_out == ()
+    # Modules that are not known here do not keep the model from being read.
+    modules = (tmp_path / "st" / "modules.json").read_text()
+    (tmp_path / "st" / "modules.json").write_text(modules.replace(".Normalize", ".CNN"))
+    (left,) = convert(tmp_path / "st", tmp_path / "cnn").left_out
+    assert "got CNN among" in left
 
 
 def test_a_sentence_directory_that_cannot_be_kept_is_refused(tmp_path):

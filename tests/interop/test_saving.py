@@ -13,6 +13,8 @@ from tiny_bert import save as save_tiny
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.interop.checkpoint import read_state_dict, save_directory
+from fastbert.interop.convert import convert
+from fastbert.interop.sentence_files import read_settings
 
 CLASSES = [
     "BertModel",
@@ -124,6 +126,55 @@ def test_the_tokenizers_files_travel_unchanged(tmp_path):
     for name in ("vocab.txt", "tokenizer_config.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (source / name).read_bytes()
     assert not (tmp_path / "copy" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("settings", [None, {"strip_accents": False, "model_max_length": 8}, {"do_lower_case": None}])
+@pytest.mark.parametrize("cased", [True, False])
+def test_a_case_that_was_guessed_is_written_down(tmp_path, cased, settings):
+    transformers = pytest.importorskip("transformers")
+    source = save_tiny(tmp_path / "source")
+    words = ["The", "Film", "the", "film", "Paris", "paris"] if cased else ["the", "film", "paris"]
+    (source / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    beside = source / "tokenizer_config.json"
+    if settings is None:
+        beside.unlink(missing_ok=True)
+    else:
+        beside.write_text(json.dumps(settings))
+    save_directory(make("BertModel"), tmp_path / "copy", tiny_config().to_dict(), source)
+    written = json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())
+    assert written == {"tokenizer_class": "BertTokenizer", **(settings or {}), "do_lower_case": not cased}
+    assert json.loads((source / "tokenizer_config.json").read_text() if settings else "null") == settings
+    texts = ["The Film", "paris Film"]
+    wanted = [fastbert.load_tokenizer(source).encode(text).ids for text in texts]
+    for to in ("pickle", "sentence-transformers"):
+        convert(source, tmp_path / to, to=to)
+    for directory in (tmp_path / "copy", tmp_path / "pickle", tmp_path / "sentence-transformers"):
+        assert transformers.AutoTokenizer.from_pretrained(directory)(texts)["input_ids"] == wanted
+        assert [fastbert.load_tokenizer(directory).encode(text).ids for text in texts] == wanted
+
+
+def test_a_vocabulary_that_was_named_itself_brings_its_configuration(tmp_path):
+    source = save_tiny(tmp_path / "source")
+    (source / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    save_directory(make("BertModel"), tmp_path / "copy", tiny_config().to_dict(), source / "vocab.txt")
+    assert (tmp_path / "copy" / "tokenizer_config.json").read_text() == '{"do_lower_case": false}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({"max_len": 16}, 16),
+        ({"max_len": 16, "model_max_length": 8}, 8),
+        ({"max_len": 16, "model_max_length": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_longest_input_under_its_older_name(tmp_path, settings, longest):
+    transformers = pytest.importorskip("transformers")
+    source = save_tiny(tmp_path)
+    (source / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True, **settings}))
+    theirs = transformers.AutoTokenizer.from_pretrained(source).model_max_length
+    assert read_settings(source).max_seqlen == (theirs if theirs < 1 << 30 else None) == longest
 
 
 def test_saving_over_its_own_directory_keeps_the_tokenizer(tmp_path):

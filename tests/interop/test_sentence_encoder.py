@@ -71,7 +71,7 @@ def test_order_and_batching_do_not_show(encoder):
 def test_a_batch_stays_within_the_token_budget(encoder, monkeypatch):
     seen = []
     forward = encoder.model.forward
-    monkeypatch.setattr(encoder.model, "forward", lambda batch: seen.append(batch) or forward(batch))
+    monkeypatch.setattr(encoder.model, "forward", lambda batch, **told: seen.append(batch) or forward(batch, **told))
     encoder.encode(["one two three"] * 20, token_budget=26)  # 3 words and 2 specials each
     assert [batch.num_tokens for batch in seen] == [25, 25, 25, 25]
 
@@ -92,6 +92,15 @@ def test_a_model_that_is_being_trained_is_evaluated_for_it(tmp_path):
     encoder.model.train()
     np.testing.assert_array_equal(encoder.encode(SENTENCES), vectors)
     assert all(module.training for module in encoder.model.modules())
+
+
+@pytest.mark.parametrize("said", [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}])
+def test_what_config_json_says_to_return_changes_nothing(tmp_path, said):
+    directory = save_tiny(tmp_path, "BertModel")
+    wanted = SentenceEncoder.from_pretrained(directory).encode(["the film", "paris"])
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | said))
+    np.testing.assert_array_equal(SentenceEncoder.from_pretrained(directory).encode(["the film", "paris"]), wanted)
 
 
 def test_normalisation_can_be_told(encoder):

@@ -43,6 +43,30 @@ def test_what_cannot_be_filled(directory):
         fill_mask(model, tokenizer, "[MASK]", 0)
 
 
+@pytest.mark.parametrize("said", [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}])
+def test_what_config_json_says_to_return_changes_nothing(directory, said):
+    tokenizer = fastbert.load_tokenizer(directory)
+    plain, told = (fastbert.BertForMaskedLM.from_pretrained(directory, **more) for more in ({}, said))
+    assert fill_mask(told, tokenizer, "the [MASK]") == fill_mask(plain, tokenizer, "the [MASK]")
+
+
+def test_rows_that_pad_the_vocabulary_are_no_candidates(directory):
+    model = fastbert.BertForMaskedLM.from_pretrained(directory)
+    tokenizer = fastbert.load_tokenizer(directory)
+    words = model.config.vocab_size
+    model.resize_token_embeddings(words + 8)
+    with torch.no_grad():
+        model.cls.predictions.bias[words:] = 30.0
+    text = "the [MASK] of [MASK]"
+    for top_k in (1, 3, words, words + 8):
+        for candidates in fill_mask(model, tokenizer, text, top_k):
+            assert len(candidates) == min(top_k, words)
+            assert all(c.token == tokenizer.id_to_token(c.id) is not None for c in candidates)
+            # Of the whole vocabulary, as transformers has it: what is left out keeps its share.
+            assert sum(c.probability for c in candidates) < 1e-3
+            assert candidates == sorted(candidates, key=lambda c: -c.probability)
+
+
 def test_vocabulary_without_mask(directory, tmp_path):
     model = fastbert.BertForMaskedLM.from_pretrained(directory)
     other = tiny_bert.save(tmp_path / "other", vocab=[word for word in tiny_bert.VOCAB if word != "[MASK]"])

@@ -16,10 +16,12 @@ from glue_files import LABELLED, MNLI_COLUMNS, MNLI_FILLER, SUBMISSIONS, UNLABEL
 import fastbert
 from fastbert.cli.main import main
 from fastbert.config import BertConfig
-from fastbert.errors import CheckpointError, DataError
+from fastbert.errors import CheckpointError, DataError, InputError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
+from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import run_model
 
 TASKS = sorted(LABELLED)
@@ -483,3 +485,23 @@ def test_bad_rows_are_counted_on_the_command_line(directory, tmp_path, write, ca
         "1",
         "4",
     ]
+
+
+def test_a_model_of_several_labels_a_text_is_a_fine_start(tmp_path):
+    directory = tiny_bert.save(
+        tmp_path / "model", "BertForSequenceClassification", num_labels=2, problem_type="multi_label_classification"
+    )
+    task = registry.get("sst2")
+    rows, config = tiny_bert.rows_of(8, 0), FinetuneConfig(epochs=1, max_seqlen=32, batch_size=4)
+    result = finetune(task, task.model(directory), fastbert.load_tokenizer(directory), rows, rows, config)
+    assert 0 <= result.best["accuracy"] <= 1
+
+
+def test_features_of_pairs_need_token_types(tmp_path):
+    directory = tiny_bert.save(tmp_path / "model", "BertModel")
+    settings = {"do_lower_case": True, "model_input_names": ["input_ids", "attention_mask"]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    task = registry.get("rte")
+    task.features = "last"
+    with pytest.raises(InputError, match="told apart by token types"):
+        task.encode([Row("0", ("a film", "a book"), "entailment")], fastbert.load_tokenizer(directory), 32)

@@ -202,6 +202,18 @@ def test_long_questions_are_cut(tmp_path, tokenizer):
     assert examples[0].meta.first == 64 + 2
 
 
+@pytest.mark.parametrize("types", [True, False])
+def test_contexts_have_the_types_that_the_tokenizer_gives(tmp_path, types):
+    names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    directory = tiny_bert.save(tmp_path / "model", "BertModel")
+    write(directory, {"do_lower_case": True, "model_input_names": names}, "tokenizer_config.json")
+    rows = registry.get("squad1").read(write(tmp_path, squad(("a", "what is good ?", [("film", 4)]))))
+    tokenizer = fastbert.load_tokenizer(directory)
+    example, expected = registry.get("squad1").encode(rows, tokenizer, 32)[0], tokenizer.encode(*rows[0].texts)
+    assert list(example.token_type_ids) == expected.type_ids
+    assert max(example.token_type_ids) == int(types)
+
+
 def test_spans_by_hand():
     window = Window(1, np.arange(4) * 10, np.arange(4) * 10 + 5, np.array([True, True, False, True]))
     scores = np.array([[9, 9], [1, 0], [3, 1], [8, 2], [0, 5], [9, 9]], dtype=np.float32)
