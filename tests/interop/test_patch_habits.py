@@ -478,6 +478,7 @@ def test_positions_that_begin_again_need_no_longer_table(name, only_ours):
             model.embeddings.register_buffer("position_ids", torch.arange(length)[None], persistent=False)
     else:
         given["position_ids"] = (torch.arange(length) % steps + 1)[None]
+        given["token_type_ids"] = torch.zeros_like(ids)  # transformers 4 has as many as positions
     with torch.no_grad():
         expected, got = (model(**given).last_hidden_state for model in (theirs, ours))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -499,7 +500,8 @@ def test_what_is_said_of_a_pass_is_said_once_whatever_its_length(caplog):
     for length in (3, 4, 5):
         ids = torch.randint(5, 50, (2, length))
         with torch.no_grad():
-            ours(ids, attention_mask=torch.ones(length).long())
+            if V5:  # 4 refuses such a mask itself
+                ours(ids, attention_mask=torch.ones(length).long())
             ours(ids, position_ids=torch.zeros(1, 1, dtype=torch.int64))
     said = [record.message for record in caplog.records if "own code" in record.message]
     assert len(said) == len(set(said)) <= 2

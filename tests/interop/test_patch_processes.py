@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 
@@ -40,7 +41,9 @@ def test_a_pickle_is_read_by_a_process_that_has_patched_nothing(tmp_path):
     calls = [arguments("BertModel"), ids, {"src": torch.randn(2, 3, 8)}]
     torch.save((models, calls), tmp_path / "models.pt")
     there = [sys.executable, "-c", _LOAD, str(tmp_path / "models.pt"), str(tmp_path / "outputs.pt")]
-    options = {"cwd": tmp_path, "env": pretraining_runs.environment()}
+    # The transformers of this process, which with_transformers.sh may have put before the environment's.
+    environment = pretraining_runs.environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    options = {"cwd": tmp_path, "env": environment}
     done = subprocess.run(there, capture_output=True, text=True, timeout=300, **options)
     assert done.returncode == 0, done.stderr
     found = torch.load(tmp_path / "outputs.pt", weights_only=False)
