@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..config import BertConfig
 from ..errors import InputError
@@ -301,10 +301,10 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
     names = read_names(path, {**own, **{role: name for role, name in settings.items() if name is not None}})
     names = names._replace(unk_token=tokenizer.model.unk_token)
     require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
-    theirs = marked(tokenizer)
     types = _wants_types(settings)
+    theirs = None if _is_berts(settings) else _marked_by(path, tokenizer)
     set_template(tokenizer, names, types)
-    if not _is_berts(settings):
+    if theirs is not None:
         for their, own in zip(theirs, marked(tokenizer), strict=True):
             if their.ids != own.ids:
                 raise InputError(
@@ -315,6 +315,19 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
             set_template(tokenizer, names, types=False)
     added_tokens.add(tokenizer, path, settings)
     return tokenizer
+
+
+def _marked_by(path: Path, tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
+    """`marked` by what stands in a file. Raises InputError where that cannot be used."""
+    try:
+        return marked(tokenizer)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the Rust library panics at a template that names a token that it does not hold
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{path}: expected a post_processor that can be used, got one that fails with: {reason}"
+        ) from None
 
 
 def _is_berts(settings: dict[str, Any]) -> bool:

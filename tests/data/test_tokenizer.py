@@ -419,3 +419,19 @@ def test_with_an_alphabet_a_vocabulary_does_not_depend_on_chance():
     assert tokenizer.encode("ab").tokens[1:-1] in (["ab"], ["a", "##b"])
     # Continuations are words' parts and no special tokens.
     assert tokenizer.decode(tokenizer.encode("abc").ids) == "abc"
+
+
+def test_a_broken_post_processor_is_no_panic(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    load_tokenizer(tmp_path).save(str(tmp_path / "tokenizer.json"))
+    text = (tmp_path / "tokenizer.json").read_text()
+    held = '"[SEP]": {'
+    assert text.count(held) == 1
+    (tmp_path / "tokenizer.json").write_text(text.replace(held, '"[SEPT]": {'))
+    (tmp_path / "vocab.txt").unlink()
+    load_tokenizer(tmp_path)  # as a BERT's class does, which puts its own there
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **dict(zip(names, WORDS, strict=False))}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match="post_processor that can be used"):
+        load_tokenizer(tmp_path)
