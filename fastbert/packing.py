@@ -124,7 +124,7 @@ class PackedBatch:
             labels: ``mlm_positions``, ``mlm_labels``, ``nsp_labels``.
 
         Raises:
-            InputError: a sequence is no list of whole numbers, or token_type_ids have other lengths.
+            InputError: a sequence is no list of whole numbers, token_type_ids have other lengths, or another label.
         """
         if not isinstance(input_ids, Iterable):
             raise InputError(f"input_ids must be sequences of ids, got {type(input_ids).__name__}")

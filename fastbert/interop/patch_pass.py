@@ -125,10 +125,7 @@ class Pass:
     def _tokens(self, view: View, input_ids, inputs_embeds, positions: bool = True) -> Tokens:
         given = self.given
         types = given.get("token_type_ids") if positions else None
-        # Where the family's own embeddings were called, positions are past: zeros, so that nobody bounds the length.
-        position_ids = given.get("position_ids") if positions else inputs_embeds.new_zeros((1, 1), dtype=torch.int64)
-        if not positions:
-            position_ids = position_ids.expand(1, inputs_embeds.shape[1])
+        position_ids = given.get("position_ids") if positions else None
         if self.packed:
             return door.open_packed(
                 view.config,

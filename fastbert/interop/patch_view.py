@@ -111,6 +111,9 @@ class View:
                 setattr(ours.get_submodule(owner), leaf, find(theirs, family.path(name)))
             activation = find(theirs, family.path("intermediate.intermediate_act_fn"))
             ours.intermediate.approximate = approximation(activation)
+        if self.embeddings is None:
+            # The family's own embeddings look at positions, of which none is left when tokens come here.
+            self.config.max_position_embeddings = None
         # What the modules do counts, and not what the configuration says of them.
         first = self.encoder.layer[0]
         self.config.layer_norm_eps = first.output.LayerNorm.eps

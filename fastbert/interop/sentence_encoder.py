@@ -16,7 +16,7 @@ from .. import hardware, ops
 from ..data.tokenizer import load_tokenizer
 from ..errors import InputError
 from ..models import BertModel
-from ..modules.mode import evaluating
+from ..modules.mode import evaluating, plain_outputs
 from ..modules.quantized import quantize
 from ..packing import PackedBatch
 from .distilbert import read_bert_config
@@ -27,8 +27,6 @@ _TOKENIZE_AT_ONCE = 4096
 # Tokens computed at a time where the caller says nothing: a group of sequences for each thread (csrc/encoder.cpp).
 _TOKENS_A_THREAD, _LEAST_TOKENS = 512, 4096
 PRECISIONS = ("fp32", "bf16", "int8")
-# What the model returns is read here by its names, whatever config.json says to return.
-_OUTPUTS = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
 
 
 class SentenceEncoder:
@@ -237,7 +235,7 @@ class SentenceEncoder:
 
     def _vectors(self, rows: list[np.ndarray], normalize: bool | None, skip: int) -> np.ndarray:
         batch = PackedBatch.from_sequences(rows).to(self.model.device)
-        hidden = self.model(batch, **_OUTPUTS).last_hidden_state
+        hidden = self.model(batch, **plain_outputs(self.model)).last_hidden_state
         vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode, skip) for mode in self.pooling], dim=-1)
         vectors = self.modules(vectors)
         if normalize is None and self.normalize:

@@ -166,7 +166,7 @@ def _check_width(config: ModelConfig, inputs_embeds: Tensor | None) -> None:
 
 
 def _check_length(config: ModelConfig, length: int) -> None:
-    if length > config.max_position_embeddings:
+    if config.max_position_embeddings is not None and length > config.max_position_embeddings:
         raise InputError(
             f"a sequence may have at most max_position_embeddings = {config.max_position_embeddings} tokens, "
             f"got {length}"

@@ -1,7 +1,8 @@
-"""Evaluation mode for a while."""
+"""What a model is asked for whatever it was left in: evaluation mode for a while, outputs by name."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def plain_outputs(model: nn.Module) -> dict[str, bool]:
+    """Keywords with which a model returns its outputs by name and no more of them than its head's, whatever its
+    config.json says to return; none for a model that has no such choice."""
+    if "return_dict" not in inspect.signature(model.forward).parameters:
+        return {}
+    # A kind that has no field for them takes no such keyword either.
+    extra = [name for name in ("output_attentions", "output_hidden_states") if name in model.config.defaults]
+    return {"return_dict": True, **dict.fromkeys(extra, False)}

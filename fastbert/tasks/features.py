@@ -11,11 +11,10 @@ import torch
 from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
-from ..modules.mode import evaluating
+from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
 from .batching import evaluation_batches
 from .encoding import private_copy
-from .predict import plain_outputs
 
 LAYERS = ("embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum")
 

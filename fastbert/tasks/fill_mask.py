@@ -9,11 +9,10 @@ from tokenizers import Tokenizer
 
 from ..data.special_tokens import names_of
 from ..errors import InputError
-from ..modules.mode import evaluating
+from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
 from .encoding import encode_texts
 from .files import check_text, shorten
-from .predict import plain_outputs
 
 
 @dataclass(frozen=True)

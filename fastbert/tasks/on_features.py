@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ..models.encoders import encoder_class, new_encoder, read_config
 from ..models.pretrained import PreTrainedModel
+from ..modules.mode import plain_outputs
 from ..modules.scalar_mix import ScalarMix
 from ..packing import PackedBatch
 from .features import MIX, select_layers
-from .predict import plain_outputs
 
 UNITS = 768
 """Of each direction of an LSTM on features (Devlin et al. 2019, section 5.3) without ``config.feature_units``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import FastbertError, InputError
-from ..modules.mode import evaluating
+from ..modules.mode import evaluating, plain_outputs
 from .base import Example, Row, Task
 from .batching import evaluation_batches
 
@@ -34,16 +33,6 @@ class Outputs:
 def to_device(keywords: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """What a task's `collate` gives for the model, its tensors on a device."""
     return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in keywords.items()}
-
-
-def plain_outputs(model: torch.nn.Module) -> dict[str, bool]:
-    """Keywords with which a model returns its outputs by name and no more of them than its head's, whatever its
-    config.json says to return; none for a model that has no such choice."""
-    if "return_dict" not in inspect.signature(model.forward).parameters:
-        return {}
-    # A kind that has no field for them takes no such keyword either.
-    extra = [name for name in ("output_attentions", "output_hidden_states") if name in model.config.defaults]
-    return {"return_dict": True, **dict.fromkeys(extra, False)}
 
 
 def run_model(

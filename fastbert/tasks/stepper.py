@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import optim
+from ..modules.mode import plain_outputs
 from ..optim import schedules
 from .base import Example, Task
 from .config import FinetuneConfig
-from .predict import plain_outputs, to_device
+from .predict import to_device
 from .world import make_engine
 
 

@@ -458,7 +458,9 @@ def kin(name):
     """A small model of transformers in evaluation mode, and a patched copy."""
     cls = getattr(transformers, name)
     sizes = {"vocab_size": 60, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
-    config = cls.config_class(**sizes, intermediate_size=70, hidden_dim=70, max_position_embeddings=40)
+    config = cls.config_class(
+        **sizes, intermediate_size=70, hidden_dim=70, max_position_embeddings=40, initializer_range=0.2
+    )
     theirs = cls(config).eval()
     return theirs, fastbert.patch(copy.deepcopy(theirs))
 

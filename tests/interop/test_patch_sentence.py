@@ -54,8 +54,8 @@ def test_poolings_know_no_neighbours(mode, tmp_path):
     except ImportError:
         from sentence_transformers.models import Pooling, Transformer
     torch.manual_seed(0)
-    encoder = Transformer(str(save_tiny(tmp_path, "BertModel")))
-    model = st.SentenceTransformer(modules=[encoder, Pooling(32, mode)], device="cpu")
+    encoder = Transformer(str(save_tiny(tmp_path, "BertModel", hidden_size=48)))
+    model = st.SentenceTransformer(modules=[encoder, Pooling(48, mode)], device="cpu")
     fastbert.patch(model)
     words = " ".join(TEXTS).split()
     texts = [" ".join(words[i % 5 : i % 5 + n]) for i, n in enumerate((1, 3, 5, 8, 9, 13, 17, 21))]
