@@ -50,12 +50,16 @@ bool has_avx2() {
 bool has_avx512() {
     return has_avx2() && has(cpuid(7, 0).ebx, {16, 17, 30, 31}) && saves(0xe6);  // F, DQ, BW, VL; opmask, upper ZMM
 }
+
+bool has_avx512_vnni() { return has_avx512() && has(cpuid(7, 0).ecx, {11}); }
+#endif
+
+#if defined(FASTBERT_AVX2_VNNI)
+bool has_avx2_vnni() { return has_avx2() && has(cpuid(7, 1).eax, {4}); }
 #endif
 
 #if defined(FASTBERT_AVX512_BF16)
-bool has_avx512_bf16() {
-    return has_avx512() && has(cpuid(7, 0).ecx, {11}) && has(cpuid(7, 1).eax, {5});  // VNNI; BF16
-}
+bool has_avx512_bf16() { return has_avx512_vnni() && has(cpuid(7, 1).eax, {5}); }
 
 // Of AMD's processors vdpbf16ps does twice the work of a fused multiply-add of floats, of Intel's half of it or the same.
 bool is_amd() {
@@ -100,9 +104,25 @@ const Kernels* find(const std::string& name) {
     if (name == "avx2" && has_avx2()) return &avx2::kernels;
     if (name == "avx512" && has_avx512()) return &avx512::kernels;
 #endif
+#if defined(FASTBERT_AVX2_VNNI)
+    if (name == "avx2_vnni" && has_avx2_vnni()) {
+        static const Kernels table = with(avx2::kernels, avx2_vnni::specialise);
+        return &table;
+    }
+    if (name == "avx2_vnni_evex" && has_avx512_vnni()) {
+        static const Kernels table = with(avx2::kernels, avx2_vnni_evex::specialise);
+        return &table;
+    }
+#endif
+#if defined(FASTBERT_AVX512_VNNI)
+    if (name == "avx512_vnni" && has_avx512_vnni()) {
+        static const Kernels table = with(avx512::kernels, avx512_vnni::specialise);
+        return &table;
+    }
+#endif
 #if defined(FASTBERT_AVX512_BF16)
     if (name == "avx512_bf16" && has_avx512_bf16()) {
-        static const Kernels table = with(avx512::kernels, avx512_bf16::specialise);
+        static const Kernels table = with(*find("avx512_vnni"), avx512_bf16::specialise);
         return &table;
     }
     if (name == "avx512_bf16_pairs" && has_avx512_bf16()) {
@@ -151,7 +171,7 @@ struct Buffer {
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names{"scalar"};
-    for (const char* name : {"avx2", "avx512", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd",
+    for (const char* name : {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd",
                              "avx512_winograd_registers", "amx"})
         if (find(name)) names.emplace_back(name);
 #if defined(FASTBERT_AVX512_BF16)

@@ -39,6 +39,7 @@ _FEATURES = {
     "avx512dq": (7, 0, 1, 17),
     "avx512bw": (7, 0, 1, 30),
     "avx512vl": (7, 0, 1, 31),
+    "avx_vnni": (7, 1, 0, 4),
     "avx512_vnni": (7, 0, 2, 11),
     "avx512_bf16": (7, 1, 0, 5),
     "avx512_fp16": (7, 0, 3, 23),
@@ -142,16 +143,18 @@ def _best_of_bf16() -> str:
 
 
 def isa() -> str:
-    """The best level that can run here, as csrc/isa.cpp decides: "scalar", "avx2", "avx512", "avx512_bf16",
-    "avx512_bf16_pairs", "avx512_winograd", "avx512_winograd_registers" or "amx".
+    """The best level that can run here, as csrc/isa.cpp decides: "scalar", "avx2", "avx2_vnni", "avx512",
+    "avx512_vnni", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd", "avx512_winograd_registers" or "amx".
     """
     found, state = set(features()), saved_state()
     if not {"avx2", "fma"} <= found or state & 0x6 != 0x6:
         return "scalar"
     if not {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= found or state & 0xE6 != 0xE6:
-        return "avx2"
-    if not {"avx512_vnni", "avx512_bf16"} <= found:
+        return "avx2_vnni" if "avx_vnni" in found else "avx2"
+    if "avx512_vnni" not in found:
         return "avx512"
+    if "avx512_bf16" not in found:
+        return "avx512_vnni"
     tiles = {"amx_tile", "amx_bf16", "amx_int8"} <= found and state & 0x60000 == 0x60000
     if tiles and sys.platform == "linux" and _may_use_tiles():
         return "amx"

@@ -97,6 +97,41 @@ inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t pan
         }
 }
 
+#elif defined(FASTBERT_LEVEL_AVX2) && defined(FASTBERT_VNNI)
+
+using Quantised = uint8_t;
+constexpr int MAX_ROWS = 6, MAX_PANELS = 1;  // 12 sums, 2 of weights and a row's value: 15 of 16 registers
+
+// Written out, as above; the prefix also keeps the encoding from depending on what the assembler prefers.
+inline void multiply_add(__m256i& acc, __m256i x, __m256i b) {
+    asm(FASTBERT_VNNI " vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(x), "x"(b));
+}
+
+template <int ROWS, int PANELS>
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead ahead,
+                int32_t* sums) {
+    static_assert(PANELS == 1, "registers");
+    (void)panel;
+    __m256i acc[ROWS][2];
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
+    for (int64_t s = 0; s < steps; s += 4, ahead.from += ahead.stride)
+        FASTBERT_UNROLL for (int u = 0; u < 4; ++u) {
+            __builtin_prefetch(ahead.from + u * 64, 0, 2);
+            const __m256i* b = reinterpret_cast<const __m256i*>(w + (s + u) * 64);
+            const __m256i low = _mm256_load_si256(b), high = _mm256_load_si256(b + 1);
+            FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) {
+                int32_t four;
+                __builtin_memcpy(&four, a + r * stride + (s + u) * 4, 4);
+                const __m256i x = _mm256_set1_epi32(four);
+                multiply_add(acc[r][0], x, low);
+                multiply_add(acc[r][1], x, high);
+            }
+        }
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int q = 0; q < 2; ++q)
+            _mm256_store_si256(reinterpret_cast<__m256i*>(sums + r * 16 + q * 8), acc[r][q]);
+}
+
 #elif defined(FASTBERT_LEVEL_AVX2)
 
 using Quantised = int16_t;
@@ -180,6 +215,14 @@ inline Vec to_float(const int32_t* sums) { return {_mm512_cvtepi32_ps(_mm512_loa
 
 #elif defined(FASTBERT_LEVEL_AVX2)
 
+inline void store_quantised(uint8_t* p, const Vec (&steps)[4], float zero) {
+    const __m256i offset = _mm256_set1_epi32(int(zero));
+    __m256i q[4];
+    FASTBERT_UNROLL for (int i = 0; i < 4; ++i) q[i] = _mm256_add_epi32(_mm256_cvtps_epi32(steps[i].v), offset);
+    const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(bytes, order));
+}
 inline void store_quantised(int16_t* p, const Vec (&steps)[4], float zero) {
     for (int i = 0; i < 4; ++i) {
         const __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(steps[i].v), _mm256_set1_epi32(int(zero)));

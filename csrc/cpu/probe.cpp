@@ -104,13 +104,27 @@ int64_t bf16_loop(const Operands& operands, int64_t iterations, float* sink) {
 #endif
 
 #if defined(__AVX512VNNI__)
+#define FASTBERT_REGISTER "%%zmm"
+#define FASTBERT_LOAD "vmovdqa64 "
+#define FASTBERT_PRODUCT "vpdpbusd "
+#define FASTBERT_INT8 64
+#elif defined(FASTBERT_VNNI)
+#define FASTBERT_REGISTER "%%ymm"
+#define FASTBERT_LOAD "vmovdqa "
+#define FASTBERT_PRODUCT FASTBERT_VNNI " vpdpbusd "
+#define FASTBERT_INT8 32
+#endif
+
+#if defined(FASTBERT_INT8)
 // In assembly: around its own function for vpdpbusd GCC 12 copies every sum to another register and back, which takes a
 // quarter of the loop's time, or keeps it in memory, which takes half.
-#define FASTBERT_ROW(r, s0, s1, s2)                     \
-    "vpbroadcastd 4*" #r "(%[a]), %%zmm15\n\t"          \
-    "vpdpbusd %%zmm12, %%zmm15, %%zmm" #s0 "\n\t"       \
-    "vpdpbusd %%zmm13, %%zmm15, %%zmm" #s1 "\n\t"       \
-    "vpdpbusd %%zmm14, %%zmm15, %%zmm" #s2 "\n\t"
+#define FASTBERT_TEXT(x) #x
+#define FASTBERT_TEXT_OF(x) FASTBERT_TEXT(x)
+#define FASTBERT_BYTES(columns) FASTBERT_TEXT_OF(columns*FASTBERT_INT8)
+#define FASTBERT_SUM(s, b) FASTBERT_PRODUCT FASTBERT_REGISTER #b ", " FASTBERT_REGISTER "15, " FASTBERT_REGISTER #s "\n\t"
+#define FASTBERT_ROW(r, s0, s1, s2)                          \
+    "vpbroadcastd 4*" #r "(%[a]), " FASTBERT_REGISTER "15\n\t" \
+    FASTBERT_SUM(s0, 12) FASTBERT_SUM(s1, 13) FASTBERT_SUM(s2, 14)
 
 int64_t int8_loop(const Operands& operands, int64_t iterations, float* sink) {
     static_assert(ROWS == 4 && COLUMNS == 3, "twelve sums");
@@ -119,21 +133,21 @@ int64_t int8_loop(const Operands& operands, int64_t iterations, float* sink) {
         int64_t k = STEPS;
         asm volatile(
             "0:\n\t"
-            "vmovdqa64 (%[b]), %%zmm12\n\t"
-            "vmovdqa64 64(%[b]), %%zmm13\n\t"
-            "vmovdqa64 128(%[b]), %%zmm14\n\t"
+            FASTBERT_LOAD "(%[b]), " FASTBERT_REGISTER "12\n\t"
+            FASTBERT_LOAD FASTBERT_BYTES(1) "(%[b]), " FASTBERT_REGISTER "13\n\t"
+            FASTBERT_LOAD FASTBERT_BYTES(2) "(%[b]), " FASTBERT_REGISTER "14\n\t"
             FASTBERT_ROW(0, 0, 1, 2) FASTBERT_ROW(1, 3, 4, 5) FASTBERT_ROW(2, 6, 7, 8) FASTBERT_ROW(3, 9, 10, 11)
-            "add $192, %[b]\n\t"
+            "add $" FASTBERT_BYTES(3) ", %[b]\n\t"
             "add $16, %[a]\n\t"
             "dec %[k]\n\t"
             "jnz 0b"
             : [a] "+r"(a), [b] "+r"(b), [k] "+r"(k)
             :
-            : "cc", "memory", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10",
-              "zmm11", "zmm12", "zmm13", "zmm14", "zmm15");
+            : "cc", "memory", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
+              "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
     }
     *sink += float(iterations);
-    return iterations * STEPS * ROWS * COLUMNS * 16 * 4 * 2;
+    return iterations * STEPS * ROWS * COLUMNS * FASTBERT_INT8 * 2;
 }
 #undef FASTBERT_ROW
 #endif
@@ -191,7 +205,7 @@ int64_t run_loop(Probe what, const Operands& operands, int64_t iterations, float
 #if defined(__AVX512BF16__)
         case Probe::bf16: return bf16_loop(operands, iterations, sink);
 #endif
-#if defined(__AVX512VNNI__)
+#if defined(FASTBERT_INT8)
         case Probe::int8: return int8_loop(operands, iterations, sink);
 #endif
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)

@@ -1,4 +1,4 @@
-// What the levels above AVX-512 do in their own way; everything else they take from the level below.
+// What levels with special instructions do in their own way; everything else they take from the level below.
 #include "ops.h"
 
 namespace fastbert {
@@ -20,10 +20,10 @@ void specialise(Kernels& table) {
     table.gemm_bf16 = gemm_bf16;
     table.weight_grad_bf16 = weight_grad_bf16;
 #endif
-#if !defined(FASTBERT_PAIRS) && !defined(FASTBERT_WINOGRAD)
+#if defined(FASTBERT_TILES) || defined(FASTBERT_VNNI)
     table.gemm_int8 = gemm_int8;
 #endif
-#if defined(FASTBERT_LEVEL_AVX512_BF16) || defined(FASTBERT_LEVEL_AMX)
+#if defined(FASTBERT_VNNI) || defined(FASTBERT_LEVEL_AVX512_BF16) || defined(FASTBERT_LEVEL_AMX)
     table.probe = probe;
 #endif
 }

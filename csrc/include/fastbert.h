@@ -112,6 +112,15 @@ extern const Kernels kernels;
 }
 
 // Levels with special versions of some ops: each puts its own into the table of the level below (csrc/cpu/special.cpp).
+namespace avx2_vnni {
+void specialise(Kernels&);
+}
+namespace avx2_vnni_evex {
+void specialise(Kernels&);
+}
+namespace avx512_vnni {
+void specialise(Kernels&);
+}
 namespace avx512_bf16 {
 void specialise(Kernels&);
 }

@@ -7,14 +7,15 @@
 
 namespace fastbert {
 
-// Best last: "scalar" always, then "avx2", "avx512", "avx512_bf16" (with VNNI), "avx512_bf16_pairs" (bfloat16 products and
-// attention by vdpbf16ps), "avx512_winograd" (besides, float32 products by Winograd's inner product),
+// Best last: "scalar" always, then "avx2", "avx2_vnni" (int8 products by AVX-VNNI's vpdpbusd), "avx512", "avx512_vnni" (int8
+// products by vpdpbusd), "avx512_bf16" (measures bfloat16's rate besides), "avx512_bf16_pairs" (bfloat16 products and attention by vdpbf16ps), "avx512_winograd" (besides, float32 products by Winograd's inner product),
 // "avx512_winograd_registers" (the same bits in another loop) and "amx" where they can run. Without AMX the last is
 // "avx512_winograd" on AMD's Zen 4, "avx512_winograd_registers" on Zen 5 with arithmetic 512 bits wide,
 // "avx512_bf16_pairs" on AMD's others, and else "avx512_bf16".
 std::vector<std::string> supported_isas();
 
-// Throws std::invalid_argument for a name that is not supported here. Besides those of supported_isas() it takes
+// Throws std::invalid_argument for a name that is not supported here. Besides those of supported_isas() it takes one that
+// tests "avx2_vnni" where only AVX-512 has the instruction, in AVX-512's encoding, "avx2_vnni_evex", and
 // two that test the AMX kernels where there is no AMX: "amx_emulated" has their tiles in plain C++, slow; "amx_trapped" is
 // "amx" itself, without asking for tiles, for a process that carries out the instructions of which the processor dies.
 void set_isa(const std::string& name);

@@ -56,7 +56,7 @@ def test_what_the_processor_says_agrees_with_linux():
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     assert hardware.is_amd() == any(line.split()[-1] == "AuthenticAMD" for line in lines if "vendor_id" in line)
     # Linux hides AMX where its tiles are missing, which is the reason for asking the processor itself.
-    for name in ("avx", "fma", "avx2", "avx512f", "avx512bw", "avx512_bf16"):
+    for name in ("avx", "fma", "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni"):
         assert (name in hardware.features()) == (name in flags), name
 
 
@@ -64,6 +64,28 @@ def test_levels_agree_with_the_extension():
     if _native.why_missing():
         pytest.skip(_native.why_missing())
     assert hardware.isa() == _native.extension().supported_isas()[-1]
+
+
+AVX2 = ("fma", "avx2")
+AVX512 = (*AVX2, "avx512f", "avx512dq", "avx512bw", "avx512vl")
+
+
+@pytest.mark.parametrize(
+    ("features", "state", "best"),
+    [
+        (AVX2, 0x7, "avx2"),  # Haswell to Comet Lake, Zen 1 to 3
+        ((*AVX2, "avx_vnni"), 0x7, "avx2_vnni"),  # Alder Lake and later
+        (AVX512, 0xE7, "avx512"),  # Skylake-X
+        ((*AVX512, "avx512_vnni"), 0xE7, "avx512_vnni"),  # Cascade Lake, Ice Lake, Tiger Lake
+        ((*AVX512, "avx512_vnni", "avx_vnni"), 0x7, "avx2_vnni"),  # the wide registers are not saved
+        ((*AVX512, "avx512_vnni", "avx_vnni", "avx512_bf16"), 0xE7, "avx512_bf16"),  # Sapphire Rapids without tiles
+    ],
+)
+def test_which_processors_are_given_which_level(monkeypatch, features, state, best):
+    monkeypatch.setattr(hardware, "features", lambda: features)
+    monkeypatch.setattr(hardware, "saved_state", lambda: state)
+    monkeypatch.setattr(hardware, "is_amd", lambda: False)
+    assert hardware.isa() == best
 
 
 def test_asking_is_quick():

@@ -37,7 +37,7 @@ class Bug:
 
 OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizers.py"
 ATTENTION, EMBEDDING, GEMM = (f"tests/ops/test_cpu_{name}.py" for name in ("attention", "embedding", "gemm"))
-WINOGRAD = "tests/ops/test_cpu_winograd.py"
+WINOGRAD, INT8 = "tests/ops/test_cpu_winograd.py", "tests/ops/test_cpu_int8.py"
 BUGS = [
     Bug(
         "gelu: the last chunk's bias gradient is lost",
@@ -330,6 +330,36 @@ BUGS = [
         level="avx512_winograd_registers",
     ),
     Bug(
+        "int8 by AVX-VNNI: the upper eight outputs of a panel take the weights of the lower",
+        "int8_dot.h",
+        "high = _mm256_load_si256(b + 1)",
+        "high = _mm256_load_si256(b)",
+        INT8,
+        "avx2_vnni_evex",
+        compiled="gemm_int8.cpp",
+        level="avx2_vnni_evex",
+    ),
+    Bug(
+        "int8: groups of eight rounded inputs change places",
+        "int8_dot.h",
+        "_mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)",
+        "_mm256_setr_epi32(0, 1, 4, 5, 2, 6, 3, 7)",
+        INT8,
+        "avx2_vnni_evex",
+        compiled="gemm_int8.cpp",
+        level="avx2_vnni_evex",
+    ),
+    Bug(
+        "int8: GELU's table ends after its first half",
+        "gelu_table.h",
+        "_mm256_load_ps(table + 8)",
+        "_mm256_load_ps(table)",
+        INT8,
+        "avx2 and not avx2_",
+        compiled="gemm_int8.cpp",
+        level="avx2",
+    ),
+    Bug(
         "attention: of a wide head only the last sums remain",
         "attention_tile.h",
         "        add = true;\n",
@@ -384,7 +414,7 @@ class Tree:
         python = "from fastbert import _native; print(*_native.extension().supported_isas())"
         levels = must([sys.executable, "-c", python], env=self.environment(), cwd=self.root).split()
         self.level = next(level for level in ("avx512", "avx2", "scalar") if level in levels)
-        self.levels = {*levels, "amx_emulated", ""}
+        self.levels = {*levels, *(["avx2_vnni_evex"] if "avx512_vnni" in levels else []), "amx_emulated", ""}
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 from close import assert_close
-from levels import ALL_LEVELS, TILES
+from levels import INT8_LEVELS, TILES
 from torch import nn
 
 import fastbert
@@ -334,7 +334,7 @@ def int8_encoder(**changes) -> BertEncoder:
     return fastbert.quantize(small_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **changes))
 
 
-@pytest.mark.parametrize("level", ALL_LEVELS)
+@pytest.mark.parametrize("level", INT8_LEVELS)
 @pytest.mark.parametrize(
     ("act", "wide", "lengths"),
     # One group of the second product's inputs, not whole; two; three, whole.

@@ -251,6 +251,19 @@ def test_float32_training_keeps_no_packed_weights(monkeypatch):
         assert list(_cpu_linear._packed.get(weight, {})) == [(form, False)] * own
 
 
+@pytest.mark.parametrize("rows", [_cpu_linear.FLOAT32_ROWS, _cpu_linear.FLOAT32_ROWS + 1])
+@pytest.mark.parametrize(
+    ("isa", "few"), [("scalar", False), ("avx2", False), ("avx2_vnni", False), ("avx512", True), ("avx512_vnni", True)]
+)
+def test_which_float32_products_are_torchs_on_intel(monkeypatch, isa, few, rows):
+    """All of many rows, and below AVX-512 those of few, too."""
+    monkeypatch.setattr(hardware, "is_amd", lambda: False)
+    monkeypatch.setattr(_native, "isa", lambda: isa)
+    with torch.no_grad():
+        ours = _cpu_linear._is_ours(torch.empty(rows, 8), torch.empty(4, 8), None)
+    assert ours == (few and rows <= _cpu_linear.FLOAT32_ROWS)
+
+
 def test_autocast_keeps_the_parameters_gradients_in_float32():
     x, weight, bias = layer(9, 20, 30, torch.float32)
     with ops.backend("cpu"), torch.autocast("cpu", torch.bfloat16):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from close import assert_close
-from levels import ALL_LEVELS
+from levels import INT8_LEVELS
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
@@ -24,7 +24,7 @@ SHAPES += [(119, 48, 384), (33, 51, 1030), (101, 150, 600), (48, 64, 256)]
 GUARD = 64
 
 
-@pytest.fixture(params=ALL_LEVELS)
+@pytest.fixture(params=INT8_LEVELS)
 def level(request):
     """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
     before = _native.isa()
@@ -252,11 +252,11 @@ def test_levels_agree():
     x, bias = torch.randn(37, 700), torch.randn(90)
     packed = ops.pack_int8(torch.randn(90, 700), torch.tensor([3, 600]))
     before, outputs, sums = _native.isa(), {}, {}
-    for name in ALL_LEVELS:
+    for name in INT8_LEVELS:
         _native.extension().set_isa(name)
         outputs[name], sums[name] = run(x, packed, 90, bias=bias, activation=1, sums=True)
     _native.extension().set_isa(before)
-    for name in ALL_LEVELS:
+    for name in INT8_LEVELS:
         assert torch.equal(sums[name], sums["scalar"])
         alike = "scalar" if name in ("scalar", "amx_emulated") else "avx2"
         assert torch.equal(outputs[name], outputs[alike]), name

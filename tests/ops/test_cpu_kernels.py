@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from close import assert_close
+from levels import LEVELS
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
@@ -15,7 +16,6 @@ from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
-LEVELS = [] if _native.why_missing() else _native.extension().supported_isas()
 # Lengths below, at and off the vector widths (8, 16), over the 1,024 columns whose keep bits are held at a time.
 SHAPES = [(1, 1), (1, 24), (37, 1), (5, 13), (3, 17), (64, 768), (33, 100), (2, 2500), (1100, 16)]
 DROPOUT = Dropout(p=0.1, seed=(0x1234 << 40) + 99, offset=7, site=3)

@@ -9,7 +9,15 @@ import numpy as np
 from ... import _native
 
 _COPY_BYTES = 1 << 27  # larger than caches are
-SAME_LOOPS = {"avx512_bf16_pairs", "avx512_winograd", "avx512_winograd_registers"}  # as avx512_bf16
+# The loops of the first are among those of the second.
+SAME_LOOPS = {
+    "avx2": "avx2_vnni",
+    "avx512": "avx512_vnni",
+    "avx512_vnni": "avx512_bf16",
+    "avx512_bf16_pairs": "avx512_bf16",
+    "avx512_winograd": "avx512_bf16",
+    "avx512_winograd_registers": "avx512_bf16",
+}
 
 
 class Probe:
@@ -27,9 +35,10 @@ class Probe:
     def rates(self) -> dict[str, float]:
         """GFLOP/s (GOP/s) by "fp32 avx512", ..., and GB/s by "copy" (bytes read and bytes written)."""
         found, before = {}, self.module.isa()
+        levels = self.module.supported_isas()
         try:
-            for level in self.module.supported_isas():
-                if level in SAME_LOOPS:
+            for level in levels:
+                if SAME_LOOPS.get(level) in levels:
                     continue
                 self.module.set_isa(level)
                 for what in _native.LOOPS:
