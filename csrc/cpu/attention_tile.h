@@ -18,8 +18,10 @@ namespace {
 constexpr int MR = 14, NV = 2;  // 28 accumulators, 2 of B, 1 of A: 31 of 32 registers
 #elif defined(FASTBERT_LEVEL_AVX2)
 constexpr int MR = 6, NV = 2;  // 12 + 2 + 1 of 16 registers
+#elif defined(__aarch64__)
+constexpr int MR = 6, NV = 2;  // 24 + 4 + 1 of 32 registers of half a vector
 #else
-constexpr int MR = 2, NV = 1;
+constexpr int MR = 4, NV = 1;  // 8 + 2 + 1 and a product of 16 registers of half a vector
 #endif
 constexpr int NR = NV * W;
 
@@ -144,8 +146,11 @@ inline void transpose(Vec (&r)[W]) {
         r[4 + c].v = _mm256_permute2f128_ps(u[c], u[4 + c], 0x31);
     }
 #else
+    float square[W][W];
+    for (int i = 0; i < W; ++i) store(square[i], r[i]);
     for (int i = 0; i < W; ++i)
-        for (int j = 0; j < i; ++j) std::swap(r[i].v[j], r[j].v[i]);
+        for (int j = 0; j < i; ++j) std::swap(square[i][j], square[j][i]);
+    for (int i = 0; i < W; ++i) r[i] = load(square[i]);
 #endif
 }
 

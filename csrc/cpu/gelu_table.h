@@ -85,10 +85,10 @@ inline Vec look_up(const float* table, Vec bits) {
 #else
 inline Vec look_up(const float* table, Vec bits) {
     uint32_t index[W];
-    std::memcpy(index, bits.v, sizeof index);
-    Vec out;
-    for (int i = 0; i < W; ++i) out.v[i] = table[index[i] & 15];
-    return out;
+    std::memcpy(index, &bits, sizeof index);
+    float lanes[W];
+    for (int i = 0; i < W; ++i) lanes[i] = table[index[i] & 15];
+    return load(lanes);
 }
 #endif
 

@@ -11,6 +11,8 @@ namespace {
 constexpr int ROWS = 8, VECTORS = 3;  // 24 accumulators, 3 of B and 1 of A of 32 registers
 #elif defined(FASTBERT_LEVEL_AVX2)
 constexpr int ROWS = 6, VECTORS = 2;  // 12, 2 and 1 of 16
+#elif defined(__aarch64__)
+constexpr int ROWS = 6, VECTORS = 2;  // 24, 4 and 1 of 32, which hold half a vector
 #else
 constexpr int ROWS = 2, VECTORS = 2;
 #endif
@@ -61,10 +63,10 @@ inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
 }
 #else
 inline void load_pair(const bf16* p, Vec& even, Vec& odd) {
-    for (int i = 0; i < W; ++i) {
-        even.v[i] = one(p + 2 * i);
-        odd.v[i] = one(p + 2 * i + 1);
-    }
+    float both[2][W];
+    for (int i = 0; i < W; ++i) both[0][i] = one(p + 2 * i), both[1][i] = one(p + 2 * i + 1);
+    even = load(both[0]);
+    odd = load(both[1]);
 }
 #endif
 

@@ -238,14 +238,15 @@ inline Vec to_float(const int32_t* sums) {
 
 template <class Q> inline void store_quantised(Q* p, const Vec (&steps)[4], float zero) {
     for (int i = 0; i < 4; ++i) {
-        const Vec q = round(steps[i]) + set(zero);
-        for (int j = 0; j < W; ++j) p[i * W + j] = Q(q.v[j]);
+        float q[W];
+        store(q, round(steps[i]) + set(zero));
+        for (int j = 0; j < W; ++j) p[i * W + j] = Q(q[j]);
     }
 }
 inline Vec to_float(const int32_t* sums) {
-    Vec out;
-    for (int i = 0; i < W; ++i) out.v[i] = float(sums[i]);
-    return out;
+    float lanes[W];
+    for (int i = 0; i < W; ++i) lanes[i] = float(sums[i]);
+    return load(lanes);
 }
 
 #endif

@@ -40,45 +40,30 @@ void fill(Operands& operands, bool is_float) {
 constexpr int STEPS = 32, ROWS = 4, COLUMNS = 3;
 static_assert(STEPS * COLUMNS * 64 <= BYTES, "b lies in L1");
 
-#if defined(FASTBERT_LEVEL_SCALAR)
-// The Vec of this level is an array, which the compiler does not keep in registers across the loop; this it does.
-constexpr int LANES = 4;
-using Lanes = float __attribute__((vector_size(4 * LANES)));
-inline Lanes lanes_set(float a) { return Lanes{a, a, a, a}; }
-inline Lanes lanes_load(const float* p) { return *reinterpret_cast<const Lanes*>(p); }
-inline Lanes multiply_add(Lanes a, Lanes b, Lanes sum) { return sum + a * b; }
-inline float first(Lanes a) { return a[0]; }
-#else
-constexpr int LANES = W;
-using Lanes = Vec;
-inline Lanes lanes_set(float a) { return set(a); }
-inline Lanes lanes_load(const float* p) { return load(p); }
-inline Lanes multiply_add(Lanes a, Lanes b, Lanes sum) { return fma(a, b, sum); }
-inline float first(Lanes a) {
+inline float first(Vec a) {
     float lanes[W];
     store(lanes, a);
     return lanes[0];
 }
-#endif
 
 int64_t fp32_loop(const Operands& operands, int64_t iterations, float* sink) {
     const float* a = reinterpret_cast<const float*>(operands.a);
     const float* b = reinterpret_cast<const float*>(operands.b);
-    Lanes sums[ROWS][COLUMNS];
+    Vec sums[ROWS][COLUMNS];
     for (auto& row : sums)
-        for (Lanes& sum : row) sum = lanes_set(0.0f);
+        for (Vec& sum : row) sum = set(0.0f);
     for (int64_t i = 0; i < iterations; ++i)
         for (int k = 0; k < STEPS; ++k) {
-            Lanes loaded[COLUMNS];
-            for (int c = 0; c < COLUMNS; ++c) loaded[c] = lanes_load(b + (k * COLUMNS + c) * LANES);
+            Vec loaded[COLUMNS];
+            for (int c = 0; c < COLUMNS; ++c) loaded[c] = load(b + (k * COLUMNS + c) * W);
             for (int r = 0; r < ROWS; ++r) {
-                const Lanes factor = lanes_set(a[k * ROWS + r]);
-                for (int c = 0; c < COLUMNS; ++c) sums[r][c] = multiply_add(factor, loaded[c], sums[r][c]);
+                const Vec factor = set(a[k * ROWS + r]);
+                for (int c = 0; c < COLUMNS; ++c) sums[r][c] = fma(factor, loaded[c], sums[r][c]);
             }
         }
     for (auto& row : sums)
-        for (Lanes& sum : row) *sink += first(sum);
-    return iterations * STEPS * ROWS * COLUMNS * LANES * 2;
+        for (Vec& sum : row) *sink += first(sum);
+    return iterations * STEPS * ROWS * COLUMNS * W * 2;
 }
 
 #if defined(__AVX512BF16__)

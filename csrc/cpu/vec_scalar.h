@@ -1,8 +1,14 @@
-// Vectors of eight floats in plain C++: what a compiler makes of it for the baseline processor.
+// Vectors of eight floats for any processor: two of the compiler's own vectors of 16 bytes, which it keeps in registers
+// wherever there are such (SSE2, NEON). An array of eight it would keep in memory.
 #pragma once
 #include <cstring>
 
 #include "fastbert.h"
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace fastbert {
 namespace FASTBERT_ISA {
@@ -10,86 +16,127 @@ namespace {
 
 constexpr int W = 8;
 
+using Quad = float __attribute__((vector_size(16)));
+using Words = int32_t __attribute__((vector_size(16)));  // also what comparing two Quads gives: all bits or none
+using Unsigned = uint32_t __attribute__((vector_size(16)));
+using Halves = uint16_t __attribute__((vector_size(8)));
+
 struct Vec {
-    float v[W];
+    Quad low, high;
 };
 
-#define FASTBERT_EACH(expression)                                  \
-    Vec out;                                                       \
-    for (int i = 0; i < W; ++i) out.v[i] = (expression);           \
-    return out;
+inline Quad quad(float a) { return Quad{a, a, a, a}; }
+inline Words words(int32_t a) { return Words{a, a, a, a}; }
+inline Unsigned words(uint32_t a) { return Unsigned{a, a, a, a}; }
+inline Quad choose(Words mask, Quad yes, Quad no) { return Quad((mask & Words(yes)) | (~mask & Words(no))); }
 
-inline Vec set(float a) { FASTBERT_EACH(a) }
-inline Vec load(const float* p) { FASTBERT_EACH(p[i]) }
-inline Vec load(const float* p, int n) { FASTBERT_EACH(i < n ? p[i] : 0.0f) }
-inline void store(float* p, Vec a) { std::memcpy(p, a.v, sizeof a.v); }
+inline Vec set(float a) { return {quad(a), quad(a)}; }
+inline Vec load(const float* p) {
+    Quad low, high;
+    std::memcpy(&low, p, sizeof low);
+    std::memcpy(&high, p + W / 2, sizeof high);
+    return {low, high};
+}
+inline Vec load(const float* p, int n) {
+    float lanes[W] = {};
+    for (int i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+inline void store(float* p, Vec a) {
+    std::memcpy(p, &a.low, sizeof a.low);
+    std::memcpy(p + W / 2, &a.high, sizeof a.high);
+}
 inline void store(float* p, Vec a, int n) {
-    for (int i = 0; i < n; ++i) p[i] = a.v[i];
+    float lanes[W];
+    store(lanes, a);
+    for (int i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-inline float widen(bf16 a) {
-    const uint32_t bits = uint32_t(a.bits) << 16;
-    float out;
-    std::memcpy(&out, &bits, 4);
-    return out;
+inline Quad widen(Halves a) { return Quad(__builtin_convertvector(a, Unsigned) << 16); }
+inline Halves narrow(Quad a) {  // round to nearest even; a NaN stays one
+    const Unsigned bits = Unsigned(a), quiet = bits | words(0x400000u);
+    const Unsigned rounded = bits + (words(0x7fffu) + ((bits >> 16) & words(1u)));
+    const Unsigned finite = Unsigned(a == a);
+    return __builtin_convertvector(((rounded & finite) | (quiet & ~finite)) >> 16, Halves);
 }
-inline bf16 narrow(float a) {  // round to nearest even; a NaN stays one
-    uint32_t bits;
-    std::memcpy(&bits, &a, 4);
-    if (a != a) return bf16{uint16_t((bits >> 16) | 0x40)};
-    return bf16{uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+inline Vec load(const bf16* p) {
+    Halves low, high;
+    std::memcpy(&low, p, sizeof low);
+    std::memcpy(&high, p + W / 2, sizeof high);
+    return {widen(low), widen(high)};
 }
-inline Vec load(const bf16* p) { FASTBERT_EACH(widen(p[i])) }
-inline Vec load(const bf16* p, int n) { FASTBERT_EACH(i < n ? widen(p[i]) : 0.0f) }
+inline Vec load(const bf16* p, int n) {
+    bf16 lanes[W] = {};
+    for (int i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
 inline void store(bf16* p, Vec a) {
-    for (int i = 0; i < W; ++i) p[i] = narrow(a.v[i]);
+    const Halves low = narrow(a.low), high = narrow(a.high);
+    std::memcpy(static_cast<void*>(p), &low, sizeof low);
+    std::memcpy(static_cast<void*>(p + W / 2), &high, sizeof high);
 }
 inline void store(bf16* p, Vec a, int n) {
-    for (int i = 0; i < n; ++i) p[i] = narrow(a.v[i]);
+    bf16 lanes[W];
+    store(lanes, a);
+    for (int i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-inline Vec operator+(Vec a, Vec b) { FASTBERT_EACH(a.v[i] + b.v[i]) }
-inline Vec operator-(Vec a, Vec b) { FASTBERT_EACH(a.v[i] - b.v[i]) }
-inline Vec operator*(Vec a, Vec b) { FASTBERT_EACH(a.v[i] * b.v[i]) }
-inline Vec operator/(Vec a, Vec b) { FASTBERT_EACH(a.v[i] / b.v[i]) }
-inline Vec fma(Vec a, Vec b, Vec c) { FASTBERT_EACH(a.v[i] * b.v[i] + c.v[i]) }
-// Of a NaN, min and max give b: so the place of an argument decides whether a NaN passes through.
-inline Vec min(Vec a, Vec b) { FASTBERT_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
-inline Vec max(Vec a, Vec b) { FASTBERT_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
-inline Vec sqrt(Vec a) { FASTBERT_EACH(__builtin_sqrtf(a.v[i])) }
-inline Vec abs(Vec a) { FASTBERT_EACH(a.v[i] < 0 ? -a.v[i] : a.v[i]) }
-// a < b ? yes : no, lane by lane.
-inline Vec select_less(Vec a, Vec b, Vec yes, Vec no) { FASTBERT_EACH(a.v[i] < b.v[i] ? yes.v[i] : no.v[i]) }
-// a * 2^n for integral n in -126..127.
-inline Vec scale_pow2(Vec a, Vec n) {
-    Vec out;
-    for (int i = 0; i < W; ++i) {
-        const int32_t exponent = n.v[i] == n.v[i] ? int32_t(n.v[i]) : 0;  // a NaN has no integer; `a` is one then
-        const uint32_t bits = uint32_t(exponent + 127) << 23;
-        float power;
-        std::memcpy(&power, &bits, 4);
-        out.v[i] = a.v[i] * power;
-    }
-    return out;
+inline Vec operator+(Vec a, Vec b) { return {a.low + b.low, a.high + b.high}; }
+inline Vec operator-(Vec a, Vec b) { return {a.low - b.low, a.high - b.high}; }
+inline Vec operator*(Vec a, Vec b) { return {a.low * b.low, a.high * b.high}; }
+inline Vec operator/(Vec a, Vec b) { return {a.low / b.low, a.high / b.high}; }
+#if defined(__aarch64__)
+inline Quad fma(Quad a, Quad b, Quad c) { return Quad(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b))); }
+inline Quad sqrt(Quad a) { return Quad(vsqrtq_f32(float32x4_t(a))); }
+#else
+inline Quad fma(Quad a, Quad b, Quad c) { return a * b + c; }  // rounds twice
+#if defined(__SSE2__)
+inline Quad sqrt(Quad a) { return Quad(_mm_sqrt_ps(__m128(a))); }
+#else
+inline Quad sqrt(Quad a) {
+    return Quad{__builtin_sqrtf(a[0]), __builtin_sqrtf(a[1]), __builtin_sqrtf(a[2]), __builtin_sqrtf(a[3])};
 }
+#endif
+#endif
+inline Vec fma(Vec a, Vec b, Vec c) { return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)}; }
+inline Vec sqrt(Vec a) { return {sqrt(a.low), sqrt(a.high)}; }
+// a < b ? yes : no, lane by lane.
+inline Vec select_less(Vec a, Vec b, Vec yes, Vec no) {
+    return {choose(a.low < b.low, yes.low, no.low), choose(a.high < b.high, yes.high, no.high)};
+}
+// Of a NaN, min and max give b: so the place of an argument decides whether a NaN passes through.
+inline Vec min(Vec a, Vec b) { return select_less(a, b, a, b); }
+inline Vec max(Vec a, Vec b) { return select_less(b, a, a, b); }
+inline Vec abs(Vec a) {
+    const Words rest = words(0x7fffffff);
+    return {Quad(Words(a.low) & rest), Quad(Words(a.high) & rest)};
+}
+// a * 2^n for integral n in -126..127.
+inline Quad scale_pow2(Quad a, Quad n) {
+    const Quad number = choose(n == n, n, quad(0.0f));  // a NaN has no integer; `a` is one then
+    return a * Quad((__builtin_convertvector(number, Words) + words(127)) << 23);
+}
+inline Vec scale_pow2(Vec a, Vec n) { return {scale_pow2(a.low, n.low), scale_pow2(a.high, n.high)}; }
 // Nearest integer for |a| < 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
-inline Vec round(Vec a) { FASTBERT_EACH((a.v[i] + 12582912.0f) - 12582912.0f) }
+inline Vec round(Vec a) { return (a + set(12582912.0f)) - set(12582912.0f); }
 // The lanes whose bit is set in `bits`, zero elsewhere.
-inline Vec keep(Vec a, const uint8_t* bits) { FASTBERT_EACH((bits[0] >> i) & 1 ? a.v[i] : 0.0f) }
+inline Vec keep(Vec a, const uint8_t* bits) {
+    const Words set = words(int32_t(bits[0])), low = {1, 2, 4, 8}, high = {16, 32, 64, 128};
+    return {Quad(Words(a.low) & ((set & low) == low)), Quad(Words(a.high) & ((set & high) == high))};
+}
 
 inline float sum(Vec a) {
-    for (int step = W / 2; step; step /= 2)
-        for (int i = 0; i < step; ++i) a.v[i] += a.v[i + step];
-    return a.v[0];
+    const Quad both = a.low + a.high;
+    return (both[0] + both[2]) + (both[1] + both[3]);
 }
 // NaN where any lane is.
 inline float maximum(Vec a) {
-    float out = a.v[0];
-    for (int i = 1; i < W; ++i) out = (out != out || out > a.v[i]) ? out : a.v[i];
+    float lanes[W];
+    store(lanes, a);
+    float out = lanes[0];
+    for (int i = 1; i < W; ++i) out = (out != out || out > lanes[i]) ? out : lanes[i];
     return out;
 }
-
-#undef FASTBERT_EACH
 
 // One Philox counter a step: eight keep bits, column 8c in the lowest.
 constexpr int COUNTERS = 1;

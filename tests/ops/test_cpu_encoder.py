@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 from close import assert_close
-from levels import INT8_LEVELS, TILES
+from levels import INT8_LEVELS, LEVELS, TILES
 from torch import nn
 
 import fastbert
@@ -63,7 +63,7 @@ def calls(monkeypatch):
     return counted
 
 
-@pytest.mark.parametrize("level", _native.extension().supported_isas() if not _native.why_missing() else ())
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("act", ["gelu", "gelu_new"])
 def test_every_state_is_right(level, dtype, act, restore_isa):
@@ -83,6 +83,20 @@ def test_every_state_is_right(level, dtype, act, restore_isa):
     assert torch.equal(states[-1], last)
     for number, (ours, truth, rounded) in enumerate(zip(states, true, same, strict=True)):
         assert_close(ours, truth, rounded, what=f"state {number}")
+
+
+def test_without_vector_instructions_products_are_torchs(restore_isa, calls):
+    """Ours took five times as long there (docs/LOG.md). By name the op serves, and int8, which torch has not, too."""
+    given = batch()
+    plain, int8 = small_encoder(), fastbert.quantize(small_encoder())
+    _native.extension().set_isa("scalar")
+    by_layers = run(plain, *given)
+    assert calls == []
+    with fastbert.backend("cpu"):
+        torch.testing.assert_close(run(plain, *given), by_layers)
+    assert calls == [1]
+    run(int8, *given)
+    assert calls == [1, 1]
 
 
 def test_float32_in_three_parts(restore_isa, monkeypatch):
@@ -261,7 +275,7 @@ SHORT = [*range(20, 60), 0, 1, 0, *range(70, 30, -2), 0]
 UNEVEN = [700, *range(1, 40)]
 
 
-@pytest.mark.parametrize("level", _native.extension().supported_isas() if not _native.why_missing() else ())
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("lengths", [SHORT, UNEVEN], ids=["short", "uneven"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_sequences_have_the_bits_of_each_alone(level, lengths, dtype, restore_isa):
