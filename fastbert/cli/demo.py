@@ -1,4 +1,4 @@
-"""``fastbert demo``: the whole life of a small BERT, with no download."""
+"""``fastbert demo``: a small BERT trained and used, with no download."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Demo:
     """
 
     quick: bool = False
-    """A minute's version: it shows the way, and does not reach the figures."""
+    """A run of a minute or two: every stage, but too little training to reach the documented figures."""
     out: Annotated[Path, arg(metavar="OUT")] = Path("fastbert-demo")
     """The directory to make; an earlier demo in it is replaced."""
     seed: int = 0
-    """Governs everything that is drawn at random."""
+    """Seed of everything random."""
 
 
 def run(args: Demo) -> None:

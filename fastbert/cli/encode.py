@@ -28,19 +28,19 @@ class Encode:
     out: Annotated[Path, arg(metavar="FILE")] = Path("vectors.npy")
     """The .npy file to write."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
-    """What the model computes in; the vectors are float32 in every case."""
+    """Precision of the computation; the vectors are always float32."""
     pooling: Literal["mean", "cls", "max"] | None = None
-    """How tokens become one vector; as the directory says where it is not given, else mean."""
+    """How tokens become one vector; by default as the directory says, else mean."""
     normalize: Literal["yes", "no"] | None = None
-    """Whether vectors are scaled to length 1; as the directory says where it is not given, else no."""
+    """Whether vectors are scaled to length 1; by default as the directory says, else no."""
     prompt_name: str | None = None
-    """Which of the directory's prompts stands in front of every text, as query; its own default where none is given."""
+    """The directory's prompt to put in front of every text, such as query; by default the one that it names."""
     prompt: str | None = None
-    """A text to stand there, in place of a name; '' for none."""
+    """A text to put in front of every text, instead of a named prompt; '' for none."""
     token_budget: int | None = None
-    """Tokens computed at a time; 4096 where it is not given, on many threads of a CPU 512 a thread."""
+    """Tokens computed at a time; by default 4096, or 512 a thread on a CPU with more than eight threads."""
     batch_invariant: bool = False
-    """The same bits for a line whatever the lines around it."""
+    """Compute the same bits for a line whatever the other lines are."""
 
 
 def run(args: Encode) -> None:

@@ -15,7 +15,7 @@ from ._options import PredictOptions
 
 @dataclass(kw_only=True)
 class Evaluate(PredictOptions):
-    """Prints the task's official metric as JSON, of a fine-tuned model or of a file of predictions.
+    """Prints the task's official metric as JSON, for a fine-tuned model or for a file of predictions.
 
     Example:
         fastbert evaluate sst2 --model RUN --data dev.tsv
@@ -24,7 +24,7 @@ class Evaluate(PredictOptions):
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
-    """Name of the task."""
+    """Name of the task, as for `fastbert finetune`."""
     data: Annotated[Path, arg(metavar="FILE")]
     """A file of the task with labels."""
     model: Annotated[Path | None, arg(metavar="RUN")] = None
@@ -36,7 +36,7 @@ class Evaluate(PredictOptions):
     na_prob_threshold: float = 1.0
     """squad2, with --na-prob: a probability above it makes the prediction "no answer"."""
     report: Annotated[Path | None, arg(metavar="DIR")] = None
-    """A directory for what `finetune` also writes: metrics, predictions, tables and the rows that were got wrong."""
+    """A directory for what `finetune` also writes: metrics, predictions, tables and the wrongly predicted rows."""
 
 
 def run(args: Evaluate) -> None:
@@ -48,7 +48,8 @@ def run(args: Evaluate) -> None:
     from ._tasks import predict_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
-        raise InputError("expected either --model or --predictions, got both or neither")
+        got = "neither" if args.model is None else "both"
+        raise InputError(f"expected either --model or --predictions, got {got}")
     if args.na_prob is not None and (args.task != "squad2" or args.predictions is None):
         raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
     if args.predictions is not None:

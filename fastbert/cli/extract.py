@@ -15,7 +15,7 @@ class Extract:
     """Writes contextual features per token, for each line of a text file.
 
     OUT/features.npy holds them, (tokens, features) float32.
-    OUT/tokens.jsonl says for each line of the file where in features.npy it is:
+    OUT/tokens.jsonl says, for each line of the file, which rows of features.npy belong to it:
     {"line": 1, "start": 0, "end": 9, "tokens": [...], "ids": [...]}
 
     Example:
@@ -29,9 +29,10 @@ class Extract:
     out: Annotated[Path, arg(metavar="OUT")] = Path("features")
     """Directory for features.npy and tokens.jsonl."""
     layers: Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum"] = "last4-concat"
-    """Which layers make the features, as in the BERT paper's Table 7 (all12-sum sums all layers of any model)."""
+    """Which layers make the features, as in the BERT paper's Table 7 (last4 needs at least four layers; all12-sum sums
+    all layers of any model)."""
     truncate: bool = False
-    """Cut lines that are too long for the model; otherwise they are an error."""
+    """Cut off lines that are too long for the model; otherwise they are an error."""
 
 
 def run(args: Extract) -> None:

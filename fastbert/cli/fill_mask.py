@@ -19,8 +19,8 @@ class FillMask:
         fastbert fill-mask --model RUN - < texts.txt
     """
 
-    texts: Positional[Annotated[list[str], arg(metavar="TEXT [TEXT ...]")]]
-    """Texts, each with at least one [MASK]; - alone for the lines of standard input, each answered as it comes."""
+    texts: Positional[Annotated[list[str], arg(metavar="TEXT [TEXT ...]", help_behavior_hint="(required)")]]
+    """Texts, each with at least one [MASK]; a single - reads them from standard input, a line each."""
     model: Annotated[Path, arg(metavar="DIR")]
     """A model directory with a masked language model, or a run directory."""
     top_k: int = 5
@@ -28,7 +28,7 @@ class FillMask:
     truncate: bool = False
     """Cut a text that is too long for the model; otherwise it is an error."""
     json: bool = False
-    """Print one JSON object a text."""
+    """Print one JSON object for each text."""
 
 
 def run(args: FillMask) -> None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class Finetune(FinetuneConfig, SearchConfig):
     """Fine-tunes a pre-trained model on a task, evaluates it after each epoch and keeps the best; Ctrl-C saves,
-    --resume auto goes on.
+    --resume auto continues.
 
-    OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer), and of the dev file
-    the metrics, the predictions in the official format, tables (per class, confusion) and the rows that were got wrong.
+    OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer) and, for the dev file,
+    the metrics, the predictions in the official format, tables (per class, confusion) and the wrongly predicted rows.
+    squad1, squad2, swag, ner and --features have defaults of their own: `fastbert finetune squad1 --help` shows them.
 
     Example:
         fastbert finetune sst2 --model DIR --train train.tsv --dev dev.tsv --out RUN
@@ -53,9 +54,9 @@ class Finetune(FinetuneConfig, SearchConfig):
     section 5.3), which may then be an ELMo or static vectors; "mix" learns ELMo's mix of all layers, "all" trains each
     of the first six and the whole model, and prints one table."""
     feature_units: int | None = None
-    """With --features: units of the BiLSTM each way, 768 unless told, as in the paper."""
+    """With --features: units of the BiLSTM in each direction; by default 768, as in the paper."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
+    """Leave out rows that cannot be used, and say how many and why; otherwise the first one ends the command."""
 
     def __post_init__(self) -> None:
         FinetuneConfig.__post_init__(self)
@@ -115,7 +116,8 @@ def _run(args: Finetune) -> None:
     from ._tasks import read_rows
 
     if (args.dev is None) == (args.dev_share is None):
-        raise InputError("expected either --dev or --dev-share, got both or neither")
+        got = "neither" if args.dev is None else "both"
+        raise InputError(f"expected either --dev or --dev-share, got {got}")
     task = registry.get(args.task)
     if args.features is not None and not hasattr(task, "features"):
         raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")

@@ -21,21 +21,21 @@ from collections.abc import Sequence
 from ..errors import FastbertError, InputError
 
 COMMANDS = {
-    "demo": "the whole life of a small BERT on a built-in corpus, with a report; no download",
+    "demo": "train and use a small BERT on a built-in corpus, with a report; no download",
     "vocab": "train a WordPiece vocabulary on text files",
     "prepare": "turn text files into token shards for pre-training",
     "pretrain": "pre-train a model by masked language modelling and next sentence prediction",
-    "report": "pre-training runs side by side: figures, options that differ, curves",
-    "finetune": "fine-tune a model on a task",
+    "report": "compare pre-training runs: figures, options that differ, curves",
+    "finetune": "fine-tune a model on a task: GLUE, SQuAD, SWAG, named entities, your own texts",
     "evaluate": "score a fine-tuned model, or a file of predictions, by the task's official metric",
     "predict": "write a task's predictions in its official submission format",
-    "fill-mask": "most likely tokens for each [MASK] in a text",
-    "extract": "contextual features of every token of a text file",
-    "encode": "one vector per line of a text file",
-    "convert": "between TensorFlow 1 checkpoints, pickles, safetensors directories, ONNX and sentence-transformers",
-    "study": "the paper's ablations and comparisons in miniature, beside the paper's figures",
-    "bench": "speed beside the peers installed on this machine: table, JSON, picture",
-    "doctor": "what was found on this machine, and which backend serves each op",
+    "fill-mask": "show the most likely tokens for each [MASK] in a text",
+    "extract": "write contextual features of every token of a text file",
+    "encode": "write one sentence vector per line of a text file",
+    "convert": "convert between safetensors, pickle, TensorFlow 1, ONNX and sentence-transformers models",
+    "study": "repeat the BERT paper's comparisons on a small scale, beside the paper's figures",
+    "bench": "measure speed beside the libraries installed on this machine",
+    "doctor": "show what was found on this machine, and which backend serves each op",
 }
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,7 +60,7 @@ def usage() -> str:
             "commands:",
             *lines,
             "",
-            "`fastbert COMMAND --help` shows a command's options and an example.",
+            "`fastbert demo --quick` is a first try; `fastbert COMMAND --help` shows its options and an example.",
             "`fastbert --version` shows the version; FASTBERT_DEBUG=1 shows the traceback of an error.",
         ]
     )

@@ -21,16 +21,16 @@ class Predict(PredictOptions):
     """
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
-    """Name of the task."""
+    """Name of the task, as for `fastbert finetune`."""
     model: Annotated[Path, arg(metavar="RUN")]
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
     data: Annotated[Path, arg(metavar="FILE")]
     """A file of the task, with or without labels; - for standard input, where a line may be a text alone, or the two
-    texts of a pair with a tab between them (ner takes a word a line there too)."""
+    texts of a pair with a tab between them (for ner, one word a line)."""
     # Text, for a path forgets the slash at its end.
     out: Annotated[str, arg(metavar="FILE")] = "-"
-    """The file of predictions, - for standard output; or a directory, one that exists or a name that ends in a slash,
-    in which it gets its official name (SST-2.tsv)."""
+    """The file of predictions, - for standard output; or a directory (it exists, or its name ends in a slash), where
+    the file gets its official name (SST-2.tsv)."""
 
 
 def run(args: Predict) -> None:

@@ -13,31 +13,31 @@ from tyro.conf import Positional, arg
 class Prepare:
     """Turns text files into token shards with document and sentence boundaries, for pre-training.
 
-    Text has a sentence or a paragraph a line and a blank line between documents; .jsonl with a "text" field, .gz of
-    both, and directories are read too. Paragraphs are cut into sentences.
+    A text file has one sentence or paragraph a line and a blank line between documents; .jsonl with a "text" field,
+    .gz of both, and directories are read too. Paragraphs are split into sentences.
 
     Example:
         fastbert prepare books.txt --vocab vocab.txt --heldout 0.02 --out DATA
     """
 
-    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]")]]
+    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
     """Text files or directories."""
     vocab: Annotated[Path, arg(metavar="PATH")]
     """A vocab.txt, a tokenizer.json, a vocab.json with its merges.txt, or a directory that holds one."""
     out: Annotated[Path, arg(metavar="DATA")]
     """The directory to write; it appears whole or not at all."""
     heldout: float = 0.0
-    """Share of the documents kept for evaluation, chosen by their text."""
+    """Share of the documents kept for evaluation, chosen by a hash of their text; 0.02 is usual."""
     num_workers: int | None = None
-    """Processes; by default one a core."""
+    """Processes; by default one for each core."""
     errors: Literal["strict", "replace"] = "strict"
     """Bytes that are not UTF-8: an error that names file and line, or U+FFFD in their place."""
     segment: Literal["auto", "always", "never"] = "auto"
-    """Cut lines into sentences: where a document's lines are paragraphs, always, or never."""
+    """Split lines into sentences: auto = in documents whose lines are paragraphs."""
     shard_tokens: int = 1 << 24
     """Tokens in a shard."""
     overwrite: bool = False
-    """Replace prepared data that is there."""
+    """Replace prepared data that exists already."""
 
 
 def run(args: Prepare) -> None:

@@ -13,17 +13,17 @@ from tyro.conf import Positional, arg
 class Report:
     """Compares pre-training runs: figures, options in which they differ, and curves in one page.
 
-    A run that still goes on can be looked at, and one that was killed.
+    Runs that are still going on or were killed can be compared too.
 
     Example:
         fastbert report RUN
         fastbert report RUN1 RUN2 --out compare.html
     """
 
-    runs: Positional[Annotated[list[Path], arg(metavar="RUN [RUN ...]")]]
+    runs: Positional[Annotated[list[Path], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]]
     """Run directories of `fastbert pretrain`."""
     out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """The page to write; RUN/report.html of one run, report.html of several."""
+    """The page to write; by default RUN/report.html for one run, report.html for several."""
 
 
 def run(args: Report) -> None:

@@ -14,10 +14,10 @@ _MOST = 4096
 
 @dataclass(kw_only=True)
 class Study:
-    """Repeats a study of the BERT paper in miniature: pre-trains its rows, fine-tunes them, reports beside the paper.
+    """Repeats a study of the BERT paper on a small scale: pre-trains, fine-tunes, reports beside the paper's figures.
 
-    Killed at any moment, the same command goes on where it was. OUT holds report.md, report.html, results.json and the
-    curves; pre-trained models are in the cache, shared by all studies.
+    It may be stopped at any moment: the same command continues where it was. OUT/NAME-SCALE holds report.md,
+    report.html, results.json and the curves; pre-trained models are in the cache, shared by all studies.
 
     Example:
         fastbert study table5 --scale smoke --data-dir TASKS
@@ -26,24 +26,24 @@ class Study:
         fastbert study my.yaml --corpus books.txt --data-dir TASKS
     """
 
-    names: Positional[Annotated[tuple[str, ...], arg(metavar="NAME...")]]
+    names: Positional[Annotated[tuple[str, ...], arg(metavar="NAME...", help_behavior_hint="(required)")]]
     """Studies that come with fastbert (all = every one of them, list = show which there are), or YAML files of your
     own."""
     scale: Literal["smoke", "small", "base"] = "smoke"
-    """smoke runs to the end in a minute or two and shows the way; small takes hours on a processor; base is the paper's
+    """smoke runs every stage in a minute or two and learns nothing; small takes hours on a CPU; base is the paper's
     size, for GPUs."""
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Where the files of tasks are; their paths below it are in defaults.yaml."""
+    """Directory of the tasks' files; docs/studies.md lists the files."""
     corpus: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
-    """Text files to pre-train on, in place of the study's: the documentation that comes with Python."""
+    """Text files to pre-train on; by default the documentation that comes with Python."""
     seeds: tuple[int, ...] = ()
-    """Seeds in place of the study's."""
+    """Seeds to run; by default the study's own."""
     jobs: int = 1
     """How many pre-trainings and fine-tunings run side by side, each in a process of its own; results are the same."""
     threads: int = 1
-    """Threads of each."""
+    """Threads of each job."""
     plan: bool = False
-    """Print tokens and hours of every row and of all, from rates measured here, and do not run."""
+    """Print tokens and hours of every row and the total, from speeds measured here, and do not run."""
     out: Annotated[Path, arg(metavar="OUT")] = Path("fastbert-studies")
     """Where reports go, each in a directory NAME-SCALE."""
     cache: Annotated[Path | None, arg(metavar="DIR")] = None

@@ -14,14 +14,14 @@ from tyro.conf import Positional, arg
 class Vocab:
     """Trains a WordPiece vocabulary on text files.
 
-    Text has a sentence or a paragraph a line; .jsonl with a "text" field, .gz of both, and directories are read too.
-    The files are read twice, so that the same text gives the same vocabulary.
+    A text file has one sentence or paragraph a line; .jsonl with a "text" field, .gz of both, and directories are read
+    too. The files are read twice, so that the same text gives the same vocabulary.
 
     Example:
         fastbert vocab books.txt --size 30522 --out vocab.txt
     """
 
-    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]")]]
+    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
     """Text files or directories."""
     out: Annotated[Path, arg(metavar="PATH")]
     """A .txt file for the vocabulary (a vocab.txt gets its tokenizer_config.json beside it), or a directory for

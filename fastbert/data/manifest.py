@@ -102,7 +102,8 @@ class Manifest:
         try:
             table = json.loads(path.read_bytes())
         except OSError as error:
-            raise DataError(f"{path}: expected the manifest of prepared data, got: {error.strerror}") from error
+            what = f"no {FILE_NAME} that can be read in it ({error.strerror})"
+            raise DataError(f"{directory}: expected data that `fastbert prepare` made, got {what}") from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: expected JSON, got: {error}") from error
         got = (table.get("format"), table.get("version")) if isinstance(table, dict) else (type(table).__name__, None)

@@ -123,7 +123,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not overwrite:
-        raise InputError(f"{out}: expected a path where nothing is, got an existing one (overwrite replaces it)")
+        raise InputError(f"{out}: expected a path where nothing is, got an existing one (--overwrite replaces it)")
     if not (out / FILE_NAME).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out}: expected prepared data to overwrite, got something else, which is left alone")
 

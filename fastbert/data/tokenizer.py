@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, normal
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..files import read_json, whole
+from ..files import not_downloaded, read_json, whole
 from . import added_tokens, bpe
 from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
@@ -83,7 +83,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got neither")
         path = found[0]
     elif not path.is_file():
-        raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there")
+        hint = not_downloaded(path)
+        raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there{hint}")
     if path.name == "vocab.json":
         tokenizer = bpe.load_bpe(path)
     elif path.suffix == ".json":

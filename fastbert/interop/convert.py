@@ -17,7 +17,7 @@ from ..config import TANH_GELU, BertConfig
 from ..data import bpe
 from ..data.tokenizer import load_tokenizer, vocab_size, vocab_text
 from ..errors import CheckpointError, InputError
-from ..files import check_new
+from ..files import check_new, not_downloaded
 from ..model_config import OWN_ACTIVATION
 from . import saving
 from .checkpoint import canonical_keys, load_into
@@ -74,6 +74,8 @@ def convert(
     if to not in FORMATS:
         raise InputError(f"a format must be one of {', '.join(FORMATS)}, got {to!r:.50}")
     if to != "onnx":
+        if Path(target).suffix == ".onnx":
+            raise InputError(f"{target}: expected a directory to write as {to}, got an ONNX file's name: add --to onnx")
         check_new(target)
     found = read_model(source, config)
     if to != "sentence-transformers":
@@ -127,7 +129,8 @@ def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
         return read_state_dict(home), home
     if source.is_file() or source.with_name(f"{source.name}.index").is_file():
         return read_weights_file(source), source.parent
-    raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing")
+    hint = not_downloaded(source)
+    raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing{hint}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

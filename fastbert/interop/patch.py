@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import ops
 from ..errors import InputError
+from ..modules.encoder import BertEncoder
 from . import patch_torch
 from .patch_families import Family, family_of
 from .patch_pass import PADS_KEY, Pass
@@ -66,6 +67,8 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
             _check(module, family)
             found.append((module, family))
     if not found:
+        if any(isinstance(module, BertEncoder) for module in model.modules()):
+            raise InputError(f"patch needs a model of transformers or torch, got fastbert's own {type(model).__name__}")
         raise InputError(
             f"patch needs a BertModel of transformers, or one of its RoBERTa, ELECTRA and DistilBERT kin, or a "
             f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none"

@@ -58,8 +58,8 @@ class Architecture:
         """The class of a task's model. Raises InputError where this kind has none."""
         if reads not in self.heads:
             raise InputError(
-                f"a task that reads a {reads} needs a model with such a head, got a {self.model_type}, which has "
-                f"{' and '.join(self.heads) or 'none'}"
+                f"a task that reads a {reads} needs a model with such a head, got the model_type {self.model_type!r}, "
+                f"which has {' and '.join(self.heads) or 'none (--features trains a BiLSTM on such a model)'}"
             )
         return _load(self.heads[reads])
 

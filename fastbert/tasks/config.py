@@ -31,13 +31,13 @@ class TaskOptions:
     """What some tasks can be told and others pass over."""
 
     doc_stride: int = 128
-    """squad: tokens from the beginning of one window over a long context to that of the next."""
+    """squad1, squad2: tokens between the starts of two windows over a long context."""
     document_context: bool = False
-    """ner: read a sentence together with those of its document around it, as many as fit."""
+    """ner: read a sentence together with its neighbours in the document, as many as fit."""
     bilstm: int | None = None
-    """Put a BiLSTM of so many units each way, begun at random, between encoder and head (the paper's table 5)."""
+    """Put a randomly initialised BiLSTM of N units in each direction between encoder and head (the paper's table 5)."""
     auxiliary_lm: float = 0.0
-    """Of a GPT: add so much of the next-word loss on the task's texts to its own (0.5 in Radford et al. 2018)."""
+    """For a GPT: weight of the next-word loss on the task's texts, added to its own (0.5 in Radford et al. 2018)."""
 
     def __post_init__(self) -> None:
         if not self.auxiliary_lm >= 0:
@@ -55,13 +55,13 @@ class FinetuneConfig(TaskOptions):
     epochs: int = 3
     """Passes over the training rows; the model is evaluated after each and the best is kept."""
     batch_size: int = 32
-    """Rows in a batch."""
+    """Rows in a batch (for squad1 and squad2, windows)."""
     token_budget: int | None = None
     """Tokens in a batch, instead of --batch-size: as many rows as fit."""
     lr: float = 2e-5
     """Peak learning rate; the paper tries 2e-5, 3e-5, 4e-5 and 5e-5."""
     warmup: float = 0.1
-    """Share of the steps in which the learning rate rises; then it falls linearly to zero."""
+    """Share of the steps in which the learning rate rises; afterwards it falls linearly to zero."""
     weight_decay: float = 0.01
     """AdamW's weight decay; none on biases and LayerNorm."""
     correct_bias: bool = True
@@ -72,7 +72,7 @@ class FinetuneConfig(TaskOptions):
     max_seqlen: int = 128
     """Longest sequence in tokens; longer ones are cut."""
     seed: int = 0
-    """Governs the new head, the order of the rows and dropout."""
+    """Seed of the new head, the order of the rows and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 keeps fp32 weights and multiplies in bfloat16."""
     zero: int | None = None
@@ -91,9 +91,9 @@ class FinetuneConfig(TaskOptions):
     keep: int = 2
     """Checkpoints kept; each is of three to five times the model's size."""
     resume: Literal["auto"] | None = None
-    """auto = go on from the newest valid checkpoint of --out, or start anew; what has ended of --restarts and --grid is
-    not done again. With the same kernels and as many threads as before, the run comes to the same bits as one that was
-    never interrupted, and what is not the same is told; with another recipe, model or data it is refused."""
+    """auto = continue from the newest valid checkpoint of --out, or start anew; finished trainings of --restarts and
+    --grid are not repeated. With the same kernels and as many threads as before, the run ends with the same bits as one
+    that was never interrupted, and what differs is reported; another recipe, model or data is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .. import hardware
 from ..errors import CheckpointError, InputError
-from ..files import check_new, read_json, read_yaml
+from ..files import check_new, not_downloaded, read_json, read_yaml
 from .files import atomic_write, write_json, write_json_lines
 
 ENDED = "ended.json"
@@ -47,7 +47,7 @@ def model_directory(path: str | os.PathLike) -> Path:
     for directory in (path / "model", path):
         if (directory / "config.json").is_file():
             return directory
-    what = "a directory without config.json" if path.is_dir() else "nothing of that name"
+    what = "a directory without config.json" if path.is_dir() else f"nothing of that name{not_downloaded(path)}"
     if (path / "bert_config.json").is_file():
         if has_weights(path):
             return path

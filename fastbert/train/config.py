@@ -83,11 +83,10 @@ class PretrainConfig:
     """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 scales the loss as it needs; fp8 is bf16 with
     8-bit products in the encoder's dense layers (GPUs from Ada and Hopper on)."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
-    """Batches of one shape, filled up to token_budget, and each step one captured CUDA graph; auto = where that can be
-    had. On a CPU, on has the batches and not the graph."""
+    """Batches of one fixed shape, padded up to token_budget, and each step one captured CUDA graph; auto = where that
+    is possible. On a CPU, on gives the batches without the graph."""
     deepspeed: str | None = None
-    """A DeepSpeed configuration in JSON, to train under it (docs/distributed.md); what it says to be "auto" is filled
-    in."""
+    """Train under DeepSpeed with this JSON configuration (docs/distributed.md); "auto" values are filled in."""
     zero: int | None = None
     """Train under DeepSpeed with this stage of ZeRO, 0 to 3; its configuration goes to --out."""
     offload: bool = False
@@ -98,9 +97,9 @@ class PretrainConfig:
     """The tokens for which the last layer is computed: those that a loss reads, or all. The losses are the same; with
     objective causal the loss reads nearly all of them, and all are computed."""
     dropout: float | None = None
-    """Dropout in place of the model's own, everywhere."""
+    """Dropout rate everywhere, in place of the model's own."""
     seed: int = 0
-    """Governs new weights and dropout; samples.seed governs pairs, masks and order."""
+    """Seed of new weights and dropout; samples.seed is for pairs, masks and order."""
     eval_every: int = 500
     """Steps between evaluations on the held-out documents."""
     eval_tokens: int = 65536
@@ -113,24 +112,24 @@ class PretrainConfig:
     """Write checkpoints while training goes on, from a copy of what they hold; the process needs that much more
     memory."""
     save_errors: Literal["stop", "continue"] = "stop"
-    """What a checkpoint that cannot be written does, because the disk is full say: end the run, or be told and left
-    out. The last one of a run always has to be written."""
+    """If a checkpoint cannot be written, because the disk is full for example: stop = end the run; continue = report it
+    and go on. The last one of a run always has to be written."""
     spike_sigma: float | None = None
-    """Leave out a step whose loss is so many standard deviations above the mean of the last spike_window ones."""
+    """Skip a step whose loss is more than this many standard deviations above the mean of the last spike_window."""
     spike_window: int = 100
     """Losses that a spike is measured against."""
     log_every: int = 10
     """Steps between two lines."""
     stall_minutes: float | None = 30.0
-    """Where no step ends for so long, the stacks of all threads go to stall-RANK.txt in --out; none = never."""
+    """If no step ends for this long, write the stacks of all threads to stall-RANK.txt in --out; none = never."""
     wandb: str | None = None
-    """A project of Weights & Biases that gets the rows too; WANDB_MODE=offline keeps them on this machine."""
+    """Also log to this project of Weights & Biases; WANDB_MODE=offline keeps the log on this machine."""
     num_workers: int = 0
-    """Processes that make batches ahead; 0 makes them in the training process."""
+    """Processes that prepare batches; 0 prepares them in the training process."""
     resume: str | None = None
-    """auto = go on from the newest valid checkpoint of --out, or start anew; or a checkpoint directory. With the
-    same kernels and as many threads as before, the run comes to the same bits as one that was never interrupted. What
-    is not as before, options too, is told."""
+    """auto = continue from the newest valid checkpoint of --out, or start anew; or a checkpoint directory. With the
+    same kernels and as many threads as before, the run ends with the same bits as one that was never interrupted. What
+    differs from before, options too, is reported."""
     samples: PretrainingConfig = field(default_factory=PretrainingConfig)
     """How samples are made."""
     phases: tuple[Phase, ...] = ()

@@ -97,7 +97,7 @@ def pretrain(
         RankLost: another process of the run has died.
     """
     if not config.out:
-        raise InputError("a run needs a directory, out, got none")
+        raise InputError("out: expected the run directory to make (--out RUN), got none")
     if phases.total_steps(config) is None and config.epochs is None and config.max_minutes is None:
         config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
     options = DeepSpeedOptions(config.deepspeed, config.zero, config.offload)

@@ -56,8 +56,10 @@ def read_runs(directories: Sequence[str | os.PathLike]) -> list[Run]:
     """Reads run directories.
 
     Raises:
-        InputError: a directory holds no run, or a run without a row.
+        InputError: there is no directory, or one that holds no run, or a run without a row.
     """
+    if not directories:
+        raise InputError("expected at least one run directory of `fastbert pretrain`, got none")
     paths = [Path(directory) for directory in directories]
     names = _names(paths)
     runs = []

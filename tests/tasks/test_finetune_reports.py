@@ -169,7 +169,9 @@ def test_the_command_holds_rows_out_and_scores_further_files(directory, tmp_path
 def test_the_command_needs_one_source_of_dev_rows(directory, tmp_path, capsys):
     files = ["--model", str(directory), "--train", f"{tmp_path}/train.tsv", "--out", f"{tmp_path}/run"]
     assert main(["finetune", "sst2", *files]) == 2
-    assert "expected either --dev or --dev-share, got both or neither" in capsys.readouterr().err
+    assert "expected either --dev or --dev-share, got neither" in capsys.readouterr().err
+    assert main(["finetune", "sst2", *files, "--dev", f"{tmp_path}/dev.tsv", "--dev-share", "0.1"]) == 2
+    assert "expected either --dev or --dev-share, got both" in capsys.readouterr().err
 
 
 def test_the_header_names_the_backend_that_was_asked_for(directory, tmp_path, capsys, monkeypatch):

@@ -140,7 +140,7 @@ def test_bad_options_at_the_command_line(tmp_path, capsys):
     for argv, said in (
         (["--config", str(path)], "unknown option learning_rate"),
         (["--lr", "0", "--steps", "1", "--out", "x"], "lr must be above 0"),
-        (["--steps", "1"], "needs a directory"),
+        (["--steps", "1"], "expected the run directory to make"),
     ):
         assert main(["pretrain", *argv]) == 2
         captured = capsys.readouterr()
@@ -163,7 +163,7 @@ def refused(config, error: type[FastbertError], said: str, **given) -> None:
 
 
 def test_no_place_to_write(recipe, tmp_path):
-    refused(recipe(out=""), InputError, "needs a directory")
+    refused(recipe(out=""), InputError, "expected the run directory to make")
     (tmp_path / "file").write_text("")
     refused(recipe(out=str(tmp_path / "file")), InputError, "expected a directory for the run, got a file")
 

@@ -1,0 +1,80 @@
+"""What somebody gets wrong on the first day is answered by what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import FastbertError
+from fastbert.models import registry
+
+HUB = "google-bert/bert-base-uncased"
+NOT_DOWNLOADED = "models are not downloaded: `hf download NAME --local-dir DIR`"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty directory that commands run in, with a text file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a film\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"fill-mask --model {HUB} [MASK]", NOT_DOWNLOADED),
+        (f"encode --model {HUB} text.txt", NOT_DOWNLOADED),
+        (f"convert {HUB} DIR", NOT_DOWNLOADED),
+        ("pretrain --data text.txt --out RUN", "text.txt: expected data that `fastbert prepare` made"),
+        ("pretrain --data DATA --out RUN", "DATA: expected data that `fastbert prepare` made"),
+        ("pretrain --data DATA", "out: expected the run directory to make (--out RUN)"),
+        ("report", "expected at least one run directory of `fastbert pretrain`, got none"),
+        ("evaluate sst2 --data dev.tsv", "expected either --model or --predictions, got neither"),
+        ("evaluate sst2 --data dev.tsv --model M --predictions P", "either --model or --predictions, got both\n"),
+    ],
+)
+def test_a_command_says_what_to_do(place, capsys, command, said):
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "load", [fastbert.BertModel.from_pretrained, fastbert.SentenceEncoder.from_pretrained, fastbert.load_tokenizer]
+)
+def test_a_hubs_name_is_not_a_directory(place, load):
+    with pytest.raises(FastbertError, match=NOT_DOWNLOADED):
+        load(HUB)
+    (place / "there").mkdir()
+    with pytest.raises(FastbertError, match="expected") as found:
+        load("there")
+    assert "downloaded" not in str(found.value)
+
+
+def test_a_directory_is_not_called_onnx(place, capsys):
+    assert main(["convert", "model", "model.onnx"]) == 2
+    assert "got an ONNX file's name: add --to onnx" in capsys.readouterr().err
+    assert not (place / "model.onnx").exists()
+
+
+def test_a_kind_of_model_without_heads_is_used_by_its_features():
+    with pytest.raises(FastbertError, match=r"has none \(--features trains a BiLSTM"):
+        registry.of_model("elmo-mini").head("sequence")
+
+
+def test_our_own_model_needs_no_patch():
+    model = fastbert.BertModel(fastbert.BertConfig.from_name("1x64"))
+    with pytest.raises(FastbertError, match="got fastbert's own BertModel"):
+        fastbert.patch(model)
+
+
+@pytest.mark.parametrize("command", ["vocab", "prepare", "report", "fill-mask", "study"])
+def test_help_shows_that_a_list_is_needed(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main([command, "--help"]) == 0
+    first = capsys.readouterr().out.partition("positional arguments")[2].partition("options")[0]
+    assert "(required)" in first
+    assert "(default: )" not in first
