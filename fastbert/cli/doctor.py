@@ -29,6 +29,8 @@ def run(args: Doctor) -> None:
         print(json.dumps(found, indent=2, default=str))
         return
     show(found)
+    order = "cuda, triton, cpu, reference"
+    print(f"An op is served by the first that can of {order}; reference, which is plain PyTorch, always can.")
 
 
 def show(found: Mapping) -> None:
@@ -65,7 +67,7 @@ def _table(section: str, content):
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         return None
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*columns, title=section, title_justify="left")
+    table = Table(*(column.replace("_", " ") for column in columns), title=section, title_justify="left")
     for row in rows:
         table.add_row(*(escape(_text(row.get(column, ""))) for column in columns))
     return table

@@ -195,7 +195,15 @@ class SentenceEncoder:
             show_progress: draw a progress bar on stderr.
 
         Returns:
-            (N, `dim`) float32.
+            (N, `dim`) float32 numpy array.
+
+        Raises:
+            InputError: sentences that are no list of strings (one string alone is refused), a prompt's name that is not
+                known, or an option out of range.
+            BackendError: batch_invariant on a device that cannot do it.
+
+        Ref:
+            Reimers & Gurevych 2019, section 3.
         """
         sentences = _checked_texts(sentences)
         prompt = self._chosen_prompt(prompt_name, prompt)

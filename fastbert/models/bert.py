@@ -43,8 +43,14 @@ class BertModel(PreTrainedModel):
     """The encoder with its embeddings and, unless told otherwise, its pooler.
 
     Args:
-        config: sizes.
+        config: a `BertConfig`, or transformers'.
         add_pooling_layer: False leaves the pooler out; ``pooler_output`` is then None.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
+
+    Ref:
+        Devlin et al. 2019, section 3.
     """
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:

@@ -118,7 +118,8 @@ class PreTrainedModel(nn.Module):
         """Reads a Hugging Face directory: config.json and weights.
 
         Args:
-            directory: holds config.json and model.safetensors, its sharded form, or pytorch_model.bin.
+            directory: holds config.json and model.safetensors, its sharded form, or pytorch_model.bin; or
+                bert_config.json and a TensorFlow checkpoint. Nothing is downloaded: a hub's name is no directory.
             dtype: of the parameters; float32 where it is not given, "auto" for that of the file. ``torch_dtype`` is
                 the same.
             config: in place of the directory's config.json.

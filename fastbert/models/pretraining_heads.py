@@ -56,11 +56,14 @@ def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
 
 
 class BertForPreTraining(BertHead):
-    """Both pre-training heads.
+    """Both pre-training heads: masked LM and next-sentence prediction.
 
     ``last_layer = "needed"`` (an attribute) computes the last layer for the tokens that a loss reads alone: the
     labelled ones of a `PackedBatch` and the first of each sequence. The losses are the same; under dropout the last
     layer draws other bits.
+
+    Ref:
+        Devlin et al. 2019, section 3.1.
     """
 
     last_layer = "all"
@@ -90,7 +93,8 @@ class BertForPreTraining(BertHead):
         """Inputs are those of `BertModel.forward`.
 
         Args:
-            labels: vocabulary ids in the shape of input_ids, -100 = not predicted. A `PackedBatch` brings its own.
+            labels: int64 vocabulary ids in the shape of input_ids, -100 = not predicted; a `PackedBatch` brings its
+                own.
             next_sentence_label: (B,) int64, 0 = the second segment is the next one.
             output_logits: True computes ``prediction_logits`` although there are labels; False never does.
 
@@ -99,6 +103,9 @@ class BertForPreTraining(BertHead):
             sum where both labels are given, as in transformers. ``mlm_loss``, ``nsp_loss``; ``mlm_logits`` (N, V) at
             the labelled tokens; ``prediction_logits`` (B, S, V) or (T, V) where asked for;
             ``seq_relationship_logits`` = ``nsp_logits`` (B, 2).
+
+        Raises:
+            InputError: inputs or labels that do not fit.
         """
         batch = input_ids
         only = _only_labelled(self, batch, labels, output_logits, options)
@@ -127,7 +134,11 @@ class BertForPreTraining(BertHead):
 
 
 class BertForMaskedLM(BertHead):
-    """The masked-LM head alone; no pooler. ``last_layer`` as in `BertForPreTraining`."""
+    """The masked-LM head alone; no pooler. ``last_layer`` as in `BertForPreTraining`.
+
+    Ref:
+        Devlin et al. 2019, section 3.1, task 1.
+    """
 
     last_layer = "all"
 
@@ -151,8 +162,11 @@ class BertForMaskedLM(BertHead):
         """Inputs are those of `BertModel.forward`; labels and ``output_logits`` as in `BertForPreTraining`.
 
         Returns:
-            ``loss``; ``logits`` (B, S, V) or (T, V) where there are no labels or they are asked for; ``mlm_logits``
-            (N, V) at the labelled tokens.
+            ``loss``: (), the mean over labelled tokens; ``logits``: (B, S, V) or (T, V) where there are no labels or
+            they are asked for; ``mlm_logits``: (N, V) at the labelled tokens.
+
+        Raises:
+            InputError: inputs or labels that do not fit.
         """
         only = _only_labelled(self, input_ids, labels, output_logits, options)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
@@ -164,7 +178,11 @@ class BertForMaskedLM(BertHead):
 
 
 class BertForNextSentencePrediction(BertHead):
-    """The next-sentence head alone."""
+    """The next-sentence head alone.
+
+    Ref:
+        Devlin et al. 2019, section 3.1, task 2.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=True)
@@ -182,10 +200,17 @@ class BertForNextSentencePrediction(BertHead):
         return_dict: bool | None = None,
         **options,
     ) -> LogitsOutput | tuple:
-        """Inputs are those of `BertModel.forward`; labels (B,) int64, 0 = next, 1 = random.
+        """Inputs are those of `BertModel.forward`.
+
+        Args:
+            labels: (B,) int64, 0 = the second segment is the next one, 1 = a random one; a `PackedBatch` brings its
+                own.
 
         Returns:
-            ``loss``, ``logits`` (B, 2).
+            ``loss``: (), mean cross-entropy; ``logits``: (B, 2).
+
+        Raises:
+            InputError: inputs or labels that do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.cls.seq_relationship, encoded.pooled)

@@ -30,7 +30,7 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
             the labels: one label is regression, integers are classes, the rest is multi-label.
 
     Raises:
-        InputError: labels that are no tensor, or a class id outside 0..num_labels-1 other than -100.
+        InputError: labels that are no tensor or of another shape, or a class id outside 0..num_labels-1 but -100.
     """
     check_tensors(labels=labels)
     if problem_type is None:
@@ -44,16 +44,30 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
         )
     if problem_type == "regression":
         shape = logits.squeeze(-1) if num_labels == 1 else logits
+        _check_numbers(labels, logits, labels.numel() == logits.numel(), "numbers for regression")
         return F.mse_loss(shape, labels.to(shape.dtype).view_as(shape))
     if problem_type == "multi_label_classification":
+        what = "zeros and ones for multi-label classification, or int64 (B,) for one class each"
+        _check_numbers(labels, logits, labels.shape == logits.shape, what)
         return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     labels = labels.view(-1)
     check_labels(labels, num_labels)
     return ops.cross_entropy(logits.view(-1, num_labels), labels)
 
 
+def _check_numbers(labels: Tensor, logits: Tensor, fits: bool, what: str) -> None:
+    """Raises InputError for labels that are no class ids and not one number for each of the logits."""
+    if not fits:
+        dtype = str(labels.dtype).removeprefix("torch.")
+        raise InputError(f"labels must be {tuple(logits.shape)} {what}, got {tuple(labels.shape)} {dtype}")
+
+
 class BertForSequenceClassification(BertHead):
-    """A classifier or regressor on the pooled first token; ``config.num_labels`` outputs."""
+    """A classifier or regressor on the pooled first token; ``config.num_labels`` outputs.
+
+    Ref:
+        Devlin et al. 2019, section 4.1.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=getattr(config, "bilstm_units", None) is None)
@@ -73,10 +87,18 @@ class BertForSequenceClassification(BertHead):
         return_dict: bool | None = None,
         **options,
     ) -> LogitsOutput | tuple:
-        """Inputs are those of `BertModel.forward`; labels those of `classification_loss`.
+        """Inputs are those of `BertModel.forward`.
+
+        Args:
+            labels: (B,) int64 class ids, -100 = none; (B,) or (B, num_labels) floating numbers for regression; or
+                (B, num_labels) floating zeros and ones where several labels may hold. ``config.problem_type`` says
+                which; where it is None the labels do, as in transformers (`classification_loss`).
 
         Returns:
-            ``loss``, ``logits`` (B, num_labels).
+            ``loss``: (), cross-entropy, mean squared error or binary cross-entropy; ``logits``: (B, num_labels).
+
+        Raises:
+            InputError: inputs or labels that do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens))
@@ -88,7 +110,11 @@ class BertForSequenceClassification(BertHead):
 
 
 class BertForMultipleChoice(BertHead):
-    """One score for each choice; a softmax over the choices of a question."""
+    """One score for each choice; a softmax over the choices of a question.
+
+    Ref:
+        Devlin et al. 2019, section 4.4.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=getattr(config, "bilstm_units", None) is None)
@@ -116,14 +142,21 @@ class BertForMultipleChoice(BertHead):
             labels: (B,) int64, the right choice.
 
         Returns:
-            ``loss``, ``logits`` (B, C).
+            ``loss``: (), mean cross-entropy; ``logits``: (B, C).
+
+        Raises:
+            InputError: inputs or labels that do not fit, or a `PackedBatch` without ``num_choices``.
         """
         if isinstance(input_ids, PackedBatch):
             if num_choices is None:
                 raise InputError("a packed batch of choices needs num_choices, got none")
         else:
             embeds = options.get("inputs_embeds")
-            shape = (input_ids if input_ids is not None else embeds).shape
+            check_tensors(input_ids=input_ids, inputs_embeds=embeds)
+            given = input_ids if input_ids is not None else embeds
+            if given is None:
+                raise InputError("expected either input_ids or inputs_embeds, got neither")
+            shape = given.shape
             if len(shape) != (3 if input_ids is not None else 4):
                 raise InputError(f"input_ids must be (B, C, S) for multiple choice, got {tuple(shape)}")
             num_choices = shape[1]
@@ -146,7 +179,11 @@ class BertForMultipleChoice(BertHead):
 
 
 class BertForTokenClassification(BertHead):
-    """A classifier on every token."""
+    """A classifier on every token.
+
+    Ref:
+        Devlin et al. 2019, section 5.3.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=False)
@@ -166,11 +203,17 @@ class BertForTokenClassification(BertHead):
         return_dict: bool | None = None,
         **options,
     ) -> LogitsOutput | tuple:
-        """Inputs are those of `BertModel.forward`; labels in the shape of input_ids, or (T,); -100 = no label.
+        """Inputs are those of `BertModel.forward`.
+
+        Args:
+            labels: int64 in the shape of input_ids, or (T,) for packed ones; -100 = no label.
 
         Returns:
-            ``loss``, the mean over labelled tokens; ``logits`` (B, S, num_labels), zeros at masked tokens, or
+            ``loss``: (), the mean over labelled tokens; ``logits``: (B, S, num_labels), zeros at masked tokens, or
             (T, num_labels).
+
+        Raises:
+            InputError: inputs or labels that do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.token_states(encoded), encoded.tokens))
@@ -184,7 +227,11 @@ class BertForTokenClassification(BertHead):
 
 
 class BertForQuestionAnswering(BertHead):
-    """The start and the end of an answer span."""
+    """The start and the end of an answer span.
+
+    Ref:
+        Devlin et al. 2019, section 4.2.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         # transformers sizes this head by num_labels: a directory with another number would not load there.
@@ -211,8 +258,12 @@ class BertForQuestionAnswering(BertHead):
             start_positions, end_positions: (B,) int64 columns; those past the end, or on a pad, count for nothing.
 
         Returns:
-            ``loss``, the mean of both; the softmax is over the tokens of the sequence, not over its pads (where
-            transformers counts pads too). ``start_logits``, ``end_logits`` (B, S), zeros at masked tokens, or (T,).
+            ``loss``: (), the mean of both, where both are given; the softmax is over the tokens of the sequence, not
+            over its pads (where transformers counts pads too). ``start_logits``, ``end_logits``: (B, S), zeros at
+            masked tokens, or (T,).
+
+        Raises:
+            InputError: inputs or positions that do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         tokens = encoded.tokens

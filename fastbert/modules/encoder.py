@@ -128,6 +128,9 @@ class BertEncoder(nn.Module):
 
     Args:
         config: a `BertConfig`, or any object with the fields of transformers' BertConfig.
+
+    Ref:
+        Devlin et al. 2019, section 3; Vaswani et al. 2017, section 3.
     """
 
     def __init__(self, config: BertConfig) -> None:

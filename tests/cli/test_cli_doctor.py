@@ -12,6 +12,8 @@ def test_every_op_and_its_backend_are_shown(capsys):
     shown = capsys.readouterr().out
     for row in fastbert.environment()["ops"]:
         assert any(row["op"] in line and row["backend"] in line for line in shown.splitlines())
+    assert "why not" in shown
+    assert "reference, which is plain PyTorch, always can" in shown
 
 
 def test_json_is_the_whole_environment(capsys):

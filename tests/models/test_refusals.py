@@ -166,3 +166,26 @@ def test_a_batch_of_nothing():
     out = ours(torch.zeros(0, 5, dtype=torch.int64))
     assert out.last_hidden_state.shape == (0, 5, 32)
     assert out.pooler_output.shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "labels", "said"),
+    [
+        (3, torch.rand(2), r"labels must be \(2, 3\) zeros and ones .* or int64 \(B,\) .*, got \(2,\) float32"),
+        (1, torch.rand(3), r"labels must be \(2, 1\) numbers for regression, got \(3,\) float32"),
+    ],
+)
+def test_labels_that_are_no_class_ids_have_the_shape_of_the_logits(num_labels, labels, said):
+    config = fastbert.BertConfig.from_name("1x64", vocab_size=8, num_labels=num_labels)
+    with pytest.raises(InputError, match=said):
+        fastbert.BertForSequenceClassification(config)(torch.ones(2, 3).long(), labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [(None, "expected either input_ids or inputs_embeds"), ([[[1]]], "input_ids must be a torch tensor")],
+)
+def test_choices_that_are_no_tensor(ids, said):
+    model = fastbert.BertForMultipleChoice(fastbert.BertConfig.from_name("1x64", vocab_size=8))
+    with pytest.raises(InputError, match=said):
+        model(ids)
