@@ -110,17 +110,16 @@ def _figures(page: Page, results: dict) -> None:
         rows.append(line)
     page.table(header, rows)
     seeds = len(results["seeds"])
-    over = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed, so without a spread"
+    over = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed, so without a standard deviation"
     sizes = ", ".join(_sizes(column) for column in results["columns"] if "training_rows" in column)
     text = (
-        f"{over}; each seed governs a pre-training and what is fine-tuned from it. Larger is better, but for "
+        f"{over}; each seed is that of a pre-training and of what is fine-tuned from it. Larger is better, except for "
         f"perplexity. Training and dev rows: {sizes}."
     )
     if any(_has_paper(results, column) for column in results["columns"]):
         text += (
             " The paper's figures are of far longer pre-trainings (BERT's: a million steps of 256 sequences, 40 passes "
-            "over 3.3 billion words) and of whole training sets: the order of the rows can be compared, the figures "
-            "cannot."
+            "over 3.3 billion words) and of whole training sets, so compare the order of the rows and not the figures."
         )
     page.text(text)
 
@@ -149,7 +148,7 @@ def _order(page: Page, results: dict) -> None:
     page.heading("The order of the rows, beside the paper's")
     for column in results["columns"]:
         name = column["column"]
-        beside = f", held to the paper's {column['paper']}" if _has_paper(results, column) else ""
+        beside = f", compared with the paper's {column['paper']}" if _has_paper(results, column) else ""
         page.text(f"{name}{beside}: {results['orders'][name]}")
     for (column, reason), pairs in _ties(results).items():
         said = "a pair" if len(pairs) == 1 else f"{len(pairs)} pairs"
@@ -158,9 +157,10 @@ def _order(page: Page, results: dict) -> None:
     if not against:
         return
     page.text(
-        "Pairs in another order than the paper's, each with the first check that explains it: has either learned the "
-        f"task; did both pre-trainings come {CLEAR_MARGIN:g} nats under the unigram entropy; is the difference "
-        f"{CLEAR:g} standard errors or more; are both models fine-tuned, or both frozen."
+        "Pairs of rows whose order is not the paper's, each with the first of these checks that explains it: whether "
+        f"either row has learned the task; whether both pre-trainings came {CLEAR_MARGIN:g} nats under the unigram "
+        f"entropy; whether the difference is {CLEAR:g} standard errors or more; whether both models are fine-tuned, or "
+        "both frozen."
     )
     page.table(
         ("column", "pair", "paper's difference", "ours", "in standard errors", "likely reason"),
@@ -191,7 +191,8 @@ def _pretraining(page: Page, results: dict) -> None:
     page.heading("Pre-training")
     rates = results["measured"]["tokens_per_second"]
     length = ("model", "steps", "weights of step", "tokens")
-    loss = ("held-out loss (nats)", "unigram entropy", "under it by", "under counted frequencies by", "accuracy")
+    margins = ("below the entropy by", "below counted frequencies by")
+    loss = ("held-out loss (nats)", "unigram entropy", *margins, "accuracy")
     page.table(
         ("", *length, *loss, "next sentence", "tokens a second"),
         [
@@ -200,15 +201,15 @@ def _pretraining(page: Page, results: dict) -> None:
         ],
     )
     page.text(
-        "The loss is the cross-entropy of the predicted tokens of held-out documents, each row's by its own objective "
-        "and masks; the unigram entropy is that of the very same tokens, under which no model comes that knows "
-        "frequencies and nothing else, even those of the very tokens that it is asked for. One that has counted the "
-        f"training text, as every row has read it, reaches {results['unigram_loss']:.3f} on the held-out text: a row "
-        "above that has learned nothing, and one that is not clearly under the entropy next to nothing, so that its "
-        "fine-tuning starts from little more than chance. The weights are those of the least held-out loss (with "
-        "next-sentence prediction, of the sum of both losses), as every pre-training leaves them: where they are "
-        "of an earlier step than the last, the model had begun to overfit."
-        + (" Rows that take one pre-training at several places have the weights of the step named." * _shares(results))
+        "The loss is the cross-entropy of the predicted tokens of held-out documents, by each row's own objective and "
+        "masks. The unigram entropy is that of the same tokens: a model that knows how frequent each token is, and "
+        "nothing else, cannot come below it. Such a model, with frequencies counted on the training text, reaches "
+        f"{results['unigram_loss']:.3f} on the held-out text. So a row above that has learned nothing, and a row that "
+        "is not clearly below the entropy has learned next to nothing: its fine-tuning starts from little more than "
+        "chance. Margins are means over the seeds, with the least of them. The weights are those of the lowest "
+        "held-out loss (with next-sentence prediction, of the sum of both losses); where they are of an earlier step "
+        "than the last, the model had begun to overfit."
+        + (" Rows that take one pre-training at several steps have the weights of the step named." * _shares(results))
     )
 
 
@@ -307,9 +308,9 @@ def _line(number: int, points: list[tuple[float, float]], name: str) -> svg.Line
 def _senses(page: Page, found: dict) -> None:
     page.heading("Senses of words")
     page.text(
-        "Words of two meanings, each in eight sentences of either. For how many of the sentences is the one with the "
-        "nearest vector of the word of the same sense (1-NN), and how far apart do the senses stand (silhouette, from "
-        f"-1 to 1)? Vectors that do not see the sentence reach {100 * found['chance']:.1f} %."
+        "Words with two meanings, each in eight sentences of either meaning. 1-NN: the share of sentences for which "
+        "the nearest other vector of the word has the same meaning. Silhouette: how far apart the meanings are, from "
+        f"-1 to 1. Vectors that do not depend on the sentence reach {100 * found['chance']:.1f} %."
     )
     rows = [
         (name, spread(*_over([100 * v for v in of["accuracy"]]), 1) + " %", spread(*_over(of["silhouette"]), 3))
@@ -333,16 +334,16 @@ def _again(page: Page, results: dict) -> None:
     )
     hours = [measured[name] / 3600 for name in ("pretraining_seconds", "finetuning_seconds")]
     worked = [measured.get(name) for name in ("pretraining_processor_seconds", "finetuning_processor_seconds")]
-    of_them = "" if None in worked else f", {sum(worked) / 3600:.2f} hours of which a processor worked for it"
+    of_them = "" if None in worked else f" ({sum(worked) / 3600:.2f} hours of processor time)"
     page.text(
         f"{measured['pretrained_tokens']:,} tokens of pre-training in {hours[0]:.2f} hours and "
         f"{measured['finetuned_tokens']:,} of fine-tuning in {hours[1]:.2f} hours of one process{of_them}. Two runs of "
-        "this file and these seeds agree bit for bit on the same machine; results.json has every figure of every seed, "
-        "and the SHA-256 of the weights of every model."
+        "this file with these seeds agree bit for bit on the same machine; results.json has every figure of every seed "
+        "and the SHA-256 of every model's weights."
     )
-    page.text("The study's file; what it does not say of tasks is in defaults.yaml beside it:")
+    page.text("The study's file; the tasks' defaults are in defaults.yaml beside it:")
     page.code(results["file"])
-    page.text("Pre-training at this scale, where a row says nothing else:")
+    page.text("Pre-training at this scale, unless a row says otherwise:")
     page.code(yaml.safe_dump(results["pretrain"], sort_keys=False, default_flow_style=None, width=110))
 
 

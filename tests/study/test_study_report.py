@@ -192,7 +192,7 @@ def test_the_report_says_what_was_found(place, done, tmp_path):
     assert found["measured"]["command"] in text
     worked = [found["measured"][f"{part}_processor_seconds"] for part in ("pretraining", "finetuning")]
     assert min(worked) > 0
-    assert f"{sum(worked) / 3600:.2f} hours of which a processor worked" in text
+    assert f"{sum(worked) / 3600:.2f} hours of processor time" in text
     # Of the jobs, whatever the process has that reads their results.
     assert found["measured"]["threads"] == [1]
     assert ", 1 thread each, " in text
