@@ -206,9 +206,10 @@ def _evaluate(result: DemoResult) -> None:
     result.parameters = model.num_parameters()
     row = result.test = evaluate(model, testing, epochs=_TEST_EPOCHS)
     gain = row["unigram_entropy"] - row["mlm_loss"]
+    margin = f"{abs(gain):.2f} {'under' if gain >= 0 else 'over'} it"
     print(
         f"masked LM: cross-entropy {row['mlm_loss']:.3f} nats, unigram entropy of the same targets "
-        f"{row['unigram_entropy']:.3f}: {gain:.2f} under it\n"
+        f"{row['unigram_entropy']:.3f}: {margin}\n"
         f"           accuracy {100 * row['mlm_acc']:.1f} %, "
         f"most frequent token {100 * row['most_frequent_acc']:.1f} %\n"
         f"next sentence: accuracy {100 * row['nsp_acc']:.1f} %, guessing 50 %"

@@ -104,7 +104,7 @@ def header(loop: PretrainLoop) -> str:
 
 def _steps(loop: PretrainLoop) -> str:
     if not loop.fixed_shape:
-        return "of the shape of their batches"
-    captured = "a CUDA graph" if loop.engine.device.type == "cuda" else "as a CUDA graph would have them"
+        return "batches of any shape, without padding; no CUDA graph"
+    captured = "captured in CUDA graphs" if loop.engine.device.type == "cuda" else "not captured on a CPU"
     pads = 100 * (1 - loop.data.efficiency(loop.place[0]))
-    return f"of one shape, {captured}; {loop.data.shape.tokens} tokens, {pads:.2f} % of them pads"
+    return f"batches of one shape, {loop.data.shape.tokens} tokens with {pads:.2f} % padding; {captured}"

@@ -91,6 +91,14 @@ def test_every_stage_leaves_its_figures(tiny):
     assert f"{written['corpus']['test_documents']} more are the test" in page
 
 
+@pytest.mark.parametrize(("loss", "said"), [(4.48, " 6.000: 1.52 under it\n"), (6.25, " 6.000: 0.25 over it\n")])
+def test_a_loss_over_the_entropy_is_called_that(tiny, monkeypatch, capsys, loss, said):
+    row = {"unigram_entropy": 6.0, "mlm_loss": loss, "mlm_acc": 0.1, "most_frequent_acc": 0.1, "nsp_acc": 0.5}
+    monkeypatch.setattr(run, "evaluate", lambda *_, **__: row)
+    run._evaluate(dataclasses.replace(tiny))
+    assert said in capsys.readouterr().out
+
+
 def test_a_pretraining_that_the_clock_ended_is_called_that(tiny):
     from fastbert.demo.page import write_page
 
