@@ -1,6 +1,6 @@
 """Sentence vectors over HTTP, requests of many clients computed together.
 
-    pip install 'fastbert[serve]'
+    pip install -c constraints.txt ".[serve]"
     python examples/http_server.py --model all-MiniLM-L6-v2 --port 8000
     curl -d '{"texts": ["A sentence.", "Another one."]}' http://127.0.0.1:8000/embed
 
@@ -229,11 +229,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--precision", choices=("fp32", "bf16", "int8"), default="fp32")
-    parser.add_argument("--batch-invariant", action="store_true", help="a text's bits do not depend on other clients'")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="a text gets the same bits whatever other clients ask"
+    )
     parser.add_argument("--max-batch", type=int, default=128, help="texts computed together")
-    parser.add_argument("--max-wait-ms", type=float, default=2.0, help="how long a batch waits for company")
-    parser.add_argument("--max-queue", type=int, default=2048, help="texts that may wait; beyond it 503")
-    parser.add_argument("--max-bytes", type=int, default=1 << 20, help="of a request; beyond it 413")
+    parser.add_argument(
+        "--max-wait-ms", type=float, default=2.0, help="how long a batch that is not full waits for more texts"
+    )
+    parser.add_argument("--max-queue", type=int, default=2048, help="texts that may wait; more are answered with 503")
+    parser.add_argument(
+        "--max-bytes", type=int, default=1 << 20, help="of a request; larger ones are answered with 413"
+    )
     args = parser.parse_args(arguments)
     for name in ("max_batch", "max_queue", "max_bytes"):
         if getattr(args, name) < 1:
