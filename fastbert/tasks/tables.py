@@ -75,16 +75,15 @@ def read_table(
     if first is None:
         if bad_rows.reasons:  # lines there are
             raise bad_rows.none_left(path, "rows")
-        raise DataError(f"{path}: expected {_expected(needed, bare, form)}, got an empty file")
+        raise DataError(f"{path}: expected {_expected(needed, optional, bare, form)}, got an empty file")
     columns = tuple(name.strip() for name in first[1].split("\t"))
     pending = []
     if not set(needed) <= set(columns):
         first_bare = bare and _fits(columns, bare[0], extra) and is_bare(columns)
         found = bare[0] if first_bare else next((one for one in bare[1:] if _fits(columns, one, False)), None)
         if found is None:
-            raise DataError(
-                f"{path}, line {first[0]}: expected {_expected(needed, bare, form)}, got {shorten(first[1])!r}"
-            )
+            expected = _expected(needed, optional, bare, form)
+            raise DataError(f"{path}, line {first[0]}: expected {expected}, got {shorten(first[1])!r}")
         columns, pending = tuple(found), [first]
     extra = extra and bool(pending) and columns == tuple(bare[0])
     kept = tuple(name for name in (*needed, *optional) if name in columns)
@@ -127,8 +126,9 @@ def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:
     return len(fields) == len(columns) or (extra and len(fields) > len(columns))
 
 
-def _expected(needed: Sequence[str], bare: Sequence[Sequence[str]], form: str) -> str:
-    header = f"the header of {form} with the columns {', '.join(map(repr, needed))}"
+def _expected(needed: Sequence[str], optional: Sequence[str], bare: Sequence[Sequence[str]], form: str) -> str:
+    header = f"the header of {form} with the column{'s' * (len(needed) > 1)} {', '.join(map(repr, needed))}"
+    header += f" (optional: {', '.join(map(repr, optional))})" if optional else ""
     return ", or ".join(
         [header, *(f"{len(columns)} columns without a header ({', '.join(columns)})" for columns in bare)]
     )
