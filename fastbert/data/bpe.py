@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from ..errors import InputError
 from ..files import read_json, whole
 from .manifest import SpecialIds
+from .truncation import side_settings
 
 END_OF_WORD = "</w>"
 END_OF_TEXT = "<|endoftext|>"
@@ -95,7 +96,7 @@ def boundary_ids(tokenizer: Tokenizer, source: str) -> SpecialIds:
 def config_text(tokenizer: Tokenizer) -> str:
     """The text of tokenizer_config.json, in transformers' words."""
     letters = tokenizer.model.end_of_word_suffix == END_OF_WORD
-    settings = {"tokenizer_class": "OpenAIGPTTokenizer" if letters else "GPT2Tokenizer"}
+    settings = {"tokenizer_class": "OpenAIGPTTokenizer" if letters else "GPT2Tokenizer", **side_settings(tokenizer)}
     settings["unk_token"] = UNKNOWN if letters else END_OF_TEXT
     if not letters:
         settings |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}

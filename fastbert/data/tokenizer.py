@@ -30,6 +30,7 @@ from .special_tokens import (
     require,
     set_template,
 )
+from .truncation import SIDES, cut_at, side_settings
 
 SPECIAL_TOKENS = tuple(BERT_NAMES)
 CONTINUATION = "##"
@@ -70,11 +71,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             added to a vocabulary, as transformers keeps them beside a vocab.txt or a tokenizer.json, are read too, and
             other names of the special tokens than BERT's. Beside a tokenizer.json, what tokenizer_config.json says of
             case, accents and Chinese characters wins; where it says nothing, the tokenizer.json's own reading stays,
-            though transformers' BertTokenizer puts its default there, which lower-cases.
+            though transformers' BertTokenizer puts its default there, which lower-cases. Which side texts are to be
+            cut on is kept in the tokenizer's truncation (`data.truncation`).
 
     Raises:
-        InputError: a file is missing or unreadable, the vocabulary lacks a special token, or texts would be marked or
-            cut in a way that is not BERT's.
+        InputError: a file is missing or unreadable, the vocabulary lacks a special token, or texts would be marked in a
+            way that is not BERT's.
     """
     path = Path(path)
     if path.is_dir():
@@ -85,19 +87,20 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     elif not path.is_file():
         hint = not_downloaded(path)
         raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there{hint}")
+    settings = _read_settings(path)
     if path.name == "vocab.json":
         tokenizer = bpe.load_bpe(path)
     elif path.suffix == ".json":
-        settings = _read_settings(path)
         tokenizer = _from_json(path, settings)
         _follow(tokenizer, settings)
     else:
-        vocab, settings = read_vocab(path), _read_settings(path)
+        vocab = read_vocab(path)
         names = read_names(path, settings)
         tokenizer = build_tokenizer(vocab, _normalisation(settings, vocab), source=str(path), names=names)
         if not _wants_types(settings):
             set_template(tokenizer, names, types=False)
         added_tokens.add(tokenizer, path, settings)
+    cut_at(tokenizer, None, settings.get("truncation_side"))
     return tokenizer
 
 
@@ -239,7 +242,7 @@ def config_text(tokenizer: Tokenizer) -> str:
     if bpe.is_bpe(tokenizer):
         return bpe.config_text(tokenizer)
     normaliser = tokenizer.normalizer
-    settings = {"tokenizer_class": "BertTokenizer"}
+    settings = {"tokenizer_class": "BertTokenizer", **side_settings(tokenizer)}
     if isinstance(normaliser, normalizers.BertNormalizer):
         settings |= {
             "do_lower_case": normaliser.lowercase,
@@ -288,9 +291,7 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
         raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
     if not isinstance(tokenizer.model, models.WordPiece | models.BPE):
         raise InputError(f"{path}: expected a WordPiece or BPE tokenizer, got {type(tokenizer.model).__name__}")
-    cut = tokenizer.truncation or {}
-    _check_side({"truncation_side": cut.get("direction"), **settings}, path)
-    tokenizer.no_truncation()
+    cut_at(tokenizer, None)
     tokenizer.no_padding()
     if bpe.is_bpe(tokenizer):
         special_ids(tokenizer, source=str(path))
@@ -346,12 +347,6 @@ def _wants_types(settings: dict[str, Any]) -> bool:
     return names is None or "token_type_ids" in names
 
 
-def _check_side(settings: dict[str, Any], path: Path) -> None:
-    side = settings.get("truncation_side")
-    if side is not None and str(side).lower() != "right":
-        raise InputError(f"{path}: expected texts to be cut on the right, got truncation_side {side!r:.50}")
-
-
 def resolved_settings(vocab_path: Path) -> str | None:
     """The text of a tokenizer_config.json that says whether a vocab.txt is cased, which a guess said before.
 
@@ -374,7 +369,7 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
     """The tokenizer_config.json beside a vocabulary; empty where there is none."""
     path = vocab_path.with_name("tokenizer_config.json")
     # A vocabulary of another name has nothing to do with the configuration that lies in the same folder.
-    if vocab_path.name not in ("vocab.txt", "tokenizer.json") or not path.is_file():
+    if vocab_path.name not in ("vocab.txt", "tokenizer.json", "vocab.json") or not path.is_file():
         return {}
     settings = read_json(path)
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
@@ -383,7 +378,9 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
     names = settings.get("model_input_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise InputError(f"{path}: expected model_input_names as a list of names, got {names!r:.50}")
-    _check_side(settings, path)
+    side = settings.get("truncation_side")
+    if side not in (None, *SIDES):
+        raise InputError(f"{path}: expected truncation_side to be {' or '.join(SIDES)}, got {side!r:.50}")
     if settings.get("tokenizer_class") == "BertJapaneseTokenizer":
         raise InputError(
             f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"

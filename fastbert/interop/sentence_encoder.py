@@ -14,6 +14,7 @@ from torch import nn
 
 from .. import hardware, ops
 from ..data.tokenizer import load_tokenizer
+from ..data.truncation import cut_at
 from ..errors import InputError
 from ..models import BertModel
 from ..modules.mode import evaluating, plain_outputs
@@ -82,7 +83,7 @@ class SentenceEncoder:
         # What else config_sentence_transformers.json said, to be written back.
         self.config: dict = {}
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(self.max_seqlen)
+        cut_at(self.tokenizer, self.max_seqlen)
         self._normalizer = tokenizer.normalizer
         if do_lower_case:
             own = [] if self._normalizer is None else [self._normalizer]
@@ -165,7 +166,7 @@ class SentenceEncoder:
         """A copy of the tokenizer as it was given, without the longest input and the lower-casing of this class."""
         tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
         tokenizer.normalizer = self._normalizer
-        tokenizer.no_truncation()
+        cut_at(tokenizer, None)
         return tokenizer
 
     @torch.inference_mode()

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ..data.special_tokens import names_of
+from ..data.truncation import side_of
 from ..errors import InputError
 from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
@@ -56,7 +57,8 @@ def fill_mask(
         raise InputError(f"the text has {len(ids)} tokens, the model takes at most {limit} unless told to truncate")
     positions = [index for index, token in enumerate(ids) if token == mask_id]
     if not positions:
-        where = f"the first {limit} tokens of the text" if encoding.overflowing else "the text"
+        kept = "last" if side_of(tokenizer) == "left" else "first"
+        where = f"the {kept} {limit} tokens of the text" if encoding.overflowing else "the text"
         raise InputError(f"expected at least one {mask} in {where}, got {shorten(repr(text))}")
     probabilities = _probabilities(model, ids, positions)
     count = top_k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import transformers
@@ -15,6 +16,7 @@ from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.data.special_tokens import BERT_NAMES, names_of
 from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids
+from fastbert.data.truncation import cut_at
 from fastbert.errors import DataError, InputError
 
 TEXT = [
@@ -66,6 +68,22 @@ def test_saved_it_is_the_same_here_and_in_transformers(files, tmp_path):
     again, theirs = load_tokenizer(tmp_path), CLASSES[byte_level].from_pretrained(tmp_path)
     for text in TEXT + ODD:
         assert again.encode(text).ids == ours.encode(text).ids == theirs.encode(text), text
+
+
+def test_it_cuts_on_the_side_that_the_configuration_says(files, tmp_path):
+    byte_level, directory = files
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "truncation_side": "left"}))
+    theirs = CLASSES[byte_level].from_pretrained(tmp_path)
+    saved = {"files": save_bpe, "tokenizer.json": save_tokenizer}
+    for name, save in saved.items():
+        save(load_tokenizer(tmp_path), tmp_path / name)
+    for place in (tmp_path, *(tmp_path / name for name in saved)):
+        ours = load_tokenizer(place)
+        assert ours.encode(TEXT[0]).ids == theirs.encode(TEXT[0])
+        cut_at(ours, 4)
+        assert ours.encode(TEXT[0]).ids == theirs.encode(TEXT[0], truncation=True, max_length=4)
 
 
 def test_shards_of_it_are_read_from_left_to_right(files, tmp_path):

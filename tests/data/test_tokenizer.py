@@ -7,10 +7,11 @@ import random
 import shutil
 
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
 
 from fastbert.data.alphabet import alphabet
 from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_wordpiece
+from fastbert.data.truncation import cut_at, side_of
 from fastbert.errors import InputError
 
 VOCABULARIES = {"uncased": True, "cased": False, "chinese": True}
@@ -221,7 +222,8 @@ def test_tokens_added_beside_a_vocabulary(tmp_path, files, form):
         ("tokenizer_config.json", {"extra_special_tokens": "<tok>"}, "as a list or a dictionary, got '<tok>'"),
         ("tokenizer_config.json", {"extra_special_tokens": [4]}, "expected added tokens as texts, got 4"),
         ("tokenizer_config.json", {"model_input_names": "input_ids"}, "model_input_names as a list of names, got"),
-        ("tokenizer_config.json", {"truncation_side": "left"}, "to be cut on the right, got truncation_side 'left'"),
+        ("tokenizer_config.json", {"truncation_side": "both"}, "truncation_side to be right or left, got 'both'"),
+        ("tokenizer_config.json", {"truncation_side": ["left"]}, "truncation_side to be right or left, got ['left']"),
     ],
 )
 def test_files_beside_a_vocabulary_that_cannot_be_used(tmp_path, name, content, said):
@@ -329,15 +331,34 @@ def test_berts_marks_in_another_writing(tmp_path, processor, types):
     assert (ours.tokens, ours.type_ids) == (["[CLS]", "a", "[SEP]", "b", "[SEP]"], types)
 
 
-def test_cutting_on_the_left_is_refused(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    tokenizer = load_tokenizer(tmp_path)
-    tokenizer.enable_truncation(8, direction="left")
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(InputError, match=r"tokenizer.json: expected texts to be cut on the right, got"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "right"}')  # which wins
-    assert load_tokenizer(tmp_path).truncation is None
+@pytest.mark.parametrize(
+    ("in_json", "in_config", "side"),
+    [(None, "left", "left"), ("left", None, "left"), ("left", "right", "right"), ("right", "left", "left")],
+)
+def test_texts_are_cut_on_the_side_that_the_files_say(tmp_path, in_json, in_config, side):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, *"abcdefghij"]) + "\n")
+    if in_json is not None:
+        tokenizer = load_tokenizer(tmp_path)
+        tokenizer.enable_truncation(8, direction=in_json)
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+    if in_config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"truncation_side": in_config}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, tokenizer_type="bert")
+    ours = load_tokenizer(tmp_path)
+    save_tokenizer(ours, tmp_path / "again")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again", tokenizer_type="bert")
+    for found in (ours, load_tokenizer(tmp_path / "again"), Tokenizer.from_str(ours.to_str())):
+        assert (side_of(found), found.encode("a b " * 10).ids) == (side, theirs("a b " * 10)["input_ids"])
+        for length in (5, 6, 7):
+            cut_at(found, length)
+            for text in (("a b c d e f g h",), ("a b c d e f", "g h i"), ("a b", "c d e f g h i")):
+                expected = theirs(*text, truncation=True, max_length=length)["input_ids"]
+                assert (
+                    found.encode(*text).ids == expected == again(*text, truncation=True, max_length=length)["input_ids"]
+                )
+        cut_at(found, None)
+        assert len(found.encode("a b " * 10)) == 22
 
 
 @pytest.mark.parametrize("missing", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])

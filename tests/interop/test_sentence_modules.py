@@ -174,6 +174,20 @@ def test_poolings_prompts_and_lengths(modes, include_prompt, tmp_path):
         assert_equal(ours, again, TEXTS, prompt=long * 2)
 
 
+def test_texts_are_cut_on_the_left_where_the_tokenizer_says_so(tmp_path):
+    save_tiny(tmp_path / "bert", "BertModel")
+    settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer", "truncation_side": "left"}
+    (tmp_path / "bert" / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = model_of(tmp_path / "bert")
+    model.max_seq_length = 6
+    model.save(str(tmp_path / "st"))
+    ours = SentenceEncoder.from_pretrained(tmp_path / "st")
+    assert_equal(ours, model)
+    ours.save_pretrained(tmp_path / "again")
+    assert_equal(ours, st.SentenceTransformer(str(tmp_path / "again"), device="cpu"))
+    assert_equal(SentenceEncoder.from_pretrained(tmp_path / "again"), model)
+
+
 def test_prompts_that_cannot_be(tmp_path):
     ours = SentenceEncoder.from_pretrained(save_tiny(tmp_path, "BertModel"))
     np.testing.assert_array_equal(ours.encode(["paris"], prompt_name="query"), ours.encode(["paris"]))

@@ -1,5 +1,7 @@
 """Filling masks against transformers' own model; what cannot be filled."""
 
+import shutil
+
 import pytest
 import tiny_bert
 import torch
@@ -41,6 +43,17 @@ def test_what_cannot_be_filled(directory):
     assert len(fill_mask(model, tokenizer, "[MASK] " + "the " * 39, truncate=True)) == 1
     with pytest.raises(InputError, match=r"top_k must be between 1 and .*, got 0"):
         fill_mask(model, tokenizer, "[MASK]", 0)
+
+
+def test_a_text_that_is_cut_on_the_left(directory, tmp_path):
+    shutil.copy(directory / "vocab.txt", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    model, tokenizer = fastbert.BertForMaskedLM.from_pretrained(directory), fastbert.load_tokenizer(tmp_path)
+    long = "the " * 39
+    found = fill_mask(model, tokenizer, f"{long} film is [MASK]", truncate=True)
+    assert found == fill_mask(model, tokenizer, f"{'the ' * 27} film is [MASK]")  # 32 tokens with [CLS] and [SEP]
+    with pytest.raises(InputError, match=r"expected at least one \[MASK\] in the last 32 tokens of the text"):
+        fill_mask(model, tokenizer, f"[MASK] {long}", truncate=True)
 
 
 @pytest.mark.parametrize("said", [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}])

@@ -443,9 +443,11 @@ def test_damaged_files_are_read_or_refused_in_one_sentence(write):
     assert min(read, len(refused)) > 50
 
 
-def test_similarity_is_transformers_regression(tmp_path, write):
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_similarity_is_transformers_regression(tmp_path, write, side):
     """Packed pairs, some cut to length: numbers and mean squared error of transformers' model on padded batches."""
     directory = tiny_bert.save(tmp_path / "m", "BertForSequenceClassification", num_labels=1)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
     words, rng = tiny_bert.WORDS.split(), np.random.default_rng(0)
     rows = []
     for i in range(30):
@@ -457,7 +459,7 @@ def test_similarity_is_transformers_regression(tmp_path, write):
     assert len({e.num_tokens for e in examples}) > 3
     found = run_model(task, task.model(directory), examples, token_budget=64)
 
-    padder = transformers.BertTokenizer(str(directory / "vocab.txt"))
+    padder = transformers.BertTokenizer(str(directory / "vocab.txt"), truncation_side=side)
     pairs = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
     inputs = padder(*pairs, padding=True, truncation="longest_first", max_length=16, return_tensors="pt")
     theirs = transformers.BertForSequenceClassification.from_pretrained(directory).eval()
