@@ -261,11 +261,21 @@ _GOOGLE_COMPUTES = {
 _GOOGLE_GELU = "gelu"
 
 
-def _google_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of bert_config.json, whose activations are those that google-research/bert knows."""
+# Transformers' names for what a head's tensors do not say.
+_HEAD_FIELDS = ("id2label", "label2id", "problem_type")
+
+
+def _google_config(model: nn.Module) -> dict[str, Any]:
+    """The content of bert_config.json, whose activations are those that google-research/bert knows.
+
+    Its code passes other keys over; by them a model is read here as it was.
+    """
+    values = model.config.to_dict()
     config = {name: values[name] for name in _GOOGLE_FIELDS}
-    if config["hidden_act"] in TANH_GELU:  # a key that its code passes over, and by which it is read here as it was
+    if config["hidden_act"] in TANH_GELU:
         config[OWN_ACTIVATION] = config["hidden_act"]
+    if hasattr(model, "classifier"):
+        config |= {"architectures": [type(model).__name__], **{name: values[name] for name in _HEAD_FIELDS}}
     return {**config, "hidden_act": _GOOGLE_GELU}
 
 
@@ -303,7 +313,7 @@ def write_tf1(found: Source, target: Path) -> None:
             )
     prefix = "" if hasattr(model, "bert") else "bert."
     tensors = to_tensorflow({f"{prefix}{name}": t for name, t in saving.tensors_of(model).items()})
-    config = _google_config(values)
+    config = _google_config(model)
     entries: dict = {}
 
     def write_tensors(path: Path) -> None:

@@ -122,6 +122,22 @@ def test_tensorflows_configuration_has_a_name_that_its_code_knows(tmp_path, act,
     assert fastbert.BertConfig.from_pretrained(tmp_path / "tf1").gelu_approximate == "none"
 
 
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice"]
+)
+def test_tensorflows_configuration_says_what_a_head_is(name, tmp_path):
+    """Three heads of one tensor's name, and google-research/bert's code passes over the keys that tell them apart."""
+    names = {index: f"class {index}" for index in range(5)}
+    problem = "multi_label_classification" if "Seq" in name else None
+    theirs = _theirs(name, id2label=names, label2id={n: i for i, n in names.items()}, problem_type=problem)
+    convert(_saved(theirs, tmp_path / "source"), tmp_path / "tf1", to="tf1")
+    found = convert(tmp_path / "tf1", tmp_path / "end")
+    assert type(found.model).__name__ == name
+    assert (found.model.config.id2label, found.model.config.problem_type) == (names, problem)
+    _assert_holds(tmp_path / "end", theirs)
+    assert fastbert.BertConfig.from_pretrained(tmp_path / "tf1").id2label == names
+
+
 def test_tensorflows_vocabulary_is_made_of_a_tokenizer_json(tmp_path, caplog):
     """As transformers 5 saves every tokenizer."""
     source = _saved(_theirs("BertModel"), tmp_path / "source")
