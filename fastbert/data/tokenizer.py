@@ -340,11 +340,13 @@ def _is_berts(settings: dict[str, Any]) -> bool:
 def _wants_types(settings: dict[str, Any]) -> bool:
     """Whether a model gets token types; without them, every type is 0.
 
-    What a class leaves out by itself does not count: DistilBertTokenizer's models have no types, and the generic class
-    gave them until transformers 5.
+    Where model_input_names says nothing the class decides: DistilBertTokenizer's texts have none, whatever the model.
+    What the generic class leaves out does not count, since it gave them until transformers 5.
     """
     names = settings.get("model_input_names")
-    return names is None or "token_type_ids" in names
+    if names is None:
+        return str(settings.get("tokenizer_class")).removesuffix("Fast") != "DistilBertTokenizer"
+    return "token_type_ids" in names
 
 
 def resolved_settings(vocab_path: Path) -> str | None:

@@ -253,6 +253,8 @@ def test_the_configuration_beats_tokenizer_json_too(tmp_path, settings):
         {"model_input_names": ["input_ids", "attention_mask"]},
         {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]},
         {"tokenizer_class": "DistilBertTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]},
+        {"tokenizer_class": "DistilBertTokenizerFast"},
+        {"tokenizer_class": "DistilBertTokenizer"},
     ],
 )
 def test_a_model_that_gets_no_token_types_reads_pairs_with_zeros(tmp_path, settings, form):
