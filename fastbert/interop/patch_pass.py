@@ -66,6 +66,8 @@ class Pass:
         shape = tuple(tokens.shape[:2])
         if mask is not None and (self.packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape))):
             raise Unservable(f"an attention mask of {mask.dtype} of {mask.dim()} dimensions that fits no tokens")
+        if mask is not None and mask.dim() == 4 and mask.dtype == torch.bool and _adds_masks(config):
+            raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
         for name in ("token_type_ids", "position_ids"):
             more = given.get(name)
             if more is not None and not self.packed and more.shape not in (shape, (1, shape[1]), shape[1:]):
@@ -204,6 +206,11 @@ def _someones_attention(config: Any) -> str | None:
         if function is not None and not getattr(function, "__module__", "").startswith("transformers."):
             return name
     return None
+
+
+def _adds_masks(config: Any) -> bool:
+    """Whether transformers adds a ready mask to its scores whatever its dtype: a key to keep has 1 there then."""
+    return getattr(config, "_attn_implementation", None) == "eager"
 
 
 def _flag(given: dict[str, Any], name: str, default: Any) -> bool:

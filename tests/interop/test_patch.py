@@ -137,6 +137,16 @@ def test_embeddings_positions_and_four_dimensional_masks_as_input(only_ours):
             assert_same(ours(**call), expected, "prefix" if masked else "none")
 
 
+@pytest.mark.skipif(not V5, reason="version 4 converts ready 4-D masks")
+def test_a_ready_bool_mask_that_eager_attention_adds():
+    theirs, ours = twins("BertModel", attention="eager")
+    ids, keep = hf.inputs()["input_ids"], hf.masks()["prefix"].bool()
+    causal = torch.ones(hf.LENGTH, hf.LENGTH, dtype=torch.bool).tril()[None, None].expand(hf.BATCH, 1, -1, -1)
+    with torch.no_grad():
+        for mask in (keep[:, None, None].expand(-1, 1, hf.LENGTH, -1), causal):
+            assert_same(ours(ids, attention_mask=mask), theirs(ids, attention_mask=mask), "none")
+
+
 def test_packed_tokens_under_the_names_of_transformers(only_ours):
     only_ours()
     _, ours = twins("BertModel")
