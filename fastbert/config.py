@@ -176,7 +176,8 @@ class BertConfig(ModelConfig):
         if self.hidden_act not in ERF_GELU + TANH_GELU:
             raise InputError(f"hidden_act must be one of {', '.join(ERF_GELU + TANH_GELU)}, got {self.hidden_act!r}")
         pad = self.pad_token_id
-        if pad is not None and (not isinstance(pad, int) or not 0 <= pad < self.vocab_size):
+        # Below zero it is counted from the end, as torch does in transformers' embeddings.
+        if pad is not None and (not isinstance(pad, int) or not -self.vocab_size <= pad < self.vocab_size):
             raise InputError(f"pad_token_id must be an id below vocab_size {self.vocab_size}, got {pad!r:.100}")
         if self.position_embedding_type not in ("absolute", "sinusoidal"):
             raise InputError(

@@ -192,6 +192,7 @@ def test_the_two_gelus_are_told_apart(act, approximate):
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
         ({"pad_token_id": 30522}, "pad_token_id"),
+        ({"pad_token_id": -30523}, "pad_token_id"),
         ({"problem_type": "guessing"}, "problem_type"),
         ({"bilstm_units": 0}, "bilstm_units"),
         ({"model_type": "roberta"}, "model_type"),

@@ -85,6 +85,22 @@ def test_initial_weights():
     assert not model.bert.embeddings.word_embeddings.weight[config.pad_token_id].any()
 
 
+@pytest.mark.parametrize("pad", [-1, -hf.VOCAB, hf.VOCAB - 1])
+def test_the_pads_row_is_counted_as_transformers_counts_it(pad):
+    theirs, ours = hf.pair("BertModel", pad_token_id=pad)
+    row = theirs.embeddings.word_embeddings.padding_idx
+    assert ours.embeddings.word_embeddings.padding_idx == row == pad % hf.VOCAB
+    assert not type(ours)(ours.config).embeddings.word_embeddings.weight[row].any()
+    ids = torch.tensor([[5, row, 7]])
+    for model in (theirs, ours):
+        states = model(ids).last_hidden_state
+        (states * torch.linspace(-1, 1, states.numel()).reshape(states.shape).cos()).sum().backward()
+    gradients = [model.embeddings.word_embeddings.weight.grad for model in (theirs, ours)]
+    hf.assert_near(gradients[1], gradients[0], torch.float32, "gradients")
+    assert gradients[1][5].any()
+    assert not gradients[1][row].any()
+
+
 @pytest.mark.parametrize("size", [hf.VOCAB + 5, hf.VOCAB - 20])
 def test_resizing_the_vocabulary(size):
     theirs, ours = hf.pair("BertForPreTraining")
