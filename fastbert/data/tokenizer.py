@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..config import BertConfig
 from ..errors import InputError
@@ -140,7 +140,8 @@ def train_wordpiece(
     tokens; with an alphabet they do not.
 
     Args:
-        texts: what can be read twice (a list) is, and gives its alphabet; an iterator is consumed once.
+        texts: what can be read twice (a list) is, and gives its alphabet; an iterator is consumed once. Words that are
+            [UNK] for their length alone (`MAX_CHARS_PER_WORD`) give no tokens.
         size: the most tokens to make; a small corpus gives fewer.
         limit_alphabet: the most single characters to keep, the commonest first.
         alphabet: the characters to keep, as many of the first as there is room for, in place of counting them.
@@ -174,7 +175,11 @@ def train_wordpiece(
         continuing_subword_prefix=CONTINUATION,
         show_progress=False,
     )
+    # A longer word is [UNK] whatever the vocabulary, and costs the trainer the square of its length.
+    short, too_long = tokenizer.pre_tokenizer, Regex(f"^.{{{MAX_CHARS_PER_WORD + 1},}}$")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([short, pre_tokenizers.Split(too_long, "removed")])
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = short
     if tokenizer.get_vocab_size() <= len(SPECIAL_TOKENS):
         raise InputError("vocabulary: expected texts with words in them, got none")
     if letters:  # continuations are no special tokens

@@ -417,6 +417,18 @@ def test_training_on_nothing():
         train_wordpiece(["a b"], 50, min_frequency=-1)
 
 
+@pytest.mark.parametrize("alphabet", [None, list("abcdefgt ")])
+def test_words_that_are_unknown_for_their_length_give_no_tokens(alphabet):
+    texts = ["abc def"] * 4
+    kept, left_out = "abé" * 33 + "t", "cdÉ" * 33 + "fb"  # of 100 and 101 characters
+    texts += [f"{kept},{left_out} {left_out}"] * 2 + ["ag" * 100_000]  # which took the trainer a quarter of a minute
+    tokenizer = train_wordpiece(texts if alphabet is None else iter(texts), 200, alphabet=alphabet)
+    assert tokenizer.encode(kept.upper()).tokens[1:-1] == ["abe" * 33 + "t"]
+    assert tokenizer.encode(left_out).tokens[1:-1] == ["[UNK]"]
+    assert not [token for token in tokenizer.get_vocab() if "cde" in token or "ag" in token]
+    assert json.loads(tokenizer.to_str())["pre_tokenizer"] == {"type": "BertPreTokenizer"}
+
+
 def test_texts_that_can_be_read_twice_give_one_vocabulary():
     letters = "abcdefghij"
     texts = [a + b for a in letters for b in letters for _ in range(3)]
