@@ -46,7 +46,7 @@ def run(args: Prepare) -> None:
     from ..data.prepare import prepare
     from ._progress import corpus_progress
 
-    files = corpus_files(args.corpus)
+    files = corpus_files(args.corpus, args.vocab)
     with corpus_progress("preparing", files) as advance:
         manifest = prepare(
             files,

@@ -52,7 +52,7 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
     """Streams the documents of text files, cut into sentences.
 
     Args:
-        paths: files or directories (searched in depth, sorted). Plain text holds a sentence or a paragraph a line and
+        paths: files or directories (see `corpus_files`). Plain text holds a sentence or a paragraph a line and
             a blank line between documents; ``.jsonl`` (``.ndjson``) holds an object with a string ``text`` a line, one
             document each; ``.gz`` of both.
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
@@ -84,21 +84,31 @@ def read_raw_documents(
         raise DataError(f"{names}: expected text, got an empty corpus ({len(files)} file{'s'[: len(files) != 1]})")
 
 
-def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
+def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -> list[Path]:
     """The files of a corpus: those named, and in directories all .txt, .text, .jsonl, .ndjson, their .gz, and bare
-    names; of others there it is said that they are left out."""
+    names; of others there it is said that they are left out.
+
+    Directories are searched in depth, through links too, each once, and their files sorted. What is hidden is passed
+    over. A vocabulary is no text: ``vocab``, and any vocab.txt that has its tokenizer_config.json beside it, as in
+    prepared data and models.
+
+    Raises:
+        DataError: no such file in a directory, or a directory that cannot be read.
+        InputError: a path that does not exist, or a .json file; no path.
+    """
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = [Path(root, name) for root, _, names in os.walk(path) for name in names if name[0] != "."]
-            chosen = sorted(file for file in inside if kind_of(file) in _TEXT_SUFFIXES)
+            inside = list(_inside(path))
+            chosen = sorted(file for file in inside if kind_of(file) in _TEXT_SUFFIXES and not _is_vocab(file, vocab))
             if not chosen:
                 raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, got none")
             if len(chosen) < len(inside):
                 others = sorted(str(file.relative_to(path)) for file in set(inside).difference(chosen))
                 shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-                _log.warning("%s: %d files that are no .txt or .jsonl are left out (%s)", path, len(others), shown)
+                what = "files that are no .txt or .jsonl, or a vocabulary, are left out"
+                _log.warning("%s: %d %s (%s)", path, len(others), what, shown)
             files += chosen
         elif path.exists():
             if kind_of(path) == ".json":
@@ -109,6 +119,28 @@ def corpus_files(paths: Iterable[str | Path]) -> list[Path]:
     if not files:
         raise InputError("corpus: expected at least one file or directory, got none")
     return files
+
+
+def _inside(directory: Path) -> Iterator[Path]:
+    seen = set()
+    for root, folders, names in os.walk(directory, onerror=_refuse_directory, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:  # a link upwards would never end
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        yield from (Path(root, name) for name in names if name[0] != ".")
+
+
+def _refuse_directory(error: OSError) -> None:
+    raise DataError(f"{error.filename}: expected a directory that can be read, got: {error.strerror}") from error
+
+
+def _is_vocab(file: Path, vocab: str | Path | None) -> bool:
+    if vocab is not None and file.exists() and Path(vocab).exists() and file.samefile(vocab):
+        return True
+    return file.name == "vocab.txt" and file.with_name("tokenizer_config.json").is_file()
 
 
 def kind_of(path: Path) -> str:

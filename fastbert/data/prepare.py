@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
 from ..signals import held_signals
-from .corpus import Document, RawDocument, read_raw_documents
+from .corpus import Document, RawDocument, corpus_files, read_raw_documents
 from .encode import Encoded, Job, Settings, encode_job, initialise, initialise_worker, is_heldout, process_context
 from .manifest import FILE_NAME, Manifest
 from .shards import ShardWriter
@@ -62,7 +62,7 @@ def prepare(
 
     Args:
         corpus: paths as `read_documents` takes them, or documents: `Document`, or (name, sentences).
-        vocab: what `load_tokenizer` takes, or a tokenizer.
+        vocab: what `load_tokenizer` takes, or a tokenizer. In a directory of the corpus it is no text.
         heldout: the share of documents kept for evaluation, chosen by a hash of their text, so equal texts stay on one
             side, whatever the order or the size of the corpus; or the names of those documents.
         num_workers: processes; None for one a core.
@@ -93,7 +93,8 @@ def prepare(
     _check_target(out, overwrite)
     dtype = Manifest.dtype_for(vocab_size(tokenizer))
     settings = Settings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
-    jobs = _batches(_raw(corpus, errors, progress), heldout)
+    path = None if isinstance(vocab, Tokenizer) else vocab
+    jobs = _batches(_raw(corpus, errors, progress, path), heldout)
     temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
     try:
         _clear_leftovers(out)
@@ -155,14 +156,14 @@ def _held(directory: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _raw(corpus, errors: str, progress) -> Iterator[RawDocument | Document]:
+def _raw(corpus, errors: str, progress, vocab) -> Iterator[RawDocument | Document]:
     corpus = iter([corpus] if isinstance(corpus, (str, Path)) else corpus)
     first = next(corpus, None)
     if first is None:
         raise DataError("corpus: expected at least one file or document, got none")
     items = itertools.chain([first], corpus)
     if isinstance(first, (str, Path)):
-        return read_raw_documents(items, errors, progress)
+        return read_raw_documents(corpus_files(items, vocab), errors, progress)
     return _given(items, progress)
 
 

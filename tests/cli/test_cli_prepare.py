@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastbert.cli.main import main
+from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
 from fastbert.data.tokenizer import load_tokenizer
 
@@ -30,6 +31,20 @@ def test_vocab_then_prepare(corpus, tmp_path, capsys):
     assert "% [MASK]" in printed
     assert "random second segment" in printed
     assert printed.rstrip().endswith(str(out))
+
+
+def test_what_is_written_into_the_corpus_is_not_read_as_text(tmp_path):
+    text = "\n\n".join(f"The cat sat on mat {number}. It was warm." for number in range(20))
+    (tmp_path / "text.txt").write_text(text)
+    vocab = tmp_path / "vocab.txt"
+    for _ in range(2):  # the second time it lies there already
+        assert main(["vocab", str(tmp_path), "--size", "60", "--out", str(vocab)]) == 0
+    words = vocab.rename(tmp_path / "words.txt")
+    assert main(["prepare", str(tmp_path), "--vocab", str(words), "--out", str(tmp_path / "DATA")]) == 0
+    prepare(tmp_path, words, tmp_path / "MORE")
+    for name in ("DATA", "MORE"):
+        shards = ShardSet.open(tmp_path / name)
+        assert (len(shards), shards.num_sentences) == (20, 40)
 
 
 def test_vocab_gives_the_same_bytes_twice(corpus, tmp_path):

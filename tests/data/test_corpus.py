@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 
 import pytest
 
@@ -166,4 +168,44 @@ def test_kinds_are_told_whatever_the_case_and_others_are_named(tmp_path, caplog)
     (tmp_path / "d.pdf").write_bytes(b"%PDF")
     with caplog.at_level("WARNING", logger="fastbert"):
         assert sentences(tmp_path) == [["One here."], ["One here."], ["Two."]]
-    assert "1 files that are no .txt or .jsonl are left out (d.pdf)" in caplog.text
+    assert "1 files that are no .txt or .jsonl, or a vocabulary, are left out (d.pdf)" in caplog.text
+
+
+def test_what_is_no_text_of_a_directory(tmp_path, caplog):
+    """What fastbert wrote there, what a version control keeps there; links are followed, and not for ever."""
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep" / "b.txt").write_text("Two.")
+    corpus = tmp_path / "corpus"
+    for name, text in {
+        "a.txt": "One.",
+        "words.txt": "[PAD]",
+        "vocab.txt": "Three.",
+        ".git/HEAD": "ref: refs/heads/main",
+        "model/vocab.txt": "[PAD]",
+        "model/tokenizer_config.json": "{}",
+    }.items():
+        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
+        (corpus / name).write_text(text)
+    (corpus / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "deep" / "up").symlink_to(corpus)
+    with caplog.at_level("WARNING", logger="fastbert"):
+        found = corpus_files(corpus, tmp_path / "corpus" / ".." / "corpus" / "words.txt")
+    assert [str(path.relative_to(corpus)) for path in found] == ["a.txt", "linked/deep/b.txt", "vocab.txt"]
+    assert "3 files" in caplog.text
+    assert "(model/tokenizer_config.json, model/vocab.txt, words.txt)" in caplog.text
+    assert corpus_files([corpus / "words.txt"], corpus / "words.txt") == [corpus / "words.txt"]  # named by its user
+
+
+def test_a_directory_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "a.txt").write_text("One.")
+    scandir = os.scandir
+
+    def refuse(path):  # as for any user but root
+        if str(path).endswith("shut"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"shut: expected a directory that can be read, got: Permission denied"):
+        corpus_files(tmp_path)
