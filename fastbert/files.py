@@ -26,7 +26,7 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
     there before stays. Directories above are made.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; of ``path``, since nobody knows the other name.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,6 +35,10 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
         yield temporary
         flush(temporary)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, temporary, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

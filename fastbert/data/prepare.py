@@ -102,6 +102,7 @@ def prepare(
         # Closed here, so that the workers have ended before the directory goes.
         with _held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
             manifest = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
+        _check_target(out, overwrite)  # another call may have been quicker
         _publish(temporary, out)
     except OSError as error:
         raise DataError(

@@ -216,6 +216,21 @@ def test_what_is_there_stays(vocab, tmp_path):
     nothing_left(tmp_path, ["data", "thesis"])
 
 
+def test_what_another_call_wrote_meanwhile_stays(vocab, tmp_path):
+    out = tmp_path / "data"
+
+    def documents(other, **options):
+        yield "d", ["first"]
+        prepare([("d", [other])], vocab, out, **options)
+
+    with pytest.raises(InputError, match="existing"):
+        prepare(documents("second"), vocab, out)
+    assert ShardSet.open(out).tokenizer().decode(ShardSet.open(out).sentence(0)) == "second"
+    prepare(documents("third", overwrite=True), vocab, out, overwrite=True)
+    assert ShardSet.open(out).tokenizer().decode(ShardSet.open(out).sentence(0)) == "first"
+    nothing_left(tmp_path, ["data"])
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_full_disk(books, vocab, tmp_path, small_batches, workers):
     """A limit on the size of a file fails the write in the kernel, as a full disk does."""

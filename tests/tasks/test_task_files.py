@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fastbert.errors import DataError, InputError
+from fastbert.files import whole
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.files import atomic_write, of_rows, read_json_lines, read_lines, write_npy
@@ -168,3 +169,17 @@ def test_rows_of_one_id_have_no_predictions_of_their_own():
     rows = [Row("3", ("a",), "0"), Row("4", ("b",), "1"), Row("3", ("c",), "1")]
     with pytest.raises(DataError, match=r"^p\.tsv: .* by which predictions are told apart, got 3 twice$"):
         of_rows({"3": "0", "4": "1"}, rows, "p.tsv")
+
+
+def test_a_whole_file_that_cannot_be_written_is_called_by_its_name(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(IsADirectoryError) as caught, whole(tmp_path / "taken") as path:
+        path.write_text("page")
+    assert caught.value.filename == str(tmp_path / "taken")
+    with pytest.raises(OSError, match="No space left") as caught, whole(tmp_path / "page.html"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write has it, without a name
+    assert caught.value.filename == str(tmp_path / "page.html")
+    with pytest.raises(FileNotFoundError) as caught, whole(tmp_path / "page.html"):
+        (tmp_path / "source").read_text()
+    assert caught.value.filename == str(tmp_path / "source")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
