@@ -205,8 +205,8 @@ class RunCheckpoints:
             now = now_all.get(name)
             if saved.get(name) != now:
                 raise CheckpointError(
-                    f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.20}, since its place "
-                    f"in the data depends on it, got {now!r:.20}; to change it, start a new run from its model"
+                    f"{path}: expected the {name} that it was trained with, {saved.get(name)!r:.100}, since its place "
+                    f"in the data depends on it, got {now!r:.100}; to change it, start a new run from its model"
                 )
 
 
