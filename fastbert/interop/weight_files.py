@@ -20,6 +20,8 @@ _MAX_TENSORS = 1_000_000
 _OTHER_FRAMEWORKS = ("*.ckpt*.meta", "*.ckpt*.data-*", "checkpoint", "tf_model.h5", "flax_model.msgpack")
 # Where trainers put a model's tensors among other things: NVIDIA's "model", DeepSpeed's "module", Lightning's.
 _CONTAINERS = ("model", "module", "state_dict", "model_state_dict")
+# How TensorFlow 2 ends the names of a checkpoint, which are paths through its objects.
+_OBJECT = "/.ATTRIBUTES/VARIABLE_VALUE"
 # What a clone without Git LFS has in place of a large file: a text of three lines that begins so.
 _POINTER = b"version https://git-lfs.github.com"
 
@@ -29,7 +31,8 @@ def read_state_dict(directory) -> dict[str, Tensor]:
 
     The first found of: model.safetensors, model.safetensors.index.json with its shards, pytorch_model.bin,
     pytorch_model.bin.index.json with its shards, the one TensorFlow 1 checkpoint (``*.ckpt*.index``), whose tensors
-    come under Hugging Face's names. Pickled files are read with ``weights_only=True``.
+    come under Hugging Face's names. A single file is read as `read_weights_file` does. Pickled files are read with
+    ``weights_only=True``.
 
     Raises:
         CheckpointError: no weights, a damaged file, a shard name that leads out of the directory, a pickle that holds
@@ -41,7 +44,7 @@ def read_state_dict(directory) -> dict[str, Tensor]:
     for name in (SAFETENSORS, PICKLE):
         single, index = directory / name, directory / f"{name}.index.json"
         if single.is_file():
-            return _read_file(single)
+            return read_weights_file(single)
         if index.is_file():
             return _read_shards(directory, index)
     prefix = find_tensorflow(directory)
@@ -91,16 +94,20 @@ def read_weights_file(path) -> dict[str, Tensor]:
     if index.is_file():
         for file in (index, *sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*"))):
             _refuse_pointer(file)
-        return from_tensorflow(read_bundle(prefix, is_weight))
-    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, True)
+        held = read_bundle(prefix, is_weight)
+        newer = next((name for name in held if name.endswith(_OBJECT)), None)
+        if newer is not None:
+            raise CheckpointError(f"{index}: expected names of TensorFlow 1's, got TensorFlow 2's, {newer:.200}")
+        return from_tensorflow(held)
+    state = _read_file(path, unwrap=True)
     try:
         return from_deepspeed(state)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    state = _read_pickle(path) if path.suffix == ".bin" else _read_safetensors(path)
+def _read_file(path: Path, unwrap: bool = False) -> dict[str, Tensor]:
+    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, unwrap)
     if len(state) > _MAX_TENSORS:
         raise CheckpointError(f"{path}: expected at most {_MAX_TENSORS} tensors, got {len(state)}")
     return state
@@ -118,7 +125,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: expected a safetensors file, got one that cannot be read: {error}") from error
 
 
-def _read_pickle(path: Path, unwrap: bool = False) -> dict[str, Tensor]:
+def _read_pickle(path: Path, unwrap: bool) -> dict[str, Tensor]:
     # CVE-2025-32434: before 2.6, weights_only=True could still run code of the file.
     if torch.__version__ < (2, 6):
         raise CheckpointError(f"{path}: reading a pickled checkpoint safely needs torch 2.6, got {torch.__version__}")
@@ -145,7 +152,7 @@ def _reason(error: Exception) -> str:
     if "weights_only" in text:
         text = text.partition("WeightsUnpickler error:")[2]
     lines = [line.strip() for line in text.splitlines() if line.strip() and "weights_only" not in line]
-    return lines[0] if lines else type(error).__name__
+    return lines[0].partition(" Please use ")[0] if lines else type(error).__name__
 
 
 def _refuse_pointer(path: Path) -> None:

@@ -327,7 +327,7 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, zipped):
         [torch.zeros(1)],
         {"a": 1},
         {1: torch.zeros(1)},
-        {"state_dict": {"a": torch.zeros(1)}},
+        {"weights": {"a": torch.zeros(1)}},
         {"a": torch.zeros(1).expand(1 << 40)},
         {"a": torch.zeros(2).to_sparse()},
     ],
@@ -344,6 +344,7 @@ def test_torchs_advice_to_run_a_files_code_is_not_passed_on(tmp_path):
     with pytest.raises(CheckpointError, match="holds other objects: Unsupported global: ") as caught:
         read_state_dict(tmp_path)
     assert "weights_only" not in str(caught.value)
+    assert str(caught.value).endswith(" was not an allowed global by default.")
     (tmp_path / "pytorch_model.bin").write_bytes(b"version 1 of something else")
     with pytest.raises(CheckpointError, match=r"holds other objects: Unsupported operand 118$"):
         read_state_dict(tmp_path)
@@ -456,6 +457,13 @@ def test_a_damaged_index_is_named(tmp_path, content):
 def test_files_of_other_frameworks_are_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(CheckpointError, match=f"{name}: expected"):
+        read_state_dict(tmp_path)
+
+
+def test_a_checkpoint_of_tensorflow_2_is_named(tmp_path):
+    variable = "model/layer-with-weights-0/embeddings/.ATTRIBUTES/VARIABLE_VALUE"
+    write_bundle(tmp_path / "bert_model.ckpt", {variable: torch.zeros(3)})
+    with pytest.raises(CheckpointError, match=r"bert_model\.ckpt\.index: expected .* got TensorFlow 2's, model/"):
         read_state_dict(tmp_path)
 
 

@@ -264,6 +264,20 @@ def test_state_dictionaries_of_trainers(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_directory_that_nvidias_fine_tuning_wrote(tmp_path):
+    """Its pytorch_model.bin is a trainer's file, with the model under "model"."""
+    theirs = _theirs("BertForQuestionAnswering")
+    state = theirs.state_dict()
+    nvidia = {name.replace("intermediate.dense.", "intermediate.dense_act."): tensor for name, tensor in state.items()}
+    torch.save({"model": nvidia}, tmp_path / "pytorch_model.bin")
+    theirs.config.save_pretrained(tmp_path)
+    (tmp_path / "config.json").rename(tmp_path / "bert_config.json")
+    convert(tmp_path, tmp_path / "end")
+    _assert_holds(tmp_path / "end", theirs)
+    model = fastbert.BertForQuestionAnswering.from_pretrained(tmp_path)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
 def test_a_vocabulary_that_was_padded_keeps_its_rows(tmp_path, caplog):
     """NVIDIA's and DeepSpeed's examples bring it to a multiple of 8, beside Google's configuration that says 30522."""
     theirs = _theirs(vocab_size=104)
