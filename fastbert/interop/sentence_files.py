@@ -12,6 +12,7 @@ from torch import nn
 from ..errors import InputError
 from ..files import read_json
 from .sentence_modules import KINDS, Dropout, Normalize, read_module
+from .weight_files import has_weights
 
 CONFIG = "config_sentence_transformers.json"
 POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
@@ -99,7 +100,8 @@ def read_settings(directory: Path) -> Settings:
 def model_directory(directory: Path) -> Path:
     """Where the BERT of a sentence-transformers directory is: older releases gave it one of its own, 0_Transformer."""
     modules_file = directory / "modules.json"
-    if (directory / "config.json").is_file() or not modules_file.is_file():
+    # Not whether a config.json is there: the first releases wrote their own version into one beside modules.json.
+    if not modules_file.is_file() or has_weights(directory):
         return directory
     return _inside(directory, _read_modules(modules_file)[1][0], modules_file)
 

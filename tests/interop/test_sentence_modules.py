@@ -311,7 +311,8 @@ def test_an_encoder_of_ones_own_is_saved(tmp_path):
     assert not (tmp_path / "linear").exists()
 
 
-def test_the_older_layout_is_converted_with_its_settings(tmp_path):
+@pytest.mark.parametrize("version", ["in config_sentence_transformers.json", "in config.json"])
+def test_the_older_layout_is_converted_with_its_settings(version, tmp_path):
     model = model_of(tmp_path / "bert", dense(32, 5))
     model.save(str(tmp_path / "st"))
     inner = tmp_path / "st" / "0_Transformer"
@@ -322,6 +323,9 @@ def test_the_older_layout_is_converted_with_its_settings(tmp_path):
     modules = json.loads((tmp_path / "st" / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (tmp_path / "st" / "modules.json").write_text(json.dumps(modules))
+    if version == "in config.json":  # as releases before 2.0 left it, beside no model
+        (tmp_path / "st" / "config_sentence_transformers.json").unlink()
+        (tmp_path / "st" / "config.json").write_text('{"__version__": "0.3.9"}')
     assert_equal(SentenceEncoder.from_pretrained(tmp_path / "st"), model)
     convert(tmp_path / "st", tmp_path / "out", to="sentence-transformers")
     assert_equal(SentenceEncoder.from_pretrained(tmp_path / "out"), model)
