@@ -20,13 +20,17 @@ from .gpt import GPTModel, GPTPreTrainedModel
 from .task_heads import classification_loss
 
 
+def _refuse_bilstm(config: GPTConfig | type[GPTConfig], units: int | None) -> None:
+    if units is not None:
+        raise InputError(f"a BiLSTM stands on an encoder, got bilstm_units for a {config.model_type}")
+
+
 class GPTHead(GPTPreTrainedModel):
     """Base class of the heads: a `GPTModel` named ``transformer``, and a classifier of its last tokens."""
 
     def __init__(self, config: GPTConfig, outputs: int | None = None) -> None:
         super().__init__(config)
-        if getattr(self.config, "bilstm_units", None) is not None:
-            raise InputError(f"a BiLSTM stands on an encoder, got bilstm_units for a {self.config.model_type}")
+        _refuse_bilstm(self.config, getattr(self.config, "bilstm_units", None))
         self.transformer = GPTModel(self.config)
         self.num_labels = outputs or self.config.num_labels
         self.dropout = HeadDropout(self.config.resid_pdrop)
@@ -37,6 +41,7 @@ class GPTHead(GPTPreTrainedModel):
     def from_pretrained(cls, directory, **options) -> GPTHead:
         """As `PreTrainedModel.from_pretrained`; the tokens that the input transforms need are added to the vocabulary
         of a model that has none yet."""
+        _refuse_bilstm(cls.config_class, options.get("bilstm_units"))
         model = super().from_pretrained(directory, **options)
         model.add_task_tokens()
         return model

@@ -12,13 +12,15 @@ from torch import nn
 
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
-from ..model_config import ModelConfig
+from ..model_config import ModelConfig, read_config_file
 from ..modules.embeddings import SinusoidalEmbedding
 
 # Options of transformers' loading: those that change nothing here, and those of which something is expected.
 _PASSED_OVER = {
     *("low_cpu_mem_usage", "attn_implementation", "use_safetensors", "weights_only", "trust_remote_code"),
     *("local_files_only", "cache_dir", "force_download", "resume_download", "proxies", "token", "revision"),
+    *("use_auth_token", "code_revision", "mirror", "from_tf", "from_flax", "adapter_kwargs"),
+    *("max_memory", "offload_folder", "offload_state_dict", "offload_buffers"),
 }
 _REFUSED = {
     "device_map": "move the model with .to()",
@@ -26,6 +28,9 @@ _REFUSED = {
     "variant": "name the directory that holds these weights",
     "output_loading_info": "read the model's load_report",
     "quantization_config": "use fastbert.quantize",
+    "load_in_8bit": "use fastbert.quantize",
+    "load_in_4bit": "use fastbert.quantize",
+    "state_dict": "call the model's load_state_dict",
 }
 
 # The same of its saving: what changes nothing, and what only these values of it do not.
@@ -53,6 +58,14 @@ def _without_loading_options(options: dict) -> dict:
         if options.get(name):
             raise InputError(f"{name} is no option of from_pretrained here: {instead}")
     return {name: value for name, value in options.items() if name not in _PASSED_OVER and name not in _REFUSED}
+
+
+def _check_fields(overrides: dict, config_class: type[ModelConfig], held: Mapping[str, object]) -> None:
+    """Raises InputError for a keyword that is no field: a misspelt one would change nothing, and nobody would know."""
+    known = {*config_class.defaults, *held, "num_labels", "id2label", "label2id", "model_type"}
+    strange = next((name for name in overrides if name not in known), None)
+    if strange is not None:
+        raise InputError(f"from_pretrained takes its options and fields of the configuration, got {strange!r:.50}")
 
 
 class PreTrainedModel(nn.Module):
@@ -126,13 +139,13 @@ class PreTrainedModel(nn.Module):
             ignore_mismatched_sizes: a head of another size in the directory, such as that of a task with other labels,
                 is left out, and the model's is new; embeddings and encoder must fit all the same.
             overrides: fields of the configuration (``num_labels=3``), or ``add_pooling_layer``. Options of
-                transformers' loading that change nothing here are passed over.
+                transformers' loading that change nothing here are passed over; a name that neither knows is refused.
 
         Returns:
             the model in evaluation mode. A head that the directory lacks is new, and a warning says so.
 
         Raises:
-            InputError: the configuration does not fit.
+            InputError: the configuration does not fit, or an option is none.
             CheckpointError: weights are missing, damaged or of another shape.
         """
         from ..interop import checkpoint
@@ -141,9 +154,11 @@ class PreTrainedModel(nn.Module):
         dtype = overrides.pop("torch_dtype", None) if dtype is None else dtype
         overrides = _without_loading_options(overrides)
         if config is None:
+            _check_fields(overrides, cls.config_class, read_config_file(directory)[1])
             config = cls.config_class.from_pretrained(directory, **overrides)
         else:
             config = cls.config_class.from_hf(config)
+            _check_fields(overrides, cls.config_class, config.to_dict())
             config = cls.config_class.from_dict(config.to_dict(), **overrides) if overrides else config
         state = cls.tensors_from_file(checkpoint.read_state_dict(directory))
         _check_size(config, state, directory)

@@ -109,5 +109,5 @@ def of_kind(head: type[OnFeatures], model_type: str) -> type[OnFeatures]:
 
 def load_head(head: type[OnFeatures], directory: str | os.PathLike, **config) -> OnFeatures:
     """A head on the model of a directory, whatever its kind; the values of ``config`` win over its own."""
-    kind = of_kind(head, read_config(directory).model_type)
-    return kind.from_pretrained(directory, ignore_mismatched_sizes=True, **config)
+    settings = read_config(directory, **config)
+    return of_kind(head, settings.model_type).from_pretrained(directory, config=settings, ignore_mismatched_sizes=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import hf_parity as hf
 import pytest
 import torch
@@ -32,10 +35,30 @@ def test_loading_options_that_change_nothing_are_passed_over(saved):
     assert model.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["device_map", "subfolder", "variant", "output_loading_info", "quantization_config"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("device_map", "subfolder", "variant", "output_loading_info", "quantization_config", "load_in_8bit"),
+        "state_dict",
+    ],
+)
 def test_loading_options_of_which_something_is_expected_are_refused(saved, name):
     with pytest.raises(InputError, match=f"^{name} is no option of from_pretrained here: "):
         fastbert.BertModel.from_pretrained(saved, **{name: "auto"})
+
+
+@pytest.mark.parametrize("config", [None, fastbert.BertConfig(**hf.hf_config().to_dict(), of_my_own=1)])
+def test_a_misspelt_field_is_refused(saved, config, tmp_path):
+    """transformers refuses it too; kept as one more key of the configuration, it would change nothing."""
+    for name in ("num_label", "hidden_droput_prob"):
+        with pytest.raises(InputError, match=f"^from_pretrained takes its options and fields .*, got '{name}'$"):
+            fastbert.BertForSequenceClassification.from_pretrained(saved, config=config, **{name: 3})
+    directory = shutil.copytree(saved, tmp_path / "own")
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, "of_my_own": 1}))
+    fields = {"num_labels": 3, "hidden_dropout_prob": 0.0, "of_my_own": 2}
+    model = fastbert.BertForSequenceClassification.from_pretrained(directory, config=config, **fields)
+    assert {name: getattr(model.config, name) for name in fields} == fields
 
 
 def test_one_process_of_several_saves_what_they_have_gathered(tmp_path):
