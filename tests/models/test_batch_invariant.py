@@ -215,8 +215,51 @@ def test_the_mode_ends_with_the_block():
     assert not fastbert.ops.is_batch_invariant()
 
 
+# What users put on a head's (B,) scores and on those of tokens, (B, S).
+SCORES = {
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+    "by name": lambda x: torch.sigmoid(input=x),
+}
+OVER_TOKENS = {
+    "sum": lambda x: x.relu().sum(-1, keepdim=True),
+    "axis": lambda x: x.relu().sum(axis=1, keepdims=True),
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: F.log_softmax(x, dim=1),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_know_no_neighbours(name):
+    x = torch.linspace(-3, 3, 97)
+    with fastbert.batch_invariant():
+        alone = torch.cat([SCORES[name](x[i : i + 1]) for i in range(97)])
+        for start, end in ((0, 97), (0, 8), (1, 40), (13, 96)):
+            torch.testing.assert_close(SCORES[name](x[start:end]), alone[start:end], rtol=0, atol=0)
+            torch.testing.assert_close(SCORES[name](x[None, start:end])[0], alone[start:end], rtol=0, atol=0)
+    torch.testing.assert_close(alone, SCORES[name](x))
+
+
+@pytest.mark.parametrize("tokens", [9, 30])  # torch's softmax shows it with the one, its sums with the other
+@pytest.mark.parametrize("name", OVER_TOKENS)
+def test_sums_of_scores_do_not_see_masked_tokens_behind_them(name, tokens):
+    x = 4 * torch.randn(40, tokens, generator=torch.Generator().manual_seed(0))
+    x.requires_grad_()
+    with fastbert.batch_invariant():
+        found = [OVER_TOKENS[name](F.pad(x, (0, pads), value=-1e9))[:, :tokens] for pads in (0, 1, 7, 35)]
+        for got in found:
+            torch.testing.assert_close(got, found[0], rtol=0, atol=0)
+        torch.testing.assert_close(OVER_TOKENS[name](x[3:4]), found[0][3:4], rtol=0, atol=0)
+    expected = OVER_TOKENS[name](x)
+    torch.testing.assert_close(found[0], expected)
+    slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (found[0], expected)]
+    torch.testing.assert_close(*slopes)
+
+
 SUMS = {
     "sum": lambda x: x.sum(1),
+    "named": lambda x: x.sum(axis=1),
     "kept": lambda x: torch.sum(x, dim=[-2], keepdim=True),
     "wide": lambda x: x.sum(1, dtype=torch.float64),
 }
