@@ -278,8 +278,9 @@ def _checked_device(device: torch.device | str) -> torch.device:
 
 
 def _checked_texts(sentences: Sequence[str], name: str = "sentences") -> list[str]:
-    if isinstance(sentences, str):
-        raise InputError("sentences must be a list of strings, got one string")
+    if isinstance(sentences, (str, Mapping)):  # of which a list would be the letters, or the keys
+        got = "one string" if isinstance(sentences, str) else type(sentences).__name__
+        raise InputError(f"sentences must be a list of strings, got {got}")
     try:
         sentences = list(sentences)
     except TypeError:

@@ -115,7 +115,7 @@ def test_no_sentences_give_no_vectors(encoder):
 
 
 def test_what_is_no_list_of_strings_is_refused(encoder):
-    for wrong in ("one string", ["a", None], [b"bytes"]):
+    for wrong in ("one string", ["a", None], [b"bytes"], {"text": "a"}):
         with pytest.raises(InputError, match="sentences"):
             encoder.encode(wrong)
     with pytest.raises(InputError, match="token_budget"):
