@@ -52,8 +52,10 @@ class EncoderOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
-    # transformers' BertModel reads these from whatever encoder stands in it; ours has neither.
+    # transformers' BertModel reads these from whatever encoder stands in it; ours has none of them. Up to version 5.23
+    # it reads `past_key_values`, from 5.24 on `cache`.
     past_key_values: None = None
+    cache: None = None
     cross_attentions: None = None
 
 

@@ -80,6 +80,7 @@ class BertModel(PreTrainedModel):
         encoder_hidden_states=None,
         encoder_attention_mask=None,
         past_key_values=None,
+        cache=None,
         use_cache=None,
         only: Tensor | None = None,
         **unknown,
@@ -96,6 +97,7 @@ class BertModel(PreTrainedModel):
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
             past_key_values=past_key_values,
+            cache=cache,
         )
         config = self.config
         key = rng.current() if self.training else None

@@ -226,6 +226,7 @@ class BertEncoder(nn.Module):
         head_mask=None,
         encoder_hidden_states=None,
         past_key_values=None,
+        cache=None,
         **ignored,
     ) -> EncoderOutput | tuple:
         """Encodes a padded or a packed batch.
@@ -246,7 +247,12 @@ class BertEncoder(nn.Module):
         Raises:
             InputError: shapes that do not fit, or an argument of a decoder.
         """
-        refuse(head_mask=head_mask, encoder_hidden_states=encoder_hidden_states, past_key_values=past_key_values)
+        refuse(
+            head_mask=head_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            past_key_values=past_key_values,
+            cache=cache,
+        )
         key = (dropout_key or rng.current()) if self.training else None
         cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
         max_seqlen = max_length_q if max_seqlen is None else max_seqlen

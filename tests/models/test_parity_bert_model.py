@@ -317,6 +317,18 @@ def test_the_encoder_alone_padded_and_packed():
     assert torch.equal(states[0][kept], x[kept])
 
 
+# transformers' names for keys and values kept: up to 5.23, and from 5.24 on.
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_the_encoder_keeps_no_keys_and_values_under_either_name(name):
+    encoder = fastbert.BertEncoder(hf.hf_config()).eval()
+    x = torch.randn(hf.BATCH, hf.LENGTH, 32)
+    output = encoder(x, **{name: None})
+    assert getattr(output, name) is None
+    assert name not in output
+    with pytest.raises(InputError, match=f"^{name} is not supported by an encoder: expected None, got object$"):
+        encoder(x, **{name: object()})
+
+
 @pytest.mark.parametrize(
     ("mask", "reason"),
     [

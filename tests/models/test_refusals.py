@@ -49,7 +49,10 @@ def test_inputs_that_do_not_fit():
     _one_sentence(ours, "attention_mask", "torch tensor", "ndarray", input_ids=ids, attention_mask=ids.numpy())
     _one_sentence(ours, "token_type_ids", "torch tensor", "list", input_ids=ids, token_type_ids=types.tolist())
     _one_sentence(ours, "attention_mask", "meta device", input_ids=ids, attention_mask=ids.to("meta"))
-    assert ours(ids, head_mask=[None] * 3, use_cache=False, past_key_values=None).last_hidden_state.isfinite().all()
+    _one_sentence(ours, "past_key_values", input_ids=ids, past_key_values=object())
+    _one_sentence(ours, "cache is not supported", input_ids=ids, cache=object())
+    idle = {"head_mask": [None] * 3, "use_cache": False, "past_key_values": None, "cache": None}
+    assert ours(ids, **idle).last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize("row", [[1.5], ["a"], "text", 3, None, [[1, 2]]])
