@@ -37,12 +37,12 @@ def save(directory: Path, name: str = "DistilBertModel", **changes) -> Path:
 @pytest.mark.parametrize("name", ["DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification"])
 @pytest.mark.parametrize("sinusoidal", [False, True])
 def test_distiluse_agrees_with_sentence_transformers(name, sinusoidal, tmp_path):
-    st = pytest.importorskip("sentence_transformers", exc_type=ImportError)
-    modules = pytest.importorskip("sentence_transformers.models", exc_type=ImportError)
+    from sentence_library import library, modules
+
     transformer = modules.Transformer(str(save(tmp_path / "bert", name, sinusoidal_pos_embds=sinusoidal)))
     torch.manual_seed(2)
     parts = [transformer, modules.Pooling(32, pooling_mode="mean"), modules.Dense(32, 12)]
-    model = st.SentenceTransformer(modules=parts, device="cpu").eval()
+    model = library.SentenceTransformer(modules=parts, device="cpu").eval()
     model.save(str(tmp_path / "st"))
     wanted = model.encode(TEXTS)
     ours = SentenceEncoder.from_pretrained(tmp_path / "st")
@@ -55,7 +55,7 @@ def test_distiluse_agrees_with_sentence_transformers(name, sinusoidal, tmp_path)
         assert json.loads((directory / "config.json").read_text())["model_type"] == "bert"
         again = SentenceEncoder.from_pretrained(directory)
         np.testing.assert_array_equal(again.encode(TEXTS), ours.encode(TEXTS))
-        theirs = st.SentenceTransformer(str(directory), device="cpu")
+        theirs = library.SentenceTransformer(str(directory), device="cpu")
         np.testing.assert_allclose(theirs.encode(TEXTS), wanted, rtol=0, atol=1e-5)
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("st", "saved"))
     assert torch.equal(

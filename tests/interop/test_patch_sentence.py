@@ -8,11 +8,11 @@ import hf_parity as hf
 import numpy as np
 import pytest
 import torch
+from sentence_library import library as st
+from sentence_library import losses, modules
 from tiny_bert import save as save_tiny
 
 import fastbert
-
-st = pytest.importorskip("sentence_transformers", exc_type=ImportError)
 
 TEXTS = ["the film was great .", "paris", "a bad , dull and poor book of france is not good ."]
 
@@ -33,8 +33,6 @@ def test_queries_that_are_filled_up(attend, tmp_path, only_ours):
 
 
 def test_features_that_a_loss_encodes_twice(tmp_path, only_ours):
-    from sentence_transformers import losses
-
     model = st.SentenceTransformer(str(save_tiny(tmp_path, "BertModel")), device="cpu").eval()
     values = []
     for make in (lambda: model, lambda: fastbert.patch(model)):
@@ -49,13 +47,9 @@ def test_features_that_a_loss_encodes_twice(tmp_path, only_ours):
 @pytest.mark.parametrize("mode", ["mean", "mean_sqrt_len_tokens", "weightedmean", "max", "cls"])
 def test_poolings_know_no_neighbours(mode, tmp_path):
     """`batch_invariant` holds for what a pooling sums over padded tokens, too."""
-    try:
-        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    except ImportError:
-        from sentence_transformers.models import Pooling, Transformer
     torch.manual_seed(0)
-    encoder = Transformer(str(save_tiny(tmp_path, "BertModel", hidden_size=48)))
-    model = st.SentenceTransformer(modules=[encoder, Pooling(48, mode)], device="cpu")
+    encoder = modules.Transformer(str(save_tiny(tmp_path, "BertModel", hidden_size=48)))
+    model = st.SentenceTransformer(modules=[encoder, modules.Pooling(48, mode)], device="cpu")
     fastbert.patch(model)
     words = " ".join(TEXTS).split()
     texts = [" ".join(words[i % 5 : i % 5 + n]) for i, n in enumerate((1, 3, 5, 8, 9, 13, 17, 21))]

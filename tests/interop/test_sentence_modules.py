@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sentence_library import library as st
+from sentence_library import modules as theirs_of
 from tiny_bert import save as save_tiny
 from torch import nn
 
@@ -19,9 +21,6 @@ from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
 from fastbert.interop.sentence_modules import Dense, pool, read_module
 from fastbert.interop.weight_files import read_state_dict
-
-st = pytest.importorskip("sentence_transformers", exc_type=ImportError)
-theirs_of = pytest.importorskip("sentence_transformers.models", exc_type=ImportError)
 
 TEXTS = [
     "the film was great .",
