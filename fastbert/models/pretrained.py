@@ -334,6 +334,7 @@ class PreTrainedModel(nn.Module):
 
     activation_checkpointing_enable = gradient_checkpointing_enable
     activation_checkpointing_disable = gradient_checkpointing_disable
+    is_activation_checkpointing = is_gradient_checkpointing
 
 
 def _check_size(config: ModelConfig, state: dict[str, torch.Tensor], source) -> None:

@@ -296,9 +296,11 @@ def test_activation_checkpointing_replays_the_same_dropout(name):
     expected = _gradients(ours, key, name)
     ours.gradient_checkpointing_enable({"use_reentrant": False})
     assert ours.is_gradient_checkpointing
+    assert ours.is_activation_checkpointing
     got = _gradients(ours, key, name)
     ours.gradient_checkpointing_disable()
     assert not ours.is_gradient_checkpointing
+    assert not ours.is_activation_checkpointing
     assert got.keys() == expected.keys()
     for parameter, gradient in got.items():
         assert torch.equal(gradient, expected[parameter]), parameter
