@@ -13,6 +13,7 @@ import torch
 from ..ops import _dispatch
 from ..tasks.base import Row, Task
 from ..tasks.config import FinetuneConfig
+from ..tasks.files import read_lines
 from ..tasks.finetune import FinetuneResult
 from ..tasks.search import trials_table
 from ._tables import print_table
@@ -104,6 +105,6 @@ def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
 
 def _show_short(path: Path) -> None:
     """A written table, unless it is long."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [line for _, line in read_lines(path)]  # a line separator of Unicode's may be part of a label
     if len(lines) <= MAX_PRINTED_LINES:
         print_table([line.split("\t") for line in lines])

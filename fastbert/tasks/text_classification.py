@@ -64,21 +64,21 @@ class TextClassification(Classification):
             raise self.bad_rows.none_left(path, "rows")
         return rows
 
+    def parse(self, text: str) -> str:
+        if _BREAKS.search(text):
+            raise _not_one(text)
+        return super().parse(text)
+
     def _label(self, value: Any, names: Sequence[str]) -> str | None:
-        one = not isinstance(value, (list, dict)) and value == value  # NaN is a table's way to have none
-        if one and not _BREAKS.search(str(value).strip()):
-            try:
-                label = _named(value, names)
-            except ValueError:
-                if self.predicting:
-                    return None
-                raise
-            return None if label is None else self.answer(label)
-        if self.predicting:
-            return None
-        raise ValueError(
-            f"expected one label under the key 'label', without tabs or line ends, got {shorten(repr(value))}"
-        )
+        try:
+            if isinstance(value, (list, dict)) or value != value:  # NaN is a table's way to have none
+                raise _not_one(value)
+            label = _named(value, names)
+        except ValueError:
+            if self.predicting:
+                return None
+            raise
+        return None if label is None else self.answer(label)
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:
@@ -102,6 +102,11 @@ class TextClassification(Classification):
                 f"task {self.name}: expected an id2label of names without tabs or line ends, got {broken!r:.60}"
             )
         self.labels = tuple(names[index] for index in sorted(names))
+
+
+def _not_one(label: Any) -> ValueError:
+    """Of a label that no line of predictions has a place for."""
+    return ValueError(f"expected one label, without tabs or line ends, got {shorten(repr(label))}")
 
 
 def _named(label: Any, names: Sequence[str]) -> str | None:

@@ -18,6 +18,7 @@ from fastbert.tasks.batching import hold_out
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import EARLY_ROWS, Callbacks, FinetuneResult, finetune
 from fastbert.tasks.runs import write_results
+from fastbert.tasks.text_classification import TextClassification
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,21 @@ def test_a_model_that_knows_nothing_is_told_of(capsys):
 
     assert "nothing was learned: the best accuracy is 0.6000" in warning(0.6)
     assert warning(0.7) == ""
+
+
+def test_tables_of_labels_with_line_separators_are_shown(tmp_path, capsys):
+    """U+2028, U+0085 and form feeds end no line of a file here, and a tag or a label may hold one."""
+    labels = ("a\u2028b", "c\x85d", "e\x0cf")
+    task = TextClassification(labels)
+    rows = [Row(str(i), ("a film",), label) for i, label in enumerate(labels)]
+    metrics = {"accuracy": 1.0}
+    paths = write_results(task, rows, labels, metrics, tmp_path, "dev")
+    best = {"epoch": 1, **metrics}
+    report.result(task, FinetuneResult([best], best, list(labels), paths=paths), restarts=1)
+    shown = capsys.readouterr().out
+    assert [line.split() for line in shown.split("\n")[2:5]] == [
+        [*label.split(), "1.0000", "1.0000", "1.0000", "1"] for label in labels
+    ]
 
 
 def test_tables_are_sklearns():

@@ -197,10 +197,20 @@ def test_text_classification_without_text(tmp_path):
 def test_what_is_no_label_is_no_class_of_its_own(label, tmp_path):
     path = write(tmp_path, b'{"text": "x", "label": %s}\n{"text": "y", "label": "a"}\n' % label.encode(), "f.jsonl")
     task = TextClassification()
-    with pytest.raises(DataError, match="line 1: expected one label under the key 'label', without tabs or line ends"):
+    with pytest.raises(DataError, match="line 1: expected one label, without tabs or line ends, got "):
         task.read(path)
     task.predicting = True
     assert [row.label for row in task.read(path)] == [None, "a"]
+
+
+def test_a_carriage_return_is_no_part_of_a_label(tmp_path):
+    """A model of such a class would be refused, when it has been trained."""
+    path = write(tmp_path, b"text\tlabel\nx\ta\rb\ny\tc\r\n")
+    task = TextClassification()
+    with pytest.raises(DataError, match=r"line 2: expected one label, without tabs or line ends, got 'a\\rb'"):
+        task.read(path)
+    task.bad_rows = BadRows(skip=True)
+    assert task.read(path) == [Row("1", ("y",), "c")]
 
 
 LABELS_OF_NO_USE = {
