@@ -79,7 +79,7 @@ def predict_file(
     if options.null_threshold is not None:
         task.null_threshold = options.null_threshold
     default = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
-    max_seqlen = options.max_seqlen or recipe.get("max_seqlen", default)
+    max_seqlen = recipe.get("max_seqlen", default) if options.max_seqlen is None else options.max_seqlen
     check_fit(tokenizer, model.config, max_seqlen)
     examples = task.encode(rows, tokenizer, max_seqlen)
     with progress(f"{name}: predicting", len(examples), "rows") as advance:

@@ -356,6 +356,15 @@ def test_an_option_that_would_do_nothing_is_refused(data, tmp_path, capsys):
         assert "--null-threshold belongs to squad2, got the task sst2" in error
 
 
+@pytest.mark.parametrize("length", [0, 2, 33])
+def test_a_length_that_no_sequence_fits_is_refused(length, data, tmp_path, capsys):
+    """0 is no way to ask for the length of the run."""
+    trained = tiny_bert.save(tmp_path / "trained", "BertForSequenceClassification")
+    given = ("sst2", "--model", trained, "--data", data, "--max-seqlen", length)
+    for command in ("predict", "evaluate"):
+        assert f"max_position_embeddings, 32, got {length}\n" in fails(capsys, command, *given)
+
+
 def test_finetune_failures_leave_nothing(model, data, tmp_path, capsys):
     out = tmp_path / "run"
     common = ["finetune", "sst2", "--train", data, "--dev", data, "--out", out]
