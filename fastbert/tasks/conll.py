@@ -213,7 +213,7 @@ def _words_and_tags(record: Record, letters: str, ignore_tags: bool) -> tuple[tu
     if not isinstance(words, list) or not words:
         raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got {shorten(repr(words))}")
     for word in words:
-        if not isinstance(word, str) or not word.strip() or _BREAKS.search(word):
+        if not isinstance(word, str) or not word.strip(" ") or _BREAKS.search(word):
             raise ValueError(f"expected words without tabs and line ends, got {shorten(repr(word))}")
     words = [word.strip(" ") for word in words]
     try:

@@ -189,6 +189,16 @@ def _written(path, text):
     return path
 
 
+@pytest.mark.parametrize("word", ["\xa0", "\u2009", "\u3000", "\x85", "\x0c"])
+def test_ner_a_word_of_a_blank_that_parts_no_columns(read, tmp_path, word):
+    """As in files of columns; tokenizers leave nothing of it, and it needs its tag like any other."""
+    rows = read("ner", parquet([{"tokens": ["EU", word, "says"], "ner_tags": ["B-ORG", "I-ORG", "O"]}]))
+    assert rows[0].texts == ("EU", word, "says")
+    path, predictions = tmp_path / "tagged.txt", [("B-ORG", "O", "O")]
+    registry.get("ner").write_predictions(rows, predictions, path)
+    assert registry.get("ner").read_predictions(rows, path) == predictions
+
+
 @pytest.mark.parametrize("word", ["-DOCSTART-", "-DOCSTART- -X-"])
 def test_ner_a_word_that_opens_documents_elsewhere(read, tmp_path, word):
     """As CoNLL-2003 is on hubs, with a sentence of that word before each document."""
