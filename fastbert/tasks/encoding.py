@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..data.truncation import cut_at
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
+
+CHUNK = 512
+"""Texts encoded at a time: the library's encodings are many times as large as the arrays that are kept of them."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A row as ids and types, both (n,) int32, and whether tokens were cut off to fit."""
+
+    ids: np.ndarray
+    type_ids: np.ndarray
+    truncated: bool
 
 
 def private_copy(tokenizer: Tokenizer, max_seqlen: int | None) -> Tokenizer:
@@ -19,7 +34,16 @@ def private_copy(tokenizer: Tokenizer, max_seqlen: int | None) -> Tokenizer:
     return copy
 
 
-def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[Encoding]:
+def encodings_of(inputs: Sequence[Any], encoder: Tokenizer, **options: Any) -> Iterator[Encoding]:
+    """What ``encode_batch`` gives for the inputs, in flat memory as long as nobody keeps it."""
+    for begin in range(0, len(inputs), CHUNK):
+        yield from encoder.encode_batch(inputs[begin : begin + CHUNK], **options)
+
+
+def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[Encoded]:
     """Encodes rows of one text or of a pair, with [CLS] and [SEP], cut as `data.truncation.cut_at` says."""
     inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
-    return private_copy(tokenizer, max_seqlen).encode_batch(inputs)
+    return [
+        Encoded(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), bool(e.overflowing))
+        for e in encodings_of(inputs, private_copy(tokenizer, max_seqlen))
+    ]

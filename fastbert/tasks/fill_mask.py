@@ -58,7 +58,7 @@ def fill_mask(
     positions = [index for index, token in enumerate(ids) if token == mask_id]
     if not positions:
         kept = "last" if side_of(tokenizer) == "left" else "first"
-        where = f"the {kept} {limit} tokens of the text" if encoding.overflowing else "the text"
+        where = f"the {kept} {limit} tokens of the text" if encoding.truncated else "the text"
         raise InputError(f"expected at least one {mask} in {where}, got {shorten(repr(text))}")
     probabilities = _probabilities(model, ids, positions)
     count = top_k

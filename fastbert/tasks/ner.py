@@ -15,7 +15,7 @@ from ..errors import DataError, InputError
 from .bad_rows import called
 from .base import Example, Row, Task
 from .conll import read_sentences, read_tags, tagged_lines
-from .encoding import private_copy
+from .encoding import encodings_of, private_copy
 from .files import atomic_write, shorten
 from .metrics import entities
 from .squad_windows import plan_windows
@@ -24,8 +24,6 @@ from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_
 NO_LABEL = -100
 CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
 """Those of CoNLL-2000, which the third column of CoNLL-2003 has."""
-CHUNK = 512
-"""Sentences encoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -261,16 +259,15 @@ def _pieces(rows: Sequence[Row], tokenizer) -> list[tuple[np.ndarray, np.ndarray
     characters) is [UNK], for it too needs a tag."""
     encoder, unknown = private_copy(tokenizer, None), tokenizer.token_to_id(names_of(tokenizer).unk_token)
     found = []
-    for begin in range(0, len(rows), CHUNK):
-        chunk = [list(row.texts) for row in rows[begin : begin + CHUNK]]
-        encodings = encoder.encode_batch(chunk, is_pretokenized=True, add_special_tokens=False)
-        for words, encoding in zip(chunk, encodings, strict=True):
-            owners, numbers = np.array(encoding.word_ids, dtype=np.int64), np.arange(len(words))
-            ids, starts = np.array(encoding.ids, dtype=np.int32), np.searchsorted(owners, numbers)
-            if len(set(encoding.word_ids)) < len(words):
-                empty = np.setdiff1d(numbers, owners)
-                ids = np.insert(ids, starts[empty], unknown)
-                # A token put in before a word moves that word's beginning by one.
-                starts = starts + np.searchsorted(empty, numbers)
-            found.append((ids, starts))
+    sentences = [list(row.texts) for row in rows]
+    encodings = encodings_of(sentences, encoder, is_pretokenized=True, add_special_tokens=False)
+    for words, encoding in zip(sentences, encodings, strict=True):
+        owners, numbers = np.array(encoding.word_ids, dtype=np.int64), np.arange(len(words))
+        ids, starts = np.array(encoding.ids, dtype=np.int32), np.searchsorted(owners, numbers)
+        if len(set(encoding.word_ids)) < len(words):
+            empty = np.setdiff1d(numbers, owners)
+            ids = np.insert(ids, starts[empty], unknown)
+            # A token put in before a word moves that word's beginning by one.
+            starts = starts + np.searchsorted(empty, numbers)
+        found.append((ids, starts))
     return found

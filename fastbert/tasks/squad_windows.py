@@ -15,11 +15,8 @@ import numpy as np
 from ..data.special_tokens import has_types, names_of
 from ..errors import InputError
 from .base import Example, Row
-from .encoding import private_copy
+from .encoding import encodings_of, private_copy
 from .squad_files import span
-
-# Contexts encoded at a time: the library's encodings are many times as large as the arrays kept of them.
-CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,9 @@ def encode_unique(texts: Sequence[str], tokenizer) -> dict[str, Text]:
     """Tokens of every different text."""
     encoder, found = private_copy(tokenizer, None), {}
     unique = list(dict.fromkeys(texts))
-    for begin in range(0, len(unique), CHUNK):
-        chunk = unique[begin : begin + CHUNK]
-        for text, encoding in zip(chunk, encoder.encode_batch(chunk, add_special_tokens=False), strict=True):
-            offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-            found[text] = Text(np.array(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy())
+    for text, encoding in zip(unique, encodings_of(unique, encoder, add_special_tokens=False), strict=True):
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        found[text] = Text(np.array(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy())
     return found
 
 

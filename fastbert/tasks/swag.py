@@ -115,9 +115,9 @@ class SWAG(Task):
         examples = []
         for index, row in enumerate(rows):
             four = encodings[index * CHOICES : (index + 1) * CHOICES]
-            ids = [i for encoding in four for i in encoding.ids]
-            types = [i for encoding in four for i in encoding.type_ids]
-            cut = any(encoding.overflowing for encoding in four)
+            ids = np.concatenate([encoding.ids for encoding in four])
+            types = np.concatenate([encoding.type_ids for encoding in four])
+            cut = any(encoding.truncated for encoding in four)
             label = None if row.label is None else int(row.label)
             examples.append(Example(index, ids, types, label, cut, meta=[len(encoding.ids) for encoding in four]))
         return examples

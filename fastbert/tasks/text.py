@@ -176,7 +176,7 @@ class TextTask(Task):
                 encoding.ids,
                 encoding.type_ids,
                 label=None if row.label is None else self._target(row),
-                truncated=bool(encoding.overflowing),
+                truncated=encoding.truncated,
             )
             for index, (row, encoding) in enumerate(zip(rows, encodings, strict=True))
         ]

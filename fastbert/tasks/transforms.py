@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import InputError
 from .base import Example
-from .encoding import private_copy
+from .encoding import encodings_of, private_copy
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -63,7 +63,7 @@ class Transform:
         cutter = private_copy(tokenizer, max_seqlen - special)
         inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
         made = []
-        for row, encoding in zip(texts, cutter.encode_batch(inputs, add_special_tokens=False), strict=True):
+        for row, encoding in zip(texts, encodings_of(inputs, cutter, add_special_tokens=False), strict=True):
             ids = [self.start]
             for number in range(len(row)):
                 ids += [self.delimiter] if number else []

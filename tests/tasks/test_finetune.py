@@ -44,7 +44,8 @@ def test_learns_a_word(directory, task, tmp_path):
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(result.model_dir).eval()
     assert theirs.config.id2label == {0: "negative", 1: "positive"}
     with torch.inference_mode():
-        right = sum(theirs(input_ids=torch.tensor([e.input_ids])).logits.argmax().item() == e.label for e in examples)
+        said = [theirs(input_ids=torch.tensor(e.input_ids)[None]).logits.argmax().item() for e in examples]
+    right = sum(found == e.label for found, e in zip(said, examples, strict=True))
     assert right == len(dev)
 
 
