@@ -9,6 +9,9 @@
 #if defined(FASTBERT_X86)
 #include <cpuid.h>
 #endif
+#if defined(FASTBERT_NEON_DOT) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #if defined(FASTBERT_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -89,6 +92,20 @@ bool has_amx() {
 }
 #endif
 
+#if defined(FASTBERT_NEON_DOT)
+// Dot products of signed bytes, an option from ARMv8.2 on: Graviton since its second, Ampere, every Mac.
+bool has_neon_dot() {
+#if defined(__APPLE__)
+    return true;
+#elif defined(__linux__)
+    constexpr int HWCAP_ASIMDDP_BIT = 20;  // asm/hwcap.h
+    return getauxval(AT_HWCAP) >> HWCAP_ASIMDDP_BIT & 1;
+#else
+    return false;
+#endif
+}
+#endif
+
 Kernels with(Kernels table, void (*specialise)(Kernels&)) {
     specialise(table);
     return table;
@@ -100,6 +117,12 @@ const Kernels* find(const std::string& name) {
         static const Kernels table = with(scalar::kernels, amx_emulated::specialise);
         return &table;
     }
+#if defined(FASTBERT_NEON_DOT)
+    if (name == "neon_dot" && has_neon_dot()) {
+        static const Kernels table = with(scalar::kernels, neon_dot::specialise);
+        return &table;
+    }
+#endif
 #if defined(FASTBERT_X86)
     if (name == "avx2" && has_avx2()) return &avx2::kernels;
     if (name == "avx512" && has_avx512()) return &avx512::kernels;
@@ -171,8 +194,8 @@ struct Buffer {
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names{"scalar"};
-    for (const char* name : {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd",
-                             "avx512_winograd_registers", "amx"})
+    for (const char* name : {"neon_dot", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_bf16_pairs",
+                             "avx512_winograd", "avx512_winograd_registers", "amx"})
         if (find(name)) names.emplace_back(name);
 #if defined(FASTBERT_AVX512_BF16)
     const auto best = std::find(names.begin(), names.end(), best_of_bf16());

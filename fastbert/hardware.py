@@ -96,10 +96,30 @@ def _bit(registers: tuple[int, ...] | None, register: int, bit: int) -> bool:
     return registers is not None and bool(registers[register] >> bit & 1)
 
 
+def _linux_capabilities() -> int:
+    """AT_HWCAP of Linux: on ARM the instruction sets that a process may use, a bit each."""
+    import ctypes
+
+    at_hwcap = 16  # linux/auxvec.h
+    try:
+        return ctypes.CDLL(None).getauxval(at_hwcap)
+    except (AttributeError, OSError):
+        return 0
+
+
+def _arm_features() -> tuple[str, ...]:
+    if platform.machine().lower() not in ("aarch64", "arm64"):
+        return ()
+    # Every Mac with such a processor has them; of Linux' names this is bit 20 (asm/hwcap.h).
+    dot_products = sys.platform == "darwin" or (sys.platform == "linux" and bool(_linux_capabilities() >> 20 & 1))
+    return ("asimddp",) if dot_products else ()
+
+
 @functools.cache
 def features() -> tuple[str, ...]:
     """Names of the instruction sets that the processor announces, of those that matter here."""
-    return tuple(name for name, (leaf, sub, reg, bit) in _FEATURES.items() if _bit(cpuid(leaf, sub), reg, bit))
+    of_x86 = tuple(name for name, (leaf, sub, reg, bit) in _FEATURES.items() if _bit(cpuid(leaf, sub), reg, bit))
+    return of_x86 + _arm_features()
 
 
 @functools.cache
@@ -143,12 +163,12 @@ def _best_of_bf16() -> str:
 
 
 def isa() -> str:
-    """The best level that can run here, as csrc/isa.cpp decides: "scalar", "avx2", "avx2_vnni", "avx512",
+    """The best level that can run here, as csrc/isa.cpp decides: "scalar", "neon_dot", "avx2", "avx2_vnni", "avx512",
     "avx512_vnni", "avx512_bf16", "avx512_bf16_pairs", "avx512_winograd", "avx512_winograd_registers" or "amx".
     """
     found, state = set(features()), saved_state()
     if not {"avx2", "fma"} <= found or state & 0x6 != 0x6:
-        return "scalar"
+        return "neon_dot" if "asimddp" in found else "scalar"
     if not {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= found or state & 0xE6 != 0xE6:
         return "avx2_vnni" if "avx_vnni" in found else "avx2"
     if "avx512_vnni" not in found:

@@ -13,7 +13,7 @@ from fastbert import _native
 
 SUPPORTED = [] if _native.why_missing() else _native.extension().supported_isas()
 # These differ from the level below in int8 products alone (the last in nothing): tests of other kernels leave them out.
-_INT8_ALONE = ("avx2_vnni", "avx512_vnni", "avx512_bf16")
+_INT8_ALONE = ("neon_dot", "avx2_vnni", "avx512_vnni", "avx512_bf16")
 LEVELS = [level for level in SUPPORTED if level not in _INT8_ALONE]
 # Two levels test the AMX kernels where there is no AMX. They are never chosen by themselves, so they are not among the
 # supported ones: tiles in plain C++, and, where tests/ops/trapped_tiles.c is preloaded, AMX's own instructions.

@@ -3,6 +3,8 @@
 // dot<ROWS, PANELS>: ROWS * ROW_UNIT rows of a times PANELS panels of 16 outputs. A step is four inputs: 64 bytes of a
 // panel; there are a multiple of 16.
 #pragma once
+#include <type_traits>
+
 #include "vec.h"
 
 // Sums stay in registers only where every index is a constant.
@@ -165,6 +167,41 @@ inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t pan
         }
 }
 
+#elif defined(FASTBERT_NEON_DOT)
+
+using Quantised = int8_t;  // the instruction takes both sides signed
+constexpr int MAX_ROWS = 6, MAX_PANELS = 1;  // 24 sums, a value of each row and one of weights: 31 of 32 registers
+
+// acc += four inputs of each row, those of lane LANE of x, times a step's weights.
+template <int LANE, int ROWS>
+inline void multiply_add(int32x4_t (&acc)[ROWS][4], const int8x16_t (&x)[ROWS], const int8_t* w) {
+    FASTBERT_UNROLL for (int q = 0; q < 4; ++q) {
+        const int8x16_t b = vld1q_s8(w + q * 16);
+        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) acc[r][q] = vdotq_laneq_s32(acc[r][q], b, x[r], LANE);
+    }
+}
+
+template <int ROWS, int PANELS>
+inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead ahead,
+                int32_t* sums) {
+    static_assert(PANELS == 1, "registers");
+    (void)panel;
+    int32x4_t acc[ROWS][4];
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int q = 0; q < 4; ++q) acc[r][q] = vdupq_n_s32(0);
+    for (int64_t s = 0; s < steps; s += 4, ahead.from += ahead.stride, w += 4 * 64) {
+        FASTBERT_UNROLL for (int u = 0; u < 4; ++u) __builtin_prefetch(ahead.from + u * 64, 0, 2);
+        int8x16_t x[ROWS];
+        FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) x[r] = vld1q_s8(a + r * stride + s * 4);
+        multiply_add<0>(acc, x, w);
+        multiply_add<1>(acc, x, w + 64);
+        multiply_add<2>(acc, x, w + 128);
+        multiply_add<3>(acc, x, w + 192);
+    }
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
+        FASTBERT_UNROLL for (int q = 0; q < 4; ++q) vst1q_s32(sums + r * 16 + q * 4, acc[r][q]);
+}
+
 #else
 
 using Quantised = int16_t;
@@ -192,7 +229,11 @@ constexpr int ROW_UNIT = 1;
 struct Tiles {};
 #endif
 
-// store_quantised: four vectors of steps, which are rounded and end in 0..255 once zero, integral, is added.
+// The least quantised value of a row. Where values are signed bytes they and their zero point are 128 less than elsewhere,
+// and the sums of (q - zero) * weight the same integers.
+constexpr float LEAST = std::is_same<Quantised, int8_t>::value ? -128 : 0;
+
+// store_quantised: four vectors of steps, which are rounded and end in LEAST..LEAST + 255 once zero, integral, is added.
 // to_float: W sums.
 #if defined(FASTBERT_LEVEL_AVX512)
 
@@ -232,6 +273,21 @@ inline void store_quantised(int16_t* p, const Vec (&steps)[4], float zero) {
 }
 inline Vec to_float(const int32_t* sums) {
     return {_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(sums)))};
+}
+
+#elif defined(FASTBERT_NEON_DOT)
+
+inline void store_quantised(int8_t* p, const Vec (&steps)[4], float zero) {
+    const int32x4_t offset = vdupq_n_s32(int(zero));
+    const auto rounded = [offset](Quad a) {
+        return vqmovn_s32(vaddq_s32(vcvtnq_s32_f32(float32x4_t(a)), offset));
+    };
+    const auto bytes = [&rounded](Vec a) { return vqmovn_s16(vcombine_s16(rounded(a.low), rounded(a.high))); };
+    vst1q_s8(p, vcombine_s8(bytes(steps[0]), bytes(steps[1])));
+    vst1q_s8(p + 2 * W, vcombine_s8(bytes(steps[2]), bytes(steps[3])));
+}
+inline Vec to_float(const int32_t* sums) {
+    return {Quad(vcvtq_f32_s32(vld1q_s32(sums))), Quad(vcvtq_f32_s32(vld1q_s32(sums + W / 2)))};
 }
 
 #else

@@ -50,11 +50,11 @@ struct Range {
 
 inline Range range_of(Vec least, Vec most) {
     const float low = -maximum(set(0.0f) - least), high = maximum(most);
-    // 254 steps: both ends rounded outwards still fit 0..255, so nothing is clipped. Apart, for high - low may overflow.
+    // 254 steps: both ends rounded outwards still fit 256 values, so nothing is clipped. Apart, for high - low may overflow.
     const float scale = high * (1.0f / 254.0f) - low * (1.0f / 254.0f);
     if (scale != scale) return {scale, 0};  // makes every output NaN; no NaN is turned into an integer
     if (scale < 0x1p-126f) return {0, 0};   // its reciprocal might overflow
-    return {scale, std::nearbyint(-low * (1.0f / scale))};
+    return {scale, std::nearbyint(-low * (1.0f / scale)) + LEAST};
 }
 
 // A group of n inputs, of which `valid` are there; next: what is read after it, which is fetched meanwhile.

@@ -20,7 +20,7 @@ void specialise(Kernels& table) {
     table.gemm_bf16 = gemm_bf16;
     table.weight_grad_bf16 = weight_grad_bf16;
 #endif
-#if defined(FASTBERT_TILES) || defined(FASTBERT_VNNI)
+#if defined(FASTBERT_TILES) || defined(FASTBERT_VNNI) || defined(FASTBERT_NEON_DOT)
     table.gemm_int8 = gemm_int8;
 #endif
 #if defined(FASTBERT_VNNI) || defined(FASTBERT_LEVEL_AVX512_BF16) || defined(FASTBERT_LEVEL_AMX)

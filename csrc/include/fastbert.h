@@ -133,6 +133,9 @@ void specialise(Kernels&);
 namespace avx512_winograd_registers {
 void specialise(Kernels&);
 }
+namespace neon_dot {
+void specialise(Kernels&);
+}
 namespace amx {
 void specialise(Kernels&);
 }

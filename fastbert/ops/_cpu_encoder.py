@@ -19,7 +19,7 @@ _lock = threading.Lock()
 def _accepts(x, layers, cu_seqlens, max_seqlen, **_options) -> str | None:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *(t for layer in layers for t in layer))):
         return "the whole-encoder kernel has no gradient"
-    if _native.isa() == "scalar" and _dispatch.current_backend() == "auto" and not is_int8(layers):
+    if not _native.isa().startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not is_int8(layers):
         # Layer by layer the dense products are torch's, which knows the processor: ours would take five times as long.
         return "without AVX2 torch's own dense products are quicker"
     if any(t.dtype == torch.uint8 and t.data_ptr() % 64 for layer in layers for t in layer):

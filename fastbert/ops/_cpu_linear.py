@@ -174,7 +174,7 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return False
     rows = x.numel() // max(x.shape[-1], 1)
-    return three_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and not isa.startswith(("scalar", "avx2")))
+    return three_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx")))
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:

@@ -88,6 +88,25 @@ def test_which_processors_are_given_which_level(monkeypatch, features, state, be
     assert hardware.isa() == best
 
 
+@pytest.mark.parametrize(
+    ("system", "capabilities", "best"),
+    [
+        ("linux", 0x8FF, "scalar"),
+        ("linux", 0x1008FF, "neon_dot"),
+        ("darwin", 0, "neon_dot"),
+        ("freebsd14", 0, "scalar"),
+    ],
+)
+def test_arm_is_asked_for_dot_products(monkeypatch, system, capabilities, best):
+    monkeypatch.setattr(hardware.platform, "machine", lambda: "arm64" if system == "darwin" else "aarch64")
+    monkeypatch.setattr(hardware.sys, "platform", system)
+    monkeypatch.setattr(hardware, "_linux_capabilities", lambda: capabilities)
+    monkeypatch.setattr(hardware, "cpuid", lambda leaf, subleaf: None)
+    for cached in (hardware.features, hardware.saved_state):
+        monkeypatch.setattr(hardware, cached.__name__, cached.__wrapped__)
+    assert hardware.isa() == best
+
+
 def test_asking_is_quick():
     hardware.amx_is_hollow()
     best = min(_seconds() for _ in range(5))

@@ -85,11 +85,13 @@ def test_every_state_is_right(level, dtype, act, restore_isa):
         assert_close(ours, truth, rounded, what=f"state {number}")
 
 
-def test_without_vector_instructions_products_are_torchs(restore_isa, calls):
+@pytest.mark.parametrize("level", ["scalar", "neon_dot"])
+def test_without_vector_instructions_products_are_torchs(monkeypatch, restore_isa, calls, level):
     """Ours took five times as long there (docs/LOG.md). By name the op serves, and int8, which torch has not, too."""
     given = batch()
     plain, int8 = small_encoder(), fastbert.quantize(small_encoder())
     _native.extension().set_isa("scalar")
+    monkeypatch.setattr(_native, "isa", lambda: level)  # the two differ in int8 alone
     by_layers = run(plain, *given)
     assert calls == []
     with fastbert.backend("cpu"):

@@ -253,7 +253,15 @@ def test_float32_training_keeps_no_packed_weights(monkeypatch):
 
 @pytest.mark.parametrize("rows", [_cpu_linear.FLOAT32_ROWS, _cpu_linear.FLOAT32_ROWS + 1])
 @pytest.mark.parametrize(
-    ("isa", "few"), [("scalar", False), ("avx2", False), ("avx2_vnni", False), ("avx512", True), ("avx512_vnni", True)]
+    ("isa", "few"),
+    [
+        ("scalar", False),
+        ("neon_dot", False),
+        ("avx2", False),
+        ("avx2_vnni", False),
+        ("avx512", True),
+        ("avx512_vnni", True),
+    ],
 )
 def test_which_float32_products_are_torchs_on_intel(monkeypatch, isa, few, rows):
     """All of many rows, and below AVX-512 those of few, too."""

@@ -11,6 +11,7 @@ from ... import _native
 _COPY_BYTES = 1 << 27  # larger than caches are
 # The loops of the first are among those of the second.
 SAME_LOOPS = {
+    "scalar": "neon_dot",
     "avx2": "avx2_vnni",
     "avx512": "avx512_vnni",
     "avx512_vnni": "avx512_bf16",
