@@ -62,7 +62,6 @@ void run_pass(const Job& job, int64_t r, int64_t count, int64_t n0, void* out, i
     pass.fetch = !job.next;
     const int8_t* after = job.w.q + h.k_padded * (last ? n0 + pass.columns : n0);
     multiply(job.args, job.w, job.rows, last && left <= most ? nullptr : after, pass);
-    if (job.rows.num_outliers) add_outliers(job.w, job.rows, pass);
     job.finish(job.args, pass);
 }
 

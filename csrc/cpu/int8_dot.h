@@ -1,7 +1,8 @@
 // Sums of products of quantised rows and packed int8 weights, in exact int32; what of gemm_int8 differs between levels.
 //
 // dot<ROWS, PANELS>: ROWS * ROW_UNIT rows of a times PANELS panels of 16 outputs. A step is four inputs: 64 bytes of a
-// panel; there are a multiple of 16.
+// panel; there are a multiple of 16. take(row, its sums, vectors of floats) gets the first `count` rows, which are all
+// where ROW_UNIT is 1.
 #pragma once
 #include <type_traits>
 
@@ -9,6 +10,8 @@
 
 // Sums stay in registers only where every index is a constant.
 #define FASTBERT_UNROLL _Pragma("GCC unroll 8")
+// A call would put them in memory.
+#define FASTBERT_INLINE __attribute__((always_inline)) inline
 
 namespace fastbert {
 namespace FASTBERT_ISA {
@@ -44,9 +47,11 @@ inline void multiply_add(__m512i& acc, __m512i x, __m512i b) {
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(b));
 }
 
-template <int ROWS, int PANELS>
-inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead ahead,
-                int32_t* sums) {
+// Sums go to `take` from the registers that they are in.
+#define FASTBERT_TAKES_FROM_REGISTERS
+template <int ROWS, int PANELS, class Take>
+FASTBERT_INLINE void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead ahead,
+                         int64_t, Take&& take) {
     __m512i acc[ROWS][PANELS];
     FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
         FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) acc[r][p] = _mm512_setzero_si512();
@@ -62,8 +67,11 @@ inline void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t pan
                 FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) multiply_add(acc[r][p], x, b[p]);
             }
         }
-    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
-        FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) _mm512_store_si512(sums + (r * PANELS + p) * 16, acc[r][p]);
+    FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r) {
+        Vec sums[PANELS];
+        FASTBERT_UNROLL for (int p = 0; p < PANELS; ++p) sums[p] = {_mm512_cvtepi32_ps(acc[r][p])};
+        take(r, sums);
+    }
 }
 
 #elif defined(FASTBERT_LEVEL_AVX512)
@@ -305,6 +313,21 @@ inline Vec to_float(const int32_t* sums) {
     return load(lanes);
 }
 
+#endif
+
+#if !defined(FASTBERT_TAKES_FROM_REGISTERS)
+template <int ROWS, int PANELS, class Take>
+FASTBERT_INLINE void dot(const Quantised* a, int64_t stride, const int8_t* w, int64_t panel, int64_t steps, Ahead ahead,
+                         int64_t count, Take&& take) {
+    constexpr int N = PANELS * 16 / W;
+    alignas(64) int32_t stored[ROWS * ROW_UNIT * PANELS * 16];
+    dot<ROWS, PANELS>(a, stride, w, panel, steps, ahead, stored);
+    FASTBERT_UNROLL for (int64_t r = 0; r < (ROW_UNIT == 1 ? ROWS : count); ++r) {
+        Vec sums[N];
+        FASTBERT_UNROLL for (int j = 0; j < N; ++j) sums[j] = to_float(stored + r * PANELS * 16 + j * W);
+        take(r, sums);
+    }
+}
 #endif
 
 }  // namespace

@@ -41,27 +41,27 @@ struct Slice {
 
 // total += scales * (sums - zero * column sums): up to the product, integers that float32 holds.
 template <int ROWS, int PANELS> void add_group(const Int8Weight& w, const Rows& rows, const Slice& slice, Pass& pass) {
-    constexpr int64_t COLUMNS = PANELS * 16;
-    alignas(64) int32_t sums[ROWS * ROW_UNIT * COLUMNS];
-    dot<ROWS, PANELS>(slice.a, rows.stride, slice.w, slice.panel, slice.steps, slice.ahead, sums);
-    const float* scales = w.scale + slice.group * w.header->n_padded + pass.n0;
-    const float* column_sums = w.column_sums + slice.group * w.header->n_padded + pass.n0;
-    const int64_t at = (pass.r + slice.i) * rows.groups + slice.group;
-    const int64_t count = ROW_UNIT == 1 ? ROWS : slice.count;
-    float* total = pass.total + slice.i * COLUMNS;
-    FASTBERT_UNROLL for (int64_t i = 0; i < count; ++i) {
-        const Vec scale = set(rows.scale[at + i * rows.groups]), zero = set(-rows.zero[at + i * rows.groups]);
-        FASTBERT_UNROLL for (int64_t c = 0; c < COLUMNS; c += W) {
-            const int64_t j = i * COLUMNS + c;
-            const Vec exact = fma(zero, load(column_sums + c), to_float(sums + j));
-            store(total + j, fma(exact, scale * load(scales + c), load(total + j)));
-            if (slice.exact) store(slice.exact + j, exact);
+    constexpr int64_t COLUMNS = PANELS * 16, N = COLUMNS / W;
+    const int64_t at = (pass.r + slice.i) * rows.groups + slice.group, groups = rows.groups;
+    const float *column_scale = w.scale + slice.group * w.header->n_padded + pass.n0, *row_scale = rows.scale + at;
+    const float *column_sum = w.column_sums + slice.group * w.header->n_padded + pass.n0, *row_zero = rows.zero + at;
+    float *total = pass.total + slice.i * COLUMNS, *exact = slice.exact;
+    const auto add = [=](int64_t i, const Vec* sums) {
+        const Vec scale = set(row_scale[i * groups]), zero = set(-row_zero[i * groups]);
+        Vec sum[N];
+        FASTBERT_UNROLL for (int64_t j = 0; j < N; ++j) {
+            sum[j] = fma(zero, load(column_sum + j * W), sums[j]);
+            float* to = total + i * COLUMNS + j * W;
+            store(to, fma(sum[j], scale * load(column_scale + j * W), load(to)));
         }
-    }
+        if (exact)
+            for (int64_t j = 0; j < N; ++j) store(exact + i * COLUMNS + j * W, sum[j]);
+    };
+    dot<ROWS, PANELS>(slice.a, rows.stride, slice.w, slice.panel, slice.steps, slice.ahead, slice.count, add);
 }
 
-// total += outliers times their columns, for ROWS rows from i on: their sums hide each other's latency.
-template <int ROWS, int PANELS> void add_outliers(const Int8Weight& w, const Rows& rows, Pass& pass, int64_t i) {
+// total = outliers times their columns, for ROWS rows from i on: their sums hide each other's latency.
+template <int ROWS, int PANELS> void start_totals(const Int8Weight& w, const Rows& rows, Pass& pass, int64_t i) {
     constexpr int N = PANELS * 16 / W;
     const int64_t stride = w.header->n_padded, count = rows.num_outliers;
     const float* x = rows.outliers + (pass.r + i) * count;
@@ -70,7 +70,7 @@ template <int ROWS, int PANELS> void add_outliers(const Int8Weight& w, const Row
         float* total = pass.total + i * pass.columns + c;
         Vec v[ROWS][N];
         FASTBERT_UNROLL for (int r = 0; r < ROWS; ++r)
-            FASTBERT_UNROLL for (int j = 0; j < N; ++j) v[r][j] = load(total + r * pass.columns + j * W);
+            FASTBERT_UNROLL for (int j = 0; j < N; ++j) v[r][j] = set(0.0f);
         for (int64_t o = 0; o < count; ++o) {
             Vec column[N];
             FASTBERT_UNROLL for (int j = 0; j < N; ++j) column[j] = load(weights + o * stride + j * W);
@@ -84,18 +84,18 @@ template <int ROWS, int PANELS> void add_outliers(const Int8Weight& w, const Row
     }
 }
 
-template <int PANELS> void add_outliers(const Int8Weight& w, const Rows& rows, Pass& pass) {
+template <int PANELS> void start_totals(const Int8Weight& w, const Rows& rows, Pass& pass) {
     int64_t i = 0;
-    for (; i + 6 <= pass.count; i += 6) add_outliers<6, PANELS>(w, rows, pass, i);
-    for (; i + 2 <= pass.count; i += 2) add_outliers<2, PANELS>(w, rows, pass, i);
-    for (; i < pass.count; ++i) add_outliers<1, PANELS>(w, rows, pass, i);
+    for (; i + 6 <= pass.count; i += 6) start_totals<6, PANELS>(w, rows, pass, i);
+    for (; i + 2 <= pass.count; i += 2) start_totals<2, PANELS>(w, rows, pass, i);
+    for (; i < pass.count; ++i) start_totals<1, PANELS>(w, rows, pass, i);
 }
 
-void add_outliers(const Int8Weight& w, const Rows& rows, Pass& pass) {
+void start_totals(const Int8Weight& w, const Rows& rows, Pass& pass) {
 #if defined(FASTBERT_LEVEL_AVX512)
-    if (pass.columns == 64) return add_outliers<4>(w, rows, pass);
+    if (pass.columns == 64) return start_totals<4>(w, rows, pass);
 #endif
-    (pass.columns % 32 == 0 ? add_outliers<2> : add_outliers<1>)(w, rows, pass);
+    (pass.columns % 32 == 0 ? start_totals<2> : start_totals<1>)(w, rows, pass);
 }
 
 template <class T, Activation ACT>
@@ -181,7 +181,7 @@ void multiply(const GemmInt8Args& args, const Int8Weight& w, const Rows& rows, c
     const int64_t panels = pass.columns / 16, panel = 16 * h.k_padded;
     Fetches fetches(args, pass);
     alignas(64) float exact[MAX_ROWS * MAX_PANELS * 16];
-    fill(pass.total, pass.count * pass.columns, 0.0f);
+    start_totals(w, rows, pass);
     for (int64_t g = 0; g < h.groups; ++g) {
         const int64_t k = g * h.group, steps = (h.k_padded - k < h.group ? h.k_padded - k : h.group) / 4;
         const int8_t* weights = w.q + pass.n0 * h.k_padded + k * 16;

@@ -23,7 +23,11 @@ inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 inline void store(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
 
 inline Vec widen(__m256i a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16))}; }
-inline __m256i narrow(Vec a) {  // round to nearest even; a NaN stays one
+// Rounds to nearest even; a NaN stays one.
+#if defined(__AVX512BF16__)
+inline __m256i narrow(Vec a) { return (__m256i)_mm512_cvtneps_pbh(a.v); }  // what is below 2^-126 becomes zero
+#else
+inline __m256i narrow(Vec a) {
     const __m512i bits = _mm512_castps_si512(a.v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -31,6 +35,7 @@ inline __m256i narrow(Vec a) {  // round to nearest even; a NaN stays one
     const __m512i quiet = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(quiet, 16));
 }
+#endif
 inline Vec load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline Vec load(const bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
 inline void store(bf16* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(a)); }
