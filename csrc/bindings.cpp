@@ -173,6 +173,7 @@ void bind_gemm(py::module_& m) {
     m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes.");
     m.def("fingerprints", &fingerprints, py::arg("buffers"), py::arg("sizes"), "That of each of some buffers.");
     m.def("has_bf16x3", &has_bf16x3, "Whether this level multiplies float32 numbers in three bfloat16 parts.");
+    m.def("has_bf16_attention", &has_bf16_attention, "Whether this level's attention is faster in bfloat16 than in float32.");
     m.def("has_winograd", &has_winograd, "Whether this level multiplies float32 numbers by Winograd's inner product.");
     m.def("packed_size", [](int dtype, int64_t n, int64_t k) { return packed_size(DType(dtype), n, k); });
     m.def("pack_weight",
@@ -285,10 +286,11 @@ void bind_embedding(py::module_& m) {
 
 void bind_encoder(py::module_& m) {
     py::class_<Encoder>(m, "Encoder")
-        .def(py::init([](int dtype, bool tanh, float eps, int64_t layers, int64_t hidden, int64_t intermediate,
-                         int64_t nheads, bool int8, int packed) {
+        .def(py::init([](int dtype, int attention, bool tanh, float eps, int64_t layers, int64_t hidden,
+                         int64_t intermediate, int64_t nheads, bool int8, int packed) {
             const Activation gelu = tanh ? Activation::gelu_tanh : Activation::gelu;
-            return new Encoder({DType(dtype), gelu, eps, layers, hidden, intermediate, nheads, int8, DType(packed)});
+            return new Encoder({DType(dtype), DType(attention), gelu, eps, layers, hidden, intermediate, nheads, int8,
+                                DType(packed)});
         }))
         .def("set_layer",
              [](Encoder& self, int64_t index, const std::array<Pointer, 6>& weights, const std::array<Pointer, 8>& v) {

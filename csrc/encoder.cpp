@@ -67,9 +67,10 @@ struct Shape {
 };
 
 GemmInt8Args int8_args(DType dtype, const void* a, const void* packed, const float* bias, const Shape& shape,
-                       Activation activation, const void* residual, void* c) {
+                       Activation activation, const void* residual, DType c_dtype, void* c) {
     GemmInt8Args args{};
-    args.dtype = args.c_dtype = dtype;
+    args.dtype = dtype;
+    args.c_dtype = c_dtype;
     args.a = a;
     args.lda = shape.k;
     args.packed = packed;
@@ -84,11 +85,10 @@ GemmInt8Args int8_args(DType dtype, const void* a, const void* packed, const flo
     return args;
 }
 
-// c = act(a w^T + bias) [+ residual], all contiguous.
+// c = act(a w^T + bias) [+ residual], all contiguous and of the encoder's dtype.
 void product(const EncoderSizes& sizes, const void* a, const void* packed, const float* bias, int64_t rows, int64_t n,
              int64_t k, Activation activation, const void* residual, void* c) {
     const DType dtype = sizes.dtype;
-    if (sizes.int8) return gemm_int8(int8_args(dtype, a, packed, bias, {rows, n, k, n}, activation, residual, c));
     GemmArgs args{};
     args.dtype = sizes.packed;
     args.c_dtype = dtype;
@@ -168,8 +168,8 @@ std::vector<int64_t> group_bounds(const EncoderBatch& batch, int64_t threads) {
 
 // What a pass keeps between its steps.
 struct Workspace {
-    char* qkv;      // (tokens, 3 hidden)
-    char* context;  // (tokens, hidden)
+    char* qkv;      // (tokens, 3 hidden), of attention's dtype
+    char* context;  // (tokens, hidden), of attention's dtype
     char* sum;      // (tokens, hidden), a LayerNorm's input
     char* normed;   // (tokens, hidden), the attention branch's result
     char* wide = nullptr;  // (at most FEED_FORWARD_ROWS, intermediate); none for int8
@@ -178,9 +178,9 @@ struct Workspace {
 
     Workspace(const EncoderSizes& s, int64_t tokens, void* base) {
         Parts parts(base);
-        const int64_t row = s.hidden * element_size(s.dtype);
-        qkv = parts.take(3 * tokens * row);
-        context = parts.take(tokens * row);
+        const int64_t row = s.hidden * element_size(s.dtype), part = s.hidden * element_size(s.attention);
+        qkv = parts.take(3 * tokens * part);
+        context = parts.take(tokens * part);
         sum = parts.take(tokens * row);
         normed = parts.take(tokens * row);
         if (!s.int8) wide = parts.take(std::min(tokens, FEED_FORWARD_ROWS) * s.intermediate * element_size(s.dtype));
@@ -259,9 +259,9 @@ void Encoder::normalise(const void* x, const float* weight, const float* bias, c
 }
 
 void Encoder::attend(const EncoderBatch& batch, const Workspace& w) const {
-    const int64_t part = sizes_.hidden * element_size(sizes_.dtype);
+    const int64_t part = sizes_.hidden * element_size(sizes_.attention);
     AttentionArgs args{};
-    args.dtype = sizes_.dtype;
+    args.dtype = sizes_.attention;
     args.q = w.qkv;
     args.k = w.qkv + part;
     args.v = w.qkv + 2 * part;
@@ -279,13 +279,13 @@ void Encoder::attend(const EncoderBatch& batch, const Workspace& w) const {
 
 // (tokens, 3 hidden): queries, keys, values.
 void Encoder::project(const Layer& p, const void* x, int64_t tokens, char* qkv) const {
-    const int64_t h = sizes_.hidden, part = h * element_size(sizes_.dtype);
+    const int64_t h = sizes_.hidden, part = h * element_size(sizes_.attention);
     if (!sizes_.int8)
         return product(sizes_, x, p.qkv.weight, p.qkv.bias, tokens, 3 * h, h, Activation::none, nullptr, qkv);
     const void* weights[] = {p.qkv.weight, p.key, p.value};
     for (int i = 0; i < 3; ++i) {
         GemmInt8Args args = int8_args(sizes_.dtype, x, weights[i], p.qkv.bias + i * h, {tokens, h, h, 3 * h},
-                                      Activation::none, nullptr, qkv + i * part);
+                                      Activation::none, nullptr, sizes_.attention, qkv + i * part);
         args.same_rows = i > 0 && p.same_rows;
         gemm_int8(args);
     }
@@ -295,11 +295,11 @@ void Encoder::project(const Layer& p, const void* x, int64_t tokens, char* qkv) 
 void Encoder::feed_forward_int8(const Layer& p, const void* a, int64_t rows, void* sum) const {
     const int64_t h = sizes_.hidden, wide = sizes_.intermediate;
     GemmInt8Args up = int8_args(sizes_.dtype, a, p.intermediate.weight, p.intermediate.bias, {rows, wide, h, wide},
-                                sizes_.gelu, nullptr, nullptr);
+                                sizes_.gelu, nullptr, sizes_.dtype, nullptr);
     up.next = p.out.weight;
     gemm_int8(up);
     GemmInt8Args down = int8_args(sizes_.dtype, nullptr, p.out.weight, p.out.bias, {rows, h, wide, h},
-                                  Activation::none, a, sum);
+                                  Activation::none, a, sizes_.dtype, sum);
     down.quantised = true;
     gemm_int8(down);
 }
@@ -310,7 +310,11 @@ void Encoder::run_layer(const Layer& p, const EncoderBatch& batch, const Workspa
     const auto none = Activation::none;
     project(p, x, batch.tokens, w.qkv);
     attend(batch, w);
-    product(sizes_, w.context, p.attention_out.weight, p.attention_out.bias, batch.tokens, h, h, none, x, w.sum);
+    if (sizes_.int8)
+        gemm_int8(int8_args(sizes_.attention, w.context, p.attention_out.weight, p.attention_out.bias,
+                            {batch.tokens, h, h, h}, none, x, sizes_.dtype, w.sum));
+    else
+        product(sizes_, w.context, p.attention_out.weight, p.attention_out.bias, batch.tokens, h, h, none, x, w.sum);
     normalise(w.sum, p.attention_norm_weight, p.attention_norm_bias, w, batch.tokens, w.normed);
     for (int64_t first = 0; first < batch.tokens; first += FEED_FORWARD_ROWS) {
         const int64_t rows = std::min(FEED_FORWARD_ROWS, batch.tokens - first);

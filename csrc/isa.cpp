@@ -249,6 +249,7 @@ void pack_weight(const PackArgs& args) {
 }
 
 bool has_bf16x3() { return kernels().gemm_bf16x3 != nullptr; }
+bool has_bf16_attention() { return kernels().fast_bf16_attention; }
 bool has_winograd() { return kernels().gemm_f32_winograd != nullptr; }
 
 void gemm(const GemmArgs& args) {

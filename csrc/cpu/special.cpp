@@ -17,6 +17,7 @@ void specialise(Kernels& table) {
 #if defined(FASTBERT_TILES) || defined(FASTBERT_PAIRS)
     table.attention_forward = attention_forward;
     table.attention_backward = attention_backward;
+    table.fast_bf16_attention = true;
     table.gemm_bf16 = gemm_bf16;
     table.weight_grad_bf16 = weight_grad_bf16;
 #endif

@@ -11,6 +11,7 @@ namespace fastbert {
 
 struct EncoderSizes {
     DType dtype;      // of hidden states
+    DType attention;  // of queries, keys, values and their result: dtype, or with int8 weights also bfloat16
     Activation gelu;
     float eps;        // of the LayerNorms
     int64_t layers, hidden, intermediate, nheads;

@@ -76,6 +76,7 @@ struct Kernels {
     void (*cross_entropy_backward)(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
     void (*attention_forward)(const AttentionArgs&);
     void (*attention_backward)(const AttentionBackwardArgs&);
+    bool fast_bf16_attention;  // it multiplies bfloat16 numbers faster than floats
     void (*gemm_int8)(const GemmInt8Args&);
     void (*pack_weight)(const PackArgs&);
     void (*gemm_f32)(const GemmArgs&);

@@ -79,6 +79,7 @@ void gemm(const GemmArgs& args);
 // Whether this level multiplies float32 numbers in three parts, and whether by Winograd's inner product.
 bool has_bf16x3();
 bool has_winograd();
+bool has_bf16_attention();
 // dx = dy w is gemm() with w packed as transposed.
 void weight_grad(const WeightGradArgs& args);
 

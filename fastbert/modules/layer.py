@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from .. import ops
 from ..config import BertConfig
 from ..rng import FIRST_LAYER_SITE, LAYER_SITES, Dropout, DropoutKey
-from .layout import Layout
+from .layout import Layout, PackedLayout
 from .linear import apply_gelu, apply_linear, is_plain, is_watched, split_bias
+from .quantized_linear import QuantizedLinear
 
 
 class BertSelfAttention(nn.Module):
@@ -29,7 +30,12 @@ class BertSelfAttention(nn.Module):
     def forward(self, x: Tensor, layout: Layout, dropout: Dropout | None) -> tuple[Tensor, Tensor | None]:
         """x (T, H) -> context (T, H), and the probabilities where the layout keeps them."""
         heads = (self.num_attention_heads, self.attention_head_size)
-        q, k, v = (apply_linear(linear, x).unflatten(-1, heads) for linear in (self.query, self.key, self.value))
+        linears = (self.query, self.key, self.value)
+        q, k, v = (apply_linear(linear, x).unflatten(-1, heads) for linear in linears)
+        if type(layout) is PackedLayout and all(type(linear) is QuantizedLinear for linear in linears):
+            dtype = ops.int8_attention_dtype(x)
+            context, probs = layout.attend(q.to(dtype), k.to(dtype), v.to(dtype), dropout)
+            return context.flatten(-2).to(x.dtype), probs
         context, probs = layout.attend(q, k, v, dropout)
         return context.flatten(-2), probs
 

@@ -22,7 +22,7 @@ from . import (  # noqa: F401
     _triton_layer_norm,
     _triton_linear,
 )
-from ._cpu_int8 import pack_int8, unpack_int8
+from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused, is_transformed
 from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
@@ -57,6 +57,7 @@ __all__ = [
     "encoder",
     "gelu",
     "gradients_in_place",
+    "int8_attention_dtype",
     "is_batch_invariant",
     "is_fused",
     "is_int8",

@@ -86,7 +86,11 @@ def define(
 
 def code(x: Tensor) -> int:
     """The dtype as the kernels count it."""
-    return _DTYPES[x.dtype]
+    return code_of(x.dtype)
+
+
+def code_of(dtype: torch.dtype) -> int:
+    return _DTYPES[dtype]
 
 
 def pointer(x: Tensor | None) -> int:

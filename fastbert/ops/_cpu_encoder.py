@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _cpu_linear, _dispatch
+from ._cpu_int8 import int8_attention_dtype
 from .encoder import LayerParameters, PackedEncoder, check_int8, is_int8
 
 _lock = threading.Lock()
@@ -60,8 +61,9 @@ def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float,
     int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
     if int8:
         check_int8(layers)
+    attention = _cpu.code_of(int8_attention_dtype(x) if int8 else x.dtype)
     native = _native.extension().Encoder(
-        _cpu.code(x), approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8, form
+        _cpu.code(x), attention, approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8, form
     )
     for index, p in enumerate(layers):
         weights = _int8_weights(p) if int8 else _weights(p, x.dtype)

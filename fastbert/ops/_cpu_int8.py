@@ -71,6 +71,19 @@ def unpack_int8(packed: Tensor) -> Int8Weight:
     )
 
 
+def int8_attention_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which attention between int8 layers is computed for hidden states x.
+
+    That of x, or bfloat16 where the processor multiplies it faster: its rounding (2^-9 of a number) is well below that
+    of the int8 products around it. A compiled model keeps that of x.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return x.dtype
+    if _dispatch.current_backend() not in ("auto", "cpu") or _native.why_missing():
+        return x.dtype
+    return torch.bfloat16 if _native.extension().has_bf16_attention() else torch.float32
+
+
 def _describe(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"
 

@@ -43,12 +43,16 @@ def tiny(name: str = "BertModel", **changes):
     return getattr(fastbert, name)(BertConfig.from_dict(CONFIG.to_dict(), **changes)).eval()
 
 
-def first_output(model) -> torch.Tensor:
+# Enough that the outputs of a head with one or two a sequence have a spread to compare with.
+MANY = [torch.randint(200, (length,), generator=torch.Generator().manual_seed(length)) for length in range(1, 37)]
+
+
+def first_output(model, batch=BATCH) -> torch.Tensor:
     options = {"num_choices": 3} if "MultipleChoice" in type(model).__name__ else {}
     if "PreTraining" in type(model).__name__:
         ids = torch.stack([torch.arange(9), torch.arange(9) + 50])
         return model(ids).prediction_logits
-    out = model(PackedBatch.from_sequences(BATCH), **options)
+    out = model(PackedBatch.from_sequences(batch), **options)
     for name in ("last_hidden_state", "logits", "start_logits"):
         if getattr(out, name, None) is not None:
             return getattr(out, name)
@@ -63,13 +67,15 @@ def spread(got: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", HEADS)
 def test_every_model(name):
     model = tiny(name)
-    exact = first_output(model)
+    exact = first_output(model, MANY)
     assert fastbert.quantize(model) is model
     quantized = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
     assert len(quantized) == 6 * CONFIG.num_hidden_layers
-    got = first_output(model)
+    got = first_output(model, MANY)
     assert not got.requires_grad
-    assert 0 < spread(got, exact) < 0.03
+    # Of twelve seeds, hidden states have 0.011 on the average and at most 0.014, words' scores 0.014 and 0.020. The one
+    # number of a head varies less from token to token or from sequence to sequence than states do: 0.026 and 0.043.
+    assert 0 < spread(got, exact) < (0.025 if name in ("BertModel", "BertForPreTraining", "BertForMaskedLM") else 0.05)
 
 
 def test_one_channel_out_of_proportion():

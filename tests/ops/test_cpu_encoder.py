@@ -383,6 +383,25 @@ def test_int8_weights_give_the_bits_of_the_layers_one_by_one(
         assert torch.equal(states[~bad], whole[~bad])
 
 
+@pytest.mark.parametrize("level", INT8_LEVELS)
+def test_int8_has_attention_in_bfloat16_where_that_is_faster(level, restore_isa):
+    extension = _native.extension()
+    extension.set_isa(level)
+    faster = level.startswith(("avx512_bf16_pairs", "avx512_winograd", "amx"))
+    assert extension.has_bf16_attention() == faster
+    x, encoder = batch()[0], int8_encoder()
+    assert ops.int8_attention_dtype(x) == (torch.bfloat16 if faster else torch.float32)
+    assert ops.int8_attention_dtype(x.bfloat16()) == torch.bfloat16
+    with fastbert.backend("reference"):
+        assert ops.int8_attention_dtype(x) == torch.float32
+    got = run(encoder, *batch())
+    extension.set_isa("scalar")
+    plain = run(encoder, *batch())
+    assert got.dtype == torch.float32
+    # Where a float before it is rounded otherwise, a quantised value may be a step off.
+    assert float((got - plain).norm() / plain.norm()) < 1 / 254
+
+
 def test_int8_weights_by_the_reference():
     encoder, (x, cu_seqlens, max_seqlen) = int8_encoder(), batch()
     options = {"nheads": 3, "eps": encoder.config.layer_norm_eps}
