@@ -60,7 +60,8 @@ void run_pass(const Job& job, int64_t r, int64_t count, int64_t n0, void* out, i
     pass.out = out;
     pass.stride = stride;
     pass.fetch = !job.next;
-    const int8_t* after = job.w.q + h.k_padded * (last ? n0 + pass.columns : n0);
+    pass.next_n0 = last ? n0 + pass.columns : n0;
+    const int8_t* after = job.w.q + h.k_padded * pass.next_n0;
     multiply(job.args, job.w, job.rows, last && left <= most ? nullptr : after, pass);
     job.finish(job.args, pass);
 }

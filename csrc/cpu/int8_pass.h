@@ -27,6 +27,7 @@ struct Pass {
     void* out;
     int64_t stride;
     bool fetch;  // out is in memory, not in a cache
+    int64_t next_n0;  // of the pass after it
     alignas(64) float total[PASS_ROWS * MAX_PANELS * 16];
 };
 
@@ -137,33 +138,44 @@ template <class T> Finish finish_of(Activation act) {
     return finish<T, Activation::none>;
 }
 
-// What to fetch while a pass runs, a piece for each product: the next weights, then where the outputs go.
+// What to fetch while a pass runs, a piece for each product: the next weights, what belongs to them (a few lines of every
+// row of the tables, which a processor does not guess), then where the outputs go.
 class Fetches {
   public:
-    Fetches(const GemmInt8Args& args, const Pass& pass) {
+    Fetches(const GemmInt8Args& args, const Int8Weight& w, const Pass& pass) {
+        const Int8Header& h = *w.header;
+        if (pass.next_n0 != pass.n0 && pass.next_n0 < h.n_padded) {
+            add(w.scale + pass.next_n0, h.n_padded * 4, 2 * h.groups);  // the column sums follow the scales
+            add(w.outlier_weights + pass.next_n0, h.n_padded * 4, h.num_outliers);
+        }
         const int64_t size = args.c_dtype == DType::bf16 ? 2 : 4, from = (pass.r * args.ldc + pass.n0) * size;
-        stride_ = args.ldc * size;
-        rows_ = pass.fetch ? pass.count : 0;
-        out_ = static_cast<const char*>(pass.out);
-        residual_ = args.residual ? static_cast<const char*>(args.residual) + from : nullptr;
+        if (pass.fetch) add(pass.out, args.ldc * size, pass.count);
+        if (args.residual) add(static_cast<const char*>(args.residual) + from, args.ldc * size, pass.count);
+        idle_ = w.scale;
     }
     // For the tile of this number; next: the weights after the group that it multiplies, or null.
     Ahead step(int64_t tile, int64_t panels, const int8_t* next, int64_t panel, int64_t steps) {
         if (next && tile < panels) return {reinterpret_cast<const char*>(next + tile * panel), 256};
-        if (done_ >= rows_) {
-            if (!residual_) return {out_, 0};
-            out_ = residual_;
-            residual_ = nullptr;
-            done_ = 0;
-        }
-        const int64_t row = done_;
-        done_ += steps / 4;
-        return {out_ + row * stride_, stride_};
+        while (at_ < count_ && parts_[at_].rows <= 0) ++at_;
+        if (at_ == count_) return {static_cast<const char*>(idle_), 0};
+        Part& part = parts_[at_];
+        const Ahead ahead{part.from, part.stride};
+        part.from += steps / 4 * part.stride;
+        part.rows -= steps / 4;
+        return ahead;
     }
 
   private:
-    const char *out_, *residual_;
-    int64_t stride_, rows_, done_ = 0;
+    struct Part {
+        const char* from;
+        int64_t stride, rows;
+    };
+    void add(const void* from, int64_t stride, int64_t rows) {
+        parts_[count_++] = {static_cast<const char*>(from), stride, rows};
+    }
+    Part parts_[4];
+    const void* idle_;
+    int count_ = 0, at_ = 0;
 };
 
 void report(const GemmInt8Args& args, const Rows& rows, const Slice& slice, const Pass& pass) {
@@ -179,7 +191,7 @@ void multiply(const GemmInt8Args& args, const Int8Weight& w, const Rows& rows, c
     using Widths = std::make_integer_sequence<int, MAX_PANELS>;
     const Int8Header& h = *w.header;
     const int64_t panels = pass.columns / 16, panel = 16 * h.k_padded;
-    Fetches fetches(args, pass);
+    Fetches fetches(args, w, pass);
     alignas(64) float exact[MAX_ROWS * MAX_PANELS * 16];
     start_totals(w, rows, pass);
     for (int64_t g = 0; g < h.groups; ++g) {
