@@ -12,21 +12,23 @@ from .. import _native
 from ..errors import InputError
 from . import _cpu, _cpu_linear, _dispatch
 from ._cpu_int8 import int8_attention_dtype
-from .encoder import LayerParameters, PackedEncoder, check_int8, is_int8
+from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8
 
 _lock = threading.Lock()
 
 
 def _accepts(x, layers, cu_seqlens, max_seqlen, **_options) -> str | None:
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *(t for layer in layers for t in layer))):
+    tensors = [t for layer in layers for t in layer]
+    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
         return "the whole-encoder kernel has no gradient"
     if not _native.isa().startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not is_int8(layers):
         # Layer by layer the dense products are torch's, which knows the processor: ours would take five times as long.
         return "without AVX2 torch's own dense products are quicker"
-    if any(t.dtype == torch.uint8 and t.data_ptr() % 64 for layer in layers for t in layer):
+    if is_int8(layers) and any(t.dtype == torch.uint8 and t.data_ptr() % 64 for t in tensors):
         return "a packed weight does not begin at a multiple of 64 bytes"
-    floating = tuple(t for layer in layers for t in layer if t.dtype != torch.uint8)
-    return _cpu.why_not(x, parameters=floating)
+    if {t.device for t in tensors} == {x.device} and {t.dtype for t in tensors} <= {torch.uint8, x.dtype}:
+        return _cpu.why_not(x)  # of two hundred tensors one is all, and before a short sentence the time counts
+    return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8))
 
 
 def _version(t: Tensor) -> int:
@@ -37,7 +39,7 @@ class _Packed:
     """The native encoder of one stack of layers, and what it was packed from."""
 
     def __init__(self) -> None:
-        self._key, self._prints, self._native = None, None, None
+        self._key, self._sizes, self._prints, self._native = None, None, None, None
 
     def native(
         self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int
@@ -50,15 +52,18 @@ class _Packed:
         tensors = [t for layer in layers for t in layer]
         addresses = [t.data_ptr() for t in tensors]
         key = (_native.isa(), x.dtype, form, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
-        prints = _native.extension().fingerprints(addresses, [t.numel() * t.element_size() for t in tensors])
-        if key != self._key or prints != self._prints:
+        known = key == self._key
+        sizes = self._sizes if known else [t.numel() * t.element_size() for t in tensors]
+        prints = _native.extension().fingerprints(addresses, sizes)
+        if not known or prints != self._prints:
             self._native = _pack(x, layers, nheads, eps, approximate, form)
-            self._key, self._prints = key, prints
+            self._key, self._sizes, self._prints = key, sizes, prints
         return self._native
 
 
 def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int):
     int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
+    check_shapes(x, layers)  # a known tensor's data may have been replaced by some of another shape
     if int8:
         check_int8(layers)
     attention = _cpu.code_of(int8_attention_dtype(x) if int8 else x.dtype)

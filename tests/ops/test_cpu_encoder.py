@@ -348,6 +348,20 @@ def test_shapes_that_do_not_fit_are_named():
         ops.encoder(*batch()[:1], layers, *batch()[1:], nheads=3, eps=1e-12)
 
 
+def test_data_of_another_shape_is_refused_after_a_call_too():
+    """What was checked is known again by the tensors, and these are the same."""
+    encoder, given = small_encoder(), batch()
+    with fastbert.backend("cpu"):
+        run(encoder, *given)
+        weight = encoder.layer[1].output.dense.weight
+        weight.data = torch.randn(96, 7)
+        with pytest.raises(InputError, match=r"expected out_weight of layer 1 \(96, \d+\), got \(96, 7\)"):
+            run(encoder, *given)
+        encoder.layer[1].output.dense.weight = torch.nn.Parameter(torch.randn(96, 8))
+        with pytest.raises(InputError, match=r"expected out_weight of layer 1 \(96, \d+\), got \(96, 8\)"):
+            run(encoder, *given)
+
+
 def int8_encoder(**changes) -> BertEncoder:
     return fastbert.quantize(small_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **changes))
 
