@@ -26,11 +26,13 @@ from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
 from ..signals import held_signals
+from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents
 from .encode import Encoded, Job, Settings, encode_job, initialise, initialise_worker, is_heldout, process_context
 from .manifest import FILE_NAME, Manifest
 from .shards import ShardWriter
-from .tokenizer import load_tokenizer, save_tokenizer, special_ids, vocab_size
+from .special_tokens import marked, separators
+from .tokenizer import is_wordpiece, load_tokenizer, save_tokenizer, special_ids, vocab_size
 
 _log = logging.getLogger("fastbert")
 
@@ -93,6 +95,7 @@ def prepare(
     _check_target(out, overwrite)
     dtype = Manifest.dtype_for(vocab_size(tokenizer))
     settings = Settings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
+    _check_pieces(tokenizer)
     path = None if isinstance(vocab, Tokenizer) else vocab
     jobs = _batches(_raw(corpus, errors, progress, path), heldout)
     temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
@@ -119,6 +122,18 @@ def prepare(
             100 * unknown,
         )
     return manifest
+
+
+def _check_pieces(tokenizer: Tokenizer) -> None:
+    """Raises InputError where a model would see other samples than the tokenizer makes later: pairs and the pieces of a
+    word are put together as BERT's are."""
+    pair = marked(tokenizer)[1]
+    if bpe.is_bpe(tokenizer) or (is_wordpiece(tokenizer) and separators(pair) == 1):
+        return
+    raise InputError(
+        f"vocab: expected WordPieces that make [CLS] A [SEP] B [SEP] of pairs, or byte pairs, to pre-train with, got a "
+        f"{type(tokenizer.model).__name__} tokenizer that makes {' '.join(pair.tokens)}"
+    )
 
 
 def _check_target(out: Path, overwrite: bool) -> None:

@@ -27,6 +27,8 @@ class SpecialNames(NamedTuple):
 
 
 BERT_NAMES = SpecialNames()
+# Of XLM-R's vocabulary, and of those that are made after it.
+XLMR_NAMES = SpecialNames("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
 def read_names(vocab_path: Path, settings: Mapping[str, Any]) -> SpecialNames:
@@ -67,10 +69,10 @@ def _content(token: Any, role: str, source: Path) -> str | None:
     return content
 
 
-def names_of(tokenizer: Tokenizer) -> SpecialNames:
-    """The names that `set_template` or `keep_names` gave a tokenizer; BERT's own for any other."""
+def names_of(tokenizer: Tokenizer, default: SpecialNames = BERT_NAMES) -> SpecialNames:
+    """The names that `set_template` or `keep_names` gave a tokenizer; of any other the default."""
     held = {name: token for template in _templates(tokenizer) for name, token in template["special_tokens"].items()}
-    return SpecialNames(**{role: held[role]["tokens"][0] for role in BERT_NAMES._fields if role in held})
+    return default._replace(**{role: held[role]["tokens"][0] for role in BERT_NAMES._fields if role in held})
 
 
 def _templates(tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -92,13 +94,14 @@ def require(vocabulary: Iterable[str], names: SpecialNames, source: str) -> None
         raise InputError(f"{source}: expected the tokens {' '.join(names)}, got none for {' '.join(missing)}")
 
 
-def set_template(tokenizer: Tokenizer, names: SpecialNames, types: bool = True) -> None:
+def set_template(tokenizer: Tokenizer, names: SpecialNames, types: bool = True, between: int = 1) -> None:
     """Makes ``cls A sep B sep`` of texts.
 
     Names that are not BERT's are kept in the template, under their roles, and so in every copy and file of it.
 
     Args:
         types: ``B sep`` has type 1; else 0, as the rest.
+        between: how many sep stand between A and B: two in XLM-R's pairs.
     """
     cls, sep, second = names.cls_token, names.sep_token, int(types)
     special: list = [(token, tokenizer.token_to_id(token)) for token in (cls, sep)]
@@ -107,7 +110,7 @@ def set_template(tokenizer: Tokenizer, names: SpecialNames, types: bool = True) 
         special = _roles(tokenizer, names._asdict())
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
+        pair=f"{cls}:0 $A:0 {f'{sep}:0 ' * between}$B:{second} {sep}:{second}",
         special_tokens=special,
     )
 
@@ -126,8 +129,13 @@ def marked(tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
 
 def has_types(tokenizer: Tokenizer) -> bool:
     """Whether the second text of a pair has another type than the first."""
-    pairs = [piece for template in _templates(tokenizer) for piece in template["pair"]]
-    return not pairs or any(held["type_id"] for piece in pairs for held in piece.values())
+    return any(marked(tokenizer)[1].type_ids)
+
+
+def separators(pair: Encoding) -> int:
+    """How many marks stand between the texts of a pair (that of `marked`); 1 where there are none."""
+    texts = pair.sequence_ids
+    return max(1, texts[: texts.index(1)][::-1].index(0)) if {0, 1} <= {*texts} else 1
 
 
 def keep_names(tokenizer: Tokenizer, vocab_path: Path, settings: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """WordPiece tokenizers: loading, training, saving; the work itself is done by the `tokenizers` library.
 
-GPT's and GPT-2's byte-pair encodings (`data.bpe`) are loaded and saved here too.
+Unigram tokenizers, as XLM-R's, and GPT's and GPT-2's byte-pair encodings (`data.bpe`) are loaded and saved here too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
 from .special_tokens import (
     BERT_NAMES,
+    XLMR_NAMES,
     SpecialNames,
-    has_types,
     keep_names,
     marked,
     names_of,
     read_names,
     require,
+    separators,
     set_template,
 )
 from .truncation import SIDES, cut_at, side_settings
@@ -49,6 +50,8 @@ _OF_BERT = frozenset(
         *("DPRContextEncoder", "DPRQuestionEncoder", "DPRReader"),
     )
 )
+# And those whose model_input_names leave token types out.
+_WITHOUT_TYPES = ("DistilBertTokenizer", "XLMRobertaTokenizer")
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Normalisation:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a tokenizer that gives the ids of transformers' BertTokenizer, GPT2Tokenizer or OpenAIGPTTokenizer, without
-    truncation or padding.
+    """Loads a tokenizer that gives the ids of transformers' BertTokenizer, XLMRobertaTokenizer, GPT2Tokenizer or
+    OpenAIGPTTokenizer, without truncation or padding.
 
     Args:
         path: a directory holding tokenizer.json, vocab.txt or vocab.json, or one of these files. A file named vocab.txt
@@ -71,8 +74,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             added to a vocabulary, as transformers keeps them beside a vocab.txt or a tokenizer.json, are read too, and
             other names of the special tokens than BERT's. Beside a tokenizer.json, what tokenizer_config.json says of
             case, accents and Chinese characters wins; where it says nothing, the tokenizer.json's own reading stays,
-            though transformers' BertTokenizer puts its default there, which lower-cases. Which side texts are to be
-            cut on is kept in the tokenizer's truncation (`data.truncation`).
+            though transformers' BertTokenizer puts its default there, which lower-cases. Of a Unigram the
+            tokenizer.json decides alone. Which side texts are to be cut on is kept in the tokenizer's truncation
+            (`data.truncation`).
 
     Raises:
         InputError: a file is missing or unreadable, the vocabulary lacks a special token, or texts would be marked in a
@@ -82,7 +86,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json") if (path / name).is_file()]
         if not found:
-            raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got neither")
+            raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got {_sentencepiece(path)}")
         path = found[0]
     elif not path.is_file():
         hint = not_downloaded(path)
@@ -204,7 +208,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
 
 def tokenizer_texts(tokenizer: Tokenizer) -> dict[str, str]:
     """What `save_tokenizer` writes, by name of the file."""
-    texts = {} if bpe.is_bpe(tokenizer) else {"vocab.txt": vocab_text(tokenizer)}
+    texts = {"vocab.txt": vocab_text(tokenizer)} if is_wordpiece(tokenizer) else {}
     return texts | {"tokenizer_config.json": config_text(tokenizer), "tokenizer.json": tokenizer.to_str(pretty=True)}
 
 
@@ -246,8 +250,11 @@ def config_text(tokenizer: Tokenizer) -> str:
     """The text of tokenizer_config.json, in transformers' words."""
     if bpe.is_bpe(tokenizer):
         return bpe.config_text(tokenizer)
-    normaliser = tokenizer.normalizer
-    settings = {"tokenizer_class": "BertTokenizer", **side_settings(tokenizer)}
+    normaliser, pair = tokenizer.normalizer, marked(tokenizer)[1]
+    # A class that leaves the tokenizer.json as it is, where BERT's would put BERT's words and marks.
+    as_berts = is_wordpiece(tokenizer) and separators(pair) == 1
+    kind = "BertTokenizer" if as_berts else "PreTrainedTokenizerFast"
+    settings = {"tokenizer_class": kind, **side_settings(tokenizer)}
     if isinstance(normaliser, normalizers.BertNormalizer):
         settings |= {
             "do_lower_case": normaliser.lowercase,
@@ -255,9 +262,14 @@ def config_text(tokenizer: Tokenizer) -> str:
             "tokenize_chinese_chars": normaliser.handle_chinese_chars,
         }
     settings |= names_of(tokenizer)._asdict()
-    if not has_types(tokenizer):
-        settings["model_input_names"] = ["input_ids", "attention_mask"]
+    types = any(pair.type_ids)
+    if not types or not as_berts:
+        settings["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     return json.dumps(settings, indent=2) + "\n"
+
+
+def is_wordpiece(tokenizer: Tokenizer) -> bool:
+    return isinstance(tokenizer.model, models.WordPiece)
 
 
 def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> SpecialIds:
@@ -294,8 +306,10 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises bare Exception
         raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
-    if not isinstance(tokenizer.model, models.WordPiece | models.BPE):
-        raise InputError(f"{path}: expected a WordPiece or BPE tokenizer, got {type(tokenizer.model).__name__}")
+    if not isinstance(tokenizer.model, models.WordPiece | models.Unigram | models.BPE):
+        raise InputError(
+            f"{path}: expected a WordPiece, Unigram or BPE tokenizer, got {type(tokenizer.model).__name__}"
+        )
     cut_at(tokenizer, None)
     tokenizer.no_padding()
     if bpe.is_bpe(tokenizer):
@@ -304,13 +318,15 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
         keep_names(tokenizer, path, settings)
         return tokenizer
     # What the file itself knows: the unknown token, and names that stand in a template of ours.
-    own = names_of(tokenizer)._asdict() | {"unk_token": tokenizer.model.unk_token}
-    names = read_names(path, {**own, **{role: name for role, name in settings.items() if name is not None}})
-    names = names._replace(unk_token=tokenizer.model.unk_token)
+    unknown = _unknown(path, tokenizer)
+    own = names_of(tokenizer, BERT_NAMES if is_wordpiece(tokenizer) else XLMR_NAMES)._replace(unk_token=unknown)
+    given = {role: name for role, name in settings.items() if name is not None}
+    names = read_names(path, {**own._asdict(), **given})._replace(unk_token=unknown)
     require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
     types = _wants_types(settings)
-    theirs = None if _is_berts(settings) else _marked_by(path, tokenizer)
-    set_template(tokenizer, names, types)
+    theirs = None if is_wordpiece(tokenizer) and _is_berts(settings) else _marked_by(path, tokenizer)
+    between = 1 if theirs is None else separators(theirs[1])
+    set_template(tokenizer, names, types, between)
     if theirs is not None:
         for their, own in zip(theirs, marked(tokenizer), strict=True):
             if their.ids != own.ids:
@@ -319,9 +335,31 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
                     f"them, got one that makes {' '.join(their.tokens)}"
                 )
         if types and not any(theirs[1].type_ids):
-            set_template(tokenizer, names, types=False)
+            set_template(tokenizer, names, False, between)
     added_tokens.add(tokenizer, path, settings)
     return tokenizer
+
+
+def _unknown(path: Path, tokenizer: Tokenizer) -> str:
+    """The unknown token of a WordPiece's or a Unigram's model."""
+    if is_wordpiece(tokenizer):
+        return tokenizer.model.unk_token
+    index = json.loads(tokenizer.model.__getstate__())["unk_id"]
+    if index is None:
+        raise InputError(f"{path}: expected a Unigram with an unk_id, without which unknown texts are errors, got none")
+    return tokenizer.id_to_token(index)
+
+
+def _sentencepiece(directory: Path) -> str:
+    """What a directory without a vocabulary that is read here holds, in a person's words."""
+    found = next(iter(sorted(directory.glob("*.model"))), None)
+    if found is None:
+        return "neither"
+    place = repr(str(directory))
+    return (
+        f"{found.name} alone, of which transformers makes a tokenizer.json by "
+        f"AutoTokenizer.from_pretrained({place}).save_pretrained({place})"
+    )
 
 
 def _marked_by(path: Path, tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
@@ -345,12 +383,12 @@ def _is_berts(settings: dict[str, Any]) -> bool:
 def _wants_types(settings: dict[str, Any]) -> bool:
     """Whether a model gets token types; without them, every type is 0.
 
-    Where model_input_names says nothing the class decides: DistilBertTokenizer's texts have none, whatever the model.
+    Where model_input_names says nothing the class decides: those of `_WITHOUT_TYPES` give none, whatever the model.
     What the generic class leaves out does not count, since it gave them until transformers 5.
     """
     names = settings.get("model_input_names")
     if names is None:
-        return str(settings.get("tokenizer_class")).removesuffix("Fast") != "DistilBertTokenizer"
+        return str(settings.get("tokenizer_class")).removesuffix("Fast") not in _WITHOUT_TYPES
     return "token_type_ids" in names
 
 
@@ -403,7 +441,7 @@ def _follow(tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
     """
     old = tokenizer.normalizer
     generic = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    if generic or not isinstance(old, normalizers.BertNormalizer):
+    if generic or isinstance(tokenizer.model, models.Unigram) or not isinstance(old, normalizers.BertNormalizer):
         return
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=old.clean_text,

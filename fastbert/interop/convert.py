@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from .. import models
 from ..config import TANH_GELU, BertConfig
-from ..data import bpe
-from ..data.tokenizer import load_tokenizer, vocab_size, vocab_text
+from ..data.tokenizer import is_wordpiece, load_tokenizer, vocab_size, vocab_text
 from ..errors import CheckpointError, InputError
 from ..files import check_new, not_downloaded
 from ..model_config import OWN_ACTIVATION
@@ -289,8 +288,9 @@ def _google_vocabulary(found: Source) -> dict[str, Callable[[Path], Any]]:
     except InputError as error:
         _log.warning("no vocab.txt is written: %s", error)
         return {}
-    if bpe.is_bpe(tokenizer):
-        _log.warning("no vocab.txt is written: expected a tokenizer of WordPieces, got one of byte pairs")
+    if not is_wordpiece(tokenizer):
+        kind = type(tokenizer.model).__name__
+        _log.warning("no vocab.txt is written: expected a tokenizer of WordPieces, got a %s tokenizer", kind)
         return {}
     rows, ids = found.model.config.vocab_size, vocab_size(tokenizer)
     if ids > rows:

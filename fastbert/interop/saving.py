@@ -19,7 +19,7 @@ from .weight_files import SAFETENSORS
 
 TOKENIZER_FILES = (
     *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt"),
+    *("vocab.json", "merges.txt", "sentencepiece.bpe.model"),
 )
 
 

@@ -35,7 +35,7 @@ class SentenceEncoder:
 
     Args:
         model: a `BertModel`, with or without pooler.
-        tokenizer: a `tokenizers.Tokenizer` with BERT's template.
+        tokenizer: a `tokenizers.Tokenizer` that marks texts as the model reads them, as `load_tokenizer` gives it.
         pooling: modes of sentence-transformers, concatenated.
         modules: what pooled vectors, (N, C) float32, pass through next, in this order, as `sentence_modules.Dense`.
         normalize: whether vectors are scaled to length 1 at the end unless `encode` is told otherwise.

@@ -294,7 +294,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "TokenizersBackend", "ATokenizerOfTheirOwn"])
-@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.parametrize("name", ["none", "no_sep"])
 def test_marks_that_are_not_berts_are_refused_where_they_count(tmp_path, name, kind):
     processor, makes = STRANGE[name]
     _with_post_processor(tmp_path, processor, {"tokenizer_class": kind})
@@ -302,6 +302,20 @@ def test_marks_that_are_not_berts_are_refused_where_they_count(tmp_path, name, k
         load_tokenizer(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'tokenizer.json'}: expected a post_processor that makes [CLS] a")
     assert str(error.value).endswith(f"got one that makes {makes}")
+
+
+def test_two_separators_are_kept_where_they_count(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    _with_post_processor(tmp_path, STRANGE["roberta"][0], {"tokenizer_class": "PreTrainedTokenizerFast"})
+    ours = load_tokenizer(tmp_path)
+    save_tokenizer(ours, tmp_path / "again")
+    (tmp_path / "again" / "config.json").write_text('{"model_type": "bert"}')
+    wanted = transformers.AutoTokenizer.from_pretrained(tmp_path)("a film", "films")["input_ids"]
+    for tokenizer in (ours, load_tokenizer(tmp_path / "again")):
+        found = tokenizer.encode("a film", "films")
+        assert (found.ids, set(found.type_ids)) == (wanted, {0})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert theirs("a film", "films")["input_ids"] == wanted
 
 
 @pytest.mark.parametrize("kind", ["BertTokenizer", "BertTokenizerFast", "ElectraTokenizerFast", None])
