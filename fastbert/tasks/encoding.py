@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data.truncation import cut_at
+from ..errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -41,8 +42,15 @@ def encodings_of(inputs: Sequence[Any], encoder: Tokenizer, **options: Any) -> I
 
 
 def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[Encoded]:
-    """Encodes rows of one text or of a pair, with [CLS] and [SEP], cut as `data.truncation.cut_at` says."""
+    """Encodes rows of one text or of a pair, with [CLS] and [SEP], cut as `data.truncation.cut_at` says.
+
+    Raises:
+        InputError: max_seqlen has no room for the marks alone, with which the library would cut nothing.
+    """
     inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
+    marks = tokenizer.num_special_tokens_to_add(any(isinstance(row, tuple) for row in inputs))
+    if max_seqlen is not None and max_seqlen < marks:
+        raise InputError(f"max_seqlen must hold the marks around texts alone, {marks}, got {max_seqlen}")
     return [
         Encoded(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), bool(e.overflowing))
         for e in encodings_of(inputs, private_copy(tokenizer, max_seqlen))

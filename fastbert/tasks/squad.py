@@ -116,7 +116,9 @@ class Squad(Task):
         spans = [s for window, scores in windows for s in best_spans(window, scores, self.n_best, self.max_answer)]
         entries: dict[str, tuple[float, float]] = {}
         for found in sorted(spans, key=lambda s: -s.score):
-            entries.setdefault(answer_text(context, found), (found.start_logit, found.end_logit))
+            text = answer_text(context, found)
+            if text:  # of a piece that is the blank before a word there is none
+                entries.setdefault(text, (found.start_logit, found.end_logit))
             if len(entries) == self.n_best:
                 break
         best = next(iter(entries), "")

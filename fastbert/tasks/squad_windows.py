@@ -2,6 +2,7 @@
 
 The windows are those of Devlin et al. 2019: ``[CLS] question [SEP] part of the context [SEP]``, each beginning a stride
 after the one before. A token of the context stands in several; its scores count in the one where it has most context.
+Between question and context there are as many separators as the tokenizer puts into a pair.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.special_tokens import has_types, names_of
+from ..data.special_tokens import marked, names_of, separators
 from ..errors import InputError
 from .base import Example, Row
 from .encoding import encodings_of, private_copy
@@ -21,7 +22,11 @@ from .squad_files import span
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens of a text: ids, and where each begins and ends in it, in characters; all (n,) int32."""
+    """Tokens of a text: ids, and where each begins and ends in it, in characters; all (n,) int32.
+
+    White space at a token's sides is left out: pieces of SentencePiece and GPT-2 have the blank before a word. One that
+    is nothing but white space begins at the letter after it and ends at the one before it.
+    """
 
     ids: np.ndarray
     starts: np.ndarray
@@ -50,7 +55,10 @@ def encode_unique(texts: Sequence[str], tokenizer) -> dict[str, Text]:
     unique = list(dict.fromkeys(texts))
     for text, encoding in zip(unique, encodings_of(unique, encoder, add_special_tokens=False), strict=True):
         offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-        found[text] = Text(np.array(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy())
+        letters = np.array([i for i, letter in enumerate(text) if not letter.isspace()], dtype=np.int32)
+        starts, ends = (np.searchsorted(letters, side) for side in offsets.T)
+        starts, ends = np.append(letters, np.int32(len(text)))[starts], np.append(np.int32(0), letters + 1)[ends]
+        found[text] = Text(np.array(encoding.ids, dtype=np.int32), starts, ends)
     return found
 
 
@@ -68,17 +76,19 @@ def encode_windows(
     texts = encode_unique([text for row in rows for text in row.texts], tokenizer)
     names = names_of(tokenizer)
     cls, sep = tokenizer.token_to_id(names.cls_token), tokenizer.token_to_id(names.sep_token)
-    second = int(has_types(tokenizer))
+    pair = marked(tokenizer)[1]
+    between, second = separators(pair), int(any(pair.type_ids))
     examples = []
     for index, row in enumerate(rows):
         question, context = texts[row.texts[0]].ids[:max_question], texts[row.texts[1]]
-        room = max_seqlen - len(question) - 3
+        taken = len(question) + between + 2
+        room = max_seqlen - taken
         if room < 1:
             raise InputError(
-                f"max_seqlen must be at least {len(question) + 4} for question {row.id} of {len(question)} tokens, "
+                f"max_seqlen must be at least {taken + 1} for question {row.id} of {len(question)} tokens, "
                 f"got {max_seqlen}"
             )
-        head = np.concatenate(([cls], question, [sep])).astype(np.int32)
+        head = np.concatenate(([cls], question, [sep] * between)).astype(np.int32)
         target = _target(row, context)
         begins, owners = plan_windows(len(context.ids), room, min(doc_stride, room))
         for number, begin in enumerate(begins):

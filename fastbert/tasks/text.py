@@ -167,7 +167,7 @@ class TextTask(Task):
         if self.features is not None and len(self.text_columns) > 1 and not has_types(tokenizer):
             raise InputError(
                 f"task {self.name}: features of pairs are told apart by token types, expected a tokenizer that has "
-                "them, got one whose model_input_names, or whose class, leave token_type_ids out"
+                "them, got one whose class, model_input_names or template leave token_type_ids out"
             )
         encodings = encode_texts([row.texts for row in rows], tokenizer, max_seqlen)
         examples = [
