@@ -16,13 +16,15 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ROLES = ("bos_token", "eos_token", *SpecialNames._fields)
 
 
-def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any]) -> None:
+def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names: SpecialNames | None = None) -> None:
     """Adds what tokenizer_config.json and the older files added_tokens.json and special_tokens_map.json hold and the
     tokenizer lacks: first what has an id, then special tokens in the order in which transformers counts them on.
 
     Args:
         vocab_path: a vocab.txt or a tokenizer.json; files beside one of another name do not belong to it.
         settings: tokenizer_config.json, or nothing.
+        names: of special tokens that the vocabulary has and its tokenizer.json may not list among those added, without
+            which a text's ``[MASK]`` is cut like any word.
 
     Raises:
         InputError: a token is not one, or would get another id than its file says.
@@ -51,6 +53,10 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any]) -> Non
         if got != index:
             raise InputError(f"{vocab_path}: expected the added token {token.content!r} to have id {index}, got {got}")
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for role, name in ({} if names is None else names._asdict()).items():
+        given = {**settings, **map_of_special}.get(role)
+        token = given if _is_token(given) and given["content"] == name else name
+        special.setdefault(name, _token(token, vocab_path, special=True))
     tokenizer.add_tokens([token for content, token in special.items() if content not in known])
 
 

@@ -336,7 +336,7 @@ def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
                 )
         if types and not any(theirs[1].type_ids):
             set_template(tokenizer, names, False, between)
-    added_tokens.add(tokenizer, path, settings)
+    added_tokens.add(tokenizer, path, settings, names)
     return tokenizer
 
 

@@ -318,6 +318,18 @@ def test_two_separators_are_kept_where_they_count(tmp_path):
     assert theirs("a film", "films")["input_ids"] == wanted
 
 
+@pytest.mark.parametrize("kind", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_special_tokens_that_a_tokenizer_json_does_not_list(tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    _with_post_processor(tmp_path, processors.BertProcessing(*_MARKS), {"tokenizer_class": kind})
+    held = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**held, "added_tokens": []}))
+    ours, theirs = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "a [MASK] film[SEP]b"
+    assert ours.encode(text).ids == theirs(text)["input_ids"]
+    assert "[MASK]" in ours.encode(text).tokens
+
+
 @pytest.mark.parametrize("kind", ["BertTokenizer", "BertTokenizerFast", "ElectraTokenizerFast", None])
 @pytest.mark.parametrize("name", STRANGE)
 def test_berts_classes_put_their_marks_in_themselves(tmp_path, name, kind):

@@ -130,3 +130,12 @@ def test_pre_training_is_for_other_vocabularies(tmp_path):
     with pytest.raises(InputError, match=r"got a Unigram tokenizer that makes <s> .* </s> </s> .* </s>$"):
         prepare([("one", ["the film is good"])], directory, tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("mask", ["<mask>", {"content": "<mask>", "lstrip": True, "__type": "AddedToken"}])
+def test_special_tokens_that_the_file_does_not_list(mask, tmp_path):
+    directory = unigram.save_tokenizer(tmp_path / "theirs", mask_token=mask)
+    held = json.loads((directory / "tokenizer.json").read_text())
+    held["model"]["vocab"].append(["<mask>", 0.0])
+    (directory / "tokenizer.json").write_text(json.dumps({**held, "added_tokens": []}))
+    assert_equal(load_tokenizer(directory), transformers.AutoTokenizer.from_pretrained(directory))
