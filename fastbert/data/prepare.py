@@ -32,7 +32,8 @@ from .encode import Encoded, Job, Settings, encode_job, initialise, initialise_w
 from .manifest import FILE_NAME, Manifest
 from .shards import ShardWriter
 from .special_tokens import marked, separators
-from .tokenizer import is_wordpiece, load_tokenizer, save_tokenizer, special_ids, vocab_size
+from .tokenizer import load_tokenizer, save_tokenizer, special_ids, vocab_size
+from .tokenizer_json import is_wordpiece
 
 _log = logging.getLogger("fastbert")
 

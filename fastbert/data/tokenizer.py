@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Encoding, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..config import BertConfig
 from ..errors import InputError
@@ -21,9 +21,7 @@ from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
 from .special_tokens import (
     BERT_NAMES,
-    XLMR_NAMES,
     SpecialNames,
-    keep_names,
     marked,
     names_of,
     read_names,
@@ -31,6 +29,7 @@ from .special_tokens import (
     separators,
     set_template,
 )
+from .tokenizer_json import is_wordpiece, read_tokenizer_json, wants_types
 from .truncation import SIDES, cut_at, side_settings
 
 SPECIAL_TOKENS = tuple(BERT_NAMES)
@@ -42,16 +41,6 @@ MAX_CHARS_PER_WORD = 100
 # Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
 # Google's Chinese one has two.
 MAX_UPPER_SHARE = 0.01
-# Classes of transformers that give any tokenizer.json BERT's template; others, also unknown ones, keep the file's own.
-_OF_BERT = frozenset(
-    f"{name}Tokenizer"
-    for name in (
-        *("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert", "LayoutLM", "Lxmert", "Funnel"),
-        *("DPRContextEncoder", "DPRQuestionEncoder", "DPRReader"),
-    )
-)
-# And those whose model_input_names leave token types out.
-_WITHOUT_TYPES = ("DistilBertTokenizer", "XLMRobertaTokenizer")
 
 
 @dataclass(frozen=True)
@@ -95,13 +84,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.name == "vocab.json":
         tokenizer = bpe.load_bpe(path)
     elif path.suffix == ".json":
-        tokenizer = _from_json(path, settings)
-        _follow(tokenizer, settings)
+        tokenizer = read_tokenizer_json(path, settings)
     else:
         vocab = read_vocab(path)
         names = read_names(path, settings)
         tokenizer = build_tokenizer(vocab, _normalisation(settings, vocab), source=str(path), names=names)
-        if not _wants_types(settings):
+        if not wants_types(settings):
             set_template(tokenizer, names, types=False)
         added_tokens.add(tokenizer, path, settings)
     cut_at(tokenizer, None, settings.get("truncation_side"))
@@ -268,10 +256,6 @@ def config_text(tokenizer: Tokenizer) -> str:
     return json.dumps(settings, indent=2) + "\n"
 
 
-def is_wordpiece(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer.model, models.WordPiece)
-
-
 def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> SpecialIds:
     """Ids of [PAD] [UNK] [CLS] [SEP] [MASK], whatever their names, and of every other special token; of a byte-pair
     encoding, the token that stands between texts in their place.
@@ -301,55 +285,6 @@ def read_vocab(path: Path) -> dict[str, int]:
     return vocab
 
 
-def _from_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust library raises bare Exception
-        raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
-    if not isinstance(tokenizer.model, models.WordPiece | models.Unigram | models.BPE):
-        raise InputError(
-            f"{path}: expected a WordPiece, Unigram or BPE tokenizer, got {type(tokenizer.model).__name__}"
-        )
-    cut_at(tokenizer, None)
-    tokenizer.no_padding()
-    if bpe.is_bpe(tokenizer):
-        special_ids(tokenizer, source=str(path))
-        added_tokens.add(tokenizer, path, settings)
-        keep_names(tokenizer, path, settings)
-        return tokenizer
-    # What the file itself knows: the unknown token, and names that stand in a template of ours.
-    unknown = _unknown(path, tokenizer)
-    own = names_of(tokenizer, BERT_NAMES if is_wordpiece(tokenizer) else XLMR_NAMES)._replace(unk_token=unknown)
-    given = {role: name for role, name in settings.items() if name is not None}
-    names = read_names(path, {**own._asdict(), **given})._replace(unk_token=unknown)
-    require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
-    types = _wants_types(settings)
-    theirs = None if is_wordpiece(tokenizer) and _is_berts(settings) else _marked_by(path, tokenizer)
-    between = 1 if theirs is None else separators(theirs[1])
-    set_template(tokenizer, names, types, between)
-    if theirs is not None:
-        for their, own in zip(theirs, marked(tokenizer), strict=True):
-            if their.ids != own.ids:
-                raise InputError(
-                    f"{path}: expected a post_processor that makes {' '.join(own.tokens)} of its texts, as BERT reads "
-                    f"them, got one that makes {' '.join(their.tokens)}"
-                )
-        if types and not any(theirs[1].type_ids):
-            set_template(tokenizer, names, False, between)
-    added_tokens.add(tokenizer, path, settings, names)
-    return tokenizer
-
-
-def _unknown(path: Path, tokenizer: Tokenizer) -> str:
-    """The unknown token of a WordPiece's or a Unigram's model."""
-    if is_wordpiece(tokenizer):
-        return tokenizer.model.unk_token
-    index = json.loads(tokenizer.model.__getstate__())["unk_id"]
-    if index is None:
-        raise InputError(f"{path}: expected a Unigram with an unk_id, without which unknown texts are errors, got none")
-    return tokenizer.id_to_token(index)
-
-
 def _sentencepiece(directory: Path) -> str:
     """What a directory without a vocabulary that is read here holds, in a person's words."""
     found = next(iter(sorted(directory.glob("*.model"))), None)
@@ -360,36 +295,6 @@ def _sentencepiece(directory: Path) -> str:
         f"{found.name} alone, of which transformers makes a tokenizer.json by "
         f"AutoTokenizer.from_pretrained({place}).save_pretrained({place})"
     )
-
-
-def _marked_by(path: Path, tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
-    """`marked` by what stands in a file. Raises InputError where that cannot be used."""
-    try:
-        return marked(tokenizer)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the Rust library panics at a template that names a token that it does not hold
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"{path}: expected a post_processor that can be used, got one that fails with: {reason}"
-        ) from None
-
-
-def _is_berts(settings: dict[str, Any]) -> bool:
-    """Whether transformers takes one of its BERT classes, as for a BERT also where no class is named."""
-    return str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast") in _OF_BERT
-
-
-def _wants_types(settings: dict[str, Any]) -> bool:
-    """Whether a model gets token types; without them, every type is 0.
-
-    Where model_input_names says nothing the class decides: those of `_WITHOUT_TYPES` give none, whatever the model.
-    What the generic class leaves out does not count, since it gave them until transformers 5.
-    """
-    names = settings.get("model_input_names")
-    if names is None:
-        return str(settings.get("tokenizer_class")).removesuffix("Fast") not in _WITHOUT_TYPES
-    return "token_type_ids" in names
 
 
 def resolved_settings(vocab_path: Path) -> str | None:
@@ -431,24 +336,6 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
             f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"
         )
     return settings
-
-
-def _follow(tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
-    """What tokenizer_config.json says of a text's cleaning wins over tokenizer.json, as in transformers' BERT classes.
-
-    What it does not say stays as tokenizer.json has it; transformers' classes put their defaults there (lower-casing,
-    for one), also over a tokenizer that is plainly cased.
-    """
-    old = tokenizer.normalizer
-    generic = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    if generic or isinstance(tokenizer.model, models.Unigram) or not isinstance(old, normalizers.BertNormalizer):
-        return
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=old.clean_text,
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", old.handle_chinese_chars),
-        strip_accents=settings.get("strip_accents", old.strip_accents),
-        lowercase=settings.get("do_lower_case", old.lowercase),
-    )
 
 
 def _normalisation(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from .. import models
 from ..config import TANH_GELU, BertConfig
-from ..data.tokenizer import is_wordpiece, load_tokenizer, vocab_size, vocab_text
+from ..data.tokenizer import load_tokenizer, vocab_size, vocab_text
+from ..data.tokenizer_json import is_wordpiece
 from ..errors import CheckpointError, InputError
 from ..files import check_new, not_downloaded
 from ..model_config import OWN_ACTIVATION
