@@ -27,6 +27,8 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
+import unigram
+from tokenizers import normalizers
 
 from fastbert import BertConfig
 from fastbert.data.manifest import Manifest, SpecialIds
@@ -84,6 +86,14 @@ def targets(home: Path) -> list[Target]:
         (d / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
         load_tokenizer(d).save(str(d / "tokenizer.json"))
 
+    def sentencepiece(d: Path) -> None:
+        whole = unigram.make()
+        whole.normalizer = normalizers.Precompiled(unigram.charsmap({"\t": " "}))
+        held = json.loads(whole.to_str())
+        held["model"]["vocab"] = held["model"]["vocab"][:12]
+        held["added_tokens"][-1]["id"] = 12
+        (d / "tokenizer.json").write_text(json.dumps(held))
+
     def bundle(d: Path) -> None:
         with open(d / "bert.ckpt.data-00000-of-00001", "wb") as file:
             entries = write_data(tensors, file)
@@ -98,6 +108,7 @@ def targets(home: Path) -> list[Target]:
     add("pickle", "pickle", pickle, read_state_dict, lambda d: torch.save(tensors, d / pickle))
     add("config", "config", "config.json", BertConfig.from_pretrained, config.save_pretrained)
     add("tokenizer.json", "tok", "tokenizer.json", load_tokenizer, tokenizer)
+    add("tokenizer.json of a Unigram", "unigram", "tokenizer.json", load_tokenizer, sentencepiece)
     add("vocab.txt", "vocab", "vocab.txt", lambda d: load_tokenizer(d / "vocab.txt"), tokenizer)
     for part in ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors"):
         add(

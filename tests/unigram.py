@@ -33,7 +33,7 @@ TEXTS = [
 TEXTS += ["", "   ", "  two  spaces ", "tabs\tand\nlines", "\u200e", "ﬁlm \uff21 ﬁne", "☃ zzz☃", "日本の首都は東京です"]
 
 
-def _charsmap(table: dict[str, str]) -> bytes:
+def charsmap(table: dict[str, str]) -> bytes:
     """What a Precompiled normalizer reads: a double-array trie of UTF-8 bytes, and the texts that it leads to."""
     units, values, bases = [0] * 512, b"", {b"": 256}
     units[0] = 256 << 10
@@ -52,7 +52,7 @@ def _charsmap(table: dict[str, str]) -> bytes:
 
 
 _TABLE = {"ﬁ": "fi", "\uff21": "A", "\u3000": " ", "\t": " ", "\n": " ", "\u200e": ""}
-_PRECOMPILED = normalizers.Precompiled(_charsmap(_TABLE))
+_PRECOMPILED = normalizers.Precompiled(charsmap(_TABLE))
 _BLANKS = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
 # Normalizer and pre-tokenizer: as the first conversions of XLM-R's SentencePiece have them, as transformers 4 writes
 # them, and one that XLM-R does not have.

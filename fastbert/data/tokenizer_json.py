@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer, models, normalizers
+from tokenizers import Tokenizer, models, normalizers
 
 from ..errors import InputError
 from . import added_tokens, bpe
@@ -50,10 +52,8 @@ def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
     Raises:
         InputError: as `tokenizer.load_tokenizer` says.
     """
-    try:
+    with _told(f"{path}: expected a tokenizer.json, got a file that fails with"):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust library raises bare Exception
-        raise InputError(f"{path}: expected a tokenizer.json, got a file that fails with: {error}") from error
     if not isinstance(tokenizer.model, models.WordPiece | models.Unigram | models.BPE):
         raise InputError(
             f"{path}: expected a WordPiece, Unigram or BPE tokenizer, got {type(tokenizer.model).__name__}"
@@ -79,7 +79,10 @@ def _mark(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> Special
     names = read_names(path, {**own._asdict(), **given})._replace(unk_token=unknown)
     require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
     types = wants_types(settings)
-    theirs = None if is_wordpiece(tokenizer) and _is_berts(settings) else _marked_by(path, tokenizer)
+    theirs = None
+    if not is_wordpiece(tokenizer) or not _is_berts(settings):
+        with _told(f"{path}: expected a post_processor that can be used, got one that fails with"):
+            theirs = marked(tokenizer)
     between = 1 if theirs is None else separators(theirs[1])
     set_template(tokenizer, names, types, between)
     if theirs is not None:
@@ -104,17 +107,16 @@ def _unknown(path: Path, tokenizer: Tokenizer) -> str:
     return tokenizer.id_to_token(index)
 
 
-def _marked_by(path: Path, tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
-    """`marked` by what stands in a file. Raises InputError where that cannot be used."""
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raises InputError for what the Rust library raises, which is bare Exception, and where it panics: at a template
+    that names a token that it does not hold, and at a Precompiled normalizer that is damaged."""
     try:
-        return marked(tokenizer)
+        yield
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the Rust library panics at a template that names a token that it does not hold
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"{path}: expected a post_processor that can be used, got one that fails with: {reason}"
-        ) from None
+    except BaseException as error:
+        raise InputError(f"{what}: {' '.join(str(error).split())}") from None
 
 
 def _is_berts(settings: dict[str, Any]) -> bool:
