@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing_extensions import Self
 
 from .errors import InputError
 from .files import not_downloaded, read_json, whole
+
+_log = logging.getLogger("fastbert")
 
 COMMON: dict[str, Any] = {
     "problem_type": None,
@@ -180,9 +183,14 @@ class ModelConfig(abc.ABC):
         """Reads config.json of a directory (or the file itself)."""
         path, values = read_config_file(directory)
         try:
-            return cls.from_dict(values, **overrides)
+            config = cls.from_dict(values, **overrides)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
+        said, named = values.get("num_labels"), config.num_labels
+        if said not in (None, named) and overrides.keys().isdisjoint(("num_labels", "id2label")):
+            # So it was up to transformers 4; in 5 the number counts.
+            _log.warning("%s: num_labels is %s, but id2label names %d: the names count", path, said, named)
+        return config
 
     def save_pretrained(self, directory: str | os.PathLike) -> Path:
         """Writes config.json into a directory, which is made if need be, and returns its path."""

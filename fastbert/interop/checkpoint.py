@@ -34,13 +34,13 @@ class LoadReport:
     Args:
         missing: of the model, not in the file.
         unexpected: of the file, not in the model.
-        mismatched: in both, with another shape or kind of number.
+        mismatched: in both, with another shape, and therefore missing: name, shape in the file, shape in the model.
         newly_initialised: the missing ones that hold fresh values (heads and pooler).
     """
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
-    mismatched: tuple[str, ...]
+    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
     newly_initialised: tuple[str, ...]
 
 
@@ -72,6 +72,7 @@ def load_into(
     *,
     prefix: str = "bert",
     trunk: tuple[str, ...] = ("embeddings.", "encoder."),
+    ignore_mismatched_sizes: bool = False,
     source,
 ) -> LoadReport:
     """Copies a state dictionary of any variant into a model, in the model's dtype; all or nothing.
@@ -81,6 +82,7 @@ def load_into(
             tensors of its own on the CPU; elsewhere its parameters are written in place.
         state: names to tensors, as ``read_state_dict`` gives them.
         trunk: what the names of tensors begin with, after the prefix, that must be there.
+        ignore_mismatched_sizes: tensors of another shape are left out, of the trunk none.
         source: what messages call the origin, a path.
 
     Raises:
@@ -93,6 +95,12 @@ def load_into(
         own.setdefault(f"{prefix}.{name}" if name.startswith(trunk) else name, tensor)
     own = {name: tensor for name, tensor in own.items() if not is_computed(name)}
 
+    needed = tuple(f"{prefix}.{part}" for part in trunk)
+    left_out = ()
+    if ignore_mismatched_sizes:
+        other = [n for n in own if n in state and state[n].shape != own[n].shape and not n.startswith(needed)]
+        left_out = tuple((name, tuple(state.pop(name).shape), tuple(own[name].shape)) for name in other)
+
     # A tied parameter has several names, and any of them in the file will do.
     found: dict[int, str] = {}
     for name, tensor in own.items():
@@ -101,8 +109,7 @@ def load_into(
     missing = tuple(name for name, tensor in own.items() if id(tensor) not in found)
     unexpected = tuple(name for name in state if name not in own)
     mismatched = tuple(name for name, tensor in own.items() if name in state and not _fits(state[name], tensor))
-    needed = tuple(name for name in missing if name.startswith(tuple(f"{prefix}.{part}" for part in trunk)))
-    if needed or mismatched:
+    if mismatched or any(name.startswith(needed) for name in missing):
         shapes = [_difference(n, state[n], own[n]) for n in mismatched]
         raise CheckpointError(
             f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
@@ -121,7 +128,7 @@ def load_into(
         # Pre-training heads in the file of a model without them are the normal case; an unknown encoder tensor is not.
         strange = any(name.startswith(f"{prefix}.") and not name.startswith(f"{prefix}.pooler.") for name in unexpected)
         _logger.log(logging.WARNING if strange else logging.INFO, "%s: %s", source, _shown("not used", unexpected))
-    return LoadReport(missing, unexpected, mismatched, missing)
+    return LoadReport(missing, unexpected, left_out, missing)
 
 
 @torch.no_grad()

@@ -163,22 +163,20 @@ class PreTrainedModel(nn.Module):
         state = cls.tensors_from_file(checkpoint.read_state_dict(directory))
         _check_size(config, state, directory)
         model = cls(config, **init)
-        if ignore_mismatched_sizes:
-            shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-            trunk = tuple(f"{cls.base_model_prefix}.{part}" for part in cls.trunk)
-            state = {
-                name: tensor
-                for name, tensor in state.items()
-                if name.startswith(trunk) or tensor.shape == shapes.get(name, tensor.shape)
-            }
         if isinstance(dtype, str):
             dtype = next(iter(state.values())).dtype if dtype == "auto" else getattr(torch, dtype, None)
             if not isinstance(dtype, torch.dtype):
                 raise InputError("dtype must be a torch dtype or its name, or 'auto'")
         if dtype is not None:
             model.to(dtype)
-        parts = {"prefix": cls.base_model_prefix, "trunk": cls.trunk}
-        model.load_report = checkpoint.load_into(model, state, source=directory, **parts)
+        model.load_report = checkpoint.load_into(
+            model,
+            state,
+            prefix=cls.base_model_prefix,
+            trunk=cls.trunk,
+            ignore_mismatched_sizes=ignore_mismatched_sizes,
+            source=directory,
+        )
         for module in model.modules():
             if isinstance(module, SinusoidalEmbedding):  # not to be taken from the file of a model with learned ones
                 module.reset()

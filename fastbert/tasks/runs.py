@@ -67,7 +67,8 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
     """Loads a model for use, on the GPU where there is one: every tensor of it must be in the directory, its head too.
 
     Raises:
-        CheckpointError: a tensor would have been drawn by chance; the message lists such tensors.
+        CheckpointError: a tensor would have been drawn by chance; the message lists such tensors, or says how large the
+            directory's head is.
     """
     logger = logging.getLogger("fastbert")
     kept: list[logging.LogRecord] = []
@@ -85,7 +86,12 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
     new = model.load_report.newly_initialised
     if new:
         names = ", ".join(new[:5]) + (f", and {len(new) - 5} more" if len(new) > 5 else "")
-        raise CheckpointError(f"{directory}: expected a trained {type(model).__name__}, got no weights for {names}")
+        expected, got = f"expected a trained {type(model).__name__}", f"no weights for {names}"
+        for name, shape, own in model.load_report.mismatched[:1]:
+            got = f"another head: {name} is {shape} for {own}"
+            if shape[1:] == own[1:]:
+                expected, got = f"{expected} with a head of size {own[0]}", f"one of size {shape[0]} ({name})"
+        raise CheckpointError(f"{directory}: {expected}, got {got}")
     for record in kept:
         logger.handle(record)
     return model.to(hardware.default_device())

@@ -182,6 +182,16 @@ def test_a_model_whose_answers_are_no_lines_of_one_label_is_refused(said, reason
     assert reason in fails(capsys, "predict", "text-classification", *options)
 
 
+@pytest.mark.parametrize(("task", "held", "needed"), [("sst2", 1, 2), ("sst2", 3, 2), ("stsb", 2, 1)])
+def test_a_head_of_another_size_is_told_with_both_sizes(task, held, needed, tmp_path, capsys):
+    trained = tiny_bert.save(tmp_path / "trained", "BertForSequenceClassification", num_labels=held)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text({"sst2": "sentence\nfine\n", "stsb": "sentence1\tsentence2\na\tb\n"}[task])
+    options = ["--model", trained, "--data", rows, "--max-seqlen", 16]
+    expected = f"expected a trained BertForSequenceClassification with a head of size {needed}, got one of size {held}"
+    assert f"{trained}: {expected} (classifier.weight)\n" in fails(capsys, "predict", task, *options)
+
+
 def test_convert_takes_the_directory_of_a_run(model, tmp_path):
     run_dir = tmp_path / "run"
     shutil.copytree(model, run_dir / "model")

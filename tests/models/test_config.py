@@ -141,6 +141,17 @@ def test_a_config_copies_and_pickles():
     assert twin != config
 
 
+def test_another_number_of_labels_than_names_is_told(tmp_path, caplog):
+    path = tmp_path / "config.json"
+    for number, overrides in ((3, {}), (2, {"num_labels": 3}), (2, {"id2label": {0: "x"}}), (None, {})):
+        path.write_text(json.dumps({"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": number}))
+        BertConfig.from_pretrained(tmp_path, **overrides)
+    assert not caplog.messages
+    path.write_text(json.dumps({"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 2}))
+    assert BertConfig.from_pretrained(tmp_path).num_labels == 3
+    assert caplog.messages == [f"{path}: num_labels is 2, but id2label names 3: the names count"]
+
+
 def test_labels():
     config = BertConfig.from_dict({"id2label": {"0": "a", "1": "b", "2": "c"}, "num_labels": 2})
     assert config.num_labels == 3
