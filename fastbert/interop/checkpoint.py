@@ -20,7 +20,15 @@ from .names import canonical_name, is_computed
 from .saving import save_directory
 from .weight_files import read_state_dict
 
-__all__ = ["LoadReport", "canonical_keys", "canonical_name", "load_into", "read_state_dict", "save_directory"]
+__all__ = [
+    "LoadReport",
+    "canonical_keys",
+    "canonical_name",
+    "check_unquantized",
+    "load_into",
+    "read_state_dict",
+    "save_directory",
+]
 
 _logger = logging.getLogger("fastbert")
 
@@ -42,6 +50,24 @@ class LoadReport:
     unexpected: tuple[str, ...]
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
     newly_initialised: tuple[str, ...]
+
+
+def check_unquantized(config, source) -> None:
+    """Raises CheckpointError where a configuration says that the weights beside it are quantized: some formats have
+    other names, others floats of 8 bits under BERT's own, which without their scales are wrong numbers.
+
+    Args:
+        config: any object with the fields of config.json.
+        source: what messages call the origin, a path.
+    """
+    said = getattr(config, "quantization_config", None)
+    if said:
+        # Files of before transformers 4.34 name no method, and know bitsandbytes alone.
+        method = said.get("quant_method", "bitsandbytes") if isinstance(said, Mapping) else said
+        raise CheckpointError(
+            f"{source}: expected float weights, got ones that {method!s:.50} has quantized (quantization_config in "
+            "config.json): take the model that they were made of, and fastbert.quantize for int8"
+        )
 
 
 def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[str, Tensor]:

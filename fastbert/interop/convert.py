@@ -20,7 +20,7 @@ from ..errors import CheckpointError, InputError
 from ..files import check_new, not_downloaded
 from ..model_config import OWN_ACTIVATION
 from . import saving
-from .checkpoint import canonical_keys, load_into
+from .checkpoint import canonical_keys, check_unquantized, load_into
 from .convert_bundle import index_bytes, shard_path, write_data
 from .convert_names import to_tensorflow
 from .convert_sentence import parts_beside
@@ -107,6 +107,7 @@ def read_model(source, config=None) -> Source:
     values = _read_config(home if config is None else Path(config))
     name, changes = _architecture(values, state)
     settings = BertConfig.from_dict(values, **changes, **_padded_vocabulary(values, state))
+    check_unquantized(settings, source)
     with torch.device("meta"):
         if name == "BertModel":
             model: nn.Module = models.BertModel(settings, add_pooling_layer="bert.pooler.dense.weight" in state)

@@ -160,6 +160,7 @@ class PreTrainedModel(nn.Module):
             config = cls.config_class.from_hf(config)
             _check_fields(overrides, cls.config_class, config.to_dict())
             config = cls.config_class.from_dict(config.to_dict(), **overrides) if overrides else config
+        checkpoint.check_unquantized(config, directory)
         state = cls.tensors_from_file(checkpoint.read_state_dict(directory))
         _check_size(config, state, directory)
         model = cls(config, **init)

@@ -9,9 +9,11 @@ import hf_parity as hf
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import fastbert
-from fastbert.errors import InputError
+from fastbert.errors import CheckpointError, InputError
+from fastbert.interop.convert import read_model
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,33 @@ def test_a_misspelt_field_is_refused(saved, config, tmp_path):
     fields = {"num_labels": 3, "hidden_dropout_prob": 0.0, "of_my_own": 2}
     model = fastbert.BertForSequenceClassification.from_pretrained(directory, config=config, **fields)
     assert {name: getattr(model.config, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("said", "method"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors"),
+        ({"load_in_8bit": True}, "bitsandbytes"),
+        ("int8", "int8"),
+    ],
+)
+def test_quantized_weights_are_refused(saved, said, method, tmp_path):
+    """The tensors of some formats fit: 8-bit floats under the names of BERT's weights, with scales beside them."""
+    directory = shutil.copytree(saved, tmp_path / "quantized")
+    state = load_file(directory / "model.safetensors")
+    layers = [name for name in state if "layer." in name and name.endswith("dense.weight")]
+    state |= {name: (100 * state[name]).to(torch.float8_e4m3fn) for name in layers}
+    save_file(state | {f"{name}_scale": torch.tensor(0.01) for name in layers}, directory / "model.safetensors")
+    file = directory / "config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "quantization_config": said}))
+    expected = rf"^{directory}: expected float weights, got ones that {method} has quantized \(quantization_config in "
+    for read in (fastbert.BertModel.from_pretrained, fastbert.SentenceEncoder.from_pretrained, read_model):
+        with pytest.raises(CheckpointError, match=expected):
+            read(directory)
+    file.write_text(json.dumps({**values, "quantization_config": None}))
+    assert fastbert.BertModel.from_pretrained(directory).dtype == torch.float32
 
 
 def test_one_process_of_several_saves_what_they_have_gathered(tmp_path):
