@@ -89,8 +89,8 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
     names; of others there it is said that they are left out.
 
     Directories are searched in depth, through links too, each once, and their files sorted. What is hidden is passed
-    over. A vocabulary is no text: ``vocab``, and any vocab.txt that has its tokenizer_config.json beside it, as in
-    prepared data and models.
+    over, pipes and devices are left out. A vocabulary is no text: ``vocab``, and any vocab.txt that has its
+    tokenizer_config.json beside it, as in prepared data and models.
 
     Raises:
         DataError: no such file in a directory, or a directory that cannot be read.
@@ -101,13 +101,13 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
     for path in map(Path, paths):
         if path.is_dir():
             inside = list(_inside(path))
-            chosen = sorted(file for file in inside if kind_of(file) in _TEXT_SUFFIXES and not _is_vocab(file, vocab))
+            chosen = sorted(file for file in inside if _is_text(file, vocab))
             if not chosen:
                 raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, got none")
             if len(chosen) < len(inside):
                 others = sorted(str(file.relative_to(path)) for file in set(inside).difference(chosen))
                 shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-                what = "files that are no .txt or .jsonl, or a vocabulary, are left out"
+                what = "files that are no .txt or .jsonl, a vocabulary, a pipe or a device, are left out"
                 _log.warning("%s: %d %s (%s)", path, len(others), what, shown)
             files += chosen
         elif path.exists():
@@ -135,6 +135,12 @@ def _inside(directory: Path) -> Iterator[Path]:
 
 def _refuse_directory(error: OSError) -> None:
     raise DataError(f"{error.filename}: expected a directory that can be read, got: {error.strerror}") from error
+
+
+def _is_text(file: Path, vocab: str | Path | None) -> bool:
+    # A pipe would be waited for, for ever where nobody writes; of a link to nowhere its reader tells.
+    regular = file.is_file() or not file.exists()
+    return regular and kind_of(file) in _TEXT_SUFFIXES and not _is_vocab(file, vocab)
 
 
 def _is_vocab(file: Path, vocab: str | Path | None) -> bool:

@@ -168,7 +168,7 @@ def test_kinds_are_told_whatever_the_case_and_others_are_named(tmp_path, caplog)
     (tmp_path / "d.pdf").write_bytes(b"%PDF")
     with caplog.at_level("WARNING", logger="fastbert"):
         assert sentences(tmp_path) == [["One here."], ["One here."], ["Two."]]
-    assert "1 files that are no .txt or .jsonl, or a vocabulary, are left out (d.pdf)" in caplog.text
+    assert "1 files that are no .txt or .jsonl, a vocabulary, a pipe or a device, are left out (d.pdf)" in caplog.text
 
 
 def test_what_is_no_text_of_a_directory(tmp_path, caplog):
@@ -194,6 +194,18 @@ def test_what_is_no_text_of_a_directory(tmp_path, caplog):
     assert "3 files" in caplog.text
     assert "(model/tokenizer_config.json, model/vocab.txt, words.txt)" in caplog.text
     assert corpus_files([corpus / "words.txt"], corpus / "words.txt") == [corpus / "words.txt"]  # named by its user
+
+
+def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path, caplog):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "a.txt").write_text("One.")
+    os.mkfifo(corpus / "b")
+    (corpus / "c.txt").symlink_to(corpus / "b")
+    (corpus / "d.txt").symlink_to(tmp_path / "nowhere")
+    assert corpus_files(corpus) == [corpus / "a.txt", corpus / "d.txt"]
+    assert "are left out (b, c.txt)" in caplog.text
+    assert corpus_files(corpus / "b") == [corpus / "b"]  # named by its user, who writes it too: `prepare <(zcat FILE)`
 
 
 def test_a_directory_that_cannot_be_read_is_told(tmp_path, monkeypatch):
