@@ -38,22 +38,41 @@ def from_line(line: str) -> dict:
     """The row that `to_line` wrote. Raises ValueError for anything else."""
     row = json.loads(line)
     if not isinstance(row, dict):
-        raise ValueError
+        raise ValueError(type(row).__name__)
     return {name: _WORDS.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
 
 
-def read_metrics(path: str | os.PathLike) -> list[dict]:
-    """The rows of a metrics.jsonl; a last line that a crash cut off is left out."""
+def read_metrics(path: str | os.PathLike, numbers: Collection[str] = ()) -> list[dict]:
+    """The rows of a metrics.jsonl; a last line that a crash cut off is left out. So is any other that is no row, with a
+    warning: such files are edited by hand.
+
+    Args:
+        numbers: values that must be numbers, where a row has them.
+    """
     path = Path(path)
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate((*lines, last), 1):
+        if not line.strip():
+            continue
         try:
-            rows.append(from_line(line))
-        except ValueError:
-            break
+            row = from_line(line)
+            _check_row(row, numbers)
+            rows.append(row)
+        except ValueError as error:
+            if number <= len(lines):
+                _log.warning("%s, line %d is left out: expected a row of metrics, got %s", path, number, error)
     return rows
+
+
+def _check_row(row: dict, numbers: Collection[str]) -> None:
+    """Raises ValueError for a row without its kind or step, or with something else for a number."""
+    kinds = {"kind": str, "step": int, **dict.fromkeys(row.keys() & set(numbers), (int, float))}
+    for name, kind in kinds.items():
+        if not isinstance(row.get(name), kind):
+            raise ValueError(f"{row[name]!r:.50} as its {name}" if name in row else f"one without its {name}")
 
 
 class MetricsLog:

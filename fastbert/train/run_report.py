@@ -30,6 +30,11 @@ _CURVES = (
     ("loss_scale", "loss scale", 1.0, True),
 )
 _PARTS = ("data", "forward", "backward", "optimizer", "communication")
+_NUMBERS = {
+    *(name for name, *_ in _CURVES),
+    *(f"{part}_seconds" for part in _PARTS),
+    *("seconds", "unigram_entropy", "executed_tokens_per_second", "skipped_steps"),
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def read_runs(directories: Sequence[str | os.PathLike]) -> list[Run]:
     for path, name in zip(paths, names, strict=True):
         if not (path / "config.yaml").is_file():
             raise InputError(f"{path}: expected a run directory of `fastbert pretrain`, found no config.yaml in it")
-        rows = read_metrics(path / "metrics.jsonl")
+        rows = read_metrics(path / "metrics.jsonl", _NUMBERS)
         if not rows:
             raise InputError(f"{path}: expected rows in metrics.jsonl, found none")
         runs.append(Run(name, path, PretrainConfig.from_yaml(path / "config.yaml"), rows))
@@ -101,7 +106,7 @@ def figures(run: Run) -> dict[str, float | int | str]:
         "training minutes": seconds / 60,
         "last training loss (nats)": last.get("mlm_loss"),
     }
-    finite = [row for row in heldout if math.isfinite(row["mlm_loss"])]
+    finite = [row for row in heldout if math.isfinite(row.get("mlm_loss", math.nan))]
     if finite:
         # A later phase's samples are others: its best is the run's.
         phase = [row for row in finite if row.get("phase") == finite[-1].get("phase")]
@@ -110,7 +115,7 @@ def figures(run: Run) -> dict[str, float | int | str]:
             "best held-out step": best["step"],
             f"held-out {words} loss (nats)": best["mlm_loss"],
             "unigram entropy of the same (nats)": best.get("unigram_entropy"),
-            f"held-out {words} accuracy (%)": 100 * best["mlm_acc"],
+            f"held-out {words} accuracy (%)": 100 * best["mlm_acc"] if "mlm_acc" in best else None,
             "held-out next-sentence accuracy (%)": 100 * best["nsp_acc"] if "nsp_acc" in best else None,
         }
     for name, label, scale in (

@@ -118,6 +118,16 @@ def test_a_line_that_a_crash_cut_off(tmp_path, tail):
     assert [row["step"] for row in resumed if row["kind"] == "train"] == [1, 2, 3, 4]
 
 
+def test_a_line_that_is_no_row_costs_no_other(tmp_path, caplog):
+    rows = fill(tmp_path, range(1, 4))
+    path = tmp_path / "metrics.jsonl"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first[:-5] + "\n", '{"loss": 1.0}\n', *rest]))
+    resumed = fill(tmp_path, range(4, 5), resume_step=3)
+    assert [row for row in resumed if row["step"] < 4] == rows[1:]
+    assert [number in caplog.text for number in ("line 1", "line 2", "line 3")] == [True, True, False]
+
+
 def test_a_full_disk_while_resuming_leaves_the_log(tmp_path, monkeypatch):
     fill(tmp_path, range(1, 4))
     before = (tmp_path / "metrics.jsonl").read_bytes()

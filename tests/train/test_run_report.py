@@ -95,6 +95,29 @@ def test_the_best_is_one_of_the_last_phase(tmp_path):
     assert (figures(run)["best held-out step"], figures(run)["held-out masked-LM loss (nats)"]) == (3, 4.0)
 
 
+def test_a_log_edited_by_hand(tmp_path, capsys, caplog):
+    """What is no row any more is told and left out, and figures that a row lacks are not shown."""
+    rows = [row("train", 1, mlm_loss=5.0, seconds=2.0), row("heldout", 1, mlm_acc=0.5), row("heldout", 2, mlm_loss=4.0)]
+    run = made(tmp_path, "a", rows)
+    edits = {
+        '{"step": 2, "kind": "train"': "got Expecting",
+        "[]": "got list",
+        '{"step": 2}': "got one without its kind",
+        '{"kind": "heldout", "step": "2"}': "got '2' as its step",
+        '{"kind": "heldout", "step": 2, "mlm_loss": "low"}': "got 'low' as its mlm_loss",
+        '{"kind": "train", "step": 2, "forward_seconds": null}': "got None as its forward_seconds",
+    }
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("\n".join([*edits, to_line(row("train", 3, mlm_loss=3.0, seconds=4.0)), '{"kind": "tr']))
+    assert main(["report", str(run)]) == 0
+    for number, (told, said) in enumerate(zip(caplog.messages, edits.values(), strict=True), 4):
+        assert told.startswith(f"{run / 'metrics.jsonl'}, line {number} is left out: expected a row of metrics, {said}")
+    shown = capsys.readouterr().out
+    assert re.search(r"training minutes +0\.1000\b", shown)
+    assert re.search(r"held-out masked-LM loss \(nats\) +4\.0000\b", shown)
+    assert "accuracy" not in shown
+
+
 def test_runs_side_by_side(two, tmp_path, capsys):
     out = tmp_path / "compare.html"
     assert main(["report", *map(str, two), "--out", str(out)]) == 0

@@ -15,7 +15,7 @@ import torch
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.train import step_rows
-from fastbert.train.metrics import read_metrics, to_line
+from fastbert.train.metrics import from_line, read_metrics, to_line
 from fastbert.train.pretrain import build_model, pretrain
 from fastbert.train.timing import StepTimer, _covered
 
@@ -45,9 +45,14 @@ def whole(data, tmp_path_factory):
     return out
 
 
+def step_rows_of(run) -> list[dict]:
+    """With what was measured by a clock."""
+    return [from_line(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+
+
 def test_every_step_has_a_row_of_its_own_figures(data, whole, tmp_path):
     """The same run with a line a step has the same figures in its lines."""
-    rows = read_metrics(whole / "steps.jsonl")
+    rows = step_rows_of(whole)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert all(set(row) == NAMES for row in rows)
     pretrain(short(data, tmp_path / "run", log_every=1), quiet=True)
@@ -58,7 +63,7 @@ def test_every_step_has_a_row_of_its_own_figures(data, whole, tmp_path):
 
 
 def test_lines_are_means_over_their_steps(whole):
-    rows = read_metrics(whole / "steps.jsonl")
+    rows = step_rows_of(whole)
     lines = [row for row in read_metrics(whole / "metrics.jsonl") if row["kind"] == "train"]
     assert [line["step"] for line in lines] == [3, 6, 7]
     for line, steps in zip(lines, (rows[:3], rows[3:6], rows[6:]), strict=True):
@@ -135,7 +140,7 @@ def test_time_is_booked_where_it_is_spent(data, tmp_path):
     model.cls.predictions.bias.register_hook(lambda gradient: time.sleep(0.04))
     slept = {"data": 0.04, "forward": 0.06, "backward": 0.08}
     pretrain(config, model=model, data=pretraining, quiet=True)
-    for row in read_metrics(tmp_path / "run" / "steps.jsonl"):
+    for row in step_rows_of(tmp_path / "run"):
         parts = {name: row[f"{name}_seconds"] for name in (*slept, "optimizer")}
         assert all(parts[name] >= seconds for name, seconds in slept.items())
         assert sum(parts.values()) <= row["seconds"] * 1.001
