@@ -220,7 +220,9 @@ def make_app(encoder: SentenceEncoder, args: argparse.Namespace):
 
     routes = [Route("/embed", embed, methods=["POST"]), Route("/health", health)]
     handlers = {Exception: failed, HTTPException: unserved}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # an empty 307 for /embed/, which curl and urllib do not follow, says nothing
+    return app
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

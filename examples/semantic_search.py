@@ -15,9 +15,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -64,19 +66,29 @@ def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, pa
                     return kept
         except (OSError, ValueError, EOFError):  # none yet, or a damaged one: it is made anew
             pass
-    vectors = encode_all(encoder, (text for _, text in texts))
-    if path is not None:
-        # The mark last and each file whole: an index that was cut short is not taken for one.
+    if path is None:
+        return encode_all(encoder, (text for _, text in texts))
+    with whole(path) as file:  # where it cannot be written is told before the long work
+        vectors = encode_all(encoder, (text for _, text in texts))
+        np.save(file, vectors)
         beside.unlink(missing_ok=True)
-        for target, write in (
-            (path, lambda file: np.save(file, vectors)),
-            (beside, lambda file: file.write(json.dumps({"of": mark}).encode())),
-        ):
-            unfinished = target.with_name(target.name + ".part")
-            with open(unfinished, "wb") as file:
-                write(file)
-            os.replace(unfinished, target)
+    with whole(beside) as file:  # the mark last: an index that was cut short is not taken for one
+        file.write(json.dumps({"of": mark}).encode())
     return vectors
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which takes its name once it is whole."""
+    if path.is_dir():
+        raise InputError(f"{path}: expected a file to write, got a directory")
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        with open(unfinished, "wb") as file:
+            yield file
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def made_by(model: Path, precision: str) -> str:

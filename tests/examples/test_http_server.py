@@ -328,10 +328,9 @@ def test_what_is_not_served_is_told_as_json():
         status, headers, body = await ask(app, "GET", "/embed")
         assert (status, headers[b"allow"]) == (405, b"POST")
         assert body == {"error": "expected POST /embed or GET /health, got GET /embed"}
-        assert (await ask(app, "POST", "/v1/embed"))[::2] == (
-            404,
-            {"error": "expected POST /embed or GET /health, got POST /v1/embed"},
-        )
+        for path in ("/v1/embed", "/embed/"):
+            told = {"error": f"expected POST /embed or GET /health, got POST {path}"}
+            assert (await ask(app, "POST", path))[::2] == (404, told)
 
     asyncio.run(run())
 

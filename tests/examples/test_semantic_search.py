@@ -162,6 +162,29 @@ def test_bad_input_is_one_sentence(desk, search, words, said):
     assert "Traceback" not in done.stderr
 
 
+def test_an_index_that_cannot_be_written_is_told_before_the_long_work(desk, search, monkeypatch):
+    monkeypatch.setattr(example, "encode_all", lambda *_: pytest.fail("it encoded all texts first"))
+    (desk / "there.npy").mkdir()
+    for path, said in (("nowhere/texts.npy", "No such file or directory"), ("there.npy", "got a directory")):
+        done = search("texts.txt", "x", "--index", path)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_work_that_is_interrupted_leaves_the_index(desk, search, monkeypatch):
+    search("texts.txt", "x", "--index", "texts.npy")
+    before = {path.name: path.read_bytes() for path in desk.glob("*.npy*")}
+    (desk / "texts.txt").write_text("paris\n")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(example, "encode_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search("texts.txt", "x", "--index", "texts.npy")
+    assert {path.name: path.read_bytes() for path in desk.glob("*.npy*")} == before
+
+
 def test_a_reader_that_has_gone_is_no_error(desk, monkeypatch, capsys):
     read, write = os.pipe()
     os.close(read)
