@@ -47,12 +47,13 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
 
 def kernel_tests(dry: bool) -> dict:
     """Every op against fp64, every gradient, twice to the same bits."""
-    return pytest(dry, ("tests/triton/test_triton_kernels.py", "tests/triton/test_triton_fp8.py"))
+    return pytest(dry, ("tests/triton_backend/test_triton_kernels.py", "tests/triton_backend/test_triton_fp8.py"))
 
 
 def step_tests(dry: bool) -> dict:
     """The captured step against the step that is not, and that nothing in it waits."""
-    return pytest(dry, ("tests/triton/test_triton_step.py", "tests/triton/test_triton_kernels.py"), "step or replays")
+    files = ("tests/triton_backend/test_triton_step.py", "tests/triton_backend/test_triton_kernels.py")
+    return pytest(dry, files, "step or replays")
 
 
 def command_tests(dry: bool) -> dict:
@@ -61,7 +62,7 @@ def command_tests(dry: bool) -> dict:
 
 
 def optimizer_tests(dry: bool) -> dict:
-    files = ("tests/triton/test_triton_optimizer.py", "tests/triton/test_triton_kernels.py")
+    files = ("tests/triton_backend/test_triton_optimizer.py", "tests/triton_backend/test_triton_kernels.py")
     return pytest(dry, tuple(f for f in files if (REPOSITORY / f).exists()), "adamw or lamb or optimizer or step")
 
 

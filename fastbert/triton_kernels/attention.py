@@ -22,7 +22,7 @@ WHOLE_ROWS = 512
 
 
 def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
-    """Tile sizes of the forward kernel; chosen by registers and shared memory (tests/triton), not yet on a GPU."""
+    """Tile sizes of the forward kernel; chosen by registers and shared memory (tests/triton_backend), on no GPU yet."""
     if itemsize == 4:
         return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
     if max_seqlen <= 64:

@@ -45,7 +45,7 @@ def run(library, tmp_path):
     (site / "sitecustomize.py").write_text("import stand_in_gpu\n")
 
     def run(*arguments: str, children: bool = False, **variables: str) -> str:
-        paths = [*([site] if children else []), Path(fastbert.__file__).parents[1], TESTS, TESTS / "triton"]
+        paths = [*([site] if children else []), Path(fastbert.__file__).parents[1], TESTS, TESTS / "triton_backend"]
         path = os.pathsep.join(map(str, paths))
         known = {"PYTHONPATH": path, stand_in_gpu.ENVIRONMENT: str(library), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *arguments]

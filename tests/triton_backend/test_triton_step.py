@@ -1,6 +1,6 @@
 """A whole training step of fixed shape on the Triton kernels: right, repeatable, and never waiting for the device.
 
-Like tests/triton/test_triton_kernels.py in Triton's interpreter, or on a GPU, where the step is captured in a graph.
+Like test_triton_kernels.py in Triton's interpreter, or on a GPU, where the step is captured in a graph.
 """
 
 from __future__ import annotations

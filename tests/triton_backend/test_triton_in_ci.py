@@ -52,6 +52,6 @@ def test_every_shipped_setting_compiles_without_spills_and_uses_the_matrix_units
 
 
 def test_planted_bugs_are_caught():
-    """One of each kind; python tests/triton/planted_bugs.py plants them all."""
+    """One of each kind; python tests/triton_backend/planted_bugs.py plants them all."""
     out = run(str(HERE / "planted_bugs.py"), "--short", interpret=True)
     assert out.endswith("6 of 6 caught\n"), out

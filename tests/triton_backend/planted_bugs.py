@@ -1,10 +1,10 @@
 """Plants bugs of one line in copies of the Triton kernels and demands that their tests catch every one.
 
-Use:  python tests/triton/planted_bugs.py [--short] [--only WORD]     (without a GPU; about a minute, --short 15 s)
+Use:  python tests/triton_backend/planted_bugs.py [--short] [--only WORD]     (no GPU; about a minute, --short 15 s)
 
 The package of kernels is copied to a temporary place, patched there and run in Triton's interpreter by
-tests/triton/test_triton_kernels.py and test_triton_fp8.py until the first failure. Without a bug the same tests must
-pass. Exits with 1 where a bug was not caught.
+test_triton_kernels.py and test_triton_fp8.py until the first failure. Without a bug the same tests must pass. Exits
+with 1 where a bug was not caught.
 """
 
 from __future__ import annotations

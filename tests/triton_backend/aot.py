@@ -1,6 +1,6 @@
 """Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
 
-``python tests/triton/aot.py`` prints the table of what each needs: registers, shared memory, spilled bytes and
+``python tests/triton_backend/aot.py`` prints the table of what each needs: registers, shared memory, spilled bytes and
 matrix instructions. The test beside it holds the table to limits.
 """
 

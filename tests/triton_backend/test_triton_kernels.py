@@ -1,7 +1,7 @@
 """The Triton kernels in Triton's interpreter, on the CPU, against their references by the one tolerance rule.
 
 The interpreter is chosen when triton is imported, so these tests run in a process of their own
-(tests/triton/test_triton_in_ci.py starts it); on a machine with a GPU they run on it as they are.
+(tests/triton_backend/test_triton_in_ci.py starts it); on a machine with a GPU they run on it as they are.
 """
 
 from __future__ import annotations
