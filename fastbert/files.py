@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import FastbertError, InputError
+from .errors import DataError, FastbertError, InputError
 
 # A file that claims to be a model's settings may be of any size.
 _MAX_JSON_BYTES = 64 << 20
@@ -82,6 +82,23 @@ def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
         line = file.readline(limit)
     if rest.removesuffix(b"\n"):
         yield rest
+
+
+# What a file begins with that is no text in UTF-8, in their order: UTF-32's mark begins with UTF-16's.
+_FORMATS = {
+    b"\xff\xfe\0\0": "UTF-32; iconv -f utf-32 -t utf-8 converts it",
+    b"\xff\xfe": "UTF-16, as PowerShell's > writes it; iconv -f utf-16 -t utf-8 converts it",
+    b"\xfe\xff": "UTF-16; iconv -f utf-16 -t utf-8 converts it",
+    b"\x1f\x8b": "a file that gzip compressed; gunzip -c unpacks it",
+    b"PK\x03\x04": "a zip archive, or a spreadsheet; unpack it, or save it as text",
+}
+
+
+def check_text_file(name: str, begins: bytes) -> None:
+    """Raises DataError where the first bytes of a file say that it is no text, or none in UTF-8."""
+    found = next((what for mark, what in _FORMATS.items() if begins.startswith(mark)), None)
+    if found is not None:
+        raise DataError(f"{name}: expected text in UTF-8, got {found}")
 
 
 def flush(path: str | os.PathLike) -> None:

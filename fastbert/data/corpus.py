@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError
-from ..files import binary_lines
+from ..files import binary_lines, check_text_file
 from .sentences import segment_lines
 
 _log = logging.getLogger("fastbert")
@@ -58,8 +58,8 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
-        DataError: no text at all, a binary file, invalid UTF-8, a line over 16 MiB, a bad JSON row, a damaged gzip
-            file; the message names file and line.
+        DataError: no text at all, a binary file, one in UTF-16 or compressed without saying so in its name, invalid
+            UTF-8, a line over 16 MiB, a bad JSON row, a damaged gzip file; the message names file and line.
         InputError: a path that does not exist.
     """
     for raw in read_raw_documents(paths, errors):
@@ -180,6 +180,8 @@ def _read_lines(path: Path, errors: str, on_bytes: Callable[[int], None] | None)
 
 
 def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
+    if number == 1:
+        check_text_file(str(path), line)
     if len(line) > MAX_LINE_BYTES:
         raise DataError(f"{path}:{number}: expected lines of at most {MAX_LINE_BYTES} bytes, got a longer one")
     if b"\0" in line:

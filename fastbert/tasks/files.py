@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..files import binary_lines
+from ..files import binary_lines, check_text_file
 from .bad_rows import STRICT, BadRows, called
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -33,7 +33,7 @@ def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[
         bad_rows: where lines go that are not UTF-8 or hold a NUL byte (a binary file, or UTF-16).
 
     Raises:
-        DataError: by bad_rows.
+        DataError: text in UTF-16, or a compressed file; or by bad_rows.
     """
     if os.fspath(path) == "-":
         yield from _decode_lines(sys.stdin.buffer, called(path), bad_rows)
@@ -48,6 +48,7 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
     for number, raw in enumerate(binary_lines(file), 1):
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
+            check_text_file(name, raw)
             raw = raw.removeprefix(b"\xef\xbb\xbf")
         if b"\0" in raw:
             got = "a NUL byte: a binary file, or text in UTF-16"
@@ -90,6 +91,7 @@ def read_json_lines(
 def load_json(path: str | os.PathLike) -> tuple[Any, str]:
     """The value of a JSON file (UTF-8, with or without byte-order mark; ``-`` is standard input), and its text."""
     raw = sys.stdin.buffer.read() if os.fspath(path) == "-" else Path(path).read_bytes()
+    check_text_file(called(path), raw)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -107,6 +107,14 @@ def test_bad_bytes(tmp_path):
         sentences(path, errors="ignore")
 
 
+def test_other_forms_of_text_are_named(tmp_path):
+    path = tmp_path / "a.txt"
+    for content, said in (("text\n".encode("utf-16"), "PowerShell"), (gzip.compress(b"text\n"), "gunzip")):
+        path.write_bytes(content)
+        refused(path, f"{path}: expected text in UTF-8, got", said)
+        refused(path, f"{path}: expected text in UTF-8, got", said, errors="replace")
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"\xef\xbb\xbf"])
 def test_empty(tmp_path, content):
     path = tmp_path / "a.txt"

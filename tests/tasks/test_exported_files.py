@@ -411,7 +411,7 @@ def test_squad_with_a_byte_order_mark_escapes_and_windows_line_ends(read):
         [row] = read("squad1", b"\xef\xbb\xbf" + text.encode(), "dev.json")
         assert row.texts[1] == context
         assert context[row.label.starts[0] :].startswith("open")
-    with pytest.raises(DataError, match="expected UTF-8"):
+    with pytest.raises(DataError, match="expected text in UTF-8, got UTF-16"):
         read("squad1", json.dumps(value, ensure_ascii=False).encode("utf-16"), "dev.json")
 
 

@@ -1,13 +1,17 @@
 """Reading with line numbers; writing all or nothing."""
 
+import codecs
 import errno
+import gzip
 import os
+import re
 
 import numpy as np
 import pytest
 
 from fastbert.errors import DataError, InputError
 from fastbert.files import whole
+from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.files import atomic_write, of_rows, read_json_lines, read_lines, write_npy
@@ -36,7 +40,7 @@ def test_carriage_returns_end_lines_where_no_line_feed_does(tmp_path):
     [
         (b"ok\nbad \xff here\n", "line 2: expected UTF-8, got 0xff at byte 5"),
         (b"ok\n\0\0", "line 2: expected UTF-8, got a NUL byte"),
-        ("ok\n".encode("utf-16"), "line 1: .*or text in UTF-16"),
+        ("ok\n".encode("utf-16-le"), "line 1: .*or text in UTF-16"),
     ],
 )
 def test_bytes_that_are_no_text_are_named(tmp_path, content, reason):
@@ -45,6 +49,39 @@ def test_bytes_that_are_no_text_are_named(tmp_path, content, reason):
     with pytest.raises(DataError, match=reason) as caught:
         list(read_lines(path))
     assert str(path) in str(caught.value)
+
+
+FORMATS = {
+    "UTF-16, as PowerShell's > writes it; iconv -f utf-16 ": lambda text: (
+        codecs.BOM_UTF16_LE + text.encode("utf-16-le")
+    ),
+    "UTF-16; iconv": lambda text: codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
+    "UTF-32": lambda text: codecs.BOM_UTF32_LE + text.encode("utf-32-le"),
+    "a file that gzip compressed; gunzip -c unpacks it": lambda text: gzip.compress(text.encode()),
+    "a zip archive, or a spreadsheet": lambda text: b"PK\x03\x04" + text.encode(),
+}
+
+
+@pytest.mark.parametrize("said", FORMATS)
+@pytest.mark.parametrize(
+    ("task", "name", "text"),
+    [
+        ("sst2", "f.tsv", "sentence\tlabel\nfine\t1\n"),
+        ("text-classification", "f.jsonl", '{"text": "fine", "label": "1"}\n'),
+        ("squad1", "f.json", '{"data": []}'),
+        ("swag", "f.csv", "video-id,fold-ind\n"),
+        ("ner", "f", "EU B-ORG\nsays O\n"),
+    ],
+)
+def test_a_file_in_another_form_is_told_as_a_whole(tmp_path, said, task, name, text):
+    """No row of it is bad, and none would be left: --skip-bad-rows is no help."""
+    path = tmp_path / name
+    path.write_bytes(FORMATS[said](text))
+    task = registry.get(task)
+    task.bad_rows = BadRows(skip=True)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}: expected text in UTF-8, got {said}')}"):
+        task.read(path)
+    assert not task.bad_rows.reasons
 
 
 def test_a_directory_is_no_file(tmp_path):

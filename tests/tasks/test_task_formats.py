@@ -170,7 +170,7 @@ def test_rows_that_are_all_bad_say_why(tmp_path):
 
 @pytest.mark.parametrize("name", ["sst2", "cola", "text-classification", "swag", "ner"])
 def test_lines_that_are_all_unreadable_are_no_empty_file(tmp_path, name):
-    for content, reason in (("a\tb\n".encode("utf-16"), "a NUL byte"), (b"\xe9\n\xe9\n", "0xe9 at byte 1")):
+    for content, reason in (("a\tb\n".encode("utf-16-le"), "a NUL byte"), (b"\xe9\n\xe9\n", "0xe9 at byte 1")):
         task = registry.get(name)
         task.bad_rows = BadRows(skip=True)
         expected = f"none that can be used; the first is bad: .*line 1: expected UTF-8, got {reason}"
