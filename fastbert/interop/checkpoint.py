@@ -8,7 +8,7 @@ bare BertModel's file loads into a model with a head and the other way round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .distilbert import from_distilbert
-from .names import canonical_name, is_computed
+from .names import canonical_name, is_computed, owner, unwrapped_name
 from .saving import save_directory
 from .weight_files import read_state_dict
 
@@ -77,8 +77,9 @@ def canonical_keys(state: Mapping[str, Tensor], prefix: str = "bert") -> dict[st
         CheckpointError: two different tensors come to the same name.
     """
     canonical: dict[str, Tensor] = {}
+    under = owner(state, prefix)
     for name, tensor in from_distilbert(state).items():
-        new = canonical_name(name, prefix)
+        new = canonical_name(unwrapped_name(name).removeprefix(under), prefix)
         if is_computed(new):
             continue
         held = canonical.setdefault(new, tensor)
@@ -140,6 +141,7 @@ def load_into(
         raise CheckpointError(
             f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
             f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
+            f"{_under_others(prefix, missing, unexpected)}"
         )
 
     _untie(model, own, state, found, source)
@@ -193,6 +195,15 @@ def _difference(name: str, value: Tensor, parameter: Tensor) -> str:
 def _shown(what: str, names) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{len(names)} {what}" + (f" ({', '.join(names[:_SHOWN])}{more})" if names else "")
+
+
+def _under_others(prefix: str, missing: Iterable[str], unexpected: Iterable[str]) -> str:
+    """The end of a refusal's sentence where what is missing is there under further names of modules."""
+    name = next((name.removeprefix(f"{prefix}.") for name in missing if name.startswith(f"{prefix}.")), None)
+    found = [other.removesuffix(name) for other in unexpected if name is not None and other.endswith(f".{name}")]
+    if not found:
+        return ""
+    return f": the weights are under {' and '.join(found[:3])} there; save the state_dict() of that module alone"
 
 
 @torch.no_grad()

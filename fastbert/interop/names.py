@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # What torch.compile, FSDP and checkpoint wrappers put into names; "module." is DataParallel's and stands in front.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_OWNER = "model."
 _BARE = ("embeddings.", "encoder.", "pooler.")
 _LAYER_NORM = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Buffers that older releases of transformers saved and newer ones compute.
@@ -16,6 +19,14 @@ def unwrapped_name(name: str) -> str:
     while name.startswith("module."):
         name = name.removeprefix("module.")
     return name
+
+
+def owner(names: Iterable[str], prefix: str = "bert") -> str:
+    """``model.`` where all of a model's names begin so: modules that train one, such as PyTorch Lightning's, have it as
+    an attribute of that name, and may have others beside it. Empty where the names are the model's own."""
+    names, trunks = [unwrapped_name(name) for name in names], (f"{prefix}.embeddings.", "embeddings.")
+    under = any(name.startswith(tuple(_OWNER + trunk for trunk in trunks)) for name in names)
+    return _OWNER if under and not any(name.startswith(trunks) for name in names) else ""
 
 
 def canonical_name(name: str, prefix: str = "bert") -> str:

@@ -15,6 +15,7 @@ from tiny_bert import config as tiny_config
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.interop.checkpoint import canonical_keys, load_into, read_state_dict
+from fastbert.interop.weight_files import read_weights_file
 
 WORD = "bert.embeddings.word_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"
@@ -68,6 +69,10 @@ VARIANTS = {
     "an encoder compiled alone": lambda s: {
         n.replace("bert.encoder.", "bert.encoder._orig_mod."): t for n, t in s.items()
     },
+    "LightningModule": lambda s: {f"model.{n}": t for n, t in s.items()},
+    "of a bare model, compiled": lambda s: {
+        (f"model._orig_mod.{n.removeprefix('bert.')}" if "bert." in n else n): t for n, t in s.items()
+    },
     "no bert prefix": lambda s: {n.removeprefix("bert."): t for n, t in s.items()},
     "position_ids persisted": lambda s: {**s, "bert.embeddings.position_ids": torch.arange(32)[None]},
     "decoder missing": lambda s: {n: t for n, t in s.items() if ".decoder." not in n},
@@ -120,6 +125,33 @@ def test_a_new_head_is_said_once_and_pretraining_heads_are_no_warning(state, cap
     assert "qa_outputs.weight" in warnings[0]
     assert "there" in warnings[0]
     assert any("cls.seq_relationship.weight" in r.getMessage() for r in caplog.records if r.levelno == logging.INFO)
+
+
+def test_what_a_lightning_module_has_beside_the_model_is_not_used(theirs, state, tmp_path):
+    saved = {f"model.{n}": t for n, t in state.items()} | {"loss.weight": torch.ones(2)}
+    torch.save({"state_dict": saved, "global_step": 3}, tmp_path / "last.ckpt")
+    model = new()
+    assert load_into(model, read_weights_file(tmp_path / "last.ckpt"), source="there").unexpected == ("loss.weight",)
+    assert_holds(model, theirs)
+
+
+def test_a_models_own_names_go_before_those_of_a_lightning_module(theirs, state):
+    saved = {f"model.{n}": torch.zeros_like(t) for n, t in state.items()}
+    model = new()
+    assert set(load_into(model, saved | state, source="there").unexpected) == saved.keys()
+    assert_holds(model, theirs)
+
+
+@pytest.mark.parametrize(
+    ("owners", "said"),
+    [(["net."], "net.bert."), (["question.", "passage."], "question.bert. and passage.bert.")],
+)
+def test_names_of_further_modules_are_refused_with_what_to_do(state, owners, said):
+    saved = {f"{owner}{n}": t for owner in owners for n, t in state.items()}
+    with pytest.raises(CheckpointError, match=r"^there: expected the weights of") as caught:
+        load_into(new(), saved, source="there")
+    end = f": the weights are under {said} there; save the state_dict() of that module alone"
+    assert str(caught.value).endswith(end)
 
 
 def test_an_unknown_encoder_tensor_is_a_warning(state, caplog):
