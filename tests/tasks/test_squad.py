@@ -129,11 +129,34 @@ def test_every_bad_question_has_its_own_line(tmp_path, escaped):
     lines = [number for number, line in enumerate(text.split("\n"), 1) if '"id"' in line]
     got = [int(reason.split(", line ")[1].split(",")[0]) for reason in task.bad_rows.reasons]
     assert got == [lines[0], *lines[2:]]
-    # One that is written otherwise, as PHP writes a slash, is looked for once, and so are those after it.
+    # Written otherwise than Python does, as PHP writes a slash.
     task.bad_rows = BadRows(skip=True)
-    task.read(write(tmp_path, text.replace(" /", " \\/")))
-    got = [int(reason.split(", line ")[1].split(",")[0]) for reason in task.bad_rows.reasons]
-    assert got == [lines[0], 1, 1]
+    task.read(write(tmp_path, text.replace(" /", " \\/").replace("\u00e9", "\\u00E9")))
+    assert [int(reason.split(", line ")[1].split(",")[0]) for reason in task.bad_rows.reasons] == got
+
+
+def test_the_line_of_an_id_that_is_there_again_is_that_of_the_second_place(tmp_path):
+    twice = squad(("a", "what is good", [("film", 4)]), (5, "what", [("film", 4)]), ("a", "what", [("film", 4)]))
+    twice["data"][0]["paragraphs"][0]["qas"][1]["question"] = " "
+    text = json.dumps(twice, indent=1)
+    path = write(tmp_path, text)
+    lines = [number for number, line in enumerate(text.split("\n"), 1) if '"id"' in line]
+    task = registry.get("squad1")
+    task.bad_rows = BadRows(skip=True)
+    task.read(path)
+    bad, again = task.bad_rows.reasons
+    assert bad.startswith(
+        f"{path}, line {lines[1]}, article 1, paragraph 1, question 5: expected a text as the question"
+    )
+    assert again == f"{path}, line {lines[2]}, article 1, paragraph 1, question a: expected every id once, got it again"
+
+
+def test_a_question_without_an_id_has_no_line(tmp_path):
+    path = write(
+        tmp_path, json.dumps({"data": [{"paragraphs": [{"context": "a film", "qas": [{"question": "what"}]}]}]})
+    )
+    with pytest.raises(DataError, match=f"^{path}, article 1, paragraph 1, question 1: expected an id"):
+        registry.get("squad1").read(path)
 
 
 @pytest.mark.parametrize("text", ["", " "])
