@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from tokenizers import AddedToken, Tokenizer
 from ..errors import InputError
 from ..files import read_json
 from .special_tokens import SpecialNames, holds_all
+
+_log = logging.getLogger("fastbert")
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 # Roles that every tokenizer has in transformers; any other name in ..._token is one of the model's own.
@@ -31,6 +34,12 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
     """
     if vocab_path.name not in ("vocab.txt", "tokenizer.json"):
         return
+    if settings.get("split_special_tokens"):  # a tokenizer.json, by which tokenizers are copied, has no place for it
+        _log.warning(
+            "%s: split_special_tokens is not followed: special tokens that a text has are kept whole, where "
+            "transformers splits them as it does words",
+            vocab_path.with_name("tokenizer_config.json"),
+        )
     older, beside = vocab_path.with_name("added_tokens.json"), vocab_path.with_name("special_tokens_map.json")
     alone = holds_all(settings)
     map_of_special = read_json(beside) if beside.is_file() and not alone else {}

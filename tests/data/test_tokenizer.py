@@ -153,6 +153,16 @@ WORDS = [
 ADDED = ["a <tok> film", "A<TOK>film [NEW] films", "[new] [NEW][NEW] a", "x[unused1]films <tok>s"]
 
 
+def test_split_special_tokens_is_told(tmp_path, caplog):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    for split in (False, True):
+        assert not caplog.messages
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": split}))
+        load_tokenizer(tmp_path)
+    [said] = caplog.messages
+    assert said.startswith(f"{tmp_path / 'tokenizer_config.json'}: split_special_tokens is not followed: ")
+
+
 @pytest.mark.parametrize(
     "files",
     [
