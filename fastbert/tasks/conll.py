@@ -18,7 +18,7 @@ from .base import Row
 from .conll_words import check_tags, check_words
 from .files import read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
-from .tagging import expected, in_scheme_of, is_tag, letters_of
+from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_types, without_type
 from .typed import check_typed
 
 DOCUMENT = "-DOCSTART-"
@@ -134,6 +134,13 @@ def _table(path: str | os.PathLike, words: Iterable[str] = ()) -> _Table:
     columns = [found for block in lines for _, found in block]
     first = columns[0] if columns else ()
     width = len(next((found for block in lines for line, found in block if not _COMMENT.match(line)), first))
+    if width > 1 or words:  # of one column alone, which are words if they are not known
+        typed = with_types([[found[-1] for _, found in block] for block in lines])
+        lines = [
+            [(line, [*found[:-1], tag]) for (line, found), tag in zip(block, tags, strict=True)]
+            for block, tags in zip(lines, typed, strict=True)
+        ]
+        columns = [found for block in lines for _, found in block]
     letters = letters_of([found[-1] for _, found in block] for block in lines)
     labelled = width > 1 and any(is_tag(last, letters) for *_, last in columns)
 
@@ -191,12 +198,14 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     found, documents = [], 0
     before = None
     records = list(numbered(read_records(path, bad_rows), bad_rows))
-    letters = letters_of(named for _, record in records if (named := _named_tags(record)) is not None)
+    tagged = {index: named for index, record in records if (named := _named_tags(record)) is not None}
+    tagged = dict(zip(tagged, with_types(list(tagged.values())), strict=True))
+    letters = letters_of([tag for tag in tags if isinstance(tag, str)] for tags in tagged.values())
     for index, record in records:
         document = record.values.get("document_id")
         documents, before = documents + (index > 0 and document != before), document
         try:
-            words, tags = _words_and_tags(record, letters, ignore_tags)
+            words, tags = _words_and_tags(record, tagged.get(index), letters, ignore_tags)
         except ValueError as error:
             bad_rows.refuse(f"{record.where}: {error}")
             continue
@@ -207,7 +216,9 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     return [Sentence(name, words, tags, _lines(words, tags, separator), of) for name, words, tags, of in found]
 
 
-def _words_and_tags(record: Record, letters: str, ignore_tags: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def _words_and_tags(
+    record: Record, named: list | None, letters: str, ignore_tags: bool
+) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     column = next((name for name in WORDS if name in record.values), None)
     words = record.values.get(column)
     if not isinstance(words, list) or not words:
@@ -217,7 +228,7 @@ def _words_and_tags(record: Record, letters: str, ignore_tags: bool) -> tuple[tu
             raise ValueError(f"expected words without tabs and line ends, got {shorten(repr(word))}")
     words = [word.strip(" ") for word in words]
     try:
-        return tuple(words), _tags_of(record, letters, len(words))
+        return tuple(words), _tags_of(record, named, letters, len(words))
     except ValueError:
         if not ignore_tags:
             raise
@@ -228,30 +239,27 @@ def _tag_column(record: Record) -> str | None:
     return next((name for name in TAGS if name in record.values), None)
 
 
-def _named_tags(record: Record) -> list[str] | None:
-    """The texts among the tags of a record, numbers by their names, which data sets order as they like; None without a
-    list of tags."""
+def _named_tags(record: Record) -> list | None:
+    """The tags of a record, numbers by their names, which data sets order as they like; None without a list of tags."""
     column = _tag_column(record)
     tags, names = record.values.get(column), record.names.get(column, ())
     if not isinstance(tags, list):
         return None
-    named = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in tags]
-    return [tag for tag in named if isinstance(tag, str)]
+    return [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in tags]
 
 
-def _tags_of(record: Record, letters: str, num_words: int) -> tuple[str, ...] | None:
+def _tags_of(record: Record, named: list | None, letters: str, num_words: int) -> tuple[str, ...] | None:
     column = _tag_column(record)
     if column is None:
         return None
     tags, names = record.values[column], record.names.get(column, ())
-    if not isinstance(tags, list) or len(tags) != num_words:
+    if named is None or len(named) != num_words:
         raise ValueError(f"expected a tag for each of {num_words} words, got {shorten(repr(tags))}")
-    tags = [names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else tag for tag in tags]
-    strange = next((tag for tag in tags if not isinstance(tag, str) or not is_tag(tag, letters)), None)
+    strange = next((tag for tag in named if not isinstance(tag, str) or not is_tag(tag, letters)), None)
     if strange is not None:
         known = f" (the file names {shorten(', '.join(names))})" if names else ""
         raise ValueError(f"expected tags {expected(letters)}, or numbers that the file names, got {strange!r}{known}")
-    return tuple(tags)
+    return tuple(named)
 
 
 def _sentence(name: str, block: _Block, opening: str | None, table: _Table, ignore_tags: bool) -> Sentence:
@@ -260,7 +268,8 @@ def _sentence(name: str, block: _Block, opening: str | None, table: _Table, igno
         if len(columns) != table.width:
             raise ValueError(f"line {number}: expected {table.width} columns, got {len(columns)}: {shorten(line)!r}")
         if table.labelled and not is_tag(columns[-1], table.letters) and not ignore_tags:
-            raise ValueError(f"line {number}: expected the tag {expected(table.letters)}, got {columns[-1]!r}")
+            tag = without_type(columns[-1])
+            raise ValueError(f"line {number}: expected the tag {expected(table.letters)}, got {tag!r}")
         words.append(columns[0])
         tags.append(columns[-1])
     lines = tuple(line for _, line in block.lines)
@@ -306,13 +315,12 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
                 f"({shorten(' '.join(sentence.texts))!r}), got {len(block.lines)}"
             )
         tags = []
-        for word, (number, line) in zip(sentence.texts, block.lines, strict=True):
-            columns = split(line, tabs)
+        for word, (number, _), columns in zip(sentence.texts, block.lines, block.columns, strict=True):
             if len(columns) > 1 and columns[0] != word:
                 raise DataError(f"{path}, line {number}: expected the word {word!r}, got {columns[0]!r}")
             if not is_tag(columns[-1], table.letters):
                 tags = expected(table.letters)
-                raise DataError(f"{path}, line {number}: expected the tag {tags}, got {columns[-1]!r}")
+                raise DataError(f"{path}, line {number}: expected the tag {tags}, got {without_type(columns[-1])!r}")
             tags.append(columns[-1])
         predictions.append(tuple(tags))
     return predictions
@@ -343,8 +351,10 @@ def tagged_lines(sentences: Sequence[Row], predictions: Sequence[Sequence[str]])
     """
     predictions = in_scheme_of(sentences, predictions)
     separator = _separator_of(sentence.texts for sentence in sentences)
-    for row, tags in zip(sentences, predictions, strict=True):
-        sentence = _as_sentence(row, separator)
+    rows = [_as_sentence(row, separator) for row in sentences]
+    if not any(line.endswith(f"-{UNTYPED}") for row in rows for line in row.lines):
+        predictions = [list(map(without_type, tags)) for tags in predictions]
+    for sentence, tags in zip(rows, predictions, strict=True):
         if sentence.opening is not None:
             yield f"{sentence.opening}{_separator(sentence.opening)}O"
             yield ""

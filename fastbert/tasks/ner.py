@@ -19,7 +19,7 @@ from .encoding import encodings_of, private_copy
 from .files import atomic_write, shorten
 from .metrics import entities
 from .squad_windows import plan_windows
-from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_of
+from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_of, with_types
 
 NO_LABEL = -100
 CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
@@ -100,7 +100,8 @@ class NER(Task):
 
     def restore(self, config) -> None:
         names = {int(index): name for index, name in config.id2label.items()}
-        self.labels = tuple(names[index] for index in sorted(names))
+        [labels] = with_types([[names[index] for index in sorted(names)]])
+        self.labels = tuple(labels)
         self.features = getattr(config, "feature_layers", None)
         self.feature_units = getattr(config, "feature_units", None)
         if self.letters is None or "O" not in self.labels:

@@ -11,6 +11,7 @@ on with it. Where every entity is whole, that is what seqeval's strict mode says
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from .base import Row
@@ -21,6 +22,9 @@ _TAGS = {name: re.compile(rf"O|[{letters}]-.+") for name, letters in LETTERS.ite
 _ENDINGS = {"IOBES": ("E", "S"), "BILOU": ("L", "U")}  # of several words, and of one
 _ENDS = frozenset("ELSU")
 _INSIDE = frozenset("IEL")
+_BARE = frozenset("BIESLU")
+UNTYPED = "_"
+"""The type of an entity whose tags have none, as seqeval calls it."""
 
 
 def is_tag(text: str, letters: str = "IOB") -> bool:
@@ -32,6 +36,30 @@ def expected(letters: str) -> str:
     """What tags with these letters are, for a message."""
     names = ["O", *(f"{letter}-TYPE" for letter in LETTERS[letters])]
     return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def with_types(sentences: Sequence[Sequence]) -> list[list]:
+    """The tags of a file; where its entities have no types (BioBERT's files: B, I and O) they are of `UNTYPED`.
+
+    Such a file has letters of one scheme for most of its tags, and none with a type.
+
+    Args:
+        sentences: tags, or what else stands in their place, which stays.
+    """
+    counts = Counter(text for tags in sentences for text in tags if isinstance(text, str))
+    bare = {text for text in counts if text in _BARE}
+    typed = any(text[1:2] == "-" and is_tag(text, name) for text in counts for name in LETTERS)
+    known = 2 * sum(counts[text] for text in ("O", *bare)) > counts.total()
+    one_scheme = any(bare <= set(letters) for letters in LETTERS.values())
+    if not bare or typed or not known or not one_scheme:
+        return [list(tags) for tags in sentences]
+    written = {text: f"{text}-{UNTYPED}" for text in bare}
+    return [[written.get(text, text) if isinstance(text, str) else text for text in tags] for tags in sentences]
+
+
+def without_type(tag: str) -> str:
+    """A tag as a file without types has it."""
+    return tag.removesuffix(f"-{UNTYPED}")
 
 
 def chunks(tags: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import tiny_bert
-from seqeval.metrics import v1
+from seqeval.metrics import sequence_labeling, v1
 from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import BILOU, IOB2, IOBES
 
@@ -151,6 +151,66 @@ def test_hub_files_have_them_too(tmp_path):
     with pytest.raises(
         DataError, match=r"expected tags O, B-TYPE, I-TYPE, L-TYPE or U-TYPE, or numbers .*, got 'S-GOOD'"
     ):
+        registry.get("ner").read(path)
+
+
+@pytest.mark.parametrize("convert", [list, to_iob1, to_iob2, to_iobes])
+def test_tags_without_types_are_scored_as_by_seqeval(tmp_path, convert):
+    """As BioBERT's files have them; broken entities too, but of IOBES."""
+    gold, other = ([[tag[0] for tag in convert(tags)] for tags in sequences("BI", 300, seed)] for seed in (4, 5))
+    found = [
+        tags if n % 3 else (guess + ["O"] * len(tags))[: len(tags)]
+        for n, (tags, guess) in enumerate(zip(gold, other, strict=True))
+    ]
+    path = file(tmp_path / "gold.txt", [([f"w{n}" for n, _ in enumerate(tags)], tags) for tags in gold])
+    task = registry.get("ner")
+    rows = task.read(path)
+    assert [chunks(row.label) for row in rows] == [[(k, b, e + 1) for k, b, e in get_entities(tags)] for tags in gold]
+    predictions = tmp_path / "found.txt"
+    for columns in ("{line} {tag}", "{tag}"):
+        lines = [
+            "\n".join(columns.format(line=line, tag=tag) for line, tag in zip(row.lines, tags, strict=True))
+            for row, tags in zip(rows, found, strict=True)
+        ]
+        predictions.write_text("\n\n".join(lines) + "\n")
+        read = task.read_predictions(rows, predictions)
+        expected = sequence_labeling.precision_recall_fscore_support(gold, found, average="micro")
+        got = task.metric(rows, read)
+        assert 0.3 < got["f1"] < 1
+        assert (got["precision"], got["recall"], got["f1"]) == pytest.approx(expected[:3], abs=1e-12)
+        assert got["accuracy"] == pytest.approx(sequence_labeling.accuracy_score(gold, found), abs=1e-12)
+
+
+def test_tags_without_types_are_written_without(tmp_path):
+    path = tmp_path / "f.txt"
+    path.write_text("of O\nbreast B\ncancer I\n\nnone O\n")
+    task = registry.get("ner")
+    rows = task.read(path)
+    assert [row.label for row in rows] == [("O", "B-_", "I-_"), ("O",)]
+    task.learn(rows)
+    assert task.labels == ("O", "B-_", "I-_")
+    written = tmp_path / "out.txt"
+    task.write_predictions(rows, [("B-_", "I-_", "O"), ("B-_",)], written)
+    assert written.read_text() == "of O B\nbreast B I\ncancer I O\n\nnone O B\n\n"
+    assert task.read_predictions(rows, written) == [("B-_", "I-_", "O"), ("B-_",)]
+    task.restore(fastbert.BertConfig(id2label={0: "B", 1: "I", 2: "O"}))  # as published models have them
+    assert task.labels == ("B-_", "I-_", "O")
+
+
+def test_hub_files_have_tags_without_types_too(tmp_path):
+    path = tmp_path / "f.jsonl"
+    lines = [{"tokens": ["of", "cancer"], "ner_tags": ["O", "B"]}, {"tokens": ["a"], "ner_tags": ["O"]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [row.label for row in registry.get("ner").read(path)] == [("O", "B-_"), ("O",)]
+    path.write_text(path.read_text() + json.dumps({"tokens": ["b"], "ner_tags": [["B"]]}) + "\n")
+    with pytest.raises(DataError, match=r"line 3: expected tags O, B-TYPE or I-TYPE, or numbers"):
+        registry.get("ner").read(path)
+
+
+def test_one_tag_without_a_type_among_others_is_a_bad_row(tmp_path):
+    path = tmp_path / "f.txt"
+    path.write_text("of O\nParis B-LOC\n\nBonn B\n")
+    with pytest.raises(DataError, match="line 4: expected the tag O, B-TYPE or I-TYPE, got 'B'"):
         registry.get("ner").read(path)
 
 
