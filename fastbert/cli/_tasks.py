@@ -14,6 +14,7 @@ from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
 from ..tasks.runs import load_trained, model_directory, run_config
+from ..train.config import fitted_options
 from ._options import PredictOptions
 from ._progress import progress
 
@@ -75,11 +76,14 @@ def predict_file(
     tokenizer = load_tokenizer(directory)
     model = load_trained(task.model, directory)
     task.adopt(model.config)
-    task.configure(TaskOptions(**{f.name: recipe[f.name] for f in fields(TaskOptions) if f.name in recipe}))
+    names = [f.name for f in fields(TaskOptions)]
+    kept = {name: recipe[name] for name in ("max_seqlen", *names) if name in recipe}
+    kept = fitted_options(kept, FinetuneConfig, run / "config.yaml")
+    task.configure(TaskOptions(**{name: kept[name] for name in names if name in kept}))
     if options.null_threshold is not None:
         task.null_threshold = options.null_threshold
     default = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
-    max_seqlen = recipe.get("max_seqlen", default) if options.max_seqlen is None else options.max_seqlen
+    max_seqlen = kept.get("max_seqlen", default) if options.max_seqlen is None else options.max_seqlen
     check_fit(tokenizer, model.config, max_seqlen)
     examples = task.encode(rows, tokenizer, max_seqlen)
     with progress(f"{name}: predicting", len(examples), "rows") as advance:

@@ -51,7 +51,10 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
             wanted[_id(index, older)] = AddedToken(
                 _content(content, older), special=content in special, normalized=content not in unnormalised
             )
-    for index, token in (settings.get("added_tokens_decoder") or {}).items():
+    listed = settings.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        raise InputError(f"{vocab_path}: expected added_tokens_decoder as a dictionary, got {listed!r:.50}")
+    for index, token in listed.items():
         wanted[_id(index, vocab_path)] = _token(token, vocab_path)
     own = set(tokenizer.get_added_tokens_decoder())
     for index, token in sorted(wanted.items()):

@@ -22,7 +22,7 @@ ENCODERS = {
 
 def encoder_class(model_type: str) -> type[PreTrainedModel]:
     """The class of a kind. Raises InputError where there is none."""
-    if model_type not in ENCODERS:
+    if not isinstance(model_type, str) or model_type not in ENCODERS:
         raise wrong_type(f"one of {', '.join(ENCODERS)}", model_type)
     module, _, name = ENCODERS[model_type].partition(":")
     return getattr(import_module(f"fastbert.models.{module}"), name)

@@ -47,12 +47,14 @@ def model_directory(path: str | os.PathLike) -> Path:
     for directory in (path / "model", path):
         if (directory / "config.json").is_file():
             return directory
-    what = "a directory without config.json" if path.is_dir() else f"nothing of that name{not_downloaded(path)}"
+    what = "a file" if path.exists() else f"nothing of that name{not_downloaded(path)}"
+    if path.is_dir():
+        what = "a directory without config.json"
     if (path / "bert_config.json").is_file():
         if has_weights(path):
             return path
         what = "bert_config.json without weights that are read as they are: `fastbert convert` makes one of others"
-    elif path.with_name(f"{path.name}.index").is_file():
+    elif Path(f"{path}.index").is_file():
         what = "a TensorFlow checkpoint: name its directory, or make one with `fastbert convert`"
     raise InputError(f"{path}: expected a model directory with config.json, or a run directory, got {what}")
 

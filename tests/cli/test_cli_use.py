@@ -182,6 +182,29 @@ def test_a_model_whose_answers_are_no_lines_of_one_label_is_refused(said, reason
     assert reason in fails(capsys, "predict", "text-classification", *options)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("max_seqlen: many", "max_seqlen must be int, got 'many'"),
+        ("max_seqlen:", "max_seqlen must be int, got None"),
+        ("document_context: 7", "document_context must be bool, got 7"),
+    ],
+)
+def test_a_run_whose_options_were_edited_by_hand_is_told(option, said, data, tmp_path, capsys):
+    trained = tiny_bert.save(tmp_path / "trained", "BertForSequenceClassification")
+    (trained / "config.yaml").write_text(f"task: sst2\n{option}\n")
+    error = fails(capsys, "predict", "sst2", "--model", trained, "--data", data)
+    assert error == f"fastbert: {trained / 'config.yaml'}: {said}\n"
+
+
+def test_a_model_type_that_is_no_word_is_told(data, tmp_path, capsys):
+    trained = tiny_bert.save(tmp_path / "trained", "BertForSequenceClassification")
+    values = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps({**values, "model_type": ["bert"]}))
+    error = fails(capsys, "predict", "sst2", "--model", trained, "--data", data)
+    assert "config.json: model_type must be one of bert, openai-gpt, gpt2, elmo, static, got ['bert']" in error
+
+
 @pytest.mark.parametrize(("task", "held", "needed"), [("sst2", 1, 2), ("sst2", 3, 2), ("stsb", 2, 1)])
 def test_a_head_of_another_size_is_told_with_both_sizes(task, held, needed, tmp_path, capsys):
     trained = tiny_bert.save(tmp_path / "trained", "BertForSequenceClassification", num_labels=held)

@@ -27,6 +27,15 @@ def place(tmp_path, monkeypatch):
         (f"fill-mask --model {HUB} [MASK]", NOT_DOWNLOADED),
         (f"encode --model {HUB} text.txt", NOT_DOWNLOADED),
         (f"convert {HUB} DIR", NOT_DOWNLOADED),
+        (
+            "encode --model . text.txt",
+            ".: expected a model directory with config.json, or a run directory, got a direc",
+        ),
+        (
+            "encode --model / text.txt",
+            "/: expected a model directory with config.json, or a run directory, got a direc",
+        ),
+        ("encode --model text.txt text.txt", "with config.json, or a run directory, got a file\n"),
         ("pretrain --data text.txt --out RUN", "text.txt: expected data that `fastbert prepare` made"),
         ("pretrain --data DATA --out RUN", "DATA: expected data that `fastbert prepare` made"),
         ("pretrain --data DATA", "out: expected the run directory to make (--out RUN)"),

@@ -227,6 +227,7 @@ def test_tokens_added_beside_a_vocabulary(tmp_path, files, form):
         ("added_tokens.json", {"<tok>": "x"}, "expected ids of added tokens, got 'x'"),
         ("added_tokens.json", [1], "expected a JSON object, got list"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"15": {"special": True}}}, "as texts, got None"),
+        ("tokenizer_config.json", {"added_tokens_decoder": [1]}, "added_tokens_decoder as a dictionary, got [1]"),
         ("tokenizer_config.json", {"do_lower_case": "false"}, "do_lower_case to be true, false or null, got 'false'"),
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "cuts Japanese into words first"),
         ("tokenizer_config.json", {"extra_special_tokens": "<tok>"}, "as a list or a dictionary, got '<tok>'"),
