@@ -109,9 +109,8 @@ def prepare(
         _check_target(out, overwrite)  # another call may have been quicker
         _publish(temporary, out)
     except OSError as error:
-        raise DataError(
-            f"{error.filename or temporary}: expected to read or write it, got: {error.strerror}"
-        ) from error
+        named = str(error.filename or temporary).replace(str(temporary), str(out), 1)  # nobody knows the other name
+        raise DataError(f"{named}: expected to read or write it, got: {error.strerror}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     unknown = manifest.unknown_tokens / sum(count["tokens"] for count in manifest.counts.values())

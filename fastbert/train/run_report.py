@@ -11,6 +11,7 @@ from statistics import median
 
 from .. import svg
 from ..errors import InputError
+from ..files import read_yaml
 from ..report import HtmlReport
 from .config import PretrainConfig
 from .metrics import read_metrics
@@ -71,6 +72,11 @@ def read_runs(directories: Sequence[str | os.PathLike]) -> list[Run]:
     for path, name in zip(paths, names, strict=True):
         if not (path / "config.yaml").is_file():
             raise InputError(f"{path}: expected a run directory of `fastbert pretrain`, found no config.yaml in it")
+        if "task" in read_yaml(path / "config.yaml"):
+            raise InputError(
+                f"{path}: expected a run directory of `fastbert pretrain`, got one of `fastbert finetune`, whose "
+                "results are in its dev_metrics.json"
+            )
         rows = read_metrics(path / "metrics.jsonl", _NUMBERS)
         if not rows:
             raise InputError(f"{path}: expected rows in metrics.jsonl, found none")

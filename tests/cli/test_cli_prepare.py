@@ -93,6 +93,14 @@ def test_bad_corpus(corpus, tmp_path, capfd, command, content, words):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt", "v.txt"]
 
 
+def test_a_place_that_cannot_be_written_is_called_by_its_own_name(tmp_path, capfd):
+    text, vocab = tmp_path / "a.txt", tmp_path / "v.txt"
+    text.write_text("fine\n")
+    vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfine\n")
+    assert main(["prepare", str(text), "--vocab", str(vocab), "--out", str(text / "out")]) == 2
+    assert capfd.readouterr().err == f"fastbert: {text / 'out'}: expected to read or write it, got: Not a directory\n"
+
+
 def test_errors_replace_goes_on(tmp_path, capfd):
     (tmp_path / "bad.txt").write_bytes(b"fine\nno\xfft\n\nmore of it\n")
     vocab = tmp_path / "v.txt"

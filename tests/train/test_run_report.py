@@ -194,6 +194,14 @@ def test_what_is_no_run_is_one_sentence(tmp_path, capsys):
         assert error.count("\n") == 1
 
 
+def test_a_fine_tuning_is_no_run_to_compare(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("task: sst2\nbatch_size: 32\n")
+    (tmp_path / "metrics.jsonl").write_text(to_line(row("dev", 1, accuracy=0.5)))
+    assert main(["report", str(tmp_path)]) == 2
+    expected = "expected a run directory of `fastbert pretrain`, got one of `fastbert finetune`, whose results are in"
+    assert f"{tmp_path}: {expected} its dev_metrics.json\n" in capsys.readouterr().err
+
+
 def test_every_run_leaves_a_page(tmp_path):
     data = runs.prepare_data(tmp_path / "data")
     result = pretrain(runs.config(data, tmp_path / "run", steps=4, eval_every=2), quiet=True)
