@@ -113,13 +113,12 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _gradient(ctx, dout: Tensor, *_):
-    weight = ctx.saved_tensors[6]
+    saved = ctx.saved_tensors  # read once: torch's checkpointing, which makes them anew, hands each out once
+    input_ids, weight = saved[0], saved[6]
     wanted = list(ctx.needs_input_grad[3:6])
-    *dtables, dweight, dbias, rows = _embedding_backward(
-        dout, *ctx.saved_tensors, ctx.padding_idx, wanted, *ctx.dropout
-    )
+    *dtables, dweight, dbias, rows = _embedding_backward(dout, *saved, ctx.padding_idx, wanted, *ctx.dropout)
     if ctx.own is not None:
-        _in_place.add_rows(ctx.own, ctx.saved_tensors[0].to(torch.int64), rows, ctx.padding_idx)
+        _in_place.add_rows(ctx.own, input_ids.to(torch.int64), rows, ctx.padding_idx)
     dtables = [d if want else None for d, want in zip(dtables, wanted, strict=True)]
     return None, None, None, *dtables, dweight.to(weight.dtype), dbias.to(ctx.bias_dtype), *(None,) * 6
 

@@ -91,6 +91,24 @@ def test_transforms_are_those_of_transformers(models, name, kind):
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", ["ours", "patched"])
+def test_a_checkpointed_pass_from_ids(models, kind, reentrant):
+    """Its embedding is computed again too."""
+    ids, found = torch.arange(10).reshape(2, 5) + 7, []
+    for model in (models["theirs"].model, models[kind].model):
+        model.zero_grad()
+
+        def run(scale: Tensor, model: nn.Module = model) -> Tensor:
+            states = model(ids, attention_mask=MASK).last_hidden_state
+            return ((scale * states).sin() * MASK[..., None]).sum()
+
+        checkpoint(run, torch.tensor(3.0, requires_grad=True), use_reentrant=reentrant).backward()
+        found.append(model.embeddings.word_embeddings.weight.grad)
+    assert found[0].abs().max() > 1e-3
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5 * found[0].abs().max().item())
+
+
 @pytest.mark.parametrize("kind", ["ours", "patched"])
 def test_second_derivatives_are_the_references(models, kind):
     _, slope = _slope(models[kind])
