@@ -12,7 +12,7 @@ state is in the device's memory and is read and written there alone: a captured 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -206,9 +206,9 @@ def use(policy: Policy | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-    """For torch's checkpointing: blocks for a forward pass and for its repetition, which may be in another thread."""
-    return nullcontext(), use(_current.get())
+def current() -> Policy | None:
+    """The policy of the innermost `use` block, for another thread to take over."""
+    return _current.get()
 
 
 # --- the 8 bits of a tensor travel with it ---

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .. import fp8, ops, rng
+from .. import ops, rng
 from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..modules.decoder import GPTBlock, normalise
@@ -159,7 +159,7 @@ class GPTModel(GPTPreTrainedModel):
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for number, block in enumerate(self.h, 1):
             if recompute:
-                x = checkpoint(block, x, layout, key, use_reentrant=False, context_fn=fp8.contexts)
+                x = checkpoint(block, x, layout, key, use_reentrant=False, context_fn=ops.recomputation)
             else:
                 x = block(x, layout, key)
             if number == len(self.h) and self.config.pre_norm:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .. import fp8, ops, rng
+from .. import ops, rng
 from ..config import BertConfig
 from ..errors import InputError
 from ..outputs import EncoderOutput
@@ -173,7 +173,7 @@ class BertEncoder(nn.Module):
             if recompute:
                 # Our dropout replays by its key; torch's generator is kept for what an adapter (LoRA) may draw.
                 x, probs = checkpoint(
-                    layer, x, layout, key, wanted, layer.rates, use_reentrant=False, context_fn=fp8.contexts
+                    layer, x, layout, key, wanted, layer.rates, use_reentrant=False, context_fn=ops.recomputation
                 )
             else:
                 x, probs = layer(x, layout, key, wanted)

@@ -28,6 +28,7 @@ from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
 from ._invariant import batch_invariant
 from ._invariant import refuse as refuse_variant
+from ._recompute import recomputation
 from .attention import attention
 from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
@@ -68,6 +69,7 @@ __all__ = [
     "linear_int8",
     "mlp",
     "pack_int8",
+    "recomputation",
     "refuse_variant",
     "unpack_int8",
 ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import hf_parity as hf
 import pytest
 import torch
 import transformers
+from levels import LEVELS, at_level
 from torch import nn
 
 import fastbert
@@ -335,6 +337,35 @@ def test_activation_checkpointing_replays_an_adapters_own_dropout():
     got = _gradients(ours, rng.DropoutKey(1), "BertModel")
     for parameter, gradient in got.items():
         assert torch.equal(gradient, expected[parameter]), parameter
+
+
+@pytest.mark.parametrize("block", [lambda: fastbert.backend("reference"), fastbert.batch_invariant])
+def test_activation_checkpointing_repeats_a_layer_as_its_block_computed_it(block):
+    """Though backward runs outside of it: torch refuses a repetition that keeps other tensors."""
+    _, ours = hf.pair("BertModel")
+    ours.gradient_checkpointing_enable()
+    found = []
+    # A level at which the mode's products are not those that training takes.
+    with at_level("scalar") if LEVELS else nullcontext():
+        for _ in range(2):
+            ours.zero_grad()
+            with block():
+                loss = ours(**hf.inputs()).last_hidden_state.square().sum()
+            loss.backward()
+            found.append(ours.encoder.layer[0].output.dense.weight.grad)
+            ours.gradient_checkpointing_disable()
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("kind", ["ours", "patched"])
+def test_a_graph_that_is_kept_is_repeated_in_each_backward_pass(kind):
+    theirs, ours = hf.pair("BertModel")
+    model = ours if kind == "ours" else fastbert.patch(theirs)
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})
+    loss = model(**hf.inputs()).last_hidden_state.square().sum()
+    weight = model.encoder.layer[0].output.dense.weight
+    once, again = (torch.autograd.grad(loss, weight, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(once, again)
 
 
 def test_dropout_follows_torchs_seed_and_evaluation_has_none():
