@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 
@@ -15,6 +16,16 @@ from ._cpu_int8 import int8_attention_dtype
 from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8
 
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    # The thread that holds the lock at that moment is none of a forked child's, who would wait for it for ever.
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _accepts(x, layers, cu_seqlens, max_seqlen, **_options) -> str | None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+import torch
+
+import fastbert
+from fastbert import BertConfig, BertModel, _native
+from fastbert.ops import _cpu_encoder
 
 CHILD = """
 import os, signal, sys
@@ -49,3 +56,39 @@ def test_a_child_computes_what_its_parent_did(tmp_path):
         [sys.executable, "-c", CHILD], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.skipif(_native.why_missing() is not None, reason="nothing is packed without the extension")
+def test_a_child_that_was_forked_while_another_thread_packed_weights(monkeypatch):
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertModel(BertConfig(**sizes, intermediate_size=64)).eval().requires_grad_(False)
+    ids = torch.arange(8)[None]
+    packs, forked, pack = threading.Event(), threading.Event(), _cpu_encoder._pack
+
+    def wait_for_the_fork(*arguments):
+        packs.set()
+        forked.wait(60)
+        return pack(*arguments)
+
+    monkeypatch.setattr(_cpu_encoder, "_pack", wait_for_the_fork)
+
+    def run():
+        with fastbert.backend("cpu"):  # at the level "scalar" the layers would serve otherwise
+            return model(ids)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert packs.wait(60)
+    monkeypatch.undo()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)
+            run()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    forked.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
