@@ -150,17 +150,30 @@ void bind_gemm_int8(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
-// A few numbers of a buffer, mixed: an update of a whole parameter changes it, and so does one of every tenth number.
+// Numbers of a buffer, mixed. Of one as small as a bias or a LayerNorm's weight all of them: single ones are changed by
+// those who ask what they are for. Of a matrix a few: an update of a whole parameter changes these, and so does one of
+// every tenth number.
 uint64_t fingerprint(Pointer data, int64_t bytes) {
-    constexpr int64_t SAMPLES = 64;
+    constexpr int64_t SMALL = 16 << 10, SAMPLES = 64, LANES = 4;
+    const char* from = at<char>(data);
     const int64_t width = std::min<int64_t>(8, bytes);
-    uint64_t mixed = uint64_t(bytes), word = 0;
-    for (int64_t i = 0; i < SAMPLES && width > 0; ++i) {
-        std::memcpy(&word, at<char>(data) + (bytes - width) / 2 * i / (SAMPLES - 1) * 2, size_t(width));
-        mixed = (mixed ^ word) * 0x9E3779B97F4A7C15u;
-        mixed ^= mixed >> 29;
+    std::array<uint64_t, LANES> mixed{uint64_t(bytes), 1, 2, 3};
+    const auto mix = [&](int64_t lane, int64_t offset) {
+        uint64_t word = 0;
+        std::memcpy(&word, from + offset, size_t(width));
+        mixed[size_t(lane)] = (mixed[size_t(lane)] ^ word) * 0x9E3779B97F4A7C15u;
+        mixed[size_t(lane)] ^= mixed[size_t(lane)] >> 29;
+    };
+    if (width == 8 && bytes <= SMALL) {
+        int64_t offset = 0;
+        for (; offset + LANES * width <= bytes; offset += LANES * width)
+            for (int64_t lane = 0; lane < LANES; ++lane) mix(lane, offset + lane * width);
+        for (; offset < bytes; offset += width) mix(0, std::min(offset, bytes - width));
+    } else if (width > 0) {
+        for (int64_t i = 0; i < SAMPLES; ++i) mix(i % LANES, (bytes - width) / 2 * i / (SAMPLES - 1) * 2);
     }
-    return mixed;
+    for (int64_t lane = 1; lane < LANES; ++lane) mixed[0] = (mixed[0] ^ mixed[size_t(lane)]) * 0x9E3779B97F4A7C15u;
+    return mixed[0];
 }
 
 std::vector<uint64_t> fingerprints(const std::vector<Pointer>& buffers, const std::vector<int64_t>& sizes) {
@@ -170,7 +183,7 @@ std::vector<uint64_t> fingerprints(const std::vector<Pointer>& buffers, const st
 }
 
 void bind_gemm(py::module_& m) {
-    m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes.");
+    m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes, of a small one any change.");
     m.def("fingerprints", &fingerprints, py::arg("buffers"), py::arg("sizes"), "That of each of some buffers.");
     m.def("has_bf16x3", &has_bf16x3, "Whether this level multiplies float32 numbers in three bfloat16 parts.");
     m.def("has_bf16_attention", &has_bf16_attention, "Whether this level's attention is faster in bfloat16 than in float32.");

@@ -57,8 +57,8 @@ class _Packed:
     ):
         """The native encoder, packed anew where a parameter is another tensor or holds other numbers.
 
-        A write through ``.data`` or a raw pointer leaves the version as it was, so some elements of every parameter are
-        compared too: a write to a tenth of a matrix is seen, one to a few of its rows may not be.
+        A write through ``.data`` or a raw pointer leaves the version as it was, so numbers are compared too, all of a
+        vector and some of a matrix: a write to a tenth of a matrix is seen, one to a few of its rows may not be.
         """
         tensors = [t for layer in layers for t in layer]
         addresses = [t.data_ptr() for t in tensors]

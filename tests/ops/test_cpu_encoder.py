@@ -232,6 +232,32 @@ def test_a_tenth_of_a_weight_written_through_data_is_seen():
             torch.testing.assert_close(after, run(encoder, *given))
 
 
+@pytest.mark.parametrize("name", ["attention.self.value.bias", "intermediate.dense.bias", "output.LayerNorm.weight"])
+def test_one_number_of_a_vector_written_through_data_is_seen(name):
+    """As those write it who ask what one channel is for."""
+    encoder = small_encoder(hidden_size=768, num_attention_heads=12, intermediate_size=1000, num_hidden_layers=1)
+    given = batch(768, (5, 3))
+    parameter = encoder.layer[0].get_parameter(name)
+    for index in (1, 308, 381, parameter.numel() - 1):
+        before = run(encoder, *given)
+        parameter.data[index] += 4
+        after = run(encoder, *given)
+        assert not torch.allclose(before, after)
+        with fastbert.backend("reference"):
+            torch.testing.assert_close(after, run(encoder, *given))
+
+
+@pytest.mark.parametrize("bytes_", [1, 7, 8, 9, 4096, 16383, 16384])
+def test_any_byte_of_a_small_buffer_changes_its_fingerprint(bytes_):
+    buffer, fingerprint = torch.zeros(bytes_, dtype=torch.uint8), _native.extension().fingerprint
+    before = fingerprint(buffer.data_ptr(), bytes_)
+    for i in range(0, bytes_, max(1, bytes_ // 500)):
+        buffer[i] = 1
+        assert fingerprint(buffer.data_ptr(), bytes_) != before, i
+        buffer[i] = 0
+    assert fingerprint(buffer.data_ptr(), bytes_) == before
+
+
 def test_a_training_step_then_inference_again():
     model = BertModel(small_encoder().config).eval()
     ids = torch.randint(5, 40, (2, 12))
