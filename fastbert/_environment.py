@@ -117,6 +117,9 @@ def environment() -> dict:
         "fastbert", "python", "torch": versions. "hardware": processor, cores, instruction sets, the GPU or why none.
         "libraries": name -> version, or what it would be needed for. "ops": a row per op with the backend that serves
         it by default and, for each other backend, why not. "notes": sentences for people.
+
+    Raises:
+        InputError: FASTBERT_BACKEND or FASTBERT_CPU_ISA names nothing that there is.
     """
     import torch
 
@@ -124,6 +127,12 @@ def environment() -> dict:
     from .ops import _dispatch
 
     notes: list[str] = []
+    asked = _dispatch.current_backend()
+    if asked != "auto":
+        notes.append(
+            f"backend {asked!r} is asked for by name (FASTBERT_BACKEND): it serves an op, or the op is refused; the "
+            "table of ops shows what serves when nothing is asked for"
+        )
     return {
         "fastbert": __version__,
         "python": platform.python_version(),

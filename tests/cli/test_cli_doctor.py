@@ -16,6 +16,17 @@ def test_every_op_and_its_backend_are_shown(capsys):
     assert "reference, which is plain PyTorch, always can" in shown
 
 
+def test_a_backend_that_the_environment_asks_for_is_told(capsys, monkeypatch):
+    monkeypatch.delenv("FASTBERT_BACKEND", raising=False)
+    assert not any("asked for" in note for note in fastbert.environment()["notes"])
+    monkeypatch.setenv("FASTBERT_BACKEND", "reference")
+    assert main(["doctor"]) == 0
+    assert "backend 'reference' is asked for by name" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setenv("FASTBERT_BACKEND", "refrence")
+    assert main(["doctor"]) == 2
+    assert "FASTBERT_BACKEND must be one of auto, cuda" in capsys.readouterr().err
+
+
 def test_json_is_the_whole_environment(capsys):
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
