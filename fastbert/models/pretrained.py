@@ -14,6 +14,7 @@ from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig, read_config_file
 from ..modules.embeddings import SinusoidalEmbedding
+from ..modules.quantized_linear import check_trainable
 
 # Options of transformers' loading: those that change nothing here, and those of which something is expected.
 _PASSED_OVER = {
@@ -92,6 +93,11 @@ class PreTrainedModel(nn.Module):
         self.tokenizer_source: Path | None = None
         # What from_pretrained found and did not find: commands that use a model refuse one with a head of chance.
         self.load_report = None
+
+    def train(self, mode: bool = True) -> PreTrainedModel:
+        """Sets the mode. Raises InputError for training with int8 weights; the model is unchanged then."""
+        check_trainable(self, mode)
+        return super().train(mode)
 
     def post_init(self) -> None:
         """Initialises the weights as BERT does and ties the decoder to the word embeddings."""

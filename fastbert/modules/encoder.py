@@ -18,6 +18,7 @@ from ..packing import CallerShape, Packing, checked_bounds
 from ..rng import DropoutKey
 from .layer import BertLayer
 from .layout import Layout, PackedLayout, PaddedLayout, additive_mask, causal_mask, keys_kept, wants_gradient
+from .quantized_linear import check_trainable
 from .stack import run_stack
 
 _log = logging.getLogger("fastbert")
@@ -138,6 +139,10 @@ class BertEncoder(nn.Module):
         self.config = config = BertConfig.from_hf(config)
         self.layer = nn.ModuleList(BertLayer(config, index) for index in range(config.num_hidden_layers))
         self.gradient_checkpointing = False
+
+    def train(self, mode: bool = True) -> BertEncoder:
+        check_trainable(self, mode)
+        return super().train(mode)
 
     def run(
         self,

@@ -8,6 +8,13 @@ from .. import ops
 from ..errors import InputError
 
 
+def check_trainable(module: nn.Module, mode: bool) -> None:
+    """Raises InputError for training where a part holds int8 weights; to be called before any part takes the mode: one
+    that was left in training would drop out."""
+    if mode and any(isinstance(part, QuantizedLinear) for part in module.modules()):
+        raise InputError("a quantised model is for inference: expected eval(), got train()")
+
+
 class QuantizedLinear(nn.Module):
     """act(x W^T + b) with W as int8; for inference only.
 
@@ -34,8 +41,7 @@ class QuantizedLinear(nn.Module):
         return ops.linear_int8(x, self.packed, self.out_features, self.bias, activation=activation)
 
     def train(self, mode: bool = True) -> QuantizedLinear:
-        if mode:
-            raise InputError("a quantised model is for inference: expected eval(), got train()")
+        check_trainable(self, mode)
         return super().train(False)
 
     def extra_repr(self) -> str:

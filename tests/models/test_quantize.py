@@ -182,6 +182,18 @@ def test_refusals(tmp_path):
         fastbert.quantize("model")
 
 
+@pytest.mark.parametrize("part", ["head", "model", "encoder", "around"])
+def test_a_model_that_refuses_to_train_stays_in_evaluation(part):
+    """Half in training it would drop out from then on."""
+    head = fastbert.quantize(tiny("BertForSequenceClassification", hidden_dropout_prob=0.5))
+    before = first_output(head)
+    around = torch.nn.ModuleDict({"bert": head})
+    with pytest.raises(InputError, match="for inference"):
+        {"head": head, "model": head.bert, "encoder": head.bert.encoder, "around": around}[part].train()
+    assert not any(module.training for module in head.modules())
+    assert torch.equal(first_output(head), before)
+
+
 def test_a_model_that_cannot_be_quantised_stays_as_it_was():
     model = tiny().train()
     with torch.no_grad():
