@@ -39,7 +39,7 @@ class SentenceEncoder:
         pooling: modes of sentence-transformers, concatenated.
         modules: what pooled vectors, (N, C) float32, pass through next, in this order, as `sentence_modules.Dense`.
         normalize: whether vectors are scaled to length 1 at the end unless `encode` is told otherwise.
-        max_seqlen: longer inputs are cut to this many tokens, specials included.
+        max_seqlen: longer inputs are cut to this many tokens, specials included; it can be set later too.
         do_lower_case: whether texts are lower-cased before the tokenizer sees them.
         prompts: by name, for `encode` to choose from.
         prompt: what stands in front of every text for which none is chosen.
@@ -69,21 +69,15 @@ class SentenceEncoder:
         self.pooling, self.normalize = checked_modes(pooling, "pooling"), normalize
         self.modules = nn.Sequential(*modules).eval()
         self._whole_dim = dim_after(modules, model.config.hidden_size * len(self.pooling))
-        for name, value, least in (("max_seqlen", max_seqlen, 3), ("truncate_dim", truncate_dim, 1)):
-            if value is not None and not _is_whole(value, least):
-                raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
+        truncate_dim = _checked_whole("truncate_dim", truncate_dim, 1)
         if not isinstance(normalize, bool):
             raise InputError(f"normalize must be True or False, got {normalize!r:.50}")
-        # Whole numbers of Python's, which JSON can write.
-        max_seqlen, truncate_dim = (n if n is None else int(n) for n in (max_seqlen, truncate_dim))
-        longest = model.config.max_position_embeddings
-        self.max_seqlen = longest if max_seqlen is None else min(max_seqlen, longest)
         self.prompts, self.prompt, self.include_prompt = dict(prompts or {}), prompt, include_prompt
         self.do_lower_case, self.truncate_dim = do_lower_case, truncate_dim
         # What else config_sentence_transformers.json said, to be written back.
         self.config: dict = {}
         self.tokenizer.no_padding()
-        cut_at(self.tokenizer, self.max_seqlen)
+        self.max_seqlen = max_seqlen
         self._normalizer = tokenizer.normalizer
         if do_lower_case:
             own = [] if self._normalizer is None else [self._normalizer]
@@ -156,6 +150,17 @@ class SentenceEncoder:
         from .convert_sentence import write_encoder
 
         return write_encoder(self, Path(directory))
+
+    @property
+    def max_seqlen(self) -> int:
+        """Longer inputs are cut to this many tokens; None sets it to the longest that the model reads."""
+        return self._max_seqlen
+
+    @max_seqlen.setter
+    def max_seqlen(self, value: int | None) -> None:
+        value, longest = _checked_whole("max_seqlen", value, 3), self.model.config.max_position_embeddings
+        self._max_seqlen = longest if value is None else min(value, longest)
+        cut_at(self.tokenizer, self._max_seqlen)
 
     @property
     def dim(self) -> int:
@@ -240,7 +245,7 @@ class SentenceEncoder:
 
     def _prompt_length(self, prompt: str) -> int:
         """How many tokens of a row are not its text's: those of a prompt with the mark at the beginning."""
-        return len(self.tokenizer.encode(prompt).ids) - 1 if prompt else 0
+        return sum(self.tokenizer.encode(prompt).attention_mask) - 1 if prompt else 0
 
     def _vectors(self, rows: list[np.ndarray], normalize: bool | None, skip: int) -> np.ndarray:
         batch = PackedBatch.from_sequences(rows).to(self.model.device)
@@ -256,13 +261,25 @@ class SentenceEncoder:
         rows: list[np.ndarray] = []
         for start in range(0, len(sentences), _TOKENIZE_AT_ONCE):
             texts = [prompt + text for text in sentences[start : start + _TOKENIZE_AT_ONCE]]
-            rows += [np.asarray(encoding.ids, dtype=np.int64) for encoding in self.tokenizer.encode_batch(texts)]
+            encodings = self.tokenizer.encode_batch(texts)
+            found = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+            if self.tokenizer.padding is not None:  # by who shares it: a pad would be computed as a token
+                masks = (np.asarray(encoding.attention_mask, dtype=bool) for encoding in encodings)
+                found = [ids[mask] for ids, mask in zip(found, masks, strict=True)]
+            rows += found
         return rows
 
 
 def _is_whole(value: object, least: int) -> bool:
     """Whether it is a whole number, of Python's or of numpy's, and not too small."""
     return isinstance(value, Integral) and not isinstance(value, bool) and value >= least
+
+
+def _checked_whole(name: str, value: object, least: int) -> int | None:
+    """A whole number of Python's, which JSON can write, or None."""
+    if value is not None and not _is_whole(value, least):
+        raise InputError(f"{name} must be a whole number, at least {least}, or None, got {value!r:.50}")
+    return None if value is None else int(value)
 
 
 def _checked_device(device: torch.device | str) -> torch.device:

@@ -228,6 +228,37 @@ def test_the_longest_input_under_the_name_of_early_releases(tmp_path):
     assert theirs(directory).max_seq_length == 6
 
 
+def test_the_longest_input_can_be_set_later(tmp_path):
+    encoder = SentenceEncoder.from_pretrained(st_directory(tmp_path / "st", {"pooling_mode_mean_tokens": True}))
+    longest = encoder.max_seqlen
+    whole = encoder.encode(SENTENCES[:5])
+    encoder.max_seqlen = np.int64(6)
+    cut = encoder.encode(SENTENCES[:5])
+    assert np.abs(cut[3] - whole[3]).max() > 1e-4
+    encoder.save_pretrained(tmp_path / "saved")
+    np.testing.assert_allclose(
+        SentenceEncoder.from_pretrained(tmp_path / "saved").encode(SENTENCES[:5]), cut, atol=1e-6
+    )
+    for value in (2, 7.5, "all"):
+        with pytest.raises(InputError, match=r"^max_seqlen must be a whole number, at least 3, or None, got"):
+            encoder.max_seqlen = value
+    assert encoder.max_seqlen == 6
+    for value in (None, 10**6):
+        encoder.max_seqlen = value
+        assert encoder.max_seqlen == longest
+    np.testing.assert_array_equal(encoder.encode(SENTENCES[:5]), whole)
+
+
+@pytest.mark.parametrize("padding", [{}, {"length": 20}, {"length": 20, "direction": "left"}])
+def test_a_tokenizer_that_somebody_else_makes_pad(tmp_path, padding):
+    directory = st_directory(tmp_path / "st", {"pooling_mode_mean_tokens": True, "include_prompt": False})
+    encoder = SentenceEncoder.from_pretrained(directory)
+    expected = encoder.encode(SENTENCES, prompt="a man: ")
+    encoder.tokenizer.enable_padding(**padding)
+    np.testing.assert_array_equal(encoder.encode(SENTENCES, prompt="a man: "), expected)
+    assert encoder.tokenizer.padding is not None
+
+
 def test_vectors_that_are_cut_off(tmp_path):
     directory = st_directory(tmp_path / "old", {"pooling_mode_mean_tokens": True}, True)
     (directory / "config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
