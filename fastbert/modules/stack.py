@@ -47,9 +47,13 @@ def run_stack(
     layers = _plain_parameters(encoder, config.layer_norm_eps)
     if layers is None or any(layer.intermediate.approximate != config.gelu_approximate for layer in encoder.layer):
         return None
+    # The layers' own number: a configuration that was changed since they were built is not theirs.
+    nheads = {layer.attention.self.num_attention_heads for layer in encoder.layer}
+    if len(nheads) != 1:
+        return None
     arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
     options = {
-        "nheads": config.num_attention_heads,
+        "nheads": nheads.pop(),
         "eps": config.layer_norm_eps,
         "approximate": config.gelu_approximate,
         "keep_states": keep_states,

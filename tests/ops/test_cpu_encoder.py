@@ -258,6 +258,20 @@ def test_any_byte_of_a_small_buffer_changes_its_fingerprint(bytes_):
     assert fingerprint(buffer.data_ptr(), bytes_) == before
 
 
+def test_heads_are_those_that_the_layers_were_built_with(calls):
+    """As where one configuration builds a second model, of other heads."""
+    encoder, given = small_encoder(), batch()
+    before = run(encoder, *given)
+    encoder.config.num_attention_heads = 4
+    assert torch.equal(run(encoder, *given), before)
+    assert len(calls) == 2
+    encoder.layer[1].attention.self.num_attention_heads = 6
+    encoder.layer[1].attention.self.attention_head_size = 16
+    mixed = run(encoder, *given)
+    assert len(calls) == 2
+    assert not torch.allclose(mixed, before)
+
+
 def test_a_training_step_then_inference_again():
     model = BertModel(small_encoder().config).eval()
     ids = torch.randint(5, 40, (2, 12))
