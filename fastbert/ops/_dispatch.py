@@ -87,7 +87,7 @@ def current_backend() -> str:
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Chooses the backend of every op inside the block: "auto", "reference", "cpu", "triton" or "cuda".
+    """Chooses the backend of every op inside the block, in this thread: "auto", "reference", "cpu", "triton" or "cuda".
 
     Raises:
         InputError: the name is none of these.

@@ -41,7 +41,7 @@ def active() -> bool:
 
 @contextmanager
 def batch_invariant() -> Iterator[None]:
-    """Outputs inside the block are bit-identical whatever the batch's composition, order and padding.
+    """Outputs inside the block, in this thread, are bit-identical whatever the batch's composition, order and padding.
 
     It holds for fastbert's models, for patched ones with their heads, and for dense layers, element-wise functions and
     sums, means and softmax over one axis around them; on the CPU, in float32, bfloat16 and int8, and on the reference
