@@ -20,6 +20,9 @@ from . import _cpu, _dispatch, _invariant
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
 FLOAT32_ROWS = 64
+# On AMD's processors products in training are ours from so many rows and multiply-adds on: weights change with every
+# step and are packed three times in it, which with fewer takes longer than it saves (docs/LOG.md).
+TRAINING_ROWS, TRAINING_PRODUCTS = 24, 1 << 24
 
 # Forms of a packed float32 weight besides its own (DType in csrc/include/types.h): each number as three bfloat16 ones
 # whose sum it is, and scaled numbers for Winograd's inner product.
@@ -168,12 +171,12 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if _invariant.active():
         return True
-    isa = _native.isa()
+    isa, rows = _native.isa(), x.numel() // max(x.shape[-1], 1)
     if hardware.is_amd() and isa.startswith("avx512"):
-        return True
+        trains = torch.is_grad_enabled() and weight.requires_grad
+        return not trains or (rows >= TRAINING_ROWS and rows * weight.numel() >= TRAINING_PRODUCTS)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return False
-    rows = x.numel() // max(x.shape[-1], 1)
     return three_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx")))
 
 
