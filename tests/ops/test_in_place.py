@@ -5,6 +5,7 @@ import torch
 from close import assert_close
 
 from fastbert import BertConfig, BertForPreTraining, _native, ops, optim
+from fastbert.ops import _cpu_linear
 from fastbert.packing import PackedBatch
 from fastbert.rng import DropoutKey, use
 from fastbert.train.engine import LocalEngine
@@ -85,8 +86,11 @@ def test_who_listens_hears_the_whole_gradient(listener):
     assert heard[0].equal(expected)
 
 
-def test_nothing_else_is_trained():
+def test_nothing_else_is_trained(monkeypatch):
     """Then nothing but the word table leads backward to the embedding."""
+    # On AMD's processors small products would be torch's where their weight trains, and round otherwise than ours.
+    monkeypatch.setattr(_cpu_linear, "TRAINING_ROWS", 0)
+    monkeypatch.setattr(_cpu_linear, "TRAINING_PRODUCTS", 0)
     model, batch = model_and_batch(tied=False)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name == NAME)

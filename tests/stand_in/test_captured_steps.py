@@ -21,4 +21,4 @@ def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
 
 def test_a_captured_update_replays(run_tests):
     """By the test that a GPU runs."""
-    run_tests("triton/test_triton_optimizer.py", chosen="captured", backend="auto")
+    run_tests("triton_backend/test_triton_optimizer.py", chosen="captured", backend="auto")
