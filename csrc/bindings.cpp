@@ -1,18 +1,19 @@
 // fastbert._C: the kernels for Python. Pointers come as integers; shapes, dtypes and contiguity are checked by the
-// callers in fastbert/ops. With bindings_cuda.cpp the only file that knows pybind11.
+// callers in fastbert/ops. With bindings_cuda.cpp and bindings_modules.cpp the only files that know pybind11.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cstring>
 
 #include <array>
+#include <algorithm>
 #include <stdexcept>
+#include <string>
+#include <tuple>
 #include <vector>
 
-#include <algorithm>
-#include <string>
-
 #include "bindings_cuda.h"
+#include "bindings_modules.h"
 #include "encoder.h"
 #include "gemm_int8.h"
 #include "isa.h"
@@ -150,19 +151,23 @@ void bind_gemm_int8(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+uint64_t mixed(uint64_t with, uint64_t word) {
+    with = (with ^ word) * 0x9E3779B97F4A7C15u;
+    return with ^ with >> 29;
+}
+
 // Numbers of a buffer, mixed. Of one as small as a bias or a LayerNorm's weight all of them: single ones are changed by
 // those who ask what they are for. Of a matrix a few: an update of a whole parameter changes these, and so does one of
 // every tenth number.
 uint64_t fingerprint(Pointer data, int64_t bytes) {
-    constexpr int64_t SMALL = 16 << 10, SAMPLES = 64, LANES = 4;
+    constexpr int64_t SMALL = 16 << 10, SAMPLES = 64, LANES = 8;
     const char* from = at<char>(data);
     const int64_t width = std::min<int64_t>(8, bytes);
-    std::array<uint64_t, LANES> mixed{uint64_t(bytes), 1, 2, 3};
+    std::array<uint64_t, LANES> lanes{uint64_t(bytes), 1, 2, 3, 4, 5, 6, 7};
     const auto mix = [&](int64_t lane, int64_t offset) {
         uint64_t word = 0;
         std::memcpy(&word, from + offset, size_t(width));
-        mixed[size_t(lane)] = (mixed[size_t(lane)] ^ word) * 0x9E3779B97F4A7C15u;
-        mixed[size_t(lane)] ^= mixed[size_t(lane)] >> 29;
+        lanes[size_t(lane)] = mixed(lanes[size_t(lane)], word);
     };
     if (width == 8 && bytes <= SMALL) {
         int64_t offset = 0;
@@ -172,19 +177,25 @@ uint64_t fingerprint(Pointer data, int64_t bytes) {
     } else if (width > 0) {
         for (int64_t i = 0; i < SAMPLES; ++i) mix(i % LANES, (bytes - width) / 2 * i / (SAMPLES - 1) * 2);
     }
-    for (int64_t lane = 1; lane < LANES; ++lane) mixed[0] = (mixed[0] ^ mixed[size_t(lane)]) * 0x9E3779B97F4A7C15u;
-    return mixed[0];
+    for (int64_t lane = 1; lane < LANES; ++lane) lanes[0] = mixed(lanes[0], lanes[size_t(lane)]);
+    return lanes[0];
 }
 
-std::vector<uint64_t> fingerprints(const std::vector<Pointer>& buffers, const std::vector<int64_t>& sizes) {
+// One number for many buffers. What they hold comes from memory where a model's weights are larger than the caches:
+// threads share the waiting.
+uint64_t fingerprints(const std::vector<Pointer>& buffers, const std::vector<int64_t>& sizes) {
+    if (buffers.size() != sizes.size()) throw std::invalid_argument("expected a size for each buffer");
     std::vector<uint64_t> found(buffers.size());
-    for (size_t i = 0; i < buffers.size(); ++i) found[i] = fingerprint(buffers[i], sizes.at(i));
-    return found;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < buffers.size(); ++i) found[i] = fingerprint(buffers[i], sizes[i]);
+    uint64_t all = buffers.size();
+    for (const uint64_t one : found) all = mixed(all, one);
+    return all;
 }
 
 void bind_gemm(py::module_& m) {
     m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes, of a small one any change.");
-    m.def("fingerprints", &fingerprints, py::arg("buffers"), py::arg("sizes"), "That of each of some buffers.");
+    m.def("fingerprints", &fingerprints, py::arg("buffers"), py::arg("sizes"), "One number for all of some buffers.");
     m.def("has_bf16x3", &has_bf16x3, "Whether this level multiplies float32 numbers in three bfloat16 parts.");
     m.def("has_bf16_attention", &has_bf16_attention, "Whether this level's attention is faster in bfloat16 than in float32.");
     m.def("has_winograd", &has_winograd, "Whether this level multiplies float32 numbers by Winograd's inner product.");
@@ -359,5 +370,6 @@ PYBIND11_MODULE(_C, m) {
     bind_optimizers(m);
     bind_encoder(m);
     bind_probe(m);
+    bind_modules(m);
     bind_cuda(m);
 }

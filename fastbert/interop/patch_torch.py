@@ -266,6 +266,5 @@ def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Ten
         return None
     arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
     options = {"nheads": first.self_attn.num_heads, "eps": eps, "approximate": activation}
-    if not ops.is_fused("encoder", *arguments, **options):
-        return None
-    return ops.encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))[-1]
+    states = ops.fused_encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))
+    return None if states is None else states[-1]

@@ -18,10 +18,13 @@ def is_plain(module: nn.Module) -> bool:
     return is_plain_tensor(module.weight if weight is None else weight)
 
 
+PLAIN_TENSORS = (nn.Parameter, Tensor)
+
+
 def is_plain_tensor(weight: Tensor) -> bool:
     """False for subclasses that compute otherwise, as torchao's quantised weights and DTensor do: our ops read numbers
     where those may have none."""
-    return type(weight) in (nn.Parameter, Tensor) or isinstance(weight, (FakeTensor, FunctionalTensor))
+    return type(weight) in PLAIN_TENSORS or isinstance(weight, (FakeTensor, FunctionalTensor))
 
 
 def is_watched(module: nn.Module) -> bool:

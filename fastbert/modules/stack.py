@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from .. import ops
+from .. import _native, ops
 from ..rng import DropoutKey
 from . import hooks
 from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
 from .layout import Layout, PackedLayout
-from .linear import is_plain_tensor
+from .linear import PLAIN_TENSORS
 from .quantized_linear import QuantizedLinear
 
+
+class _Stack:
+    """What is kept of one encoder between calls."""
+
+    def __init__(self) -> None:
+        # Its layers' tensors in a row, and by their names: in one, for threads that share it.
+        self.found: tuple[list[Tensor], tuple[ops.LayerParameters, ...]] = ([], ())
+        self.packed = ops.PackedEncoder()
+
+
 # Not attributes of the modules: a model that was used is copied and pickled like one that was not.
-_packed: WeakKeyDictionary[nn.Module, ops.PackedEncoder] = WeakKeyDictionary()
+_stacks: WeakKeyDictionary[nn.Module, _Stack] = WeakKeyDictionary()
 
 
 def run_stack(
@@ -35,110 +46,82 @@ def run_stack(
     if layout.causal:
         # The call has no causal attention: each layer by itself then, whose attention has.
         return None
-    if (
-        torch.compiler.is_compiling()
-        or type(x) is not Tensor
-        or (torch.is_grad_enabled() and _needs_gradient(encoder, x))
-    ):
+    if torch.compiler.is_compiling() or type(x) is not Tensor or (torch.is_grad_enabled() and x.requires_grad):
         return None
     if torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
+    stack = _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     config = encoder.config
-    layers = _plain_parameters(encoder, config.layer_norm_eps)
-    if layers is None or any(layer.intermediate.approximate != config.gelu_approximate for layer in encoder.layer):
+    options = {"eps": config.layer_norm_eps, "approximate": config.gelu_approximate}
+    nheads, dense = _kind(encoder.layer[0])
+    layers = _plain_parameters(encoder, stack, nheads=nheads, dense=dense, **options)
+    if layers is None:
         return None
-    # The layers' own number: a configuration that was changed since they were built is not theirs.
-    nheads = {layer.attention.self.num_attention_heads for layer in encoder.layer}
-    if len(nheads) != 1:
-        return None
-    arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
-    options = {
-        "nheads": nheads.pop(),
-        "eps": config.layer_norm_eps,
-        "approximate": config.gelu_approximate,
-        "keep_states": keep_states,
-    }
-    if not ops.is_fused("encoder", *arguments, **options):
-        return None
-    return ops.encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))
+    options |= {"nheads": nheads, "keep_states": keep_states, "packed": stack.packed}
+    return ops.fused_encoder(x, layers, layout.cu_seqlens, layout.max_seqlen, **options)
 
 
-def _needs_gradient(encoder: nn.Module, x: Tensor) -> bool:
-    return x.requires_grad or any(p.requires_grad for p in encoder.parameters())
+def _kind(layer: nn.Module) -> tuple[int | None, type]:
+    """A layer's own number of heads, and whether its dense layers are quantised; for the walk to ask of all layers. A
+    configuration that was changed since they were built is not theirs."""
+    try:
+        attention = layer.attention.self
+        return attention.num_attention_heads, QuantizedLinear if type(attention.query) is QuantizedLinear else nn.Linear
+    except AttributeError:  # another layer than fastbert's
+        return None, nn.Linear
 
 
-# Where each of `ops.LayerParameters` comes from, and what must be untouched on the way.
-_MODULES = (
-    ("attention", BertAttention),
-    ("attention.self", BertSelfAttention),
-    ("attention.output", ResidualOutput),
-    ("intermediate", BertIntermediate),
-    ("output", ResidualOutput),
-    ("attention.self.query", nn.Linear),
-    ("attention.self.key", nn.Linear),
-    ("attention.self.value", nn.Linear),
-    ("attention.output.dense", nn.Linear),
-    ("attention.output.LayerNorm", nn.LayerNorm),
-    ("intermediate.dense", nn.Linear),
-    ("output.dense", nn.Linear),
-    ("output.LayerNorm", nn.LayerNorm),
+# Where each of `ops.LayerParameters` comes from, and what must be untouched on the way: the part that holds it, its
+# name there, its type, and attributes that must be as the whole stack's.
+_PARTS = (
+    (-1, "", BertLayer, ()),
+    (0, "attention", BertAttention, ()),
+    (1, "self", BertSelfAttention, ("num_attention_heads",)),
+    (1, "output", ResidualOutput, ()),
+    (0, "intermediate", BertIntermediate, ("approximate",)),
+    (0, "output", ResidualOutput, ()),
+    (2, "query", nn.Linear, ()),
+    (2, "key", nn.Linear, ()),
+    (2, "value", nn.Linear, ()),
+    (3, "dense", nn.Linear, ()),
+    (3, "LayerNorm", nn.LayerNorm, ("eps",)),
+    (4, "dense", nn.Linear, ()),
+    (5, "dense", nn.Linear, ()),
+    (5, "LayerNorm", nn.LayerNorm, ("eps",)),
 )
-_PATHS = tuple((tuple(path.split(".")), expected) for path, expected in _MODULES)
+_PER_LAYER = len(ops.LayerParameters._fields)
 
 
-def _plain_parameters(encoder: nn.Module, eps: float) -> list[ops.LayerParameters] | None:
-    """Every layer's parameters, or None where a layer is not as fastbert made it or is of another width."""
-    if hooks.on_all_modules():
+@lru_cache(maxsize=64)
+def _walk(eps: float, approximate: str, nheads: int, dense: type):
+    """The native look at a layer, all of whose dense layers are of one kind."""
+    expected = {"eps": eps, "approximate": approximate, "num_attention_heads": nheads}
+    kept = {
+        nn.Linear: ("_parameters", ("weight", "bias")),
+        nn.LayerNorm: ("_parameters", ("weight", "bias")),
+        QuantizedLinear: ("_buffers", ("packed", "bias")),
+    }
+    parts = []
+    for parent, name, kind, attributes in _PARTS:
+        kind = dense if kind is nn.Linear else kind
+        parts.append((parent, name, kind, {a: expected[a] for a in attributes}, *kept.get(kind, ("", ()))))
+    return _native.extension().ModuleWalk(parts, PLAIN_TENSORS, list(hooks.KINDS))
+
+
+def _plain_parameters(
+    encoder: nn.Module, stack: _Stack, *, nheads: int | None, dense: type, eps: float, approximate: str
+) -> tuple[ops.LayerParameters, ...] | None:
+    """Every layer's parameters, the tuple of the call before where they are the same; None where a layer is not as
+    fastbert made it, or of another kind or width than the others."""
+    if nheads is None or _native.why_missing() or hooks.on_all_modules():
         return None
-    layers = []
-    for layer in encoder.layer:
-        found = _layer_parameters(layer, eps)
-        if found is None:
-            return None
-        layers.append(found)
-    alike = {(ops.is_int8([layer]), layer.intermediate_bias.shape) for layer in layers}
-    return layers if len(alike) == 1 else None
-
-
-def _layer_parameters(layer: nn.Module, eps: float) -> ops.LayerParameters | None:
-    if not _untouched(layer, BertLayer):
+    known, layers = stack.found
+    tensors = _walk(eps, approximate, nheads, dense).collect(list(encoder.layer), known)
+    if tensors is None:
         return None
-    weights, biases, dense = [], [], None
-    for path, expected in _PATHS:
-        module = layer
-        for name in path:
-            module = module._modules.get(name)  # an attribute's look-up through nn.Module is ten times dearer
-            if module is None:
-                return None
-        if expected is nn.Linear:
-            # All dense layers of a layer are of one kind.
-            dense = expected = dense or (QuantizedLinear if type(module) is QuantizedLinear else nn.Linear)
-        if not _untouched(module, expected):
-            return None
-        if expected is QuantizedLinear:
-            weight, bias = module._buffers["packed"], module._buffers["bias"]
-        elif expected is nn.Linear or expected is nn.LayerNorm:
-            # Not there: in a replica of torch's, or where someone put a plain tensor in a parameter's place.
-            weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-        else:
-            continue
-        if weight is None or bias is None or (expected is nn.LayerNorm and module.eps != eps):
-            return None
-        if not is_plain_tensor(weight):
-            return None
-        weights.append(weight)
-        biases.append(bias)
-    rest = [tensor for pair in zip(weights[3:], biases[3:], strict=True) for tensor in pair]
-    return ops.LayerParameters(*weights[:3], *biases[:3], *rest)
-
-
-def _untouched(module: nn.Module, expected: type) -> bool:
-    """It is of the type that fastbert made, has its own ``forward``, and nobody listens to it."""
-    own = module.__dict__
-    return type(module) is expected and not (
-        "forward" in own
-        or own["_forward_pre_hooks"]  # hooks.KINDS, without a loop: this is asked 13 times a layer, in every call
-        or own["_forward_hooks"]
-        or own["_backward_pre_hooks"]
-        or own["_backward_hooks"]
-    )
+    if tensors is not known:
+        each = [tensors[i : i + _PER_LAYER] for i in range(0, len(tensors), _PER_LAYER)]
+        # Queries', keys' and values' weights come before their biases.
+        layers = tuple(ops.LayerParameters(*t[:6:2], *t[1:6:2], *t[6:]) for t in each)
+        stack.found = tensors, layers
+    return layers if len({p.intermediate_bias.shape for p in layers}) == 1 else None

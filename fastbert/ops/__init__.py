@@ -34,7 +34,7 @@ from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .embedding import embedding
-from .encoder import LayerParameters, PackedEncoder, encoder, is_int8
+from .encoder import LayerParameters, PackedEncoder, encoder, fused_encoder, is_int8
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
@@ -56,6 +56,7 @@ __all__ = [
     "dropout",
     "embedding",
     "encoder",
+    "fused_encoder",
     "gelu",
     "gradients_in_place",
     "int8_attention_dtype",

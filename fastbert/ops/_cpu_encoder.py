@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from ..errors import InputError
 from . import _cpu, _cpu_linear, _dispatch
 from ._cpu_int8 import int8_attention_dtype
 from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8
+
+# Asked of some two hundred tensors in every call.
+_DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("_version")
 
 _lock = threading.Lock()
 
@@ -28,47 +32,52 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _accepts(x, layers, cu_seqlens, max_seqlen, **_options) -> str | None:
-    tensors = [t for layer in layers for t in layer]
+def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, **_options) -> str | None:
+    tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
         return "the whole-encoder kernel has no gradient"
-    if not _native.isa().startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not is_int8(layers):
+    if not _native.isa().startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not int8:
         # Layer by layer the dense products are torch's, which knows the processor: ours would take five times as long.
         return "without AVX2 torch's own dense products are quicker"
-    if is_int8(layers) and any(t.dtype == torch.uint8 and t.data_ptr() % 64 for t in tensors):
+    if int8 and any(t.data_ptr() % 64 for t in tensors if t.dtype == torch.uint8):
         return "a packed weight does not begin at a multiple of 64 bytes"
-    if {t.device for t in tensors} == {x.device} and {t.dtype for t in tensors} <= {torch.uint8, x.dtype}:
+    on_cpu, dtypes = all(map(_IS_CPU, tensors)), set(map(_DTYPE, tensors))
+    if on_cpu and dtypes <= {torch.uint8, x.dtype}:
         return _cpu.why_not(x)  # of two hundred tensors one is all, and before a short sentence the time counts
     return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8))
 
 
-def _version(t: Tensor) -> int:
-    return 0 if t.is_inference() else t._version
+def _versions(tensors: list[Tensor]) -> list[int]:
+    """Their counts of changes, which tensors made in inference mode have not."""
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:
+        return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class _Packed:
     """The native encoder of one stack of layers, and what it was packed from."""
 
     def __init__(self) -> None:
-        self._key, self._sizes, self._prints, self._native = None, None, None, None
+        self._key, self._sizes, self._print, self._native = None, None, None, None
 
     def native(
-        self, x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int
-    ):
+        self, x: Tensor, layers: Sequence[LayerParameters], tensors: list[Tensor], nheads: int, eps: float,
+        approximate: str, form: int,
+    ):  # fmt: skip
         """The native encoder, packed anew where a parameter is another tensor or holds other numbers.
 
         A write through ``.data`` or a raw pointer leaves the version as it was, so numbers are compared too, all of a
         vector and some of a matrix: a write to a tenth of a matrix is seen, one to a few of its rows may not be.
         """
-        tensors = [t for layer in layers for t in layer]
-        addresses = [t.data_ptr() for t in tensors]
-        key = (_native.isa(), x.dtype, form, nheads, eps, approximate, addresses, [_version(t) for t in tensors])
+        addresses = list(map(Tensor.data_ptr, tensors))
+        key = (_native.isa(), x.dtype, form, nheads, eps, approximate, addresses, _versions(tensors))
         known = key == self._key
         sizes = self._sizes if known else [t.numel() * t.element_size() for t in tensors]
-        prints = _native.extension().fingerprints(addresses, sizes)
-        if not known or prints != self._prints:
+        numbers = _native.extension().fingerprints(addresses, sizes)
+        if not known or numbers != self._print:
             self._native = _pack(x, layers, nheads, eps, approximate, form)
-            self._key, self._sizes, self._prints = key, sizes, prints
+            self._key, self._sizes, self._print = key, sizes, numbers
         return self._native
 
 
@@ -126,9 +135,9 @@ def _encoder(
     parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
     with _lock:
         # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
-        new, name = _Packed(), "cpu, three parts" if parts else "cpu"
-        held = new if packed is None else packed.held.setdefault(name, new)
-        native = held.native(x, layers, nheads, eps, approximate, form)
+        packed = packed or PackedEncoder()
+        held = packed.held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
+        native = held.native(x, layers, packed.tensors(layers), nheads, eps, approximate, form)
     states = _cpu.buffer((len(layers) if keep_states else 1, *x.shape), x.dtype)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
     if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):

@@ -161,15 +161,20 @@ def _refuse_meta(op: str, args: tuple, kwargs: dict) -> None:
         )
 
 
-def is_fused(op: str, *args, **kwargs) -> bool:
-    """Whether a kernel would serve this call: for an op that the caller can also make of smaller ones, better than the
-    reference does."""
+def fused(op: str, *args, **kwargs) -> Callable | None:
+    """The kernel that would serve this call, or None where the reference would: for an op that the caller can also make
+    of smaller ones, better than the reference does."""
     wanted = _wanted()
     for name in ORDER[:-1] if wanted == "auto" else (wanted,):
         one = _table[op].get(name) if name != "reference" else None
         if one and not one.available() and not one.accepts(*args, **kwargs):
-            return True
-    return False
+            return one.function
+    return None
+
+
+def is_fused(op: str, *args, **kwargs) -> bool:
+    """Whether there is such a kernel."""
+    return fused(op, *args, **kwargs) is not None
 
 
 def call(op: str, *args, **kwargs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -45,20 +46,30 @@ class PackedEncoder:
 
     def __init__(self) -> None:
         self.held: dict[str, object] = {}
-        # The tensors whose shapes were checked, their numbers, and what for: these live, so another has another number.
-        self._checked: tuple[list[Tensor], list[int], tuple] = ([], [], ())
+        # A tuple of layers, the tensors in it, and what they were checked for: in one, for threads that share it.
+        self._known: tuple[Sequence[LayerParameters] | None, list[Tensor], tuple] = (None, [], ())
 
     def __reduce__(self):
         return PackedEncoder, ()
 
+    def tensors(self, layers: Sequence[LayerParameters]) -> list[Tensor]:
+        """The tensors of all layers in a row."""
+        known, tensors, _ = self._known
+        if layers is not known:
+            tensors = list(chain.from_iterable(layers))
+            if type(layers) is tuple:  # whose layers cannot become others
+                self._known = layers, tensors, ()
+        return tensors
+
     def check(self, x: Tensor, layers: Sequence[LayerParameters]) -> None:
-        """`check_shapes`, but for the tensors of the call before: of two hundred it takes as long as a short sentence's
-        embedding does."""
-        tensors = [t for layer in layers for t in layer]
-        numbers, about = list(map(id, tensors)), (x.shape[1], x.dtype, torch.is_autocast_enabled(x.device.type))
-        if (numbers, about) != self._checked[1:]:
+        """`check_shapes`, but for the tuple of the call before: of two hundred tensors it takes as long as a short
+        sentence's embedding does."""
+        known, tensors, checked = self._known
+        about = (x.shape[1], x.dtype, torch.is_autocast_enabled(x.device.type))
+        if layers is not known or about != checked:
             check_shapes(x, layers)
-            self._checked = (tensors, numbers, about)
+            if layers is known:
+                self._known = known, tensors, about
 
 
 def is_int8(layers: Sequence[LayerParameters]) -> bool:
@@ -128,13 +139,35 @@ def encoder(
     Ref:
         Vaswani et al. 2017, section 3; Devlin et al. 2019, section 3.
     """
-    if x.dim() != 2 or not layers:
-        raise InputError(f"encoder: expected x (T, H) and a layer at least, got {tuple(x.shape)}, {len(layers)} layers")
-    (packed or PackedEncoder()).check(x, layers)
-    if x.shape[1] % nheads:
-        raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
+    packed = _checked(x, layers, nheads, packed)
     options = {"nheads": nheads, "eps": eps, "approximate": approximate, "keep_states": keep_states, "packed": packed}
     return _dispatch.call("encoder", x, layers, cu_seqlens, max_seqlen, **options)
+
+
+def fused_encoder(
+    x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, max_seqlen: int, **options
+) -> list[Tensor] | None:
+    """`encoder` where a kernel serves the whole stack, else None; the same arguments.
+
+    Layers that are handed over as a tuple, the same in every call, are looked at once.
+    """
+    options["packed"] = options.get("packed") or PackedEncoder()
+    kernel = _dispatch.fused("encoder", x, layers, cu_seqlens, max_seqlen, **options)
+    if kernel is None:
+        return None
+    _checked(x, layers, options["nheads"], options["packed"])
+    return kernel(x, layers, cu_seqlens, max_seqlen, **options)
+
+
+def _checked(x: Tensor, layers: Sequence[LayerParameters], nheads: int, packed: PackedEncoder | None) -> PackedEncoder:
+    """Raises InputError for what `encoder` cannot compute; returns where to keep what is packed."""
+    if x.dim() != 2 or not layers:
+        raise InputError(f"encoder: expected x (T, H) and a layer at least, got {tuple(x.shape)}, {len(layers)} layers")
+    packed = packed or PackedEncoder()
+    packed.check(x, layers)
+    if x.shape[1] % nheads:
+        raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
+    return packed
 
 
 def check_shapes(x: Tensor, layers: Sequence[LayerParameters]) -> None:
