@@ -338,6 +338,51 @@ void bind_encoder(py::module_& m) {
              py::call_guard<py::gil_scoped_release>(), "False, and nothing done, where the bounds do not fit.");
 }
 
+// Where the kept tokens of a (batch_size, seqlen) mask are, and where the sequences begin among them.
+struct Kept {
+    int64_t tokens = 0, shortest = 0, longest = 0;
+    bool first_masked = false;  // the first token of a sequence that has others
+};
+
+template <class Word> Kept read_mask(const Word* mask, Word ignored, int64_t batch_size, int64_t seqlen, int64_t* indices,
+                                     int32_t* bounds) {
+    Kept kept;
+    bounds[0] = 0;
+    for (int64_t b = 0; b < batch_size; ++b) {
+        const int64_t before = kept.tokens;
+        for (int64_t s = 0; s < seqlen; ++s) {
+            indices[kept.tokens] = b * seqlen + s;
+            kept.tokens += (mask[b * seqlen + s] & Word(~ignored)) != 0;
+        }
+        const int64_t length = kept.tokens - before;
+        kept.shortest = b ? std::min(kept.shortest, length) : length;
+        kept.longest = std::max(kept.longest, length);
+        kept.first_masked |= length > 0 && indices[before] != b * seqlen;
+        bounds[b + 1] = int32_t(kept.tokens);
+    }
+    return kept;
+}
+
+void bind_packing(py::module_& m) {
+    m.def("read_mask",
+          [](Pointer mask, int width, bool is_signed_zero, int64_t batch_size, int64_t seqlen, Pointer indices,
+             Pointer bounds) {
+              const auto read = [&](auto word) {
+                  using Word = decltype(word);
+                  const Word sign = is_signed_zero ? Word(Word(1) << (8 * sizeof(Word) - 1)) : Word(0);
+                  return read_mask(at<Word>(mask), sign, batch_size, seqlen, at<int64_t>(indices), at<int32_t>(bounds));
+              };
+              const Kept kept = width == 1   ? read(uint8_t{})
+                                : width == 2 ? read(uint16_t{})
+                                : width == 4 ? read(uint32_t{})
+                                             : read(uint64_t{});
+              return std::tuple{kept.tokens, kept.shortest, kept.longest, kept.first_masked};
+          },
+          "Fills indices, with room for one more than the mask has numbers, and bounds: (tokens kept, those of the "
+          "shortest sequence and of the longest, whether the first token of a sequence that has others is not kept). "
+          "Floats have a sign beside a zero.");
+}
+
 void bind_probe(py::module_& m) {
     m.def("probe",
           [](int what, int64_t iterations) {
@@ -370,6 +415,7 @@ PYBIND11_MODULE(_C, m) {
     bind_optimizers(m);
     bind_encoder(m);
     bind_probe(m);
+    bind_packing(m);
     bind_modules(m);
     bind_cuda(m);
 }

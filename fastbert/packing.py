@@ -154,12 +154,13 @@ class Packing:
     Args:
         indices: (T,) int64 into the B*S flattened tokens, ascending.
         cu_seqlens: (B+1,) int32.
-        max_seqlen: the most kept tokens of any row.
+        min_seqlen, max_seqlen: the fewest and the most kept tokens of any row; 0 without rows.
         batch_size, seqlen: B and S.
     """
 
     indices: Tensor
     cu_seqlens: Tensor
+    min_seqlen: int
     max_seqlen: int
     batch_size: int
     seqlen: int
@@ -171,10 +172,12 @@ class Packing:
             raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(attention_mask.shape)}")
         keep = attention_mask != 0
         lengths = keep.sum(1)
+        fewest, most = torch.stack(lengths.aminmax()).tolist() if lengths.numel() else (0, 0)  # waits once
         return cls(
             indices=keep.flatten().nonzero().flatten(),
             cu_seqlens=cu_seqlens_from_lengths(lengths),
-            max_seqlen=int(lengths.max()) if lengths.numel() else 0,
+            min_seqlen=fewest,
+            max_seqlen=most,
             batch_size=attention_mask.shape[0],
             seqlen=attention_mask.shape[1],
         )
@@ -187,6 +190,7 @@ class Packing:
             cu_seqlens=torch.arange(0, batch_size * seqlen + 1, max(seqlen, 1), dtype=torch.int32, device=device)
             if seqlen
             else torch.zeros(batch_size + 1, dtype=torch.int32, device=device),
+            min_seqlen=seqlen if batch_size else 0,
             max_seqlen=seqlen,
             batch_size=batch_size,
             seqlen=seqlen,

@@ -94,6 +94,8 @@ class Tokens:
         """(T, H) -> (B, H): the token that stands for each sequence; zeros for an empty one."""
         if x.shape[0] == 0:
             return x.new_zeros(self.cu_seqlens.numel() - 1, x.shape[-1])
+        if not self.causal and self.packing is not None and self.packing.min_seqlen:
+            return x.index_select(0, self.cu_seqlens[:-1])  # before one short sentence each op of torch's counts
         return self.without_empty(x.index_select(0, self.pooled_rows()))
 
     def without_empty(self, first: Tensor) -> Tensor:
@@ -277,15 +279,16 @@ def open_padded(
         causal=config.is_decoder,
     )
 
-    def ids(name: str, given: Tensor | None, default: Tensor) -> Tensor:
-        if given is not None and given.shape not in ((batch_size, seqlen), (1, seqlen), (seqlen,)):
+    def ids(name: str, given: Tensor) -> Tensor:
+        if given.shape not in ((batch_size, seqlen), (1, seqlen), (seqlen,)):
             raise InputError(
                 f"{name} must have the shape of input_ids {(batch_size, seqlen)}, got {tuple(given.shape)}"
             )
-        return packing.pack((default if given is None else given).expand(batch_size, seqlen))
+        return packing.pack(given.expand(batch_size, seqlen))
 
-    types = ids("token_type_ids", token_type_ids, torch.zeros(1, 1, dtype=torch.int64, device=device))
-    positions = ids("position_ids", position_ids, torch.arange(seqlen, device=device)[None])
+    columns = packing.indices
+    types = torch.zeros_like(columns) if token_type_ids is None else ids("token_type_ids", token_type_ids)
+    positions = columns % max(seqlen, 1) if position_ids is None else ids("position_ids", position_ids)
     packed_ids = None if input_ids is None else packing.pack(input_ids)
     check_ids(config, packed_ids, types, positions)
     return Tokens(

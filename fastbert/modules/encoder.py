@@ -65,11 +65,11 @@ def lay_out(
     """
     if attention_mask is not None and attention_mask.is_meta:
         raise InputError("attention_mask: expected a tensor with numbers, got one on the meta device")
-    full = Packing.full(batch_size, seqlen, device)
-    keep = None
+    keep = packing = None
 
-    def padded(mask: Tensor | None) -> PaddedLayout:
-        return PaddedLayout(causal_mask(mask, seqlen, device) if causal else mask, batch_size, seqlen)
+    def padded(mask: Tensor | None, keep: Tensor | None) -> tuple[Packing, PaddedLayout, Tensor | None]:
+        mask = causal_mask(mask, seqlen, device) if causal else mask
+        return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen), keep
 
     if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen:
         _check_square(attention_mask, batch_size, seqlen)
@@ -81,7 +81,7 @@ def lay_out(
             mask = attention_mask
             if mask.dtype == torch.bool:
                 mask = torch.zeros(mask.shape, dtype=torch.float32, device=device).masked_fill(~mask, float("-inf"))
-            return full, padded(mask), None
+            return padded(mask, None)
         keep = keep.expand(batch_size, seqlen)
     elif attention_mask is not None:
         if attention_mask.shape != (batch_size, seqlen):
@@ -89,17 +89,22 @@ def lay_out(
                 f"attention_mask must be {(batch_size, seqlen)} or 4-D with {seqlen} keys, "
                 f"got {tuple(attention_mask.shape)}"
             )
-        keep = attention_mask != 0
-    reason = None
-    if probabilities:
-        reason = "attention probabilities were asked for"
-    elif first_column and keep is not None and seqlen and bool((keep.any(1) & ~keep[:, 0]).any()):
+        keep = attention_mask
+    if not probabilities:
+        packing = (
+            Packing.full(batch_size, seqlen, device) if keep is None else ops.read_mask(keep, first_column=first_column)
+        )
+    if packing is None:
         # A masked token can only be computed in the rectangle.
-        reason = "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
-    if reason:
-        say_padded(reason)
-        return full, padded(None if keep is None else additive_mask(keep)), keep
-    packing = full if keep is None else Packing.from_mask(keep)
+        say_padded(
+            "attention probabilities were asked for"
+            if probabilities
+            else "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
+        )
+        if keep is None:
+            return padded(None, None)
+        keep = keep != 0
+        return padded(additive_mask(keep), keep)
     return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
 
 

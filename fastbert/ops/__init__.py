@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     _cpu_int8,
     _cpu_layer_norm,
     _cpu_linear,
+    _cpu_packing,
     _cuda_linear,
     _cuda_packing,
     _triton_attention,
@@ -21,6 +22,7 @@ from . import (  # noqa: F401
     _triton_gelu,
     _triton_layer_norm,
     _triton_linear,
+    _triton_packing,
 )
 from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused, is_transformed
@@ -41,7 +43,7 @@ from .linear import linear
 from .linear_fp8 import linear_fp8
 from .linear_int8 import linear_int8
 from .mlp import mlp
-from .packing import RoomPacking
+from .packing import RoomPacking, read_mask
 
 __all__ = [
     "LayerParameters",
@@ -70,6 +72,7 @@ __all__ = [
     "linear_int8",
     "mlp",
     "pack_int8",
+    "read_mask",
     "recomputation",
     "refuse_variant",
     "unpack_int8",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _cpu, _cuda, _dispatch
+from .packing import read_mask_by_torch
 
 
 def _on_cuda(x: Tensor) -> str | None:
@@ -14,6 +15,13 @@ def _on_cuda(x: Tensor) -> str | None:
 
 def _accepts_pack(mask: Tensor, capacity: int) -> str | None:
     return _on_cuda(mask) or _cuda.why_not_measured("pack", mask.device)
+
+
+def _accepts_mask(mask: Tensor, first_column: bool) -> str | None:
+    return _on_cuda(mask)
+
+
+_dispatch.register("read_mask", "cuda", available=_cuda.why_missing, accepts=_accepts_mask)(read_mask_by_torch)
 
 
 @_dispatch.register("pack", "cuda", available=_cuda.why_missing, accepts=_accepts_pack)

@@ -44,17 +44,25 @@ def why_missing() -> str | None:
     return "torch finds no CUDA device"
 
 
-def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, ...] = ()) -> str | None:
-    """None where the kernels can take these tensors, else why not; arguments as in `_cpu.why_not`."""
+def why_not_device(x: Tensor) -> str | None:
+    """None for a tensor where Triton computes, else why it is not."""
     from ._dispatch import current_backend
 
+    if x.device.type == "cuda" or (_INTERPRETING and current_backend() == "triton"):
+        return None
+    return f"the Triton kernels take CUDA tensors, got one on {x.device}"
+
+
+def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, ...] = ()) -> str | None:
+    """None where the kernels can take these tensors, else why not; arguments as in `_cpu.why_not`."""
     for tensor in (x, *others, *parameters):
         if tensor is None:
             continue
         if tensor.dtype not in _DTYPES:
             return f"the Triton kernels take float16, bfloat16 and float32, got {str(tensor.dtype)[6:]}"
-        if tensor.device.type != "cuda" and not (_INTERPRETING and current_backend() == "triton"):
-            return f"the Triton kernels take CUDA tensors, got one on {tensor.device}"
+        elsewhere = why_not_device(tensor)
+        if elsewhere is not None:
+            return elsewhere
     for tensor in others:  # a loop: torch 2.6's compiler cannot trace next() with a default
         if tensor is not None and tensor.dtype != x.dtype:
             return f"the Triton kernels take one dtype, got {x.dtype} and {tensor.dtype}"

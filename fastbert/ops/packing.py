@@ -1,7 +1,7 @@
-"""From a padded batch to token-flat form and back without a look at any number by the host.
+"""From a padded batch to token-flat form and back.
 
-`fastbert.packing.Packing` asks the mask how many tokens it keeps, which waits for the device. Here the caller says how
-many there is room for, shapes follow from that alone, and a captured step can pack.
+`fastbert.packing.Packing` asks the mask how many tokens it keeps, which waits for the device (`read_mask`). For
+`RoomPacking` the caller says how many there is room for, shapes follow from that alone, and a captured step can pack.
 """
 
 from __future__ import annotations
@@ -12,7 +12,34 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..packing import Packing
 from . import _dispatch
+
+
+def read_mask(mask: Tensor, *, first_column: bool) -> Packing | None:
+    """The packing of what a (B, S) mask of any dtype keeps, non-zero.
+
+    Args:
+        first_column: the first token of every sequence is needed; a sequence that keeps nothing has none.
+
+    Returns:
+        None where it is needed and one is masked.
+
+    Raises:
+        InputError: another shape.
+    """
+    if mask.dim() != 2:
+        raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(mask.shape)}")
+    return _dispatch.call("read_mask", mask, first_column)
+
+
+@_dispatch.register("read_mask", "reference")
+def read_mask_by_torch(mask: Tensor, first_column: bool) -> Packing | None:
+    if first_column and mask.shape[1]:
+        keep = mask != 0
+        if bool((keep.any(1) & ~keep[:, 0]).any()):
+            return None
+    return Packing.from_mask(mask)
 
 
 @dataclass(frozen=True)
