@@ -57,8 +57,11 @@ inline int64_t row_parts(int64_t rows, int64_t strips, int64_t threads) {
 
 // body(rows, strips) for the part of each thread.
 template <class Body> inline void parallel_grid(int64_t m, int64_t strips, int64_t k, Body&& body) {
-    constexpr int64_t WORTH_A_THREAD = 1 << 20;  // multiplications, about 10 us
-    const int64_t useful = m * strips * STRIP * (k + 1) / WORTH_A_THREAD + 1;
+    // About 10 us: multiplications, or of few rows, where the weight comes from memory, its numbers.
+    constexpr int64_t WORTH_A_THREAD = 1 << 20, NUMBERS_WORTH_A_THREAD = 1 << 18;
+    const int64_t numbers = strips * STRIP * (k + 1);
+    const int64_t by_work = m * numbers / WORTH_A_THREAD, by_weight = numbers / NUMBERS_WORTH_A_THREAD;
+    const int64_t useful = (by_work > by_weight ? by_work : by_weight) + 1;
     const int threads = int(useful < omp_get_max_threads() ? useful : omp_get_max_threads());
     if (threads <= 1 || omp_in_parallel()) {
         body(Range{0, m}, Range{0, strips});
