@@ -213,22 +213,23 @@ class SentenceEncoder:
         """
         sentences = _checked_texts(sentences)
         prompt = self._chosen_prompt(prompt_name, prompt)
+        device = self.model.device
         if token_budget is None:
-            threads = torch.get_num_threads() if self.model.device.type == "cpu" else 1
+            threads = torch.get_num_threads() if device.type == "cpu" else 1
             token_budget = max(_LEAST_TOKENS, _TOKENS_A_THREAD * threads)
         if normalize is not None and not isinstance(normalize, bool):
             raise InputError(f"normalize must be True, False or None, got {normalize!r:.50}")
         if not _is_whole(token_budget, 1):
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
         with torch.inference_mode(False):  # parameters that are moved stay such as can be trained
-            self.modules.to(self.model.device)  # where the model may have been moved
+            self.modules.to(device)  # where the model may have been moved
         rows = self._tokenize(sentences, prompt)
         skip = 0 if self.include_prompt else self._prompt_length(prompt)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         # The model may be in training between two calls.
         with ops.batch_invariant() if batch_invariant else nullcontext(), evaluating(self.model):
             for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
-                out[members] = self._vectors([rows[i] for i in members], normalize, skip)
+                out[members] = self._vectors([rows[i] for i in members], device, normalize, skip)
         return out
 
     def _chosen_prompt(self, name: str | None, prompt: str | None) -> str:
@@ -247,8 +248,8 @@ class SentenceEncoder:
         """How many tokens of a row are not its text's: those of a prompt with the mark at the beginning."""
         return sum(self.tokenizer.encode(prompt).attention_mask) - 1 if prompt else 0
 
-    def _vectors(self, rows: list[np.ndarray], normalize: bool | None, skip: int) -> np.ndarray:
-        batch = PackedBatch.from_sequences(rows).to(self.model.device)
+    def _vectors(self, rows: list[np.ndarray], device: torch.device, normalize: bool | None, skip: int) -> np.ndarray:
+        batch = PackedBatch.from_sequences(rows).to(device)
         hidden = self.model(batch, **plain_outputs(self.model)).last_hidden_state
         vectors = torch.cat([pool(hidden, batch.cu_seqlens, mode, skip) for mode in self.pooling], dim=-1)
         vectors = self.modules(vectors)

@@ -44,7 +44,8 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str, skip: int = 0) -> Tensor
         return hidden[torch.where(lengths > skip, starts + skip, starts)]
     if mode == "lasttoken":
         return hidden[ends - 1] * (lengths > skip)[:, None]
-    positions = torch.arange(len(hidden), device=hidden.device) - torch.repeat_interleave(starts, lengths)
+    if skip or mode == "weightedmean":
+        positions = torch.arange(len(hidden), device=hidden.device) - torch.repeat_interleave(starts, lengths)
     if skip:
         kept = positions >= skip
         hidden, positions, lengths = hidden[kept], positions[kept], (lengths - skip).clamp(min=0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 from torch import nn
 
@@ -17,7 +18,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     that is trained, would drop out again from then on.
     """
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         yield
     finally:
@@ -25,10 +27,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@lru_cache(maxsize=64)  # asked before every batch, and for one short sentence it counts
+def _takes_return_dict(forward: Callable) -> bool:
+    return "return_dict" in inspect.signature(forward).parameters
+
+
 def plain_outputs(model: nn.Module) -> dict[str, bool]:
     """Keywords with which a model returns its outputs by name and no more of them than its head's, whatever its
     config.json says to return; none for a model that has no such choice."""
-    if "return_dict" not in inspect.signature(model.forward).parameters:
+    if not _takes_return_dict(getattr(model.forward, "__func__", model.forward)):
         return {}
     # A kind that has no field for them takes no such keyword either.
     extra = [name for name in ("output_attentions", "output_hidden_states") if name in model.config.defaults]
