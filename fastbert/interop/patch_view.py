@@ -7,6 +7,7 @@ changes later (an adapter in place of a dense layer, a hook, a resized table) is
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,8 +48,8 @@ class OwnPart(Unservable):
     """The reason is a module of the caller's own, whose tokens only he knows: transformers' code is right with it."""
 
 
-def find(module: nn.Module, path: str) -> nn.Module | None:
-    for name in path.split("."):
+def find(module: nn.Module, path: str | tuple[str, ...]) -> nn.Module | None:
+    for name in path.split(".") if isinstance(path, str) else path:
         module = module._modules.get(name)
         if module is None:
             return None
@@ -265,6 +266,12 @@ def _part(layer: nn.Module, family: Family, name: str) -> nn.Module | None:
     return None if path is None else find(layer, path)
 
 
+@lru_cache  # of a few families; walked in every call
+def _paths(family: Family, names: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
+    paths = map(family.path, names)
+    return tuple(None if path is None else tuple(path.split(".")) for path in paths)
+
+
 def _kind(module: nn.Module | None) -> str:
     """The class with its module's name: adapters call theirs as torch calls its own."""
     return "missing" if module is None else f"{type(module).__module__}.{type(module).__qualname__}"
@@ -298,11 +305,12 @@ def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
     parts = [source, stack, embeddings]
     for child in embeddings._modules.values():
         parts += _with_inside(child)
+    inner, leaves = _paths(family, INNER), _paths(family, LEAVES)
     for layer in stack._modules.values():
         parts.append(layer)
-        parts += [_part(layer, family, name) for name in INNER]
-        for name in LEAVES:
-            parts += _with_inside(_part(layer, family, name))
+        parts += [None if path is None else find(layer, path) for path in inner]
+        for path in leaves:
+            parts += _with_inside(None if path is None else find(layer, path))
     return parts
 
 
@@ -343,13 +351,17 @@ def view_of(model: nn.Module, family: Family) -> View:
     Raises:
         Unservable: it must be computed by its own code.
     """
-    heard(parts_of(model, family))
-    return view_for(model, family)
+    parts = parts_of(model, family)
+    heard(parts)
+    return _view(model, family, parts)
 
 
 def view_for(model: nn.Module, family: Family) -> View:
     """The same, whoever listens to a module inside: a later pass may find them gone."""
-    parts = parts_of(model, family)
+    return _view(model, family, parts_of(model, family))
+
+
+def _view(model: nn.Module, family: Family, parts: list[nn.Module | None]) -> View:
     view = _views.get(model)
     if view is None or view.parts != parts or view.kinds != list(map(type, parts)):
         try:
