@@ -47,6 +47,21 @@ def resolves(name: str) -> bool:
     return False
 
 
+def anchors(text: str) -> set[str]:
+    """What a link can name after "#": the headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ +(.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def leads_nowhere(link: str, page: Path) -> bool:
+    """Whether a relative link's file, or the heading in it, is missing."""
+    file, _, heading = link.partition("#")
+    target = page.parent / file if file else page
+    if not target.exists():
+        return True
+    return bool(heading) and heading not in anchors(target.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page):
     text = PAGES[page].read_text(encoding="utf-8")
@@ -57,10 +72,14 @@ def test_page(page):
             wrong += [f"{command} {name}" for name in set(given) - options(command_class(command))]
     names = set(re.findall(r"\bfastbert(?:\.[A-Za-z_]\w*)+", text))
     wrong += [name for name in names if not name.endswith((".yaml", ".py", ".json")) and not resolves(name)]
-    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
-    wrong += [link for link in links if not (PAGES[page].parent / link).exists()]
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    wrong += [link for link in links if leads_nowhere(link, PAGES[page])]
     files = re.findall(r"(?<![\w/.-])((?:tests|benchmarks|fastbert|examples|csrc)/[\w./-]*\w)", text)
     wrong += [file for file in files if not (ROOT / file).exists() and "DATE" not in file]
+    for script, words in re.findall(r"((?:benchmarks|examples)/[\w/]*\w\.py)([^\n`#|;]*)", text.replace("\\\n", " ")):
+        source = (ROOT / script).read_text(encoding="utf-8") if (ROOT / script).exists() else ""
+        given = re.findall(r"(?<!\S)--[a-z][\w-]*\w", words)
+        wrong += [f"{script} {name}" for name in set(given) if f'"{name}"' not in source]
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if page != SIGNATURES else ():
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and node.module.startswith("fastbert"):
@@ -77,3 +96,12 @@ def test_the_commands_of_a_page_are_found():
     assert "--verify-data" not in options(command_class("pretrain"))
     assert resolves("fastbert.data.budget")
     assert not resolves("fastbert.data.budgets")
+
+
+def test_a_heading_that_is_missing_is_found():
+    page = PAGES["docs/use.md"]
+    assert not leads_nowhere("quantization.md#how-it-works", page)
+    assert not leads_nowhere("#speed", page)
+    assert leads_nowhere("quantization.md#how-it-worked", page)
+    assert leads_nowhere("#spede", page)
+    assert leads_nowhere("quantisation.md", page)
