@@ -147,6 +147,7 @@ class BertConfig(ModelConfig):
 
     @property
     def head_dim(self) -> int:
+        """Units of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
     @property

@@ -74,10 +74,12 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
+        """T, the tokens of all sequences."""
         return self.input_ids.numel()
 
     @property
     def num_sequences(self) -> int:
+        """B, the sequences; an empty one counts."""
         return self.cu_seqlens.numel() - 1
 
     @property
@@ -101,7 +103,12 @@ class PackedBatch:
         return self.num_sequences if self.nsp_labels is not None else 0
 
     def to(self, device, non_blocking: bool = False) -> PackedBatch:
-        """The same batch on another device."""
+        """The same batch on another device.
+
+        Args:
+            device: anything that `torch.Tensor.to` takes for one.
+            non_blocking: of copies from pinned memory: they need not be done when this returns.
+        """
         moved = {
             f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
             for f in fields(self)

@@ -100,7 +100,19 @@ def _writer(to: str) -> Callable[..., None]:
 
 
 def read_model(source, config=None) -> Source:
-    """The model in a directory or file, under the class that its tensors say."""
+    """The model in a directory or file, under the class that its tensors say.
+
+    Args:
+        source: what `convert` takes.
+        config: a config.json or bert_config.json in place of the one beside the weights.
+
+    Returns:
+        the model with the file's dtypes, and what was left out.
+
+    Raises:
+        InputError: no configuration, or it does not fit.
+        CheckpointError: weights are missing or damaged.
+    """
     source = Path(source)
     state, home = _read_state(source)
     state = canonical_keys(state)

@@ -195,8 +195,8 @@ class SentenceEncoder:
             prompt: a text to stand there, in place of a name; "" for none.
             token_budget: tokens computed at a time (a longer sentence goes alone); None for 4,096, and on a CPU of more
                 than eight threads for 512 a thread.
-            normalize: whether to scale vectors to length 1; as the directory says where it is None, which is before
-                numbers are cut off.
+            normalize: True scales vectors to length 1 after they are cut to `truncate_dim` numbers, False does not;
+                None does what the encoder's ``normalize`` says, before they are cut.
             batch_invariant: a sentence's vector has the same bits whatever it is encoded together with.
             show_progress: draw a progress bar on stderr.
 

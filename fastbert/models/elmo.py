@@ -224,7 +224,16 @@ class ElmoModel(ElmoPreTrainedModel):
 
 
 class ElmoForPreTraining(ElmoPreTrainedModel):
-    """Both language models with the softmax layer that they share.
+    """Both language models with the softmax layer that they share, (V, P) for projections of P.
+
+    Args:
+        config: an `ElmoConfig`, as for `ElmoModel`.
+
+    Raises:
+        InputError: the configuration is of another kind of model.
+
+    Ref:
+        Peters et al. 2018, section 3.1.
 
     ``last_layer`` is there for the trainer and changes nothing: every token is predicted.
     """
@@ -250,6 +259,7 @@ class ElmoForPreTraining(ElmoPreTrainedModel):
         return self.elmo.encoder.forward_layers
 
     def get_output_embeddings(self) -> nn.Linear:
+        """The softmax layer, weight (V, P)."""
         return self.decoder
 
     def forward(self, batch: PackedBatch, *, return_dict: bool | None = None) -> PreTrainingOutput | tuple:

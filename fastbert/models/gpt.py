@@ -202,7 +202,17 @@ class GPTModel(GPTPreTrainedModel):
 
 
 class GPTForPreTraining(GPTPreTrainedModel):
-    """The decoder and its language-model head, whose weight is the word embedding's.
+    """The decoder and its language-model head, whose weight (V, H) is the word embedding's unless the configuration
+    says otherwise (``tie_word_embeddings``).
+
+    Args:
+        config: a `GPTConfig` or a `GPT2Config`, as for `GPTModel`.
+
+    Raises:
+        InputError: the configuration is of another kind of model.
+
+    Ref:
+        Radford et al. 2018, section 3.1; Radford et al. 2019, section 2.3.
 
     ``last_layer`` is an option of BERT's pre-training: all but one token of a sequence has a next one, so the last
     layer is computed for all of them whatever it says.
@@ -227,7 +237,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
         return "GPT2LMHeadModel" if self.config.pre_norm else "OpenAIGPTLMHeadModel"
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(N, H) -> (N, V)."""
+        """Hidden states (N, H) -> logits of the next token (N, V), in their dtype."""
         return ops.linear(hidden, self.lm_head.weight)
 
     def forward(
@@ -253,6 +263,9 @@ class GPTForPreTraining(GPTPreTrainedModel):
         Returns:
             ``loss`` = ``mlm_loss``, the mean next-word cross-entropy; ``mlm_logits`` (N, V) at the labelled places;
             ``logits`` (B, S, V) or (T, V), zeros at masked tokens, where there are no labels or they are asked for.
+
+        Raises:
+            InputError: inputs or labels that do not fit.
         """
         encoded = self.transformer.encode(input_ids, attention_mask, position_ids, **options)
         tokens, loss, at_labels, logits = encoded.tokens, None, None, None
@@ -278,7 +291,20 @@ class GPTForPreTraining(GPTPreTrainedModel):
         return as_asked(output, return_dict, self.config)
 
     def generate(self, prompts, attention_mask: Tensor | None = None, **options):
-        """Goes on with prompts: `models.generation.generate`."""
+        """Goes on with prompts, greedily or by sampling.
+
+        Args:
+            prompts: (B, S) int64, or ragged sequences of ids.
+            attention_mask: (B, S), non-zero = keep, for prompts with pads.
+            options: ``max_new_tokens``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``seed``,
+                ``eos_token_id``, ``pad_token_id``, ``use_cache``: `fastbert.models.generation.generate`.
+
+        Returns:
+            (B, S + new) int64 for a tensor, the prompts first; for sequences a list of ids a prompt.
+
+        Raises:
+            InputError: an empty prompt, an option out of range, or more tokens than the model has positions for.
+        """
         from .generation import generate
 
         return generate(self, prompts, attention_mask, **options)

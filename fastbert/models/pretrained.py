@@ -121,7 +121,15 @@ class PreTrainedModel(nn.Module):
 
     @classmethod
     def from_config(cls, config: ModelConfig, **kwargs) -> PreTrainedModel:
-        """A model with new weights."""
+        """A model with new weights, in training mode; the name that transformers' Auto classes have for it.
+
+        Args:
+            config: a configuration of the class's kind.
+            kwargs: of the constructor, such as ``add_pooling_layer``.
+
+        Raises:
+            InputError: the configuration is of another kind of model.
+        """
         return cls(config, **kwargs)
 
     @classmethod
@@ -227,34 +235,44 @@ class PreTrainedModel(nn.Module):
 
     @classmethod
     def tensors_to_file(cls, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The other way."""
+        """The other way: what `save_pretrained` writes, made of the tensors of ``state_dict``."""
         return state
 
     # --- parts ---
 
     @property
     def base_model(self) -> nn.Module:
+        """The model below the head; of a model without a head, itself."""
         return getattr(self, self.base_model_prefix, self)
 
     @property
     def device(self) -> torch.device:
+        """Where the first parameter is."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of the first floating parameter."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """How many numbers the model has; tied ones count once."""
+        """How many numbers the model has; tied ones count once.
+
+        Args:
+            only_trainable: leaves out those that need no gradient.
+            exclude_embeddings: leaves out the table of words (and what is tied to it).
+        """
         embedding = self.get_input_embeddings().weight if exclude_embeddings else None
         return sum(
             p.numel() for p in self.parameters() if p is not embedding and (p.requires_grad or not only_trainable)
         )
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """The table of words, weight (V, H)."""
         return getattr(*self._word_embeddings())
 
     def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
+        """Puts another table of words, weight (V, H), in its place, and ties the decoder to it (`tie_weights`)."""
         setattr(*self._word_embeddings(), embeddings)
         self.tie_weights()
 
@@ -267,10 +285,16 @@ class PreTrainedModel(nn.Module):
         return getattr(getattr(self, "cls", None), "predictions", None)
 
     def get_output_embeddings(self) -> nn.Linear | None:
+        """The layer that makes logits of the vocabulary, weight (V, H); None where the model has none."""
         owner = self._decoder_owner()
         return None if owner is None else owner.decoder
 
     def set_output_embeddings(self, decoder: nn.Linear) -> None:
+        """Puts another layer, weight (V, H) and bias (V,), in its place.
+
+        Raises:
+            InputError: the model has no such layer.
+        """
         owner = self._decoder_owner()
         if owner is None:
             raise InputError(f"{type(self).__name__} has no output embeddings")
@@ -289,8 +313,19 @@ class PreTrainedModel(nn.Module):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_kwargs
     ) -> nn.Embedding:
-        """Changes the size of the vocabulary, to a multiple where one is given; old rows are kept, new ones are
-        initialised as at the start."""
+        """Changes the size of the vocabulary; old rows are kept, new ones are initialised as at the start.
+
+        Args:
+            new_num_tokens: how many rows the table is to have; None for as many as it has.
+            pad_to_multiple_of: rounds that up to a multiple.
+
+        Returns:
+            the table of words, weight (rows, H): a new module where the size has changed, so an optimiser made before
+            does not know it. ``config.vocab_size`` and the decoder follow.
+
+        Raises:
+            InputError: a number below 1.
+        """
         old = self.get_input_embeddings()
         if pad_to_multiple_of is not None:
             if pad_to_multiple_of < 1:
@@ -327,10 +362,12 @@ class PreTrainedModel(nn.Module):
         self._stack().gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
+        """Keeps all activations for the backward pass again."""
         self._stack().gradient_checkpointing = False
 
     @property
     def is_gradient_checkpointing(self) -> bool:
+        """Whether training keeps only each layer's input."""
         return self._stack().gradient_checkpointing
 
     def _stack(self) -> nn.Module:

@@ -58,6 +58,13 @@ def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
 class BertForPreTraining(BertHead):
     """Both pre-training heads: masked LM and next-sentence prediction.
 
+    Args:
+        config: a `BertConfig`, or transformers'; where ``tie_word_embeddings`` is true the masked-LM decoder (V, H) is
+            the table of word embeddings.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
+
     ``last_layer = "needed"`` (an attribute) computes the last layer for the tokens that a loss reads alone: the
     labelled ones of a `PackedBatch` and the first of each sequence. The losses are the same; under dropout the last
     layer draws other bits.
@@ -136,6 +143,12 @@ class BertForPreTraining(BertHead):
 class BertForMaskedLM(BertHead):
     """The masked-LM head alone; no pooler. ``last_layer`` as in `BertForPreTraining`.
 
+    Args:
+        config: a `BertConfig`, or transformers', read as by `BertForPreTraining`.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
+
     Ref:
         Devlin et al. 2019, section 3.1, task 1.
     """
@@ -178,7 +191,13 @@ class BertForMaskedLM(BertHead):
 
 
 class BertForNextSentencePrediction(BertHead):
-    """The next-sentence head alone.
+    """The next-sentence head alone: two scores on the pooled first token, 0 = is next, 1 = is a random one.
+
+    Args:
+        config: a `BertConfig`, or transformers'.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 3.1, task 2.

@@ -63,7 +63,14 @@ def _check_numbers(labels: Tensor, logits: Tensor, fits: bool, what: str) -> Non
 
 
 class BertForSequenceClassification(BertHead):
-    """A classifier or regressor on the pooled first token; ``config.num_labels`` outputs.
+    """A classifier or regressor of texts and pairs, on the pooled first token.
+
+    Args:
+        config: a `BertConfig`, or transformers'; ``num_labels`` is the number of outputs, ``problem_type`` says what
+            they are, ``classifier_dropout`` (None: ``hidden_dropout_prob``) is the dropout before them.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 4.1.
@@ -110,7 +117,14 @@ class BertForSequenceClassification(BertHead):
 
 
 class BertForMultipleChoice(BertHead):
-    """One score for each choice; a softmax over the choices of a question.
+    """One score for each choice, on its pooled first token; a softmax over the choices of a question.
+
+    Args:
+        config: a `BertConfig`, or transformers'; ``num_labels`` is not read, ``classifier_dropout`` (None:
+            ``hidden_dropout_prob``) is the dropout before the score.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 4.4.
@@ -179,7 +193,14 @@ class BertForMultipleChoice(BertHead):
 
 
 class BertForTokenClassification(BertHead):
-    """A classifier on every token.
+    """A classifier on every token, as for named entities; no pooler.
+
+    Args:
+        config: a `BertConfig`, or transformers'; ``num_labels`` is the number of classes, ``classifier_dropout``
+            (None: ``hidden_dropout_prob``) is the dropout before them.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 5.3.
@@ -227,7 +248,13 @@ class BertForTokenClassification(BertHead):
 
 
 class BertForQuestionAnswering(BertHead):
-    """The start and the end of an answer span.
+    """Two scores for every token, of being the start and the end of an answer; no pooler.
+
+    Args:
+        config: a `BertConfig`, or transformers'; ``num_labels`` becomes 2, whatever it was.
+
+    Raises:
+        InputError: the configuration is of something else than a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 4.2.

@@ -52,7 +52,14 @@ def packed_shape(packed: Tensor) -> tuple[int, int]:
 
 
 def unpack_int8(packed: Tensor) -> Int8Weight:
-    """What `pack_int8` made, in plain tensors."""
+    """What `pack_int8` made, in plain tensors.
+
+    Args:
+        packed: uint8, from `pack_int8`; not looked through for damage.
+
+    Returns:
+        an `Int8Weight`: q (N, K) int8, scale (groups, N) float32, the group's size, and the columns that stay float32.
+    """
     raw = packed.numpy()
     fields = raw[:96].view(np.int64).tolist()
     n, k, num_outliers, n_padded, k_padded, group, groups, scale, _, outliers, outlier_weights, _ = fields

@@ -3,9 +3,9 @@
 Bfloat16 is always computed here, in training too: torch's own is slower than its float32 product without AMX, and dies
 of an illegal instruction on a processor that announces AMX without tiles. Float32 is computed here without a gradient:
 for few rows, where reading the weights is what takes time, and for many on AMX's tiles, in three bfloat16 parts, where
-`torch.set_float32_matmul_precision` asks for less than "highest". On AMD's processors with AVX-512 all of it is: the
-library inside torch reaches 40 to 85 % of our product's rate, and on Zen 4 and 5 ours is Winograd's inner product,
-which is faster than multiply-adds could be (docs/cpu-performance.md).
+`torch.set_float32_matmul_precision` asks for less than "highest". On AMD's processors with AVX-512 all of it is, but
+for the smallest products in training: the library inside torch reaches 45 to 85 % of our product's rate, and on Zen 4
+and 5 ours is Winograd's inner product, which is faster than multiply-adds could be (docs/cpu-performance.md).
 """
 
 from __future__ import annotations

@@ -81,13 +81,21 @@ def _checked(name: str, source: str) -> str:
 
 
 def current_backend() -> str:
-    """The backend in force: that of the innermost `backend` block, else FASTBERT_BACKEND, else "auto"."""
+    """The backend in force in this thread: that of the innermost `backend` block, else FASTBERT_BACKEND, else "auto".
+
+    Raises:
+        InputError: FASTBERT_BACKEND names none.
+    """
     return _choice.name or _checked(os.environ.get("FASTBERT_BACKEND") or "auto", "FASTBERT_BACKEND")
 
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Chooses the backend of every op inside the block, in this thread: "auto", "reference", "cpu", "triton" or "cuda".
+    """Chooses the backend of every op inside the block, in this thread.
+
+    Args:
+        name: "auto" takes, call by call, the first of cuda, triton, cpu and reference that can; "reference" is plain
+            PyTorch; "cpu", "triton" and "cuda" insist on these kernels. FASTBERT_BACKEND does the same for a process.
 
     Raises:
         InputError: the name is none of these.
@@ -163,7 +171,12 @@ def _refuse_meta(op: str, args: tuple, kwargs: dict) -> None:
 
 def fused(op: str, *args, **kwargs) -> Callable | None:
     """The kernel that would serve this call, or None where the reference would: for an op that the caller can also make
-    of smaller ones, better than the reference does."""
+    of smaller ones, better than the reference does.
+
+    Args:
+        op: its name, such as "mlp".
+        args, kwargs: those of the call.
+    """
     wanted = _wanted()
     for name in ORDER[:-1] if wanted == "auto" else (wanted,):
         one = _table[op].get(name) if name != "reference" else None

@@ -22,7 +22,14 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def gradients_in_place(allowed: bool = True) -> Iterator[None]:
-    """Within, ops may leave a parameter out of the graph and add to its ``.grad`` in their backward pass."""
+    """Within, in this thread, ops may leave a parameter out of the graph and add to its ``.grad`` in their backward.
+
+    It saves the sum of two gradients of a large table, and is for training loops that call ``backward`` and read
+    ``.grad``: `torch.autograd.grad` would not see that part. A parameter with hooks stays in the graph.
+
+    Args:
+        allowed: False forbids it within a block that allows it.
+    """
     before = getattr(_state, "allowed", False)
     _state.allowed = allowed
     try:

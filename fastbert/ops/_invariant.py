@@ -75,7 +75,11 @@ def trusted() -> Iterator[None]:
 
 
 def refuse(what: str) -> None:
-    """Raises BackendError where the mode is on: ``what`` is a clause that names what depends on the batch."""
+    """Raises BackendError where batch-invariant mode is on, and does nothing where it is off.
+
+    Args:
+        what: a clause that says what would depend on the batch, for the message.
+    """
     if active():
         raise BackendError(f"batch_invariant cannot hold: {what}")
 

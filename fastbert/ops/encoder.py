@@ -17,7 +17,12 @@ from .linear import check_dtypes
 
 
 class LayerParameters(NamedTuple):
-    """One layer's parameters, weights (out, in) as in `nn.Linear`; or all six of them as `pack_int8` made them."""
+    """One layer's parameters, for H hidden and F inner units.
+
+    Weights are (out, in) as in `nn.Linear`, in the dtype of the hidden states unless autocast is on: query, key, value
+    and attention_out (H, H), intermediate (F, H), out (H, F). Or all six are as `pack_int8` made them, uint8. Biases
+    and the LayerNorms' weights are floating (H,), but for intermediate_bias, (F,).
+    """
 
     query_weight: Tensor
     key_weight: Tensor

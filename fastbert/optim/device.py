@@ -64,6 +64,12 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
 
     What an earlier call prepared stays, unless states were replaced since (a checkpoint was loaded).
 
+    Args:
+        optimizer: an `AdamW` or a `Lamb`, for `device_step`.
+
+    Returns:
+        what `device_step` reads: the parameters, their groups and states, and the counts, int32 on their device.
+
     Raises:
         InputError: the parameters lie on several devices.
     """

@@ -18,6 +18,16 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Two groups for an optimiser: weights that decay, and biases and LayerNorm parameters that do not.
 
     A tied parameter comes once; one that needs no gradient is left out.
+
+    Args:
+        model: of any kind; its LayerNorms are known by their class, and by their names in BERT's layers.
+        weight_decay: of the first group; the second has 0.
+
+    Returns:
+        two dictionaries with "params" and "weight_decay", for `AdamW`, `Lamb` or an optimiser of torch.
+
+    Ref:
+        Devlin et al. 2019, appendix A.2; the exceptions are those of google-research/bert.
     """
     norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(recurse=False)}
     decay, keep = [], []
@@ -31,7 +41,11 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 @torch.no_grad()
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scales all gradients so that their common L2 norm is at most max_norm.
+    """Scales all gradients, in place, so that their common L2 norm is at most max_norm.
+
+    Args:
+        parameters: of any shapes and floating dtypes; those without a gradient are passed over.
+        max_norm: the largest norm left as it is.
 
     Returns:
         the norm before, a () float32 tensor (float64 for float64 gradients). A norm that is not finite is returned
@@ -71,10 +85,15 @@ def clipped_step(optimizer: torch.optim.Optimizer, max_norm: float, *, grad_scal
     `AdamW` and `Lamb` multiply while they read: their gradients stay as they are.
 
     Args:
+        optimizer: any of torch's kind.
+        max_norm: the largest norm left as it is; infinity clips nothing.
         grad_scale: gradients count times this, for the norm too (the inverse of a loss scale).
 
     Returns:
         the norm before, as `clip_grad_norm`.
+
+    Raises:
+        InputError: max_norm is not above 0.
     """
     _check_max_norm(max_norm)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

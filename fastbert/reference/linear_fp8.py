@@ -15,7 +15,13 @@ _LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 def quantize_fp8(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
     """x times scale in 8 bits, to nearest, ties to even; what is finite but too large becomes the largest number, and
-    what is not finite becomes NaN, which both kinds have."""
+    what is not finite becomes NaN, which both kinds have.
+
+    Args:
+        x: any shape, floating.
+        scale: (1,) a power of two.
+        kind: `torch.float8_e4m3fn` or `torch.float8_e5m2`: also the result's dtype.
+    """
     limit = _LARGEST[kind]
     wide = x if x.dtype == torch.float64 else x.float()
     clipped = torch.where(wide.isfinite(), (wide * scale.to(wide.dtype)).clamp(-limit, limit), torch.nan)
@@ -23,7 +29,7 @@ def quantize_fp8(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def dequantize_fp8(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers that 8 bits stand for."""
+    """The numbers that 8 bits stand for, data / scale: any shape, in ``dtype``; scale (1,) as in `quantize_fp8`."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (data.to(torch.float32).to(wide) / scale.to(wide)).to(dtype)
 
