@@ -93,12 +93,21 @@ def quantize(model: nn.Module) -> nn.Module:
     """
     _native.extension()
     inner = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    encoders = [m for m in inner.modules() if isinstance(m, BertEncoder)] if isinstance(inner, nn.Module) else []
+    modules = list(inner.modules()) if isinstance(inner, nn.Module) else []
+    encoders = [m for m in modules if isinstance(m, BertEncoder)]
     places = {encoder: list(_encoder_linears(encoder)) for encoder in encoders}
     if not any(places.values()):
+        hint = ""
+        if modules and is_quantized(inner):
+            hint = ", which is quantised already"
+        elif any(type(module).__module__.startswith("transformers.") for module in modules):
+            # Its name is often that of a class here, so that the sentence without this would make no sense.
+            hint = (
+                " of transformers' modules: load its directory with fastbert's class of that name, or with "
+                "fastbert.SentenceEncoder"
+            )
         raise InputError(
-            f"quantize needs a model with a BertEncoder of float layers, got {type(model).__name__}"
-            + (", which is quantised already" if isinstance(inner, nn.Module) and is_quantized(inner) else "")
+            f"quantize needs a model with fastbert's BertEncoder of float layers, got {type(model).__name__}{hint}"
         )
     elsewhere = next((p.device for p in inner.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
