@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,19 +140,19 @@ class PackedBatch:
         if unknown:
             raise InputError(f"labels must be mlm_positions, mlm_labels or nsp_labels, got {min(unknown)}")
         rows = [_ids(row, "input_ids") for row in input_ids]
-        lengths = torch.tensor([row.numel() for row in rows], dtype=torch.int64)
+        lengths = [row.numel() for row in rows]
+        bounds = np.cumsum([0, *lengths], dtype=np.int64)
         flat = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
         if token_type_ids is None:
             types = torch.zeros_like(flat)
         else:
             types = [_ids(row, "token_type_ids") for row in token_type_ids]
-            if [t.numel() for t in types] != lengths.tolist():
+            if [t.numel() for t in types] != lengths:
                 raise InputError("token_type_ids must have the lengths of input_ids, row for row")
             types = torch.cat(types) if types else torch.empty(0, dtype=torch.int64)
-        cu_seqlens = cu_seqlens_from_lengths(lengths)
-        positions = torch.arange(flat.numel()) - torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
-        max_seqlen = int(lengths.max()) if rows else 0
-        return cls(flat, types, positions, cu_seqlens, max_seqlen, **labels)
+        positions = torch.from_numpy(np.arange(flat.numel(), dtype=np.int64) - np.repeat(bounds[:-1], lengths))
+        cu_seqlens = torch.from_numpy(bounds.astype(np.int32))
+        return cls(flat, types, positions, cu_seqlens, max(lengths, default=0), **labels)
 
 
 @dataclass(frozen=True)

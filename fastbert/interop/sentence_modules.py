@@ -38,14 +38,15 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str, skip: int = 0) -> Tensor
         (B, H) float32.
     """
     hidden = hidden.float()
-    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
-    lengths = ends - starts
-    if mode == "cls":
-        return hidden[torch.where(lengths > skip, starts + skip, starts)]
-    if mode == "lasttoken":
+    lengths = cu_seqlens.diff().long()
+    if mode in ("cls", "lasttoken"):
+        starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+        if mode == "cls":
+            return hidden[torch.where(lengths > skip, starts + skip, starts)]
         return hidden[ends - 1] * (lengths > skip)[:, None]
     if skip or mode == "weightedmean":
-        positions = torch.arange(len(hidden), device=hidden.device) - torch.repeat_interleave(starts, lengths)
+        starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
+        positions = torch.arange(len(hidden), device=hidden.device) - starts
     if skip:
         kept = positions >= skip
         hidden, positions, lengths = hidden[kept], positions[kept], (lengths - skip).clamp(min=0)
@@ -56,7 +57,8 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, mode: str, skip: int = 0) -> Tensor
         total = torch.segment_reduce(hidden * weights[:, None], "sum", lengths=lengths, axis=0)
         return total / (lengths * (2 * skip + lengths + 1) / 2).clamp(min=1e-9)[:, None]
     total = torch.segment_reduce(hidden, "sum", lengths=lengths, axis=0)
-    lengths = lengths.float().clamp(min=1e-9)
+    if skip:
+        lengths = lengths.clamp(min=1)  # of one without tokens the total is 0
     return total / (lengths.sqrt() if mode == "mean_sqrt_len_tokens" else lengths)[:, None]
 
 

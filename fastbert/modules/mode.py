@@ -17,7 +17,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     ``model.train(was)`` would not: a part that its owner keeps in evaluation mode, as a frozen encoder under a head
     that is trained, would drop out again from then on.
     """
-    training = [module for module in model.modules() if module.training]
+    training = _training(model)
     if training:
         model.eval()
     try:
@@ -25,6 +25,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _training(model: nn.Module) -> list[nn.Module]:
+    """The parts in training mode. `modules()` makes up a name for each: a fifth of a short sentence's time."""
+    found, waiting, seen = [], [model], {model}
+    while waiting:
+        module = waiting.pop()
+        if module.training:
+            found.append(module)
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return found
 
 
 @lru_cache(maxsize=64)  # asked before every batch, and for one short sentence it counts
