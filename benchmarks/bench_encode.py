@@ -2,12 +2,14 @@
 
     python benchmarks/bench_encode.py --sentences 10000 --rounds 3
     python benchmarks/bench_encode.py --texts books.txt --sentences 10000 --threads 2 --out encode.json
+    python benchmarks/bench_encode.py --sentences 200 --one-by-one --precision bf16 int8
 
 Without --texts the sentences are random words whose numbers of tokens are log-normal (median 16, one in ten beyond 45),
 some of them cut at the model's length. Both sides are timed from texts to vectors in memory, tokenizing included; which
-goes first alternates. A difference above 1e-5 is an error: there is no figure then. On a machine that others use,
---cpu-time counts the seconds that a processor worked for this process, with one thread. --matmul-precision high is
-torch's switch by which float32 products may be made of bfloat16 parts (docs/cpu-performance.md), for both sides.
+goes first alternates. With --one-by-one every sentence is a call of its own, as a server's queries are, and the figure
+is the median of their milliseconds. A difference above 1e-5 is an error: there is no figure then. On a machine that
+others use, --cpu-time counts the seconds that a processor worked for this process, with one thread. --matmul-precision
+high is torch's switch by which float32 products may be made of bfloat16 parts (docs/cpu-performance.md), for both.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", choices=("bf16", "int8"), nargs="*", default=[], help="further rows of ours")
     parser.add_argument("--matmul-precision", choices=("highest", "high"), default="highest", help="torch's, of both")
     parser.add_argument("--cpu-time", action="store_true", help="the processor's seconds in place of the clock's")
+    parser.add_argument("--one-by-one", action="store_true", help="a call for every sentence: milliseconds of each")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
     if args.cpu_time and args.threads != 1:
@@ -65,15 +69,30 @@ def sentences(args: argparse.Namespace, directory: Path) -> list[str]:
     return [" ".join(draw.choices(words, k=length)) for length in lengths]
 
 
-def report(name: str, texts: list[str], seconds: list[float], peer: list[float] | None, error: float | None) -> dict:
-    row = {"name": name, "sentences_per_second": len(texts) / statistics.median(seconds), "seconds": seconds}
-    line = f"{name:40} {row['sentences_per_second']:9.1f} sentences/s"
+def report(name: str, sentences: int, took: list, peer: list | None, error: float | None, one_by_one: bool) -> dict:
+    """A row: for every round the seconds of all sentences, or one by one the median of each call's."""
+    if one_by_one:
+        row = {"name": name, "milliseconds": 1000 * statistics.median(took), "seconds": took}
+        line = f"{name:40} {row['milliseconds']:9.2f} ms a sentence"
+    else:
+        row = {"name": name, "sentences_per_second": sentences / statistics.median(took), "seconds": took}
+        line = f"{name:40} {row['sentences_per_second']:9.1f} sentences/s"
     if peer is not None:
-        ratios = [theirs / ours for theirs, ours in zip(peer, seconds, strict=True)]
+        ratios = [theirs / ours for theirs, ours in zip(peer, took, strict=True)]
         row.update(ratio=statistics.median(ratios), ratios=ratios, largest_difference=error)
         line += f"   {row['ratio']:5.2f}x [{min(ratios):.2f}-{max(ratios):.2f}]   largest difference {error:.2g}"
     print(line, flush=True)
     return row
+
+
+def time_round(encode: Callable, texts: list[str], clock: Callable[[], float], one_by_one: bool) -> float:
+    """Seconds of all texts at once, or the median of a call for each."""
+    seconds = []
+    for given in [[text] for text in texts] if one_by_one else [texts]:
+        start = clock()
+        encode(given)
+        seconds.append(clock() - start)
+    return statistics.median(seconds)
 
 
 def main() -> int:
@@ -104,14 +123,14 @@ def main() -> int:
     took: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(args.rounds):
         for name in list(sides) if number % 2 else reversed(list(sides)):
-            start = clock()
-            sides[name](texts)
-            took[name].append(clock() - start)
+            took[name].append(time_round(sides[name], texts, clock, args.one_by_one))
     # Held to the quicker of the peer's batch sizes.
     peers = [name for name in sides if name.startswith("sentence-transformers")]
     best = min(peers, key=lambda name: statistics.median(took[name]))
-    rows = [report(name, texts, took[name], None, None) for name in peers]
-    rows += [report(name, texts, took[name], took[best], errors[name]) for name in sides if name not in peers]
+    count = len(texts)
+    rows = [report(name, count, took[name], None, None, args.one_by_one) for name in peers]
+    ours = [name for name in sides if name not in peers]
+    rows += [report(name, count, took[name], took[best], errors[name], args.one_by_one) for name in ours]
     if args.out:
         args.out.write_text(json.dumps({"sentences": len(texts), "threads": args.threads, "rows": rows}, indent=2))
     return 0
