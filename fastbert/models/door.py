@@ -258,6 +258,11 @@ def open_padded(
         token_type_ids=token_type_ids,
         position_ids=position_ids,
     )
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+        raise InputError(
+            "torch.jit.trace would keep where its example's tokens are for every later batch: expected a call that is "
+            "not traced; `fastbert convert SRC DST --to onnx` writes a graph, and transformers reads the same directory"
+        )
     tokens = input_ids if inputs_embeds is None else inputs_embeds
     if tokens.dim() != (2 if inputs_embeds is None else 3):
         raise InputError(f"input_ids must be (B, S) and inputs_embeds (B, S, H), got {tuple(tokens.shape)}")
