@@ -3,8 +3,45 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from . import hardware as _hardware
+
+if TYPE_CHECKING:
+    # For type checkers and editors, which do not run `__getattr__`: the names of _LAZY and _SUBMODULES once more.
+    from . import data as data
+    from . import models as models
+    from . import ops as ops
+    from . import optim as optim
+    from . import packing as packing
+    from . import tasks as tasks
+    from . import train as train
+    from ._environment import environment as environment
+    from .config import BertConfig as BertConfig
+    from .data.tokenizer import load_tokenizer as load_tokenizer
+    from .elmo_config import ElmoConfig as ElmoConfig
+    from .gpt_config import GPT2Config as GPT2Config
+    from .gpt_config import GPTConfig as GPTConfig
+    from .interop.patch import patch as patch
+    from .interop.patch import unpatch as unpatch
+    from .interop.sentence_encoder import SentenceEncoder as SentenceEncoder
+    from .models import BertForMaskedLM as BertForMaskedLM
+    from .models import BertForMultipleChoice as BertForMultipleChoice
+    from .models import BertForNextSentencePrediction as BertForNextSentencePrediction
+    from .models import BertForPreTraining as BertForPreTraining
+    from .models import BertForQuestionAnswering as BertForQuestionAnswering
+    from .models import BertForSequenceClassification as BertForSequenceClassification
+    from .models import BertForTokenClassification as BertForTokenClassification
+    from .models import BertModel as BertModel
+    from .models.elmo import ElmoForPreTraining as ElmoForPreTraining
+    from .models.elmo import ElmoModel as ElmoModel
+    from .models.gpt import GPTForPreTraining as GPTForPreTraining
+    from .models.gpt import GPTModel as GPTModel
+    from .modules.encoder import BertEncoder as BertEncoder
+    from .modules.quantized import quantize as quantize
+    from .ops import backend as backend
+    from .ops import batch_invariant as batch_invariant
+    from .packing import PackedBatch as PackedBatch
 
 # Before torch runs its first matrix product: see hardware.cap_onednn.
 _hardware.cap_onednn()

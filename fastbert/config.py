@@ -115,9 +115,6 @@ class BertConfig(ModelConfig):
     defaults = _DEFAULTS
     limits = _LIMITS
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
     num_attention_heads: int
     intermediate_size: int
     hidden_act: str
@@ -125,9 +122,7 @@ class BertConfig(ModelConfig):
     attention_probs_dropout_prob: float
     max_position_embeddings: int
     type_vocab_size: int
-    initializer_range: float
     layer_norm_eps: float
-    pad_token_id: int | None
     use_cache: bool
     classifier_dropout: float | None
     bilstm_units: int | None
@@ -137,13 +132,8 @@ class BertConfig(ModelConfig):
     bos_token_id: int | None
     eos_token_id: int | list[int] | None
     tie_word_embeddings: bool
-    problem_type: str | None
-    output_hidden_states: bool
     output_attentions: bool
-    return_dict: bool
     chunk_size_feed_forward: int
-    dtype: str | None
-    architectures: list[str] | None
 
     @property
     def head_dim(self) -> int:

@@ -74,7 +74,8 @@ class ElmoConfig(ModelConfig):
 
     characters: Any = None
 
-    hidden_size: int
+    hidden_dropout_prob: float
+    classifier_dropout: float | None
     lstm_size: int
     character_embedding_size: int
     character_filters: list[list[int]]

@@ -65,7 +65,7 @@ class GPTConfig(ModelConfig):
     prefix = "gpt"
     pre_norm = False
 
-    vocab_size: int
+    afn: str
     n_positions: int
     n_embd: int
     n_layer: int
@@ -74,17 +74,12 @@ class GPTConfig(ModelConfig):
     embd_pdrop: float
     attn_pdrop: float
     layer_norm_epsilon: float
-    initializer_range: float
-    pad_token_id: int | None
     bos_token_id: int | None
     eos_token_id: int | None
     start_token_id: int | None
     delimiter_token_id: int | None
     extract_token_id: int | None
     tie_word_embeddings: bool
-    problem_type: str | None
-    output_hidden_states: bool
-    return_dict: bool
 
     # --- the words that all kinds of models share ---
 

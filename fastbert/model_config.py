@@ -70,8 +70,19 @@ class ModelConfig(abc.ABC):
     defaults: ClassVar[dict[str, Any]]
     limits: ClassVar[dict[str, int]]
 
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    max_position_embeddings: int | None
+    initializer_range: float
+    pad_token_id: int | None
     id2label: dict[int, str]
     label2id: dict[str, int]
+    problem_type: str | None
+    output_hidden_states: bool
+    return_dict: bool
+    dtype: str | None
+    architectures: list[str] | None
 
     def __init__(self, **values: Any) -> None:
         model_type = values.pop("model_type", self.model_type)
@@ -138,6 +149,10 @@ class ModelConfig(abc.ABC):
     @abc.abstractmethod
     def validate(self) -> None:
         """Raises InputError, one sentence, at the first field that does not fit."""
+
+    @abc.abstractmethod
+    def num_parameters(self) -> int:
+        """Parameters of the model without heads."""
 
     # --- files and dictionaries ---
 

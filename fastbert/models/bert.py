@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..config import BertConfig
 from ..errors import InputError
+from ..model_config import ModelConfig
 from ..modules.bilstm import HeadBiLSTM
 from ..modules.embeddings import BertEmbeddings
 from ..modules.encoder import BertEncoder, refuse
@@ -52,6 +53,8 @@ class BertModel(PreTrainedModel):
     Ref:
         Devlin et al. 2019, section 3.
     """
+
+    config: BertConfig
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
@@ -192,7 +195,7 @@ class BertModel(PreTrainedModel):
         return as_asked(output, return_dict, self.config)
 
 
-def as_asked(output, return_dict: bool | None, config: BertConfig):
+def as_asked(output, return_dict: bool | None, config: ModelConfig):
     """The output object, or its tuple."""
     return output if (config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
@@ -204,6 +207,8 @@ class BertHead(PreTrainedModel):
         config: sizes.
         add_pooling_layer: whether the head reads the pooled first token.
     """
+
+    config: BertConfig
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool) -> None:
         super().__init__(config)

@@ -113,6 +113,7 @@ class ElmoEncoder(nn.Module):
 class ElmoPreTrainedModel(PreTrainedModel):
     """What the two share: configuration, first weights."""
 
+    config: ElmoConfig
     config_class = ElmoConfig
     base_model_prefix = "elmo"
     _no_split_modules: ClassVar[list[str]] = ["ElmoEmbeddings", "ProjectedLSTM"]

@@ -32,6 +32,7 @@ class GPTPreTrainedModel(PreTrainedModel):
             GPT2Config.
     """
 
+    config: GPTConfig
     config_class = GPTConfig
     base_model_prefix = gpt_files.PREFIX
     trunk = ("wte.", "wpe.", "tokens_embed.", "positions_embed.", "h.", "ln_f.")

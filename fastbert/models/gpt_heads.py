@@ -7,6 +7,7 @@ same sequences to a task's (L3 = L2 + lambda L1, the paper's lambda is 0.5), whi
 from __future__ import annotations
 
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from .. import ops
 from ..errors import InputError
@@ -38,7 +39,7 @@ class GPTHead(GPTPreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, directory, **options) -> GPTHead:
+    def from_pretrained(cls, directory, **options) -> Self:
         """As `PreTrainedModel.from_pretrained`; the tokens that the input transforms need are added to the vocabulary
         of a model that has none yet."""
         _refuse_bilstm(cls.config_class, options.get("bilstm_units"))

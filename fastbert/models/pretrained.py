@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
@@ -77,6 +78,7 @@ class PreTrainedModel(nn.Module):
             own configuration.
     """
 
+    config: ModelConfig
     config_class: type[ModelConfig] = BertConfig
     base_model_prefix = "bert"
     # Parts of the base model: what every file must have, whatever head it was saved with.
@@ -94,7 +96,7 @@ class PreTrainedModel(nn.Module):
         # What from_pretrained found and did not find: commands that use a model refuse one with a head of chance.
         self.load_report = None
 
-    def train(self, mode: bool = True) -> PreTrainedModel:
+    def train(self, mode: bool = True) -> Self:
         """Sets the mode. Raises InputError for training with int8 weights; the model is unchanged then."""
         check_trainable(self, mode)
         return super().train(mode)
@@ -120,7 +122,7 @@ class PreTrainedModel(nn.Module):
     # --- weights in and out ---
 
     @classmethod
-    def from_config(cls, config: ModelConfig, **kwargs) -> PreTrainedModel:
+    def from_config(cls, config: ModelConfig, **kwargs) -> Self:
         """A model with new weights, in training mode; the name that transformers' Auto classes have for it.
 
         Args:
@@ -141,7 +143,7 @@ class PreTrainedModel(nn.Module):
         config: ModelConfig | None = None,
         ignore_mismatched_sizes: bool = False,
         **overrides,
-    ) -> PreTrainedModel:
+    ) -> Self:
         """Reads a Hugging Face directory: config.json and weights.
 
         Args:

@@ -36,6 +36,10 @@ class StaticConfig(ModelConfig):
     limits: ClassVar[dict[str, int]] = {"vocab_size": 1 << 24, "hidden_size": 1 << 16, "num_labels": 100_000}
     objectives = ()
 
+    hidden_dropout_prob: float
+    classifier_dropout: float | None
+    trained_by: dict | None
+
     def validate(self) -> None:
         """Raises InputError, one sentence, at the first field that does not fit."""
         for name in self.limits:
@@ -59,6 +63,7 @@ class StaticEmbeddings(nn.Module):
 class StaticEncoder(PreTrainedModel):
     """(T,) ids -> (T, H) vectors; tokens that training did not see have zeros."""
 
+    config: StaticConfig
     config_class = StaticConfig
     base_model_prefix = "static"
 

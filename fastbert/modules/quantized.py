@@ -9,6 +9,7 @@ weights and shows on any input: they are found by running the model once on rand
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from .encoder import BertEncoder
 from .linear import is_plain
 from .mode import evaluating
 from .quantized_linear import QuantizedLinear
+
+# A module, or a `SentenceEncoder`, which holds one.
+Model = TypeVar("Model")
 
 # Input channels of a layer that stay float32.
 OUTLIERS = 16
@@ -75,7 +79,7 @@ def _largest_channels(model: nn.Module, encoder: BertEncoder, linears: list[nn.L
     return found
 
 
-def quantize(model: nn.Module) -> nn.Module:
+def quantize(model: Model) -> Model:
     """Makes a model infer with int8 weights on the CPU: every dense layer of its encoder, in place.
 
     The model is then for inference: it is in evaluation mode, its parameters need no gradient, and it cannot be saved

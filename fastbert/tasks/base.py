@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
 
-    from ..config import BertConfig
     from ..model_config import ModelConfig
     from ..packing import PackedBatch
     from .transforms import Transform
@@ -59,8 +58,8 @@ class Example:
     """
 
     row: int
-    input_ids: Sequence[int]
-    token_type_ids: Sequence[int]
+    input_ids: Sequence[int] | np.ndarray
+    token_type_ids: Sequence[int] | np.ndarray
     label: Any = None
     truncated: bool = False
     meta: Any = None
@@ -131,10 +130,10 @@ class Task(abc.ABC):
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
         """Takes from the training rows what the head depends on (the names of the labels); nothing by default."""
 
-    def restore(self, config: BertConfig) -> None:  # noqa: B027
+    def restore(self, config: ModelConfig) -> None:  # noqa: B027
         """Takes the same from the configuration of a fine-tuned model; nothing by default."""
 
-    def settle(self, rows: Sequence[Row], predictions: Sequence, config: BertConfig) -> list:
+    def settle(self, rows: Sequence[Row], predictions: Sequence, config: ModelConfig) -> list:
         """Takes from the best epoch's dev predictions what later ones depend on (a threshold), and keeps it in the
         model's configuration for `restore`; returns the predictions with it. Nothing by default."""
         return list(predictions)
@@ -266,7 +265,7 @@ def _without_labels(task: Task, path: str | os.PathLike) -> str:
     return f"{called(path)}: expected labels in the column {column}, got none in all rows"
 
 
-def check_fit(tokenizer: Tokenizer, config: BertConfig, max_seqlen: int) -> None:
+def check_fit(tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> None:
     """Raises InputError where a tokenizer or a length does not fit a model."""
     most = config.max_position_embeddings
     if max_seqlen < 3 or (most is not None and max_seqlen > most):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..config import BertConfig
 from ..errors import CheckpointError, InputError
+from ..model_config import ModelConfig
 from . import metrics
 from .base import Example, Row
 from .files import shorten
@@ -40,7 +40,7 @@ class Classification(TextTask):
     def target(self, label: str) -> int:
         return self.labels.index(self.parse(label))
 
-    def restore(self, config: BertConfig) -> None:
+    def restore(self, config: ModelConfig) -> None:
         """Takes the order of the classes from a model that names them: published ones have MNLI's in any order.
 
         Warns of a model whose classes have names of their own, as one of another task has, and of one that names none

@@ -21,7 +21,7 @@ from .transforms import example, parts_of, with_next_words
 from .typed import read_typed
 
 if TYPE_CHECKING:
-    from ..config import BertConfig
+    from ..model_config import ModelConfig
     from ..packing import PackedBatch
 
 
@@ -157,7 +157,7 @@ class TextTask(Task):
         if not (all(texts) if labelled and not self.predicting else any(texts)):
             raise ValueError("expected a text in every text column, got an empty one")
 
-    def restore(self, config: BertConfig) -> None:
+    def restore(self, config: ModelConfig) -> None:
         self.features = getattr(config, "feature_layers", None)
         self.feature_units = getattr(config, "feature_units", None)
 
