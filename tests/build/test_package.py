@@ -1,4 +1,4 @@
-"""What the package as a whole promises: its public names, and their types for those who check or complete by them."""
+"""What the package as a whole promises: its public names and their types, and one direction of its imports."""
 
 import ast
 import importlib
@@ -12,6 +12,26 @@ import fastbert
 from fastbert.models import PreTrainedModel
 
 ROOT = Path(fastbert.__file__).parent
+
+# docs/architecture.md: a package imports of those below it alone, and of none beside it.
+LAYERS = (
+    {"cli"},
+    {"demo", "bench", "study"},
+    {"tasks"},
+    {"train"},
+    {"interop"},
+    {"models"},
+    {"modules"},
+    {"data", "optim"},
+    {"ops"},
+    {"reference", "triton_kernels"},
+)
+# A model loads and saves itself by those modules of interop that read and write files, which know no model.
+UPWARD = {("models", "interop.checkpoint"), ("models", "interop.names")}
+# Modules beside the packages stand below them all, but for the command, the public names, and what looks from outside.
+ABOVE = {"__init__", "__main__", "_environment"}
+# ELMo's vocabulary is a table of characters.
+UPWARD |= {("elmo_config", "data.characters")}
 
 # Modules whose models a user names.
 MODELS = ("models", "models.gpt", "models.gpt_heads", "models.elmo", "models.static")
@@ -44,3 +64,49 @@ def test_a_models_configuration_has_the_type_of_its_kind(model):
 def test_loading_gives_the_class_that_was_asked_for():
     for name in ("from_pretrained", "from_config", "train"):
         assert typing.get_type_hints(getattr(PreTrainedModel, name))["return"] is typing_extensions.Self, name
+
+
+def imports(path: Path) -> list[str]:
+    """The modules of the package that a file imports anywhere but for type checkers, as "package.module"."""
+    home = path.relative_to(ROOT).parent.parts
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in for_types:
+            base = [*home[: len(home) - node.level + 1], *(node.module or "").split(".")]
+            base = [part for part in base if part]
+            for alias in node.names:
+                place = ROOT.joinpath(*base, alias.name)
+                names = [*base, alias.name] if place.is_dir() or place.with_suffix(".py").is_file() else base
+                found.append(".".join(names))
+    return found
+
+
+def test_imports_go_one_way():
+    rank = {name: -number for number, names in enumerate(LAYERS, 1) for name in names}
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
+    assert set(rank) == packages
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if own in ABOVE:
+            continue
+        for module in imports(path):
+            package = module.partition(".")[0]
+            # Modules beside the packages have no rank of their own: they stand at the bottom.
+            down = package == own or rank.get(package, -len(LAYERS) - 1) < rank.get(own, -len(LAYERS))
+            if not down and (own, module) not in UPWARD:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+
+
+def test_the_reference_imports_nothing_of_what_it_is_compared_with():
+    paths = list((ROOT / "reference").rglob("*.py"))
+    assert [module for path in paths for module in imports(path) if not module.startswith("reference")] == []
+    assert imports(ROOT / "ops" / "gelu.py"), "nothing would be found"
