@@ -26,9 +26,6 @@ _LIMITS = {
 }
 _MAX_PARAMETERS = 10**11
 
-# Table 6 of the BERT paper as LxHxA, and the names of Google's miniatures.
-PAPER_SIZES = ("3x768x12", "6x768x3", "6x768x12", "12x768x12", "12x1024x16", "24x1024x16")
-MINIATURE_SIZES = tuple(f"{layers}x{hidden}" for layers in (2, 4, 6, 8, 10, 12) for hidden in (128, 256, 512, 768))
 _ALIASES = {
     "tiny": "2x128",
     "mini": "4x256",

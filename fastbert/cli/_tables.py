@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def print_table(table: Sequence[Sequence], indent: str = "  ") -> None:
-    """Prints a header and its lines in columns: numbers to the right, floats with four digits."""
+def print_table(table: Sequence[Sequence]) -> None:
+    """Prints a header and its lines in columns, indented: numbers to the right, floats with four digits."""
     from ..tasks.runs import show_cell
 
     cells = [[show_cell(value) for value in line] for line in table]
@@ -17,7 +17,7 @@ def print_table(table: Sequence[Sequence], indent: str = "  ") -> None:
             word.ljust(width) if to_left else word.rjust(width)
             for word, width, to_left in zip(line, widths, left, strict=True)
         )
-        print((indent + "  ".join(words)).rstrip())
+        print(("  " + "  ".join(words)).rstrip())
 
 
 def _is_number(word: str) -> bool:

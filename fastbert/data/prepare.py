@@ -25,6 +25,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
+from ..hardware import num_cores
 from ..signals import held_signals
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents
@@ -212,13 +213,9 @@ def _batches(documents: Iterator[RawDocument | Document], heldout: float | Colle
         yield Job(batch, sides, size)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) -> Iterator[Encoded]:
     """Encodes batches in order, in this process where there is little to do."""
-    workers = _cores() if num_workers is None else num_workers
+    workers = num_cores() if num_workers is None else num_workers
     if workers < 1:
         raise InputError(f"num_workers: expected at least 1, got {num_workers}")
     head, size = [], 0

@@ -220,8 +220,8 @@ class RealisedShares:
         return text
 
 
-def realised_shares(data: PretrainingData, epoch: int = 0, max_tokens: int = 1_000_000) -> RealisedShares:
-    """Counts over at least max_tokens tokens of an epoch and, where it is shorter, of those after it.
+def realised_shares(data: PretrainingData, max_tokens: int = 1_000_000) -> RealisedShares:
+    """Counts over at least max_tokens tokens of the first epoch and, where it is shorter, of those after it.
 
     A random replacement that happens to be the original token counts as kept.
 
@@ -230,7 +230,7 @@ def realised_shares(data: PretrainingData, epoch: int = 0, max_tokens: int = 1_0
     """
     if data.config.objective != "mlm":
         raise InputError(f"shares of masked tokens are those of objective mlm, got {data.config.objective}")
-    counts = np.zeros(8, dtype=np.int64)
+    counts, epoch = np.zeros(8, dtype=np.int64), 0
     special = data.shards.manifest.special_ids
     while counts[0] < max_tokens:
         for sample_ids in data.batches(epoch, max(8192, data.config.max_seqlen)):

@@ -64,7 +64,7 @@ def generate(
     config = model.config
     rows = _rows(prompts, attention_mask)
     _check_whole(max_new_tokens=max_new_tokens, top_k=top_k, seed=seed)
-    _check(config, rows, max_new_tokens, temperature, top_k, top_p)
+    _check(config, rows, max_new_tokens, temperature, top_p)
     ends = _ends(config.eos_token_id if eos_token_id is None else eos_token_id)
     if pad_token_id is not None and not isinstance(pad_token_id, Integral):
         raise InputError(f"pad_token_id must be an id, got {pad_token_id!r:.100}")
@@ -196,7 +196,7 @@ def _check_whole(**options) -> None:
             raise InputError(f"{name} must be a whole number, at least {least[name]}, got {value!r:.100}")
 
 
-def _check(config, rows, count: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def _check(config, rows, count: int, temperature: float, top_p: float | None) -> None:
     if not rows or not all(rows):
         raise InputError("expected prompts of one token at least, got an empty one")
     if not isinstance(temperature, Real) or not temperature > 0:

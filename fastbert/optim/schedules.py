@@ -47,12 +47,3 @@ def by_name(name: str) -> Callable[[float, float], float]:
     if name not in _BY_NAME:
         raise InputError(f"a schedule must be one of {', '.join(_BY_NAME)}, got {name!r}")
     return _BY_NAME[name]
-
-
-def make_schedule(name: str, warmup: float = 0.0) -> Callable[[float], float]:
-    """The schedule called so with its warm-up filled in. Raises InputError for an unknown name or a warm-up that is no
-    share of the training."""
-    if not 0 <= warmup <= 1:
-        raise InputError(f"warmup is a share of the training, between 0 and 1, got {warmup}")
-    schedule = by_name(name)
-    return lambda progress: schedule(progress, warmup)

@@ -11,7 +11,7 @@ from .. import ops, rng
 from ..modules.bilstm import over_sequences
 from ..outputs import LogitsOutput
 from ..packing import PackedBatch
-from .on_features import OnFeatures, of_kind
+from .on_features import OnFeatures
 
 
 class FeatureTagger(OnFeatures):
@@ -43,6 +43,3 @@ class FeatureTagger(OnFeatures):
         logits = self.classifier(hidden)
         loss = None if labels is None else ops.cross_entropy(logits, labels)
         return LogitsOutput(loss, logits, None, None)
-
-
-BertForFeatureTagging = of_kind(FeatureTagger, "bert")

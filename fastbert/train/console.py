@@ -16,11 +16,10 @@ class Console:
     """Prints the lines of a run.
 
     Args:
-        quiet: print nothing.
-        bar: draw a live bar on stderr where it is a terminal.
+        quiet: print nothing, and draw no bar.
     """
 
-    def __init__(self, quiet: bool = False, bar: bool = True) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         from rich import progress as rp
         from rich.console import Console as RichConsole
 
@@ -36,7 +35,7 @@ class Console:
             rp.TimeRemainingColumn(),
             console=RichConsole(file=sys.stderr),
             transient=True,
-            disable=quiet or not bar or not sys.stderr.isatty(),
+            disable=quiet or not sys.stderr.isatty(),
             redirect_stdout=sys.stdout.isatty(),
         )
         self._task = self._bar.add_task("pre-training", total=1.0, note="")

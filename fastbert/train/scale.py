@@ -13,9 +13,9 @@ from typing import Literal
 _RING = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 # Twelve figures or so that ranks agree on before a step, in float64 (fastbert.train.loop), and DeepSpeed's own.
 _AGREED = 40
-# At stage 3 DeepSpeed keeps tensors up to this size whole on every rank (stage3_param_persistence_threshold), and what
-# it gathered for forward until backward in models up to that one (stage3_max_reuse_distance).
-PERSISTENT, REUSED = 100_000, 1_000_000_000
+# At stage 3 DeepSpeed keeps what it gathered for forward until backward in models up to this size
+# (stage3_max_reuse_distance).
+_REUSED = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def collectives(
         micro_batches: that a rank accumulates.
         gradient_bytes, parameter_bytes: of a number that travels.
         lamb_tensors: tensors that LAMB scales; of shards their norms are summed up, 2 float64 each.
-        persistent: numbers in tensors that stage 3 keeps whole (of at most `PERSISTENT` numbers each).
+        persistent: numbers in tensors that stage 3 keeps whole (of at most 100,000 numbers each, DeepSpeed's
+            stage3_param_persistence_threshold).
         reused: whether stage 3 keeps what it gathered from forward to backward; None = by the model's size.
     """
     gradients, weights = gradient_bytes * parameters, parameter_bytes * parameters
@@ -75,7 +76,7 @@ def collectives(
     else:
         kept = parameter_bytes * persistent
         found.append(Collective("gradients", "reduce_scatter", gradients, micro_batches))
-        gathers = 1 if (parameters <= REUSED if reused is None else reused) else 2
+        gathers = 1 if (parameters <= _REUSED if reused is None else reused) else 2
         found.append(Collective("weights before use", "all_gather", weights - kept, gathers * micro_batches))
         if kept:
             found.append(Collective("updated small weights", "all_gather", kept))

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-PARTS = ("data", "forward", "backward", "optimizer", "communication")
-
 
 class StepTimer:
     """Seconds that the parts of a step took.

@@ -24,7 +24,6 @@ from fastbert.triton_kernels import embedding as embedding_kernels
 from fastbert.triton_kernels import fp8 as fp8_kernels
 
 ARCHITECTURES = (80, 90)
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have (CUDA guide, table 27)
 _INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_index", "padding_idx", "stride_m"} | {
     "first_chunk",
     "V",
