@@ -17,8 +17,7 @@ from ..modules.encoder import BertEncoder, refuse
 from ..modules.heads import BertPooler
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
-from . import door
-from .door import Tokens
+from .door import Tokens, open_tokens
 from .pretrained import PreTrainedModel
 
 
@@ -106,32 +105,19 @@ class BertModel(PreTrainedModel):
         key = rng.current() if self.training else None
         keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         keep_attentions = config.output_attentions if output_attentions is None else output_attentions
-        cu_seqlens = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
-        if isinstance(input_ids, PackedBatch):
-            ids = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-            door.refuse_beside("a PackedBatch", attention_mask=attention_mask, cu_seqlens=cu_seqlens, **ids)
-            tokens = door.open_packed_batch(input_ids, config, key)
-        else:
-            if (input_ids is None) == (inputs_embeds is None):
-                raise InputError("expected either input_ids or inputs_embeds, got both or neither")
-            max_seqlen = max_length_q if max_seqlen is None else max_seqlen
-            if cu_seqlens is not None:
-                door.refuse_beside("cu_seqlens", attention_mask=attention_mask)
-                tokens = door.open_packed(
-                    config, key, input_ids, inputs_embeds, token_type_ids, position_ids, cu_seqlens, max_seqlen
-                )
-            else:
-                tokens = door.open_padded(
-                    config,
-                    key,
-                    input_ids,
-                    inputs_embeds,
-                    attention_mask,
-                    token_type_ids,
-                    position_ids,
-                    needs_first_column=self.pooler is not None,
-                    needs_attentions=bool(keep_attentions),
-                )
+        tokens = open_tokens(
+            config,
+            key,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            cu_seq_lens_q if cu_seqlens is None else cu_seqlens,
+            max_length_q if max_seqlen is None else max_seqlen,
+            needs_first_column=self.pooler is not None,
+            needs_attentions=bool(keep_attentions),
+        )
         if keep_attentions and tokens.packing is None:
             raise InputError("attention probabilities are kept for (B, S) batches only, got packed tokens")
         hidden = self.embeddings(

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..config import BertConfig
 from ..errors import InputError
+from ..gpt_config import GPTConfig
 from ..model_config import ModelConfig
 from ..modules.encoder import lay_out
 from ..modules.layout import Layout, PackedLayout
@@ -103,7 +105,53 @@ class Tokens:
         return first * (self.cu_seqlens.diff() > 0)[:, None]
 
 
-def refuse_beside(what: str, **given) -> None:
+def open_tokens(
+    config: BertConfig | GPTConfig,
+    key: DropoutKey | None,
+    input_ids: Tensor | PackedBatch | None,
+    inputs_embeds: Tensor | None,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+    *,
+    needs_first_column: bool = False,
+    needs_attentions: bool = False,
+) -> Tokens:
+    """What a caller gave, in one of three forms: a `PackedBatch` and nothing else, tokens laid end to end with
+    ``cu_seqlens``, or a (B, S) batch.
+
+    Args:
+        needs_first_column: a pooler reads column 0, also where it is masked.
+        needs_attentions: the probabilities of attention are kept, which only a (B, S) batch has.
+
+    Raises:
+        InputError: arguments of several forms or of none, an id outside its table, or shapes that do not fit.
+    """
+    if isinstance(input_ids, PackedBatch):
+        ids = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        _refuse_beside("a PackedBatch", attention_mask=attention_mask, cu_seqlens=cu_seqlens, **ids)
+        return _open_packed_batch(input_ids, config, key)
+    if (input_ids is None) == (inputs_embeds is None):
+        raise InputError("expected either input_ids or inputs_embeds, got both or neither")
+    if cu_seqlens is not None:
+        _refuse_beside("cu_seqlens", attention_mask=attention_mask)
+        return open_packed(config, key, input_ids, inputs_embeds, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+    return open_padded(
+        config,
+        key,
+        input_ids,
+        inputs_embeds,
+        attention_mask,
+        token_type_ids,
+        position_ids,
+        needs_first_column,
+        needs_attentions,
+    )
+
+
+def _refuse_beside(what: str, **given) -> None:
     """Raises InputError for an argument that would be left unread beside tokens that came packed."""
     for name, value in given.items():
         if value is not None:
@@ -116,7 +164,9 @@ def _unread(x: Tensor) -> bool:
     return x.device.type != "cpu" or torch.compiler.is_compiling() or ops.is_transformed()
 
 
-def check_ids(config: ModelConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor) -> None:
+def check_ids(
+    config: BertConfig | GPTConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor
+) -> None:
     """Raises InputError for an id outside its table, or ids that are no int64 or int32.
 
     On a GPU the ids are not looked at: that would make the host wait for the device in every step.
@@ -175,7 +225,7 @@ def _check_length(config: ModelConfig, length: int) -> None:
         )
 
 
-def open_packed_batch(batch: PackedBatch, config: ModelConfig, key: DropoutKey | None) -> Tokens:
+def _open_packed_batch(batch: PackedBatch, config: BertConfig | GPTConfig, key: DropoutKey | None) -> Tokens:
     """A `PackedBatch` as it is."""
     _check_length(config, batch.max_seqlen)
     check_ids(config, batch.input_ids, batch.token_type_ids, batch.position_ids)
@@ -191,7 +241,7 @@ def open_packed_batch(batch: PackedBatch, config: ModelConfig, key: DropoutKey |
 
 
 def open_packed(
-    config: ModelConfig,
+    config: BertConfig | GPTConfig,
     key: DropoutKey | None,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
@@ -237,7 +287,7 @@ def open_packed(
 
 
 def open_padded(
-    config: ModelConfig,
+    config: BertConfig | GPTConfig,
     key: DropoutKey | None,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,

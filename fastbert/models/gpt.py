@@ -18,9 +18,9 @@ from ..modules.layout import PackedLayout
 from ..outputs import BertModelOutput, CausalLMOutput
 from ..packing import PackedBatch
 from ..rng import EMBEDDING_SITE, DropoutKey
-from . import door, gpt_files
+from . import gpt_files
 from .bert import Encoded, as_asked
-from .door import check_labels, check_tensors
+from .door import check_labels, check_tensors, open_tokens
 from .pretrained import PreTrainedModel
 
 
@@ -125,20 +125,9 @@ class GPTModel(GPTPreTrainedModel):
         config = self.config
         key = rng.current() if self.training else None
         keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if isinstance(input_ids, PackedBatch):
-            ids = {"position_ids": position_ids, "inputs_embeds": inputs_embeds}
-            door.refuse_beside("a PackedBatch", attention_mask=attention_mask, cu_seqlens=cu_seqlens, **ids)
-            tokens = door.open_packed_batch(input_ids, config, key)
-        elif (input_ids is None) == (inputs_embeds is None):
-            raise InputError("expected either input_ids or inputs_embeds, got both or neither")
-        elif cu_seqlens is not None:
-            door.refuse_beside("cu_seqlens", attention_mask=attention_mask)
-            tokens = door.open_packed(config, key, input_ids, inputs_embeds, None, position_ids, cu_seqlens, max_seqlen)
-        else:
-            tokens = door.open_padded(
-                config, key, input_ids, inputs_embeds, attention_mask, None, position_ids,
-                needs_first_column=False, needs_attentions=False,
-            )  # fmt: skip
+        tokens = open_tokens(
+            config, key, input_ids, inputs_embeds, attention_mask, None, position_ids, cu_seqlens, max_seqlen
+        )
         hidden = self.embed(tokens.input_ids, tokens.position_ids, key, tokens.inputs_embeds)
         hidden, states = self.run(hidden, tokens.layout, key, tokens.shape.show if keep_states else None)
         return Encoded(tokens, hidden, None, tuple(states) if states else None, None)
