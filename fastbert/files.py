@@ -43,6 +43,26 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_whole(path: str | os.PathLike, content: str | bytes, raises: type[FastbertError] | None = None) -> None:
+    """Writes a file whole or not at all, a text in UTF-8.
+
+    Args:
+        raises: the error of the caller's own; None for that of the system.
+
+    Raises:
+        FastbertError: of the kind ``raises``: the file cannot be written.
+        OSError: the same without it, as `whole` raises it.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        with whole(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        if raises is None:
+            raise
+        raise raises(f"{path}: expected to write {len(data)} bytes, got: {error.strerror or error}") from error
+
+
 def check_new(directory: str | os.PathLike) -> None:
     """Raises InputError where a directory that is to be made would mix with what is there."""
     directory = Path(directory)

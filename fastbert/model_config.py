@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from .errors import InputError
-from .files import not_downloaded, read_json, whole
+from .files import not_downloaded, read_json, write_whole
 
 _log = logging.getLogger("fastbert")
 
@@ -210,8 +210,7 @@ class ModelConfig(abc.ABC):
     def save_pretrained(self, directory: str | os.PathLike) -> Path:
         """Writes config.json into a directory, which is made if need be, and returns its path."""
         path = Path(directory) / "config.json"
-        with whole(path) as temporary:
-            temporary.write_text(self.to_json_string(), encoding="utf-8")
+        write_whole(path, self.to_json_string())
         return path
 
     def to_json_string(self) -> str:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .files import whole
+from .files import write_whole
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
@@ -88,6 +88,5 @@ class HtmlReport:
             + "\n".join(self._parts)
             + "\n</body></html>\n"
         )
-        with whole(path) as temporary:
-            temporary.write_text(page, encoding="utf-8")
+        write_whole(path, page)
         return path

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..errors import InputError
-from ..files import read_json, whole
+from ..files import read_json, write_whole
 from .manifest import SpecialIds
 from .truncation import side_settings
 
@@ -143,6 +143,5 @@ def save_bpe(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
         contents = {path.name: path.read_text(encoding="utf-8") for path in saved}
     contents["tokenizer_config.json"] = config_text(tokenizer)
     for name, content in contents.items():
-        with whole(directory / name) as path:
-            path.write_text(content, encoding="utf-8")
+        write_whole(directory / name, content)
     return [directory / name for name in contents]

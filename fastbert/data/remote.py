@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..files import whole
+from ..files import write_whole
 from .manifest import FILE_NAME, Manifest, check_file
 
 _MAX_MANIFEST_BYTES = 256 << 20
@@ -57,7 +57,7 @@ class RemoteFiles:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / FILE_NAME
         if not path.is_file() or path.read_bytes() != content:
-            _put(path, content)
+            write_whole(path, content, DataError)
         self.manifest = Manifest.load(self.directory)
         # All indices together are less than a tenth of the tokens.
         for name in self.manifest.files:
@@ -190,14 +190,6 @@ def _file_system(url: str):
         raise InputError(
             f"{url}: expected an address of a file system that can be used here, got: {_said(error)}"
         ) from error
-
-
-def _put(path: Path, content: bytes) -> None:
-    try:
-        with whole(path) as temporary:
-            temporary.write_bytes(content)
-    except OSError as error:
-        raise DataError(f"{path}: expected to write {len(content)} bytes, got: {error.strerror or error}") from error
 
 
 def _said(error: Exception) -> str:

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..files import not_downloaded, read_json, whole
+from ..files import not_downloaded, read_json, write_whole
 from . import added_tokens, bpe
 from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
@@ -190,7 +190,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
     texts = tokenizer_texts(tokenizer)
     paths = [directory / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
-        write_whole(path, text)
+        write_whole(path, text, InputError)
     return paths
 
 
@@ -205,21 +205,11 @@ def save_vocab(tokenizer: Tokenizer, path: str | Path) -> list[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     paths = [path]
-    write_whole(path, vocab_text(tokenizer))
+    write_whole(path, vocab_text(tokenizer), InputError)
     if path.name == "vocab.txt":
         paths.append(path.with_name("tokenizer_config.json"))
-        write_whole(paths[1], config_text(tokenizer))
+        write_whole(paths[1], config_text(tokenizer), InputError)
     return paths
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    content = text.encode("utf-8")
-    try:
-        with whole(path) as temporary:
-            temporary.write_bytes(content)
-    except OSError as error:
-        raise InputError(f"{path}: expected to write {len(content)} bytes, got: {error.strerror}") from error
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:

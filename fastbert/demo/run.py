@@ -19,12 +19,12 @@ from ..data.pretraining import PretrainingData, realised_shares
 from ..data.shards import ShardSet
 from ..data.tokenizer import load_tokenizer, train_wordpiece
 from ..errors import InputError
+from ..files import write_whole
 from ..models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassification
 from ..tasks.config import FinetuneConfig
 from ..tasks.fill_mask import fill_mask
 from ..tasks.finetune import finetune
 from ..tasks.text_classification import TextClassification
-from ..train.checkpoint import write_text
 from ..train.config import PretrainConfig
 from ..train.evaluation import evaluate
 from ..train.pretrain import PretrainResult, build_model, pretrain
@@ -122,7 +122,7 @@ def run_demo(out: Path, quick: bool = False, seed: int = 0) -> DemoResult:
     stages.begin("classifier")
     _classify(result, seed)
     stages.end()
-    write_text(out / _MARKER, result.to_json())
+    write_whole(out / _MARKER, result.to_json())
     return result
 
 
@@ -134,7 +134,7 @@ def _clear(out: Path) -> None:
         shutil.rmtree(out)
     out.mkdir(parents=True)
     # From here on the directory is known to be a demo's, even if it is interrupted.
-    write_text(out / _MARKER, "{}")
+    write_whole(out / _MARKER, "{}")
 
 
 def _prepare(result: DemoResult) -> None:

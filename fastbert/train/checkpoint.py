@@ -45,16 +45,6 @@ _ASIDE = re.compile(r"step_(\d+)\.old-[0-9a-f]+")
 _LEFTOVER = re.compile(r"step_\d+\.(tmp|old|gone)-[0-9a-f]+")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a small file beside its final name and renames it."""
-    temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        write_bytes(temporary, text.encode())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def save(
     directory: str | os.PathLike,
     step: int,

@@ -11,8 +11,9 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ..errors import CheckpointError
+from ..files import write_whole
 from .append import Appender
-from .checkpoint import write_text
 from .wandb_log import WandbLog
 
 _log = logging.getLogger("fastbert")
@@ -84,6 +85,9 @@ class MetricsLog:
             again. None begins an empty log.
         again: kinds of rows of that step itself that will be made again: of an evaluation that a signal had ended.
         wandb: gets the rows too.
+
+    Raises:
+        CheckpointError: metrics.jsonl cannot be written; what was there stays.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class MetricsLog:
         self._resume_step = resume_step
         rows = [] if resume_step is None else read_metrics(self._path)
         kept = [r for r in rows if r["step"] < resume_step or (r["step"] == resume_step and r["kind"] not in again)]
-        write_text(self._path, "".join(map(to_line, kept)))
+        write_whole(self._path, "".join(map(to_line, kept)), CheckpointError)
         self._rows = kept
         self._file = Appender(self._path)
         self._writer = None

@@ -19,7 +19,8 @@ import torch
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..data.tokenizer import load_tokenizer
-from ..errors import DataError, InputError
+from ..errors import CheckpointError, DataError, InputError
+from ..files import write_whole
 from ..model_config import ModelConfig
 from ..models import registry
 from . import arithmetic, checkpoint, distributed, initialisation, phases
@@ -169,9 +170,9 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     if resume_from is not None and config.resume != "auto":
         _go_back(loop)
     if world.first:
-        checkpoint.write_text(run_dir / "config.yaml", config.to_yaml())
+        write_whole(run_dir / "config.yaml", config.to_yaml(), CheckpointError)
         if deepspeed is not None:
-            checkpoint.write_text(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n")
+            write_whole(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n", CheckpointError)
     return loop
 
 

@@ -5,12 +5,13 @@ import errno
 import gzip
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastbert.errors import DataError, InputError
-from fastbert.files import whole
+from fastbert.errors import CheckpointError, DataError, InputError
+from fastbert.files import whole, write_whole
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
@@ -220,3 +221,22 @@ def test_a_whole_file_that_cannot_be_written_is_called_by_its_name(tmp_path):
         (tmp_path / "source").read_text()
     assert caught.value.filename == str(tmp_path / "source")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("fails", [(Path, "write_bytes"), (os, "fsync"), (os, "replace")], ids=lambda fails: fails[1])
+def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch, fails):
+    path = tmp_path / "config.yaml"
+    write_whole(path, "old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(*fails, full)
+    said = f"^{re.escape(str(path))}: expected to write 4 bytes, got: No space left on device$"
+    with pytest.raises(CheckpointError, match=said):
+        write_whole(path, "néw", CheckpointError)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_whole(path, "new")
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]

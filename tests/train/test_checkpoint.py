@@ -477,17 +477,3 @@ def test_unreadable_bytes_are_skipped(tmp_path, monkeypatch):
     path, [(skipped, reason)] = checkpoint.latest_valid(tmp_path)
     assert (path, skipped) == (old, new)
     assert os.strerror(errno.EIO) in reason
-
-
-def test_write_text_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "config.yaml"
-    checkpoint.write_text(path, "old")
-    for kind in ("open", "write", "fsync", "replace"):
-        with monkeypatch.context() as patch:
-            Disk(patch, kind, 1, errno.ENOSPC)
-            with pytest.raises((CheckpointError, OSError), match=os.strerror(errno.ENOSPC)):
-                checkpoint.write_text(path, "new")
-        assert path.read_text() == "old"
-        assert names(tmp_path) == ["config.yaml"]
-    checkpoint.write_text(path, "new")
-    assert path.read_text() == "new"
