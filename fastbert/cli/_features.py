@@ -14,8 +14,7 @@ from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
 from ..tasks.features import LAYERS, check_layers
 from ..tasks.files import atomic_write
-from ..tasks.runs import show_cell
-from ..tasks.search import warnings_off
+from ..tasks.runs import show_cell, warnings_held
 from . import finetune
 from ._tables import print_table
 
@@ -61,7 +60,7 @@ def _check_all(task, directory: Path) -> None:
     layers = read_config(directory).num_hidden_layers
     for name in LAYERS:
         check_layers(name, max(layers, 1))  # static vectors are a layer of their own
-    with warnings_off():  # what the directory lacks is said when the model is trained
+    with warnings_held():  # what the directory lacks is said when the model is trained
         task.model(directory)
 
 

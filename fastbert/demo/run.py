@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from ..models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassif
 from ..tasks.config import FinetuneConfig
 from ..tasks.fill_mask import fill_mask
 from ..tasks.finetune import finetune
+from ..tasks.runs import warnings_held
 from ..tasks.text_classification import TextClassification
 from ..train.config import PretrainConfig
 from ..train.evaluation import evaluate
@@ -237,7 +237,8 @@ def _classify(result: DemoResult, seed: int) -> None:
         for start, lr in (("pre-trained", recipe.classifier_lr), ("random weights", recipe.scratch_lr)):
             task = TextClassification(classes)
             torch.manual_seed(number)
-            model = _with_new_head(task, result.run.model_dir)
+            with warnings_held():  # that the head is new
+                model = task.model(result.run.model_dir).to(hardware.default_device())
             if start == "random weights":
                 model.bert.load_state_dict(build_model(_config(result, number), data).bert.state_dict())
             _drop_out(model, 0.1)
@@ -262,17 +263,6 @@ def _classify(result: DemoResult, seed: int) -> None:
         f"modules never seen:\nfrom the pre-trained model {means['pre-trained']:.1f} %, from random weights "
         f"{means['random weights']:.1f} %, largest class {100 * max(counts) / len(test):.1f} %"
     )
-
-
-def _with_new_head(task: TextClassification, directory: Path) -> BertForSequenceClassification:
-    """Without the warning that the head is new, which is what is wanted here."""
-    log = logging.getLogger("fastbert")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        return task.model(directory).to(hardware.default_device())
-    finally:
-        log.setLevel(level)
 
 
 def _split(result: DemoResult) -> tuple[frozenset[str], frozenset[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -167,6 +166,7 @@ def _compute(cell: Cell) -> dict:
 
     from ..data.tokenizer import load_tokenizer
     from ..tasks.finetune import finetune
+    from ..tasks.runs import warnings_held
     from .machine import Clock, made_by
 
     clock = Clock()
@@ -176,7 +176,7 @@ def _compute(cell: Cell) -> dict:
     config = spec.config(cell.seed)
     task.configure(config)
     torch.manual_seed(cell.seed)  # the new head
-    with _without_warnings(), _folder(cell) as folder:
+    with warnings_held(), _folder(cell) as folder:
         if spec.features is not None:
             task.features, task.feature_units = spec.features, spec.feature_units
         model = task.model(directory).to(hardware.default_device())
@@ -221,15 +221,3 @@ def set_dropout(model, p: float) -> None:
         part = getattr(module, "dropout", None)
         if hasattr(part, "p"):
             part.p = p
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """No warning that a head is new: in a study it always is."""
-    log = logging.getLogger("fastbert")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

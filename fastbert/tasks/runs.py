@@ -65,13 +65,10 @@ def run_config(path: str | os.PathLike) -> dict:
     return read_yaml(file) if file.is_file() else {}
 
 
-def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:
-    """Loads a model for use, on the GPU where there is one: every tensor of it must be in the directory, its head too.
-
-    Raises:
-        CheckpointError: a tensor would have been drawn by chance; the message lists such tensors, or says how large the
-            directory's head is.
-    """
+@contextlib.contextmanager
+def warnings_held() -> Iterator[list[logging.LogRecord]]:
+    """While the block runs, what the package would log is kept and not shown; gives the records. A loader warns of a
+    new head, which is wanted in some places and has been said before, or is an error to be told once, in others."""
     logger = logging.getLogger("fastbert")
     kept: list[logging.LogRecord] = []
 
@@ -79,12 +76,22 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
         kept.append(record)
         return False
 
-    # The loader warns of a new head, which is an error here and must be told once: warnings wait until it is known.
     logger.addFilter(keep)
     try:
-        model = load(directory)
+        yield kept
     finally:
         logger.removeFilter(keep)
+
+
+def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:
+    """Loads a model for use, on the GPU where there is one: every tensor of it must be in the directory, its head too.
+
+    Raises:
+        CheckpointError: a tensor would have been drawn by chance; the message lists such tensors, or says how large the
+            directory's head is.
+    """
+    with warnings_held() as warnings:  # a new head is an error here, and must be told once
+        model = load(directory)
     new = model.load_report.newly_initialised
     if new:
         names = ", ".join(new[:5]) + (f", and {len(new) - 5} more" if len(new) > 5 else "")
@@ -94,8 +101,8 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
             if shape[1:] == own[1:]:
                 expected, got = f"{expected} with a head of size {own[0]}", f"one of size {shape[0]} ({name})"
         raise CheckpointError(f"{directory}: {expected}, got {got}")
-    for record in kept:
-        logger.handle(record)
+    for record in warnings:
+        logging.getLogger("fastbert").handle(record)
     return model.to(hardware.default_device())
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from .base import Row, Task
 from .config import FinetuneConfig
 from .finetune import FinetuneResult, interrupted, opened, result_again
 from .predict import NotFiniteError
-from .runs import FinetuneRun, Start, starting_point
+from .runs import FinetuneRun, Start, starting_point, warnings_held
 from .saving import FinetuneCheckpoints, Progress, Stopped, identity
 from .training import Callbacks, Data, Training, plan, prepare
 
@@ -78,7 +77,7 @@ def search(
                 for number, config in enumerate(configs[progress.trial - 1 :], progress.trial):
                     if number > 1:
                         torch.manual_seed(config.seed)
-                        with warnings_off():
+                        with warnings_held():  # what the directory lacks was said with the first model
                             model = load()
                     line = trainings.make(model, config, steps[number - 1])
                     if on_trial is not None:
@@ -147,18 +146,3 @@ def _with_total(callbacks: Callbacks, steps: int) -> Callbacks:
     """Callbacks that are told the steps of all trials together."""
     on_step = callbacks.on_step
     return callbacks if on_step is None else dataclasses.replace(callbacks, on_step=lambda _: on_step(steps))
-
-
-@contextlib.contextmanager
-def warnings_off() -> Iterator[None]:
-    """What a directory lacks was said when the first model was loaded from it."""
-
-    def drop(record: logging.LogRecord) -> bool:
-        return False
-
-    logger = logging.getLogger("fastbert")
-    logger.addFilter(drop)
-    try:
-        yield
-    finally:
-        logger.removeFilter(drop)
