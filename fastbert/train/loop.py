@@ -7,6 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -38,6 +39,32 @@ _PLANNED_EPOCHS = 3
 # Of a run that steps end too, the clock may move the schedule only from this share of its time on: the first steps of a
 # process are slow, and a run that they alone put behind the clock would differ from every other of its seed.
 _CLOCK_COUNTS_FROM = 0.05
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a run came to.
+
+    Args:
+        run_dir, model_dir: where everything is, and the model with the least held-out loss in it.
+        steps, seconds, tokens: done in the whole run, across resumes.
+        history: the rows of metrics.jsonl.
+        heldout: the figures of the model in model_dir; empty without held-out documents.
+        interrupted: the name of the signal that ended it early, or None.
+        paths: what was written.
+        processor_seconds: what a processor worked for this process in ``seconds``, all threads.
+    """
+
+    run_dir: Path
+    model_dir: Path
+    steps: int
+    seconds: float
+    tokens: int
+    history: list[dict]
+    heldout: dict = field(default_factory=dict)
+    interrupted: str | None = None
+    paths: list[Path] = field(default_factory=list)
+    processor_seconds: float = 0.0
 
 
 class PretrainLoop:
@@ -103,9 +130,9 @@ class PretrainLoop:
     def enter(self, phase: phases.Stretch) -> None:
         """Makes samples and batches as this phase has them."""
         self.phase = phase
-        self.data, self.heldout = _of_phase(self._run_data, phase), _of_phase(self._run_heldout, phase)
-        if self.fixed_shape:
-            self.data = BudgetData(self.data, phase.token_budget)
+        data = _of_phase(self._run_data, phase)
+        self.data: PretrainingData | BudgetData = BudgetData(data, phase.token_budget) if self.fixed_shape else data
+        self.heldout = None if self._run_heldout is None else _of_phase(self._run_heldout, phase)
         self._fixed: graph.StaticStep | None = None
         self.accumulate = phase.accumulate or phase.micro_batches(
             phases.mean_micro_batch(self.data, phase.token_budget), self.engine.world.size
@@ -172,10 +199,8 @@ class PretrainLoop:
 
     # --- the run ---
 
-    def run(self):
-        """Trains to the end, or to a signal; returns a `PretrainResult`."""
-        from .pretrain import PretrainResult
-
+    def run(self) -> PretrainResult:
+        """Trains to the end, or to a signal."""
         self.console.say(header(self))
         if self.total_steps == 1 and not phases.learning_rate(self.config, self.phase, 0.0):
             self.console.say("the one step is the first of the warm-up, at a rate of 0: no weight changes (--warmup 0)")
@@ -399,8 +424,8 @@ class PretrainLoop:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _of_phase(data: PretrainingData | None, phase: phases.Stretch) -> PretrainingData | None:
+def _of_phase(data: PretrainingData, phase: phases.Stretch) -> PretrainingData:
     """The samples as this phase has them."""
-    if data is None or phase.samples(data.config) == data.config:
+    if phase.samples(data.config) == data.config:
         return data
     return PretrainingData(data.shards, phase.samples(data.config))

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from .console import Console
 from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
 from .engines.deepspeed_config import configuration
-from .loop import PretrainLoop
+from .loop import PretrainLoop, PretrainResult
 from .run_lock import only_run
 from .wandb_log import check_installed
 
@@ -43,32 +42,6 @@ DEFAULT_EPOCHS = 40.0
 
 # Between a process's last closed file and its parent's SIGCHLD; milliseconds, but on a machine that is busy.
 WORKER_ENDS_S = 2.0
-
-
-@dataclass(frozen=True)
-class PretrainResult:
-    """What a run came to.
-
-    Args:
-        run_dir, model_dir: where everything is, and the model with the least held-out loss in it.
-        steps, seconds, tokens: done in the whole run, across resumes.
-        history: the rows of metrics.jsonl.
-        heldout: the figures of the model in model_dir; empty without held-out documents.
-        interrupted: the name of the signal that ended it early, or None.
-        paths: what was written.
-        processor_seconds: what a processor worked for this process in ``seconds``, all threads.
-    """
-
-    run_dir: Path
-    model_dir: Path
-    steps: int
-    seconds: float
-    tokens: int
-    history: list[dict]
-    heldout: dict = field(default_factory=dict)
-    interrupted: str | None = None
-    paths: list[Path] = field(default_factory=list)
-    processor_seconds: float = 0.0
 
 
 def pretrain(
