@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,22 @@ def pretrain_in_child(config: PretrainConfig) -> None:
     pretrain(config, quiet=True)
 
 
+def stop_after(step: int, kind: str = "train") -> Callable[[dict], None]:
+    """A callback that asks for the end as a user would, by a signal, at the first row of a kind once that step is
+    done."""
+
+    def callback(row: dict) -> None:
+        if row["kind"] == kind and row["step"] >= step:
+            signal.raise_signal(signal.SIGTERM)
+
+    return callback
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step that has a row; 0 where there is none."""
+    return max((row["step"] for row in rows(run_dir)), default=0)
+
+
 def rows(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:
     """The rows of metrics.jsonl, or steps.jsonl, without what was measured by a clock."""
     path = run_dir / name
@@ -81,6 +99,15 @@ def checkpoint_of(run_dir: Path, step: int) -> tuple[dict[str, torch.Tensor], di
     """Tensors (weights and moments) and state of a checkpoint, without the seconds it took."""
     tensors, state, _ = checkpoint.load(run_dir / "checkpoints" / f"step_{step}")
     return tensors, {name: value for name, value in state.items() if name not in ("seconds", "processor_seconds")}
+
+
+def assert_same_bits(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """The same names, dtypes, shapes and bits, those of NaN too."""
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (got[name].dtype, got[name].shape) == (value.dtype, value.shape), name
+        (found, wanted) = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (got[name], value))
+        assert torch.equal(found, wanted), name
 
 
 def assert_same_run(got: Path, expected: Path, step: int) -> None:

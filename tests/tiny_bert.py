@@ -42,3 +42,16 @@ def rows_of(count: int, seed: int) -> list:
         text = f"the {('film', 'book')[b % 2]} {'is very ' * (c % 3)}{word}{' .' * (d % 4)}"
         rows.append(Row(str(index), (text,), str(int(word in GOOD))))
     return rows
+
+
+def tagged_rows(count: int, seed: int) -> list:
+    """Rows of NER: two to eight words, of which those of `GOOD` are entities."""
+    from fastbert.tasks.base import Row
+
+    generator = torch.Generator().manual_seed(seed)
+    words = [*GOOD, *BAD, "the", "film", "is", "."]
+    rows = []
+    for index in range(count):
+        chosen = tuple(words[int(i)] for i in torch.randint(0, 10, (2 + index % 7,), generator=generator))
+        rows.append(Row(str(index), chosen, tuple("I-GOOD" if word in GOOD else "O" for word in chosen)))
+    return rows

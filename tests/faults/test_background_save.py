@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 
@@ -130,13 +129,8 @@ def slow_saves(monkeypatch, seconds: float = 0.3, fail_at: int | None = None) ->
 
 def test_a_signal_waits_for_what_is_under_way(data, tmp_path, monkeypatch):
     written = slow_saves(monkeypatch)
-
-    def stop(row: dict) -> None:
-        if row["kind"] == "train" and row["step"] == 4:
-            signal.raise_signal(signal.SIGTERM)
-
     config = runs.config(data, tmp_path / "run", save_every=4, async_save=True)
-    result = pretrain(config, callbacks=[stop], quiet=True)
+    result = pretrain(config, callbacks=[runs.stop_after(4)], quiet=True)
     assert (result.steps, result.interrupted, written) == (4, "SIGTERM", [4])
     assert checkpoint.latest_valid(tmp_path / "run" / "checkpoints")[0].name == "step_4"
 

@@ -38,14 +38,11 @@ def test_200_kills_lose_no_more_than_one_interval(tmp_path, monkeypatch, asynchr
     # In the background the newest may still be on its way when the next is due.
     allowed = INTERVAL * (2 if asynchronous else 1)
 
-    def logged() -> int:
-        return max((row["step"] for row in runs.rows(out)), default=0) if out.exists() else 0
-
     while kills < KILLS:
         child = context.Process(target=runs.pretrain_in_child, args=(config,))
         child.start()
-        before = logged()
-        while logged() < min(before + draw.randint(1, 6), STEPS) and child.is_alive():
+        before = runs.last_step(out)
+        while runs.last_step(out) < min(before + draw.randint(1, 6), STEPS) and child.is_alive():
             time.sleep(0.005)
         time.sleep(draw.uniform(0, 0.05))
         child.kill()
@@ -59,7 +56,7 @@ def test_200_kills_lose_no_more_than_one_interval(tmp_path, monkeypatch, asynchr
         kills += 1
         newest, skipped = checkpoint.latest_valid(out / "checkpoints")
         assert not skipped, "a checkpoint under its final name is whole"
-        lost = logged() - (int(newest.name.removeprefix("step_")) if newest else 0)
+        lost = runs.last_step(out) - (int(newest.name.removeprefix("step_")) if newest else 0)
         most_lost = max(most_lost, lost)
         assert lost <= allowed
     print(f"{kills} kills, {finished} runs that came to their end in between, at most {most_lost} steps lost")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 
 import pretraining_runs as runs
 import pytest
@@ -107,14 +106,10 @@ def test_in_a_run(data, tmp_path, capsys):
 
 
 def test_a_resume_goes_on_with_the_window(data, tmp_path):
-    def stop(row: dict) -> None:
-        if row["kind"] == "train" and row["step"] == 6:
-            signal.raise_signal(signal.SIGTERM)
-
     # A window that is full only after the cut, and a rule so strict that it leaves steps out.
     changes = {"spike_sigma": 0.5, "spike_window": 5, "steps": 16}
     pretrain(runs.config(data, tmp_path / "alone", **changes), quiet=True)
-    pretrain(runs.config(data, tmp_path / "cut", **changes), callbacks=[stop], quiet=True)
+    pretrain(runs.config(data, tmp_path / "cut", **changes), callbacks=[runs.stop_after(6)], quiet=True)
     result = pretrain(runs.config(data, tmp_path / "cut", resume="auto", **changes), quiet=True)
     runs.assert_same_run(tmp_path / "cut", tmp_path / "alone", 16)
     assert result.history[-1].get("left_out_steps", 1) > 0

@@ -58,16 +58,6 @@ def directories(tmp_path_factory):
     return found
 
 
-def tagged(count: int, seed: int) -> list[Row]:
-    generator = torch.Generator().manual_seed(seed)
-    words = [*tiny_bert.GOOD, *tiny_bert.BAD, "the", "film", "is", "."]
-    rows = []
-    for index in range(count):
-        chosen = tuple(words[int(i)] for i in torch.randint(0, 10, (2 + index % 7,), generator=generator))
-        rows.append(Row(str(index), chosen, tuple("I-GOOD" if word in tiny_bert.GOOD else "O" for word in chosen)))
-    return rows
-
-
 def task_of(name: str, features: str, rows: list[Row]):
     task = registry.get(name)
     task.learn(rows)
@@ -120,7 +110,7 @@ def test_extract_writes_an_elmos_states(directories, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "elmo", "static"])
 def test_a_mix_is_learned_from_a_file_that_holds_all_layers(directories, tmp_path, kind):
-    train, dev, directory = tagged(96, 1), tagged(24, 2), directories[kind]
+    train, dev, directory = tiny_bert.tagged_rows(96, 1), tiny_bert.tagged_rows(24, 2), directories[kind]
     task, tokenizer = task_of("ner", "mix", train), fastbert.load_tokenizer(directory)
     torch.manual_seed(0)
     model = task.model(directory)

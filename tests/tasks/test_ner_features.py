@@ -12,7 +12,6 @@ import torch
 import fastbert
 from fastbert.cli.main import main
 from fastbert.tasks import on_features, registry
-from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.feature_files import Cached
 from fastbert.tasks.features import LAYERS, token_features
@@ -31,16 +30,6 @@ def _small(monkeypatch):
     monkeypatch.setattr(on_features, "UNITS", 16)
 
 
-def rows_of(count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    words = [*tiny_bert.GOOD, *tiny_bert.BAD, "the", "film", "is", "."]
-    rows = []
-    for index in range(count):
-        chosen = tuple(words[int(i)] for i in torch.randint(0, 10, (2 + index % 7,), generator=generator))
-        rows.append(Row(str(index), chosen, tuple("I-GOOD" if word in tiny_bert.GOOD else "O" for word in chosen)))
-    return rows
-
-
 def task_for(layers, rows):
     task = registry.get("ner")
     task.learn(rows)
@@ -50,7 +39,7 @@ def task_for(layers, rows):
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_features_in_the_file_are_extracts(directory, tmp_path, layers):
-    rows, tokenizer = rows_of(9, 1), fastbert.load_tokenizer(directory)
+    rows, tokenizer = tiny_bert.tagged_rows(9, 1), fastbert.load_tokenizer(directory)
     task = task_for(layers, rows)
     model = task.model(directory)
     plain = task.encode(rows, tokenizer, 32)
@@ -71,7 +60,7 @@ def test_features_in_the_file_are_extracts(directory, tmp_path, layers):
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")
 def test_the_disks_room_is_taken_before_the_model_runs(directory, tmp_path, monkeypatch):
     """A page of a mapped file for which a full disk has no room is a signal, SIGBUS, that ends the process."""
-    rows = rows_of(40, 1)
+    rows = tiny_bert.tagged_rows(40, 1)
     task = task_for("last4-concat", rows)
     model, path = task.model(directory), tmp_path / "cache" / "features-0.npy"
     stored, taken = model.stored, []
@@ -95,7 +84,7 @@ def test_the_disks_room_is_taken_before_the_model_runs(directory, tmp_path, monk
 
 def test_the_network_is_two_bilstm_layers_of_768(directory, monkeypatch):
     monkeypatch.setattr(on_features, "UNITS", 768)
-    model = task_for("last4-concat", rows_of(3, 1)).model(directory)
+    model = task_for("last4-concat", tiny_bert.tagged_rows(3, 1)).model(directory)
     sizes = {name: tuple(p.shape) for name, p in model.named_parameters() if name.startswith("lstm.weight_ih")}
     assert sizes == {
         "lstm.weight_ih_l0": (4 * 768, 4 * 32),
@@ -106,7 +95,7 @@ def test_the_network_is_two_bilstm_layers_of_768(directory, monkeypatch):
 
 
 def test_logits_are_those_of_a_lstm_on_each_sentence_alone(directory):
-    rows = rows_of(6, 2)
+    rows = tiny_bert.tagged_rows(6, 2)
     task = task_for("last", rows)
     model = task.model(directory).eval()
     examples = task.encode(rows, fastbert.load_tokenizer(directory), 32)
@@ -118,7 +107,7 @@ def test_logits_are_those_of_a_lstm_on_each_sentence_alone(directory):
 
 
 def test_learns_above_a_frozen_model(directory, tmp_path):
-    train, dev = rows_of(128, 1), rows_of(32, 2)
+    train, dev = tiny_bert.tagged_rows(128, 1), tiny_bert.tagged_rows(32, 2)
     # Of the layers of a model of chance only the first says which word it is.
     task, tokenizer = task_for("embeddings", train), fastbert.load_tokenizer(directory)
     torch.manual_seed(0)
@@ -140,7 +129,8 @@ def test_learns_above_a_frozen_model(directory, tmp_path):
 
 def test_all_rows_of_the_table_in_one_command(directory, tmp_path, capsys):
     data, out = tmp_path / "f.txt", tmp_path / "all"
-    sentences = ("\n".join(f"{w} {t}" for w, t in zip(r.texts, r.label, strict=True)) for r in rows_of(16, 1))
+    rows = tiny_bert.tagged_rows(16, 1)
+    sentences = ("\n".join(f"{w} {t}" for w, t in zip(r.texts, r.label, strict=True)) for r in rows)
     data.write_text("\n\n".join(sentences) + "\n")
     given = ["--model", str(directory), "--train", str(data), "--dev", str(data), "--out", str(out)]
     options = ["--max-seqlen", "16", "--epochs", "1", "--feature-units", "6"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretraining_runs import assert_same_bits
 
 from fastbert.errors import CheckpointError
 from fastbert.train import checkpoint, tensor_file
@@ -35,17 +36,6 @@ def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
-def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert set(got) == set(expected)
-    for name, value in expected.items():
-        assert (got[name].dtype, got[name].shape) == (value.dtype, value.shape), name
-        assert bits(got[name]) == bits(value), name
-
-
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
@@ -55,7 +45,7 @@ def test_round_trip_is_bit_equal(tmp_path):
     assert path == tmp_path / "new" / "checkpoints" / "step_3"
     assert names(path) == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
     tensors, state, step = checkpoint.load(path)
-    assert_same(tensors, some_tensors())
+    assert_same_bits(tensors, some_tensors())
     assert state == STATE
     assert state["best"]["mlm_loss"] == 0.30000000000000004
     assert step == 3
@@ -74,7 +64,7 @@ def test_the_first_format_is_still_read(tmp_path):
     (path / "tensors.safetensors").write_bytes(data)
     manifest["files"]["tensors.safetensors"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
-    assert_same(checkpoint.load(path)[0], some_tensors())
+    assert_same_bits(checkpoint.load(path)[0], some_tensors())
 
 
 def test_manifest_says_what_is_there(tmp_path):
@@ -91,7 +81,7 @@ def test_tied_views_and_strided_tensors(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     given = {"a": base, "tied": base, "row": base[1], "transposed": base.t()}
     expected = {name: value.clone().contiguous() for name, value in given.items()}
-    assert_same(checkpoint.load(checkpoint.save(tmp_path, 1, given, {}))[0], expected)
+    assert_same_bits(checkpoint.load(checkpoint.save(tmp_path, 1, given, {}))[0], expected)
 
 
 def test_keeps_the_newest_and_the_protected(tmp_path):
@@ -118,7 +108,7 @@ def test_writing_a_step_again_replaces_it(tmp_path):
     checkpoint.save(tmp_path, 5, some_tensors(0), {"n": 1})
     path = checkpoint.save(tmp_path, 5, some_tensors(1), {"n": 2})
     tensors, state, _ = checkpoint.load(path)
-    assert_same(tensors, some_tensors(1))
+    assert_same_bits(tensors, some_tensors(1))
     assert state == {"n": 2}
     assert names(tmp_path) == ["step_5"]
 
@@ -165,7 +155,7 @@ def test_flipped_bits_are_detected(tmp_path, file):
             assert path == old
             assert f"{new / file}: expected bytes with SHA-256" in skipped[0][1]
         elif path == new:  # a flip in a version or in white space is no damage to what is loaded
-            assert_same(checkpoint.load(path)[0], some_tensors(1))
+            assert_same_bits(checkpoint.load(path)[0], some_tensors(1))
             assert json.loads(broken)["files"] == json.loads(data)["files"]
 
 
@@ -268,8 +258,8 @@ def test_the_library_reads_every_dtype(tmp_path):
     weights, moments = (safetensors.torch.load((path / name).read_bytes()) for name in FILES[:2])
     assert sorted(moments) == ["optimizer.exp_avg.w", "optimizer.step.w"]
     again = weights | moments
-    assert_same(again, tensors)
-    assert_same(safetensors.torch.load(safetensors.torch.save(tensors)), again)
+    assert_same_bits(again, tensors)
+    assert_same_bits(safetensors.torch.load(safetensors.torch.save(tensors)), again)
 
 
 def test_blocks_of_any_size_are_the_same_file(tmp_path, monkeypatch):
@@ -434,7 +424,7 @@ def test_a_failing_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, ki
         tensors, state, _ = checkpoint.load(path)
         # When only the last fsync fails, the new one is in place already, and whole.
         assert state in ([{"n": 1}, {"n": 2}] if kind == "fsync" and fail_at == 6 else [{"n": 1}])
-        assert_same(tensors, some_tensors(state["n"] - 1))
+        assert_same_bits(tensors, some_tensors(state["n"] - 1))
         # The disk has room again.
         checkpoint.save(directory, 3, some_tensors(2), {"n": 3}, keep=1)
         assert names(directory) == ["step_3"]
@@ -457,11 +447,11 @@ def test_a_disk_that_fails_twice_while_a_step_is_replaced(tmp_path, monkeypatch)
             checkpoint.save(tmp_path, 1, some_tensors(1), {"n": 2})
     path, _ = checkpoint.latest_valid(tmp_path)
     assert path.name.startswith("step_1.old-")
-    assert_same(checkpoint.load(path)[0], some_tensors(0))
+    assert_same_bits(checkpoint.load(path)[0], some_tensors(0))
     # The next save brings it back under its name, where it can be protected.
     checkpoint.save(tmp_path, 2, some_tensors(2), STATE, keep=1, protect=[1])
     assert names(tmp_path) == ["step_1", "step_2"]
-    assert_same(checkpoint.load(tmp_path / "step_1")[0], some_tensors(0))
+    assert_same_bits(checkpoint.load(tmp_path / "step_1")[0], some_tensors(0))
 
 
 def test_unreadable_bytes_are_skipped(tmp_path, monkeypatch):

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pretraining_runs import assert_same_bits
 
 from fastbert.errors import CheckpointError
 from fastbert.optim import AdamW, Lamb
 from fastbert.train import checkpoint
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert set(got) == set(expected)
-    for name, value in expected.items():
-        assert (got[name].dtype, got[name].shape) == (value.dtype, value.shape), name
-        assert bits(got[name]) == bits(value), name
 
 
 class Net(torch.nn.Module):
@@ -71,7 +61,7 @@ def test_optimizer_goes_on_bit_for_bit(tmp_path, name, dtype):
     other = OPTIMIZERS[name](resumed.parameters())
     checkpoint.restore_optimizer(other, list(resumed.named_parameters()), saved, state["optimizer"])
     again, numbers_again = checkpoint.optimizer_tensors(other, list(resumed.named_parameters()))
-    assert_same(again, {key: value.detach() for key, value in tensors.items()})
+    assert_same_bits(again, {key: value.detach() for key, value in tensors.items()})
     assert numbers_again == numbers
     train(model, optimizer, range(4, 8))
     train(resumed, other, range(4, 8))
@@ -97,7 +87,7 @@ def test_restored_state_is_a_copy():
     before = {key: value.clone() for key, value in tensors.items()}
     checkpoint.restore_optimizer(optimizer, list(model.named_parameters()), tensors, numbers)
     train(model, optimizer, range(1, 3))
-    assert_same(tensors, before)
+    assert_same_bits(tensors, before)
 
 
 @pytest.mark.parametrize(

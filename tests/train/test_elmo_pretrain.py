@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 
 import numpy as np
 import pretraining_runs as runs
@@ -60,13 +59,8 @@ def test_a_run_ends_with_a_model_that_evaluates_as_it_says(data, tmp_path):
 
 def test_a_run_in_two_parts_is_the_run_in_one(data, tmp_path):
     pretrain(config(data, tmp_path / "whole"), quiet=True)
-
-    def stop(row: dict) -> None:
-        if row["kind"] == "train" and row["step"] == 5:
-            signal.raise_signal(signal.SIGTERM)
-
     parts = config(data, tmp_path / "parts")
-    assert pretrain(parts, callbacks=[stop], quiet=True).steps == 5
+    assert pretrain(parts, callbacks=[runs.stop_after(5)], quiet=True).steps == 5
     pretrain(dataclasses.replace(parts, resume="auto"), quiet=True)
     runs.assert_same_run(tmp_path / "parts", tmp_path / "whole", 12)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 
 import pretraining_runs as runs
 import pytest
@@ -317,20 +316,12 @@ def test_the_optimiser_is_the_one_asked_for(data, tmp_path):
     assert sorted(g["weight_decay"] for g in made["lamb"].param_groups) == [0.0, 0.01]
 
 
-def _stop_after(step: int):
-    def callback(row: dict) -> None:
-        if row["kind"] == "train" and row["step"] >= step:
-            signal.raise_signal(signal.SIGTERM)
-
-    return callback
-
-
 @pytest.mark.parametrize(("step", "phase"), [(7, 0), (9, 1)])
 def test_cut_at_a_border_and_after_it(data, whole, tmp_path, step, phase):
     """Step 7 is the last of the first phase: its checkpoint has not seen the second."""
     out = tmp_path / "run"
     config = two_phases(data, out)
-    first = pretrain(config, callbacks=[_stop_after(step)], quiet=True)
+    first = pretrain(config, callbacks=[runs.stop_after(step)], quiet=True)
     assert (first.steps, first.interrupted) == (step, "SIGTERM")
     assert runs.checkpoint_of(out, step)[1]["phase"] == phase
     second = pretrain(dataclasses.replace(config, resume="auto"), quiet=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from pretraining_runs import stop_after
 
 from fastbert import BertForPreTraining, rng
 from fastbert.data.config import PretrainingConfig
@@ -272,14 +272,9 @@ def test_a_run_without_any_mlm_target_trains_the_pairs(recipe):
 
 def test_a_line_that_spans_an_interruption_is_whole(recipe, tmp_path):
     """Stopped at step 6 with a line every 4: the line of step 8 is over steps 5 to 8, as in a run left alone."""
-
-    def stop(row: dict) -> None:
-        if row["kind"] == "heldout" and row["step"] == 6:
-            signal.raise_signal(signal.SIGTERM)
-
     options = {"steps": 8, "log_every": 4, "eval_every": 6, "dropout": 0.1}
     alone = pretrain(recipe(out=str(tmp_path / "alone"), **options), quiet=True)
-    assert pretrain(recipe(**options), callbacks=[stop], quiet=True).interrupted == "SIGTERM"
+    assert pretrain(recipe(**options), callbacks=[stop_after(6, "heldout")], quiet=True).interrupted == "SIGTERM"
     resumed = pretrain(recipe(**options, resume="auto"), quiet=True)
     figures = ("kind", "step", "loss", "mlm_loss", "mlm_acc", "nsp_loss", "nsp_acc", "grad_norm", "lr")
     one, two = ([[row.get(name) for name in figures] for row in r.history] for r in (alone, resumed))

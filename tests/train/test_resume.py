@@ -51,19 +51,9 @@ def whole(data, tmp_path_factory):
     return out
 
 
-def _stop_after(step: int):
-    """A callback that asks for the end as a user would, by a signal, once that step is done."""
-
-    def callback(row: dict) -> None:
-        if row["kind"] == "train" and row["step"] == step:
-            signal.raise_signal(signal.SIGTERM)
-
-    return callback
-
-
 def _in_two_parts(config, step: int):
     """Stops after that step, resumes; returns the second part's result."""
-    first = pretrain(config, callbacks=[_stop_after(step)], quiet=True)
+    first = pretrain(config, callbacks=[runs.stop_after(step)], quiet=True)
     assert (first.steps, first.interrupted) == (step, "SIGTERM")
     second = pretrain(dataclasses.replace(config, resume="auto"), quiet=True)
     assert (second.steps, second.interrupted) == (config.steps, None)
@@ -103,7 +93,7 @@ def test_two_parts_equal_the_whole_in_other_modes(data, tmp_path, changes):
 
 def test_a_new_process_goes_on_from_the_files_alone(data, whole, tmp_path):
     out = tmp_path / "run"
-    pretrain(runs.config(data, out), callbacks=[_stop_after(20)], quiet=True)
+    pretrain(runs.config(data, out), callbacks=[runs.stop_after(20)], quiet=True)
     command = [sys.executable, "-m", "fastbert", "pretrain", "--config", out / "config.yaml", "--resume", "auto"]
     told = subprocess.run(
         list(map(str, command)),
@@ -130,7 +120,7 @@ def test_dropout_is_on_and_follows_the_seed(data, whole, tmp_path):
 
 def test_a_damaged_checkpoint_is_passed_over(data, whole, tmp_path, caplog):
     out = tmp_path / "run"
-    pretrain(runs.config(data, out, save_every=10), callbacks=[_stop_after(20)], quiet=True)
+    pretrain(runs.config(data, out, save_every=10), callbacks=[runs.stop_after(20)], quiet=True)
     file = out / "checkpoints" / "step_20" / "weights.safetensors"
     blob = bytearray(file.read_bytes())
     blob[len(blob) // 2] ^= 1
@@ -238,7 +228,7 @@ def test_going_back_gives_up_the_way_that_was_left(data, tmp_path, capsys):
     # A rate that destroys the model: step 4 would stay the best, and its model is no longer there.
     options = {"steps": 12, "eval_every": 4, "save_every": 2, "keep": 2, "lr": 1.0, "schedule": "constant"}
     back = runs.config(data, out, **options, resume=str(point))
-    stopped = pretrain(back, callbacks=[_stop_after(9)])
+    stopped = pretrain(back, callbacks=[runs.stop_after(9)])
     assert stopped.steps == 9
     assert "left behind, and not removed: step_12.left-" in capsys.readouterr().out
     left = sorted(path.name.partition(".")[0] for path in (out / "checkpoints").glob("*.left-*"))
@@ -323,7 +313,7 @@ def test_the_best_model_of_the_first_part_is_kept(data, tmp_path):
     """The second part, at a rate that destroys the model, never comes near the first one's held-out loss."""
     out = tmp_path / "run"
     config = runs.config(data, out)
-    first = pretrain(config, callbacks=[_stop_after(20)], quiet=True)
+    first = pretrain(config, callbacks=[runs.stop_after(20)], quiet=True)
     weights = (out / "model" / "model.safetensors").read_bytes()
     worse = dataclasses.replace(config, steps=26, resume="auto", lr=1.0, schedule="constant")
     second = pretrain(worse, quiet=True)
@@ -345,14 +335,12 @@ def test_killed_at_any_moment_the_run_goes_on(data, whole, tmp_path, monkeypatch
     config = runs.config(data, out, save_every=interval, num_workers=num_workers, resume="auto")
     draw = random.Random(num_workers)
 
-    def logged() -> int:
-        return max((row["step"] for row in runs.rows(out)), default=0) if out.exists() else 0
-
     for _ in range(kills):
         # Far enough from the end to be killed before it, and with every kill some way nearer to it.
-        child, goal = context.Process(target=runs.pretrain_in_child, args=(config,)), min(logged() + interval, 34)
+        goal = min(runs.last_step(out) + interval, 34)
+        child = context.Process(target=runs.pretrain_in_child, args=(config,))
         child.start()
-        while logged() < goal and child.is_alive():
+        while runs.last_step(out) < goal and child.is_alive():
             time.sleep(0.01)
         time.sleep(draw.uniform(0, 0.1))
         child.kill()
@@ -360,7 +348,7 @@ def test_killed_at_any_moment_the_run_goes_on(data, whole, tmp_path, monkeypatch
         assert child.exitcode == -signal.SIGKILL
         newest, skipped = checkpoint.latest_valid(out / "checkpoints")
         assert not skipped, "a checkpoint under its final name is whole"
-        assert (int(newest.name.removeprefix("step_")) if newest else 0) >= logged() - interval
+        assert (int(newest.name.removeprefix("step_")) if newest else 0) >= runs.last_step(out) - interval
     child = context.Process(target=runs.pretrain_in_child, args=(config,))
     child.start()
     child.join(120)
@@ -372,7 +360,7 @@ def test_killed_at_any_moment_the_run_goes_on(data, whole, tmp_path, monkeypatch
 def test_a_crash_between_the_renames_of_the_best_model(data, whole, tmp_path):
     """The best model stood aside and the new one was not yet in its place."""
     out = tmp_path / "run"
-    pretrain(runs.config(data, out), callbacks=[_stop_after(20)], quiet=True)
+    pretrain(runs.config(data, out), callbacks=[runs.stop_after(20)], quiet=True)
     (out / "model").rename(out / "model.old")
     pretrain(runs.config(data, out, resume="auto"), quiet=True)
     runs.assert_same_run(out, whole, STEPS)

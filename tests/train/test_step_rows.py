@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import signal
 import time
 
 import pretraining_runs as runs
@@ -89,19 +88,11 @@ def test_each_row_is_strict_json(data, tmp_path):
     assert [(row["loss"], row["skipped_steps"]) for row in rows] == [("NaN", 1), ("NaN", 2)]
 
 
-def _stop_after(step: int):
-    def callback(row: dict) -> None:
-        if row["kind"] == "train" and row["step"] >= step:
-            signal.raise_signal(signal.SIGTERM)
-
-    return callback
-
-
 def test_a_resumed_run_has_each_step_once(data, whole, tmp_path):
     """Rows behind the checkpoint, of steps that are done again, go; so does a line that a crash cut off."""
     out = tmp_path / "run"
     config = short(data, out, save_every=2)
-    pretrain(config, callbacks=[_stop_after(6)], quiet=True)
+    pretrain(config, callbacks=[runs.stop_after(6)], quiet=True)
     for path in (out / "checkpoints").glob("step_[56]"):
         path.rename(out / path.name)
     with open(out / "steps.jsonl", "a", encoding="utf-8") as file:
