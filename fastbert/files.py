@@ -63,6 +63,24 @@ def write_whole(path: str | os.PathLike, content: str | bytes, raises: type[Fast
         raise raises(f"{path}: expected to write {len(data)} bytes, got: {error.strerror or error}") from error
 
 
+def put_in_place(finished: Path, path: Path, aside: Path) -> None:
+    """Renames a finished directory to the name that it is to have. What has that name stands under ``aside`` from then
+    on, for the caller to remove, and is back where the new one cannot take its place.
+
+    Raises:
+        OSError: one of the renames fails.
+    """
+    if not path.exists():
+        os.rename(finished, path)
+        return
+    os.rename(path, aside)
+    try:
+        os.rename(finished, path)
+    except OSError:
+        os.rename(aside, path)
+        raise
+
+
 def check_new(directory: str | os.PathLike) -> None:
     """Raises InputError where a directory that is to be made would mix with what is there."""
     directory = Path(directory)

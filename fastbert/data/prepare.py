@@ -25,6 +25,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
+from ..files import put_in_place
 from ..hardware import num_cores
 from ..signals import held_signals
 from . import bpe
@@ -299,15 +300,6 @@ def _write(
 
 def _publish(temporary: Path, out: Path) -> None:
     """Renames the finished directory into place; data that was there goes only once the new is whole."""
-    old = None
-    if out.exists():
-        old = out.parent / f".{out.name}.old-{uuid.uuid4().hex[:12]}"
-        out.rename(old)
-    try:
-        temporary.rename(out)
-    except OSError:
-        if old is not None:
-            old.rename(out)
-        raise
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    old = out.parent / f".{out.name}.old-{uuid.uuid4().hex[:12]}"
+    put_in_place(temporary, out, old)
+    shutil.rmtree(old, ignore_errors=True)

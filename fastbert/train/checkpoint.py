@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..files import flush, sha256
+from ..files import flush, put_in_place, sha256
 from .tensor_file import write_bytes, write_tensors
 
 _log = logging.getLogger("fastbert")
@@ -97,7 +97,8 @@ def save(
             }
             write_bytes(temporary / _MANIFEST, json.dumps(manifest, indent=1).encode())
             flush(temporary)
-            _put_in_place(temporary, final)
+            # One of the same step that stands aside is removed by pruning.
+            put_in_place(temporary, final, final.with_name(f"{final.name}.old-{uuid.uuid4().hex}"))
             flush(directory)
         except OSError as error:
             size = sum(value.numel() * value.element_size() for value in tensors.values()) + len(text)
@@ -129,20 +130,6 @@ def _list(directory: Path, known: set[str]) -> dict[str, dict]:
             if path.is_file():
                 entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     return entries
-
-
-def _put_in_place(temporary: Path, final: Path) -> None:
-    """Renames; a checkpoint of the same step stands aside first (pruning removes it), and comes back if that fails."""
-    if not final.exists():
-        os.rename(temporary, final)
-        return
-    aside = final.with_name(f"{final.name}.old-{uuid.uuid4().hex}")
-    os.rename(final, aside)
-    try:
-        os.rename(temporary, final)
-    except OSError:
-        os.rename(aside, final)
-        raise
 
 
 def _bring_back(directory: Path) -> None:

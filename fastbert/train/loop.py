@@ -17,6 +17,7 @@ from ..data.budget import BudgetData
 from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..errors import InputError
+from ..files import put_in_place
 from ..packing import PackedBatch
 from ..signals import StopRequest
 from . import engines, flops, graph, phases
@@ -418,9 +419,7 @@ class PretrainLoop:
             raise
         old = self.run_dir / "model.old"
         shutil.rmtree(old, ignore_errors=True)
-        if target.exists():
-            target.rename(old)
-        fresh.rename(target)
+        put_in_place(fresh, target, old)
         shutil.rmtree(old, ignore_errors=True)
 
 

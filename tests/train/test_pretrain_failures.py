@@ -6,6 +6,8 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pretraining_runs
 import pytest
@@ -15,6 +17,7 @@ from fastbert.data.prepare import prepare
 from fastbert.data.tokenizer import train_wordpiece
 from fastbert.errors import CheckpointError, DataError
 from fastbert.train import checkpoint
+from fastbert.train.loop import PretrainLoop
 from fastbert.train.pretrain import pretrain
 
 
@@ -100,3 +103,20 @@ def test_a_full_disk_while_the_best_model_is_written(recipe, tmp_path, monkeypat
     assert {p: p.read_bytes() for p in sorted(result.model_dir.iterdir())} == before
     assert checkpoint.latest_valid(result.run_dir / "checkpoints")[0].name == "step_2"
     assert not (result.run_dir / "model.new").exists()
+
+
+def test_a_model_that_cannot_take_its_place_leaves_the_one_before(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("before")
+    rename = os.rename
+
+    def failing(source, target):
+        if Path(source).name == "model.new":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    loop = SimpleNamespace(run_dir=tmp_path, model=SimpleNamespace(save_pretrained=Path.mkdir))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        PretrainLoop._replace_model(loop)
+    assert (tmp_path / "model" / "config.json").read_text() == "before"
