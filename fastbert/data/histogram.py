@@ -38,7 +38,7 @@ class Packs:
         return sum(times for _, times in self.content)
 
 
-def pack_histogram(histogram: Sequence[int], capacity: int) -> list[Packs]:
+def pack_histogram(histogram: Sequence[int] | np.ndarray, capacity: int) -> list[Packs]:
     """Longest first, each into the fullest pack that has room.
 
     Args:

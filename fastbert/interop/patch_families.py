@@ -50,7 +50,6 @@ class Family:
         rename: our names of a layer's parts to the family's; those of BERT where not given, None for what it lacks.
         config: our configuration's fields to the family's.
         embed: None where the embeddings are BERT's own, else model and keywords to (B, S, H).
-        packs: whether the model takes ``cu_seq_lens_q`` and the like.
     """
 
     module: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig, read_config_file
 from ..modules.embeddings import SinusoidalEmbedding
 from ..modules.quantized_linear import check_trainable
+
+if TYPE_CHECKING:
+    from ..interop.checkpoint import LoadReport
 
 # Options of transformers' loading: those that change nothing here, and those of which something is expected.
 _PASSED_OVER = {
@@ -94,7 +97,7 @@ class PreTrainedModel(nn.Module):
         # Where the tokenizer's files are, so that save_pretrained can put them beside the weights.
         self.tokenizer_source: Path | None = None
         # What from_pretrained found and did not find: commands that use a model refuse one with a head of chance.
-        self.load_report = None
+        self.load_report: LoadReport | None = None
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode. Raises InputError for training with int8 weights; the model is unchanged then."""

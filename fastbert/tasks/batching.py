@@ -9,7 +9,9 @@ import numpy as np
 from ..errors import InputError
 
 
-def budget_batches(lengths: Sequence[int], token_budget: int, order: Sequence[int] | None = None) -> list[np.ndarray]:
+def budget_batches(
+    lengths: Sequence[int], token_budget: int, order: Sequence[int] | np.ndarray | None = None
+) -> list[np.ndarray]:
     """Cuts examples, taken in `order`, into batches of at most token_budget tokens each.
 
     Raises:
