@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from ..errors import DataError
 from .bad_rows import BadRows, called
 from .base import Row
 from .files import atomic_write, check_text, load_json, parse_json, read_lines, shorten
-from .hub_files import is_hub_file, read_records
+from .hub_files import Record, is_hub_file, read_records
+from .typed import TYPED, read_typed
 
 # A key "id" with a text or a number, escapes and all; within a text its quotes would have escapes.
 _ID = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
@@ -54,9 +55,12 @@ def read_questions(
         ignore_answers: answers that are none of the task's are no answers, where else their question is a bad row.
     """
     if is_hub_file(path) and not os.fspath(path).lower().endswith(".json"):  # SQuAD's own form has that name
-        return _read_records(path, bad_rows, impossible, ignore_answers)
-    if os.fspath(path) == "-":
-        lines = list(read_lines(path, bad_rows))
+        return _rows_of(path, read_records(path, bad_rows), bad_rows, impossible, ignore_answers)
+    if os.fspath(path) == TYPED:
+        records, typed = read_typed(read_lines(path, bad_rows), [("question", "context")], bad_rows)
+        if records is not None:
+            return _rows_of(path, records, bad_rows, impossible, ignore_answers)
+        lines = list(typed)
         first = next((line for _, line in lines if line.strip()), "")
         if lines and not first.lstrip().startswith(("{", "[")):
             return _typed(lines, bad_rows)
@@ -128,10 +132,18 @@ def _typed(lines: Sequence[tuple[int, str]], bad_rows: BadRows) -> list[Row]:
     return rows
 
 
-def _read_records(path: str | os.PathLike, bad_rows: BadRows, impossible: bool, ignore_answers: bool) -> list[Row]:
-    """Questions as data-set hubs export them: one with its context a row."""
+def _rows_of(
+    path: str | os.PathLike,
+    records: Iterable[Record | None],
+    bad_rows: BadRows,
+    impossible: bool,
+    ignore_answers: bool,
+) -> list[Row]:
+    """Questions as data-set hubs export them: one with its context a row. None stands for one that was refused."""
     rows, seen = [], set()
-    for record in read_records(path, bad_rows):
+    for record in records:
+        if record is None:
+            continue
         try:
             row = _row(record.values.get("context"), record.values, impossible, ignore_answers)
             if row.id in seen:

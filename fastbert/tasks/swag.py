@@ -17,9 +17,10 @@ from .base import Example, LabelColumns, Row, Task
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten
-from .hub_files import class_number, is_hub_file, read_records
+from .hub_files import Record, class_number, is_hub_file, read_records
 from .tables import check_once
 from .transforms import example, parts_of, with_next_words
+from .typed import TYPED, read_typed
 
 CHOICES = 4
 REGULAR = ("sent1", "sent2", *(f"ending{i}" for i in range(CHOICES)))
@@ -33,6 +34,8 @@ LISTS = (
     ("question_propmt", "", "candidate_answers", "correct_answer_idx"),  # CODAH on hubs, misspelt there
 )
 """Context, beginning of every ending, list of endings, label."""
+OBJECTS = (REGULAR, FULL[:-1], *((context, endings) for context, _, endings, _ in LISTS))
+"""Keys of a row in JSON, all of one of these: the last distractor is not used."""
 
 
 class SWAG(Task):
@@ -52,9 +55,12 @@ class SWAG(Task):
     def read(self, path: str | os.PathLike) -> list[Row]:
         self.label_columns = None
         if is_hub_file(path):
-            records = read_records(path, self.bad_rows)
-            return self._rows(path, _of_hub, ((record.where, record.values) for record in records))
+            return self._rows_of(path, read_records(path, self.bad_rows))
         lines = read_lines(path, self.bad_rows)
+        if os.fspath(path) == TYPED:
+            typed, lines = read_typed(lines, OBJECTS, self.bad_rows)
+            if typed is not None:
+                return self._rows_of(path, typed)
         first = next(lines, None)
         if first is None and self.bad_rows.reasons:
             raise self.bad_rows.none_left(path, "rows")
@@ -87,6 +93,10 @@ class SWAG(Task):
                 f"{where}: of CODAH's {len(CODAH)} columns without a header expected the label to be one of 0 to "
                 f"{CHOICES - 1}, got {label!r}"
             )
+
+    def _rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
+        """The rows that records of a file hold; None stands for one that was refused already."""
+        return self._rows(path, _of_hub, (("", None) if r is None else (r.where, r.values) for r in records))
 
     def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
         rows = []
@@ -197,7 +207,7 @@ def _of_hub(index: int, values: dict[str, Any]) -> Row:
     texts = {name: str(value).strip() for name, value in values.items()}
     if set(REGULAR) <= set(texts):
         return _regular(index, texts)
-    if set(FULL) - {f"distractor-{CHOICES - 1}"} <= set(texts):
+    if set(FULL[:-1]) <= set(texts):
         return _full(index, dict.fromkeys(FULL, "") | texts)
     for context, beginning, endings, label in LISTS:
         if context in values and isinstance(values.get(endings), list):

@@ -198,6 +198,12 @@ def test_questions_from_standard_input(tmp_path, monkeypatch):
     assert read("\n \n" + document)[0].id == "q"
     with pytest.raises(DataError, match=r"line 2: expected SQuAD's JSON, or a question and its context with a tab"):
         read("a\tb\nwho came\n")
+    lines = '{"id": 7, "question": "who", "context": "Ann"}\n{"id": "8", "question": "who", "context": "Bob"}\n'
+    rows = [Row("7", ("who", "Ann"), None), Row("8", ("who", "Bob"), None)]
+    assert read(lines, "squad2") == rows
+    assert read(f"[{lines.strip().replace(chr(10), ', ')}]", "squad2") == rows
+    with pytest.raises(DataError, match=r"standard input, line 2: expected a text as the context, got None"):
+        read(lines.replace("context", "text").replace("text", "context", 1))
 
 
 def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenizer):

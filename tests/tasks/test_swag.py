@@ -1,5 +1,6 @@
 """Multiple choice: SWAG's and CODAH's files with their traps, the four sequences, and a run of a tiny model."""
 
+import io
 import json
 
 import numpy as np
@@ -143,6 +144,26 @@ def test_learns_and_writes(directory, tmp_path):
     assert task.read_predictions(dev, written) == [row.label for row in dev]
     assert written.read_text().splitlines()[:2] == ["index,label", f"0,{dev[0].label}"]
     assert (tmp_path / "run" / "dev_endings.tsv").read_text().splitlines()[0] == "ending\tright\tchosen\tboth"
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_json_on_standard_input(listed, monkeypatch):
+    """Of every form that a file called .jsonl may have, with the numbers of its lines."""
+    ends = [f"e{i}" for i in range(4)]
+    objects = [
+        {"sent1": "c", "sent2": "b", **{f"ending{i}": end for i, end in enumerate(ends)}, "label": 2},
+        {"ctx_a": "c", "ctx_b": "b", "endings": ends, "label": "2"},
+        {"sent1": "c", "sent2": "b", "gold-ending": "e1", "distractor-0": "e0", "distractor-1": "e2"},
+        {"sent1": "c", "sent2": "b", "gold-ending": "e3", **{f"distractor-{i}": ends[i] for i in range(3)}},
+    ]
+    typed = json.dumps(objects, indent=1) if listed else "\n".join(map(json.dumps, objects))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+    task = registry.get("swag")
+    task.bad_rows = BadRows(skip=True)
+    texts = ("c", *(f"b {end}" for end in ends))
+    assert task.read("-") == [Row("0", texts, "2"), Row("1", texts, "2"), Row("3", texts, "3")]
+    where = "object" if listed else "line"
+    assert [reason.split(": ")[0] for reason in task.bad_rows.reasons] == [f"standard input, {where} 3"]
 
 
 def test_predictions_are_scored_by_hand(tmp_path, capsys):
