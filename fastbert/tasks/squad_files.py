@@ -222,8 +222,13 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
             return None
     elif marked and values:
         raise ValueError("expected no answer to an impossible question, got one")
-    starts = [v.get("answer_start") for v in values]
-    return Answers(tuple(v["text"] for v in values), tuple(s if type(s) is int else -1 for s in starts))
+    return Answers(tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values))
+
+
+def _start(value: Any) -> int:
+    """Tables with gaps have their whole numbers as 4.0."""
+    whole = type(value) is int or (type(value) is float and value.is_integer())
+    return int(value) if whole else -1
 
 
 def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:

@@ -206,6 +206,11 @@ def test_questions_from_standard_input(tmp_path, monkeypatch):
         read(lines.replace("context", "text").replace("text", "context", 1))
 
 
+def test_starts_as_tables_with_gaps_have_them(tmp_path):
+    value = squad(("q", "what is bad", [("book was", 23.0), ("book", 23.5), ("was", "28")]))
+    assert registry.get("squad1").read(write(tmp_path, value))[0].label.starts == (23, -1, -1)
+
+
 def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenizer):
     task = registry.get("squad1")
     task.doc_stride = 3
