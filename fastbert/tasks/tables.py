@@ -99,14 +99,14 @@ def read_table(
             continue
         if blank is not None:
             # Empty lines at the end are common and harmless; between rows they shift what follows.
-            bad_rows.refuse(f"{path}, line {blank}: expected {len(columns)} columns, got an empty line")
+            bad_rows.refuse(f"{path}, line {blank}: expected {_counted(columns)}, got an empty line")
             blank = None
         fields = line.split("\t")
         if _fits(fields, columns, extra):
             rows.append(Line(number, index, [fields[i] for i in at]))
         else:
             bad_rows.refuse(
-                f"{path}, line {number}: expected {len(columns)} tab-separated columns "
+                f"{path}, line {number}: expected {_counted(columns, 'tab-separated ')} "
                 f"({shorten(', '.join(columns), 120)}), got {len(fields)}: {shorten(line)!r}"
             )
         index += 1
@@ -129,6 +129,8 @@ def _fits(fields: Sequence[str], columns: Sequence[str], extra: bool) -> bool:
 def _expected(needed: Sequence[str], optional: Sequence[str], bare: Sequence[Sequence[str]], form: str) -> str:
     header = f"the header of {form} with the column{'s' * (len(needed) > 1)} {', '.join(map(repr, needed))}"
     header += f" (optional: {', '.join(map(repr, optional))})" if optional else ""
-    return ", or ".join(
-        [header, *(f"{len(columns)} columns without a header ({', '.join(columns)})" for columns in bare)]
-    )
+    return ", or ".join([header, *(f"{_counted(columns)} without a header ({', '.join(columns)})" for columns in bare)])
+
+
+def _counted(columns: Sequence[str], what: str = "") -> str:
+    return f"{len(columns)} {what}column{'s' * (len(columns) > 1)}"

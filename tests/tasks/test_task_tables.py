@@ -87,7 +87,7 @@ def test_files_without_header_are_told_apart_by_their_width(write):
     forms = [BARE, ("a",)]
     assert fields(read_table(write(b"1\n2\n"), ("a",), ("y",), bare=forms)) == [["1"], ["2"]]
     assert fields(read_table(write(b"1\t2\t3\n"), ("a",), ("y",), bare=forms)) == [["2", "3"]]
-    with pytest.raises(DataError, match=r"line 1: .* or 3 columns without a header .* or 1 columns without a header"):
+    with pytest.raises(DataError, match=r"line 1: .* or 3 columns without a header .* or 1 column without a header"):
         read_table(write(b"1\t2\n"), ("a",), bare=forms)
 
 
