@@ -60,11 +60,11 @@ class Classification(TextTask):
         if not self.labels:
             return
         if all(re.fullmatch(r"label_\d+", name) for name in names):
-            if len(names) == len(type(self).labels) > 2:  # of two, the order is hardly ever another
+            # The names do not count: two are there by default, whatever head a configuration without any stands beside.
+            if len(type(self).labels) > 2:  # of two, the order is hardly ever another
                 logging.getLogger("fastbert").warning(
-                    "expected a model that names its classes, got %s: they are taken in the task's order, %s, which "
-                    "published models of %s do not all have",
-                    shorten(", ".join(names)).upper(),
+                    "expected a model that names its classes (id2label), got one that does not: they are taken in the "
+                    "task's order, %s, which published models of %s do not all have",
                     ", ".join(self.labels),
                     self.name,
                 )
