@@ -76,7 +76,10 @@ def find_tensorflow(directory: Path) -> Path | None:
     found = sorted(directory.glob("*.ckpt*.index"))
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
-        raise CheckpointError(f"{directory}: expected one TensorFlow checkpoint, got {names}: name the one to read")
+        raise CheckpointError(
+            f"{directory}: expected one TensorFlow checkpoint, got {names}: "
+            f"`fastbert convert {found[0].with_suffix('')} NEW` makes a model directory of one"
+        )
     return found[0].with_suffix("") if found else None
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import zlib
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_tensorflows_own_configuration_is_enough(name, tmp_path):
         assert found.model.config.num_labels == 5
     model = getattr(fastbert, name).from_pretrained(tmp_path / "tf1", **({"num_labels": 5} if "Seq" in name else {}))
     assert torch.equal(model.get_input_embeddings().weight, theirs.get_input_embeddings().weight)
+
+
+def test_of_several_checkpoints_one_is_converted(tmp_path):
+    """google-research/bert's training leaves its last five; the sentence has the command."""
+    convert(_saved(_theirs("BertModel"), tmp_path / "source"), tmp_path / "tf1", to="tf1")
+    for path in list((tmp_path / "tf1").glob("bert_model.ckpt.*")):
+        shutil.copy(path, path.with_name(path.name.replace("bert_model.ckpt", "model.ckpt-343")))
+    with pytest.raises(CheckpointError, match=r"ckpt.index, model.ckpt-343.index: `fastbert") as told:
+        fastbert.BertModel.from_pretrained(tmp_path / "tf1")
+    [_, command, _] = str(told.value).split("`")
+    assert main([*command.split()[1:-1], str(tmp_path / "end")]) == 0
+    fastbert.BertModel.from_pretrained(tmp_path / "end")
 
 
 @pytest.mark.parametrize(("act", "form"), [("gelu_new", "tanh"), ("gelu_python", "none"), ("gelu", "none")])
@@ -411,7 +424,7 @@ def test_missing_parts_are_named(tmp_path):
     assert not (tmp_path / "out").exists()
     for name in ("a.ckpt-1", "a.ckpt-2"):
         write_bundle(tmp_path / name, {"v": torch.zeros(1)})
-    with pytest.raises(CheckpointError, match=r"name the one"):
+    with pytest.raises(CheckpointError, match=r"makes a model directory of one"):
         fastbert.interop.weight_files.read_state_dict(tmp_path)
 
 
