@@ -52,6 +52,37 @@ def test_a_command_says_what_to_do(place, capsys, command, said):
 
 
 @pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["vocab", "text.txt", "--out", ""], "--out"),
+        (["vocab", "text.txt", "", "--out", "vocab.txt"], "corpus"),
+        (["vocab", "--cased", "", "--out", "vocab.txt"], "corpus"),
+        (["report", "RUN", "--out="], "--out"),
+        (["finetune", "sst2", "--model", "M", "--train", "T", "--dev", "D", "--also", "A", "", "--out", "R"], "--also"),
+        (["evaluate", "sst2", "--data", "dev.tsv", "--predictions", "P", "--report", ""], "--report"),
+        (["predict", "sst2", "--model", "M", "--data", "dev.tsv", "--out", ""], "--out"),
+        (["extract", "--model", "M", "text.txt", "--out", ""], "--out"),
+        (["encode", "--model", "M", ""], "file"),
+        (["convert", "M", ""], "src or dst"),
+        (["pretrain", "--config", ""], "--config"),
+        (["study", "table5", "--data-dir", ""], "--data-dir"),
+    ],
+)
+def test_an_empty_text_is_not_the_working_directory(place, capsys, command, option):
+    """`--out "$OUT"` where nothing is in OUT."""
+    assert main(command) == 2
+    assert capsys.readouterr().err.startswith(f"fastbert: {option}: expected a path, got an empty text")
+    assert [path.name for path in place.iterdir()] == ["text.txt"]
+
+
+def test_an_empty_text_is_a_text_where_no_path_belongs(place, capsys):
+    """`--prompt ''` is none; a text may be empty."""
+    assert main(["encode", "--model", "M", "--prompt", "", "text.txt"]) == 2
+    assert main(["fill-mask", "--model", "M", ""]) == 2
+    assert capsys.readouterr().err.count("M: expected a model directory") == 2
+
+
+@pytest.mark.parametrize(
     "load", [fastbert.BertModel.from_pretrained, fastbert.SentenceEncoder.from_pretrained, fastbert.load_tokenizer]
 )
 def test_a_hubs_name_is_not_a_directory(place, load):
