@@ -22,6 +22,10 @@ _log = logging.getLogger("fastbert")
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+# No figure of a run comes near it, float32 ends long before; sums and hundredfolds of what is below are numbers still.
+_LARGEST = 1e100
+
+
 def plain(row: dict) -> dict:
     """A row that strict JSON can hold: numbers that are not finite become words."""
     return {
@@ -69,11 +73,13 @@ def read_metrics(path: str | os.PathLike, numbers: Collection[str] = ()) -> list
 
 
 def _check_row(row: dict, numbers: Collection[str]) -> None:
-    """Raises ValueError for a row without its kind or step, or with something else for a number."""
+    """Raises ValueError for a row without its kind or step, or with something else for a number, or one of no run."""
     kinds = {"kind": str, "step": int, **dict.fromkeys(row.keys() & set(numbers), (int, float))}
     for name, kind in kinds.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"{row[name]!r:.50} as its {name}" if name in row else f"one without its {name}")
+        if kind is not str and _LARGEST < abs(row[name]) < math.inf:
+            raise ValueError(f"{row[name]!r:.50} as its {name}")
 
 
 class MetricsLog:

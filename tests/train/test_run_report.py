@@ -106,6 +106,9 @@ def test_a_log_edited_by_hand(tmp_path, capsys, caplog):
         '{"kind": "heldout", "step": "2"}': "got '2' as its step",
         '{"kind": "heldout", "step": 2, "mlm_loss": "low"}': "got 'low' as its mlm_loss",
         '{"kind": "train", "step": 2, "forward_seconds": null}': "got None as its forward_seconds",
+        '{"kind": "train", "step": 2, "lr": 1e308}': "got 1e+308 as its lr",
+        '{"kind": "train", "step": 2, "lr": -1e308}': "got -1e+308 as its lr",
+        '{"kind": "train", "step": 1%s}' % ("0" * 400): "got 1000000000",
     }
     with open(run / "metrics.jsonl", "a") as file:
         file.write("\n".join([*edits, to_line(row("train", 3, mlm_loss=3.0, seconds=4.0)), '{"kind": "tr']))
