@@ -36,7 +36,7 @@ class SentenceEncoder:
     Args:
         model: a `BertModel`, with or without pooler.
         tokenizer: a `tokenizers.Tokenizer` that marks texts as the model reads them, as `load_tokenizer` gives it.
-        pooling: modes of sentence-transformers, concatenated.
+        pooling: modes of sentence-transformers, concatenated; they can be set later too.
         modules: what pooled vectors, (N, C) float32, pass through next, in this order, as `sentence_modules.Dense`.
         normalize: whether vectors are scaled to length 1 at the end unless `encode` is told otherwise.
         max_seqlen: longer inputs are cut to this many tokens, specials included; it can be set later too.
@@ -55,7 +55,7 @@ class SentenceEncoder:
         model: BertModel,
         tokenizer,
         *,
-        pooling: Sequence[str] = ("mean",),
+        pooling: str | Sequence[str] = ("mean",),
         modules: Sequence[nn.Module] = (),
         normalize: bool = False,
         max_seqlen: int | None = None,
@@ -66,14 +66,12 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
     ) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.pooling, self.normalize = checked_modes(pooling, "pooling"), normalize
         self.modules = nn.Sequential(*modules).eval()
-        self._whole_dim = dim_after(modules, model.config.hidden_size * len(self.pooling))
-        truncate_dim = _checked_whole("truncate_dim", truncate_dim, 1)
+        self.pooling, self.normalize, self.truncate_dim = pooling, normalize, truncate_dim
         if not isinstance(normalize, bool):
             raise InputError(f"normalize must be True or False, got {normalize!r:.50}")
         self.prompts, self.prompt, self.include_prompt = dict(prompts or {}), prompt, include_prompt
-        self.do_lower_case, self.truncate_dim = do_lower_case, truncate_dim
+        self.do_lower_case = do_lower_case
         # What else config_sentence_transformers.json said, to be written back.
         self.config: dict = {}
         self.tokenizer.no_padding()
@@ -123,11 +121,10 @@ class SentenceEncoder:
         if precision == "bf16":
             model = model.bfloat16()
         model.to(device)
-        pooling = settings.pooling if pooling is None else pooling
         encoder = cls(
             model,
             load_tokenizer(settings.model_directory),
-            pooling=(pooling,) if isinstance(pooling, str) else pooling,
+            pooling=settings.pooling if pooling is None else pooling,
             modules=settings.modules,
             normalize=settings.normalize if normalize is None else normalize,
             max_seqlen=settings.max_seqlen,
@@ -161,6 +158,27 @@ class SentenceEncoder:
         value, longest = _checked_whole("max_seqlen", value, 3), self.model.config.max_position_embeddings
         self._max_seqlen = longest if value is None else min(value, longest)
         cut_at(self.tokenizer, self._max_seqlen)
+
+    @property
+    def pooling(self) -> tuple[str, ...]:
+        """How tokens become one vector: modes whose vectors are concatenated. One that does not go with the modules is
+        refused."""
+        return self._pooling
+
+    @pooling.setter
+    def pooling(self, value: str | Sequence[str]) -> None:
+        value = checked_modes((value,) if isinstance(value, str) else value, "pooling")
+        self._whole_dim = dim_after(self.modules, self.model.config.hidden_size * len(value))
+        self._pooling = value
+
+    @property
+    def truncate_dim(self) -> int | None:
+        """Only so many of the first numbers of a vector are kept; None for all."""
+        return self._truncate_dim
+
+    @truncate_dim.setter
+    def truncate_dim(self, value: int | None) -> None:
+        self._truncate_dim = _checked_whole("truncate_dim", value, 1)
 
     @property
     def dim(self) -> int:

@@ -249,6 +249,25 @@ def test_the_longest_input_can_be_set_later(tmp_path):
     np.testing.assert_array_equal(encoder.encode(SENTENCES[:5]), whole)
 
 
+def test_pooling_and_its_cut_can_be_set_later(tmp_path):
+    directory = st_directory(tmp_path / "st", {"pooling_mode_mean_tokens": True})
+    encoder = SentenceEncoder.from_pretrained(directory)
+    for pooling, truncate_dim in (("cls", None), (("mean", "max"), 5), (["max"], np.int64(3))):
+        encoder.pooling, encoder.truncate_dim = pooling, truncate_dim
+        modes = (pooling,) if isinstance(pooling, str) else tuple(pooling)
+        whole = SentenceEncoder.from_pretrained(directory, pooling=pooling).encode(SENTENCES[:3])
+        assert encoder.pooling == modes
+        np.testing.assert_array_equal(encoder.encode(SENTENCES[:3]), whole[:, :truncate_dim])
+        assert encoder.dim == (truncate_dim or whole.shape[1])
+    for value in (("x",), "x", ()):
+        with pytest.raises(InputError, match=r"^pooling: expected pooling modes among cls, "):
+            encoder.pooling = value
+    for value in (0, -1, 1.5, "all"):
+        with pytest.raises(InputError, match=r"^truncate_dim must be a whole number, at least 1, or None, got"):
+            encoder.truncate_dim = value
+    assert (encoder.pooling, encoder.truncate_dim) == (("max",), 3)
+
+
 @pytest.mark.parametrize("padding", [{}, {"length": 20}, {"length": 20, "direction": "left"}])
 def test_a_tokenizer_that_somebody_else_makes_pad(tmp_path, padding):
     directory = st_directory(tmp_path / "st", {"pooling_mode_mean_tokens": True, "include_prompt": False})
