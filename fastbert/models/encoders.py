@@ -44,8 +44,9 @@ def read_config(directory: str | os.PathLike, **overrides) -> ModelConfig:
 
 def load_encoder(directory: str | os.PathLike) -> PreTrainedModel:
     """The model of a directory without its heads, in evaluation mode. Raises as `read_config` and `from_pretrained`."""
-    kind = encoder_class(read_config(directory).model_type)
-    return kind.from_pretrained(directory, **_without_pooler(kind))
+    config = read_config(directory)
+    kind = encoder_class(config.model_type)
+    return kind.from_pretrained(directory, config=config, **_without_pooler(kind))
 
 
 def new_encoder(config: ModelConfig) -> PreTrainedModel:

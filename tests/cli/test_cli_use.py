@@ -124,6 +124,20 @@ def test_extract_failures_leave_nothing(model, tmp_path, capsys):
     assert len(np.load(out / "features.npy")) == 32
 
 
+def test_labels_that_config_json_counts_otherwise_are_told_once(data, lines, tmp_path, caplog):
+    model = tiny_bert.save(tmp_path / "model", "BertForSequenceClassification", num_labels=2)
+    labels = {"num_labels": 3, "id2label": {"0": "negative", "1": "positive"}}
+    values = json.loads((model / "config.json").read_text()) | labels
+    (model / "config.json").write_text(json.dumps(values))
+    for command in (
+        ["extract", "--model", model, "--out", tmp_path / "features", lines],
+        ["predict", "sst2", "--model", model, "--data", data, "--max-seqlen", 16, "--out", tmp_path / "out.tsv"],
+    ):
+        caplog.clear()
+        assert run(*command) == 0
+        assert caplog.messages == [f"{model / 'config.json'}: num_labels is 3, but id2label names 2: the names count"]
+
+
 SAID = [{"return_dict": False}, {"output_attentions": True}, {"output_hidden_states": True}]
 
 
