@@ -132,11 +132,21 @@ _FORMATS = {
 }
 
 
-def check_text_file(name: str, begins: bytes) -> None:
-    """Raises DataError where the first bytes of a file say that it is no text, or none in UTF-8."""
+def check_text_file(name: str, begins: bytes, raises: type[FastbertError] = DataError) -> None:
+    """Raises an error of that kind where the first bytes of a file say that it is no text, or none in UTF-8."""
     found = next((what for mark, what in _FORMATS.items() if begins.startswith(mark)), None)
     if found is not None:
-        raise DataError(f"{name}: expected text in UTF-8, got {found}")
+        raise raises(f"{name}: expected text in UTF-8, got {found}")
+
+
+def decode_text(raw: bytes, name: str, raises: type[FastbertError] = InputError) -> str:
+    """The text of a whole file in UTF-8, without a byte-order mark; raises an error of that kind for another one."""
+    check_text_file(name, raw, raises)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise raises(f"{name}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
 
 
 def flush(path: str | os.PathLike) -> None:
@@ -182,10 +192,10 @@ def read_yaml(path: str | os.PathLike) -> dict:
             return super().construct_mapping(node, deep)
 
     try:
-        value = Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
+        value = Loader(decode_text(Path(path).read_bytes(), str(path))).get_single_data()
     except (FileNotFoundError, IsADirectoryError):
         raise InputError(f"{path}: expected a YAML file, found none") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{path}: expected a mapping, got {type(value).__name__}")
@@ -224,7 +234,7 @@ def read_json(
         size = os.stat(path).st_size
         if size > _MAX_JSON_BYTES:
             raise raises(f"{path}: expected at most {_MAX_JSON_BYTES} bytes of JSON, got {size}")
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(decode_text(Path(path).read_bytes(), str(path), raises))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, FastbertError):
             raise

@@ -5,6 +5,7 @@ Unigram tokenizers, as XLM-R's, and GPT's and GPT-2's byte-pair encodings (`data
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..files import not_downloaded, read_json, write_whole
+from ..files import decode_text, not_downloaded, read_json, write_whole
 from . import added_tokens, bpe
 from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
@@ -265,11 +266,8 @@ def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> Special
 
 def read_vocab(path: Path) -> dict[str, int]:
     """Reads a vocab.txt: token -> line number from 0; of a token that stands twice the last line counts."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            vocab = {line.rstrip("\n"): index for index, line in enumerate(file)}
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected a UTF-8 vocabulary, one token a line, got {error.reason}") from error
+    with io.StringIO(decode_text(Path(path).read_bytes(), str(path)), newline=None) as file:
+        vocab = {line.rstrip("\n"): index for index, line in enumerate(file)}
     if not vocab:
         raise InputError(f"{path}: expected a vocabulary, one token a line, got an empty file")
     return vocab

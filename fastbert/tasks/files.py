@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..files import binary_lines, check_text_file
+from ..files import binary_lines, check_text_file, decode_text
 from .bad_rows import STRICT, BadRows, called
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -91,12 +91,7 @@ def read_json_lines(
 def load_json(path: str | os.PathLike) -> tuple[Any, str]:
     """The value of a JSON file (UTF-8, with or without byte-order mark; ``-`` is standard input), and its text."""
     raw = sys.stdin.buffer.read() if os.fspath(path) == "-" else Path(path).read_bytes()
-    check_text_file(called(path), raw)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{called(path)}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None
+    text = decode_text(raw, called(path), DataError)
     return parse_json(text, path), text
 
 

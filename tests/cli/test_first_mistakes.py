@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
+import tiny_bert
 
 import fastbert
 from fastbert.cli.main import main
@@ -73,6 +76,40 @@ def test_an_empty_text_is_not_the_working_directory(place, capsys, command, opti
     assert main(command) == 2
     assert capsys.readouterr().err.startswith(f"fastbert: {option}: expected a path, got an empty text")
     assert [path.name for path in place.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (lambda text: text.encode("utf-16"), ": expected text in UTF-8, got UTF-16, as PowerShell's > writes it"),
+        (lambda text: gzip.compress(text.encode()), ": expected text in UTF-8, got a file that gzip compressed"),
+        (lambda text: text.encode() + b"\n# caf\xe9\n", ", line 2: expected UTF-8, got 0xe9"),
+    ],
+    ids=["utf-16", "gzip", "latin-1"],
+)
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("vocab.txt", "prepare text.txt --vocab vocab.txt --out DATA"),
+        ("run.yaml", "pretrain --config run.yaml"),
+        ("config.json", "encode --model . text.txt"),
+    ],
+)
+def test_a_file_in_another_encoding_is_told_what_it_is(place, capsys, name, command, content, got):
+    (place / name).write_bytes(content("steps: 2"))
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert f"{name}{got}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_byte_order_mark_is_no_part_of_what_is_read(place):
+    """Windows' editors write one."""
+    tiny_bert.save(place / "model", "BertModel")
+    for name in ("config.json", "vocab.txt"):
+        (place / "model" / name).write_bytes(b"\xef\xbb\xbf" + (place / "model" / name).read_bytes())
+    assert fastbert.load_tokenizer(place / "model" / "vocab.txt").token_to_id("[PAD]") == 0
+    assert fastbert.BertModel.from_pretrained(place / "model").config.hidden_size == 32
 
 
 def test_an_empty_text_is_a_text_where_no_path_belongs(place, capsys):
