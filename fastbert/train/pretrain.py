@@ -187,17 +187,35 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
     if config.resume is None:
         if checkpoints.is_dir() and any(checkpoints.iterdir()):
             raise InputError(f"{run_dir} already holds a run: resume it with --resume auto, or choose another --out")
+        if (run_dir / "model").exists() and (run_dir / "report.html").exists():  # their checkpoints were removed
+            raise InputError(f"{run_dir} already holds the model of a run that has ended: choose another --out")
+        _check_room(run_dir)
         return None
     if config.resume != "auto":
         point = Path(config.resume)
-        if point.resolve().parent != checkpoints.resolve() and checkpoints.is_dir() and any(checkpoints.iterdir()):
-            raise InputError(
-                f"{run_dir} already holds a run, of which {point} is no checkpoint: go on from one of its own, or "
-                "choose another --out"
-            )
+        if point.resolve().parent != checkpoints.resolve():
+            if checkpoints.is_dir() and any(checkpoints.iterdir()):
+                raise InputError(
+                    f"{run_dir} already holds a run, of which {point} is no checkpoint: go on from one of its own, or "
+                    "choose another --out"
+                )
+            _check_room(run_dir)
         checkpoint.verify(point)
         return point
-    return checkpoint.newest(checkpoints)
+    point = checkpoint.newest(checkpoints)
+    if point is None:
+        _check_room(run_dir)
+    return point
+
+
+_HELD = {"ended.json": "a run of `fastbert finetune`", "manifest.json": "prepared data", "config.json": "a model"}
+
+
+def _check_room(run_dir: Path) -> None:
+    """Raises InputError where a run that begins would put its files among others, or its model in another's place."""
+    for name, what in _HELD.items():
+        if (run_dir / name).exists():
+            raise InputError(f"{run_dir} already holds {what}: choose another --out")
 
 
 def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:

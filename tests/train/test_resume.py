@@ -153,6 +153,30 @@ def test_a_run_is_not_overwritten(data, whole):
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 
+@pytest.mark.parametrize("resume", [None, "auto", "elsewhere"])
+def test_what_other_commands_made_is_not_overwritten(data, whole, tmp_path, resume):
+    """A run replaces model/ and config.yaml, which are a fine-tuned model's too; and one whose checkpoints were removed
+    to save room has its model left."""
+    held = {
+        "a run of `fastbert finetune`": ("model/config.json", "ended.json", "config.yaml"),
+        "prepared data": ("manifest.json", "train/shard-00000.bin"),
+        "a model": ("config.json", "model.safetensors"),
+    }
+    if resume is None:  # auto is asked to begin anew
+        held["the model of a run that has ended"] = ("model/config.json", "report.html", "config.yaml")
+    resume = str(whole / "checkpoints" / f"step_{STEPS}") if resume == "elsewhere" else resume
+    for number, (what, names) in enumerate(held.items()):
+        out = tmp_path / str(number)
+        for name in names:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text("theirs")
+        before = sorted(out.rglob("*"))
+        with pytest.raises(InputError, match=f"already holds {what}: choose another --out"):
+            pretrain(runs.config(data, out, resume=resume), quiet=True)
+        assert sorted(out.rglob("*")) == before
+        assert {(out / name).read_text() for name in names} == {"theirs"}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
