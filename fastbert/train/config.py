@@ -121,7 +121,7 @@ class PretrainConfig:
     log_every: int = 10
     """Steps between two lines."""
     stall_minutes: float | None = 30.0
-    """If no step ends for this long, write the stacks of all threads to stall-RANK.txt in --out; none = never."""
+    """If no step ends for this long, write the stacks of all threads to stall-RANK.txt in --out; None = never."""
     wandb: str | None = None
     """Also log to this project of Weights & Biases; WANDB_MODE=offline keeps the log on this machine."""
     num_workers: int = 0
