@@ -52,6 +52,8 @@ def run(args: Evaluate) -> None:
         raise InputError(f"expected either --model or --predictions, got {got}")
     if args.na_prob is not None and (args.task != "squad2" or args.predictions is None):
         raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
+    if args.na_prob is None and args.na_prob_threshold != Evaluate.na_prob_threshold:
+        raise InputError("--na-prob-threshold belongs to --na-prob, got it without")
     if args.predictions is not None:
         for name in ("max_seqlen", "null_threshold"):
             if getattr(args, name) is not None:

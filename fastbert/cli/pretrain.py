@@ -113,6 +113,10 @@ def run(args: Pretrain) -> None:
         for name in recipes.names():
             print(f"{name:<{width}}  {recipes.summary(name)}")
         return
+    if not args.plan:
+        for name in ("plan_ranks", "plan_throughput"):
+            if getattr(args, name) != getattr(Pretrain, name):
+                raise InputError(f"--{name.replace('_', '-')} belongs to --plan, got it without, which would train")
     config = PretrainConfig(**{f.name: getattr(args, f.name) for f in fields(PretrainConfig)})
     if config.phases:
         _check_reach(config, PretrainConfig.from_yaml(_file(args.recipe, args.config)))

@@ -138,6 +138,8 @@ class SearchConfig:
         for name in ("grid_batch_sizes", "grid_lrs", "grid_epochs"):
             if self.grid and not getattr(self, name):
                 raise InputError(f"{name} must hold at least one value, got none")
+            if not self.grid and getattr(self, name) != getattr(SearchConfig, name):
+                raise InputError(f"{name} belongs to grid, got it without, which would train once")
 
     def trials(self, config: FinetuneConfig) -> list[FinetuneConfig]:
         """The recipe of every training: those of one combination follow each other.

@@ -398,6 +398,13 @@ def test_an_option_that_would_do_nothing_is_refused(data, tmp_path, capsys):
     given = ("evaluate", "squad2", "--data", data, "--predictions", tmp_path / "p.json")
     assert "--null-threshold belongs to --model" in fails(capsys, *given, "--null-threshold", 1)
     assert "--max-seqlen belongs to --model" in fails(capsys, *given, "--max-seqlen", 64)
+    assert "--na-prob-threshold belongs to --na-prob" in fails(capsys, *given, "--na-prob-threshold", 0.5)
+    for option in ("--plan-ranks", "--plan-throughput"):
+        error = fails(capsys, "pretrain", "--data", tmp_path, "--out", tmp_path / "run", option, 8)
+        assert f"{option} belongs to --plan, got it without, which would train" in error
+    given = ("finetune", "sst2", "--train", data, "--dev", data, "--model", tmp_path, "--out", tmp_path / "run")
+    for option in ("grid-lrs", "grid-epochs", "grid-batch-sizes"):
+        assert f"{option.replace('-', '_')} belongs to grid" in fails(capsys, *given, f"--{option}", 8)
     for command in ("evaluate", "predict"):
         error = fails(capsys, command, "sst2", "--data", data, "--model", tmp_path, "--null-threshold", 1)
         assert "--null-threshold belongs to squad2, got the task sst2" in error
