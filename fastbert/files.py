@@ -95,6 +95,12 @@ def not_downloaded(path: str | os.PathLike) -> str:
     return "; models are not downloaded: `hf download NAME --local-dir DIR` fetches one from the hub, then give DIR"
 
 
+def of_run(directory: str | os.PathLike) -> str:
+    """The end of an error's sentence where a run's directory was named in place of its model's."""
+    model = Path(directory) / "model"
+    return f"; the model of this run is {model}" if (model / "config.json").is_file() else ""
+
+
 def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
     """Lines of a file with their ends, line feeds; where there is none, or one at the end of all, carriage returns,
     which Macs wrote once and spreadsheets' "CSV (Macintosh)" has today. In other files a carriage return is text.

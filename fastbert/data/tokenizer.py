@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..files import decode_text, not_downloaded, read_json, write_whole
+from ..files import decode_text, not_downloaded, of_run, read_json, write_whole
 from . import added_tokens, bpe
 from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
@@ -76,7 +76,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json") if (path / name).is_file()]
         if not found:
-            raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got {_sentencepiece(path)}")
+            got = _sentencepiece(path) + of_run(path)
+            raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got {got}")
         path = found[0]
     elif not path.is_file():
         hint = not_downloaded(path)

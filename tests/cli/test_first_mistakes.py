@@ -131,6 +131,24 @@ def test_a_hubs_name_is_not_a_directory(place, load):
     assert "downloaded" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    "load",
+    [
+        fastbert.BertModel.from_pretrained,
+        fastbert.BertConfig.from_pretrained,
+        fastbert.SentenceEncoder.from_pretrained,
+        fastbert.load_tokenizer,
+        registry.of_model,  # of `pretrain --model`
+    ],
+)
+def test_of_a_run_it_is_told_where_its_model_is(place, load):
+    """Commands take a run's directory as well; `pretrain` and the library a model's."""
+    tiny_bert.save(place / "RUN" / "model", "BertModel")
+    with pytest.raises(FastbertError, match=r"^RUN: expected .*; the model of this run is RUN/model$"):
+        load("RUN")
+    load("RUN/model")
+
+
 def test_a_directory_is_not_called_onnx(place, capsys):
     assert main(["convert", "model", "model.onnx"]) == 2
     assert "got an ONNX file's name: add --to onnx" in capsys.readouterr().err
