@@ -244,7 +244,7 @@ def _answer(argv: list[str]) -> int:
         # so that a full disk may be met here.
         sys.stdout.reconfigure(errors="surrogateescape")
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(usage(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else EXIT_BAD_INPUT
     if argv[0] in ("-V", "--version"):
         from .. import __version__

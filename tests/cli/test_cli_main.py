@@ -51,6 +51,10 @@ def test_version_is_the_packages(capsys):
 
 def test_no_arguments_is_an_error_with_the_usage(capsys):
     assert cli.main([]) == 2
+    told = capsys.readouterr()
+    assert "usage: fastbert COMMAND" in told.err
+    assert told.out == ""
+    assert cli.main(["help"]) == 0
     assert "usage: fastbert COMMAND" in capsys.readouterr().out
 
 
