@@ -195,9 +195,7 @@ class Packing:
         """The packing of a batch without padding."""
         return cls(
             indices=torch.arange(batch_size * seqlen, device=device),
-            cu_seqlens=torch.arange(0, batch_size * seqlen + 1, max(seqlen, 1), dtype=torch.int32, device=device)
-            if seqlen
-            else torch.zeros(batch_size + 1, dtype=torch.int32, device=device),
+            cu_seqlens=torch.arange(batch_size + 1, dtype=torch.int32, device=device) * seqlen,
             min_seqlen=seqlen if batch_size else 0,
             max_seqlen=seqlen,
             batch_size=batch_size,

@@ -51,7 +51,8 @@ def attention(
     """
     num_tokens, nheads, head_dim = q.shape
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    bounds = cu_seqlens.tolist()
+    # Not tolist(), which older releases of torch refuse within torch.func.
+    bounds = [int(bound) for bound in cu_seqlens.cpu()]
     by_length: dict[int, list[int]] = {}
     for start, end in pairwise(bounds):
         if end > start:
