@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 import fastbert
 from fastbert import _native, hardware
@@ -135,7 +136,9 @@ def _root():
 def test_environment_says_what_serves_each_op():
     found = fastbert.environment()
     assert set(found) == {"fastbert", "python", "torch", "hardware", "libraries", "ops", "notes"}
-    assert found["torch"] == found["libraries"]["torch"]
+    # PyPI's wheel calls itself 2.15.0+cu132 and is listed as 2.15.0.
+    assert found["torch"] == torch.__version__
+    assert found["libraries"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
     rows = {row["op"]: row for row in found["ops"]}
     assert rows["gelu"]["backend"] == ("reference" if _native.why_missing() else "cpu")
     assert rows["gelu"]["why_not"]["cuda"]
