@@ -105,7 +105,7 @@ def test_json_lines_name_the_line(tmp_path):
     [
         ('{"text": "half \\ud83d"}', r"got a text with the lone surrogate '\\ud83d'"),
         ('{"number": ' + "9" * 5000 + "}", "got Exceeds the limit"),
-        ("[" * 100_000, "got .*recursion"),
+        ("[" * 100_000, "got .*(recursion|Stack overflow)"),
     ],
 )
 def test_json_that_python_cannot_use_is_a_bad_row(tmp_path, line, reason):
