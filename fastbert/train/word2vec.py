@@ -102,10 +102,13 @@ def _whole(ids: Sequence[int]) -> list[int]:
         raise InputError(f"sentences must be of ids, whole numbers, got {ids!r:.100}") from None
 
 
+_NEEDED = "word2vec needs gensim: pip install 'fastbert[study]', under Python 3.13 or older"
+
+
 def check_installed() -> None:
     """Raises InputError where gensim is not installed."""
     if importlib.util.find_spec("gensim") is None:
-        raise InputError("word2vec needs gensim: pip install 'fastbert[study]'")
+        raise InputError(_NEEDED)
 
 
 def train_word2vec(
@@ -129,7 +132,7 @@ def train_word2vec(
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
-        raise InputError(f"word2vec needs gensim: pip install 'fastbert[study]' ({error})") from error
+        raise InputError(f"{_NEEDED} ({error})") from error
     if iter(sentences) is sentences:
         raise InputError("sentences must be readable more than once, got an iterator")
     config = config or Word2VecConfig()
