@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -470,7 +471,9 @@ def test_evaluate_prints_the_official_figures(shared_data, capsys):
     odds = ["--na-prob", squad / "oracle" / "na-prob-v2.0.json"]
     assert main(["evaluate", "squad2", *map(str, files + odds)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["exact"], found["f1"]) == (56.6284342491331, 61.39802594184766)
+    # From Python 3.12 on sum() makes up for what rounding loses, in the official script too.
+    f1 = 61.398025941847685 if sys.version_info >= (3, 12) else 61.39802594184766
+    assert (found["exact"], found["f1"]) == (56.6284342491331, f1)
     assert (found["best_exact"], found["best_exact_thresh"]) == (54.20112029874633, 0.44)
     assert (found["best_f1"], found["best_f1_thresh"]) == (58.543931516667485, 1.0)
 

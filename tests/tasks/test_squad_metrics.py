@@ -1,10 +1,14 @@
 """SQuAD's metrics against what the official evaluation printed, and by hand."""
 
 import json
+import sys
 
 import pytest
 
 from fastbert.tasks.squad_metrics import best_thresholds, exact, f1, figures_v1, figures_v2, normalise, score_v2
+
+# From Python 3.12 on sum() makes up for what rounding loses, in the official script too.
+_COMPENSATED = sys.version_info >= (3, 12)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +91,10 @@ def test_v2_is_the_official_result(shared_data):
     given = list(references.values()), [predictions[n] for n in references], [na_probs[n] for n in references]
     assert figures_v2(*given) == {
         "exact": 56.6284342491331,
-        "f1": 61.39802594184766,
+        "f1": 61.398025941847685 if _COMPENSATED else 61.39802594184766,
         "total": 3749,
         "HasAns_exact": 46.1671469740634,
-        "HasAns_f1": 56.47331369221137,
+        "HasAns_f1": 56.47331369221152 if _COMPENSATED else 56.47331369221137,
         "HasAns_total": 1735,
         "NoAns_exact": 65.64051638530287,
         "NoAns_f1": 65.64051638530287,
