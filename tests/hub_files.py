@@ -62,7 +62,8 @@ def parquet(
     table = pa.Table.from_pylist(records) if table is None else table
     for name, kind in (types or {}).items():
         at = table.schema.get_field_index(name)
-        table = table.set_column(at, name, table[name].cast(kind))
+        # Not a cast: pyarrow 15 has the fields of a struct in the order of their names, and casts to no other.
+        table = table.set_column(at, name, pa.array(table[name].to_pylist(), kind))
     if classes is not None:
         features = {name: {"names": names, "_type": "ClassLabel"} for name, names in classes.items()}
         for name in features:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from close import assert_close
+from levels import needs_eight_bits
 
 from fastbert import fp8, ops, reference
 from fastbert.errors import InputError
@@ -24,7 +25,7 @@ def run(function, leaves, dout):
     return [out.detach(), *(leaf.grad for leaf in given)]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=needs_eight_bits), "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns", "features"), SHAPES)
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -56,6 +57,7 @@ def test_the_result_and_all_gradients_follow_the_reference(backend, dtype, rows,
         assert (g - t).norm() < 0.08 * t.norm()
 
 
+@needs_eight_bits
 def test_a_second_derivative_is_refused():
     x, weight = torch.randn(4, 16, requires_grad=True), torch.randn(32, 16)
     with ops.backend("cpu"):
@@ -124,6 +126,7 @@ def test_scales_are_powers_of_two_that_fit(largest):
     assert scale == 1.0 if largest == 0 else scale == 2.0**60 or 2 * scale * largest > 448.0
 
 
+@needs_eight_bits
 def test_one_input_is_cast_once_for_all_who_read_it_and_a_weight_once_a_step():
     torch.manual_seed(0)
     scales = fp8.Scales([fp8.E4M3] * 3 + [fp8.E5M2] * 2, torch.device("cpu"))
@@ -150,6 +153,7 @@ def test_one_input_is_cast_once_for_all_who_read_it_and_a_weight_once_a_step():
     torch.testing.assert_close(expected, weights[0].detach(), rtol=2**-4, atol=1e-2)
 
 
+@needs_eight_bits
 def test_a_weight_that_changed_before_backward_is_found_out():
     weight = torch.nn.Parameter(torch.randn(16, 16))
     site = a_site(weight)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from levels import needs_eight_bits
 from pretraining_runs import assert_same_run, checkpoint_of
 
 from fastbert import BertForPreTraining, GPT2Config, GPTConfig, GPTForPreTraining, PackedBatch, fp8, optim
@@ -40,6 +41,7 @@ def take(engine: LocalEngine, batches) -> list[float]:
     return losses
 
 
+@needs_eight_bits
 def test_the_dense_layers_of_the_encoder_multiply_in_8_bits_and_no_others(tiny_model, batches, monkeypatch):
     engine = build(tiny_model)
     names = {id(p): name for name, p in engine.model.named_parameters()}
