@@ -180,7 +180,8 @@ class Packing:
             raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(attention_mask.shape)}")
         keep = attention_mask != 0
         lengths = keep.sum(1)
-        fewest, most = torch.stack(lengths.aminmax()).tolist() if lengths.numel() else (0, 0)  # waits once
+        # Waits once; not by tolist(), which older releases of torch refuse within torch.func.
+        fewest, most = map(int, torch.stack(lengths.aminmax()).cpu()) if lengths.numel() else (0, 0)
         return cls(
             indices=keep.flatten().nonzero().flatten(),
             cu_seqlens=cu_seqlens_from_lengths(lengths),
@@ -196,7 +197,8 @@ class Packing:
         return cls(
             indices=torch.arange(batch_size * seqlen, device=device),
             cu_seqlens=torch.arange(batch_size + 1, dtype=torch.int32, device=device) * seqlen,
-            min_seqlen=seqlen if batch_size else 0,
+            # What is asked for its truth is a constant to torch 2.6's compiler, and there is a graph for each.
+            min_seqlen=seqlen if batch_size > 0 else 0,
             max_seqlen=seqlen,
             batch_size=batch_size,
             seqlen=seqlen,

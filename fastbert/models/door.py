@@ -96,8 +96,9 @@ class Tokens:
         """(T, H) -> (B, H): the token that stands for each sequence; zeros for an empty one."""
         if x.shape[0] == 0:
             return x.new_zeros(self.cu_seqlens.numel() - 1, x.shape[-1])
-        if not self.causal and self.packing is not None and self.packing.min_seqlen:
-            return x.index_select(0, self.cu_seqlens[:-1])  # before one short sentence each op of torch's counts
+        if not self.causal and self.packing is not None and self.packing.min_seqlen > 0:
+            # Before one short sentence each op of torch's counts. In forward mode torch 2.6 takes no int32 here.
+            return x.index_select(0, self.cu_seqlens[:-1].long())
         return self.without_empty(x.index_select(0, self.pooled_rows()))
 
     def without_empty(self, first: Tensor) -> Tensor:
