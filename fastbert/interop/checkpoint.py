@@ -141,7 +141,7 @@ def load_into(
         raise CheckpointError(
             f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
             f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
-            f"{_under_others(prefix, missing, unexpected)}"
+            f"{_under_others(prefix, missing, unexpected)}{_of_padded(prefix, state, own)}"
         )
 
     _untie(model, own, state, found, source)
@@ -195,6 +195,26 @@ def _difference(name: str, value: Tensor, parameter: Tensor) -> str:
 def _shown(what: str, names) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{len(names)} {what}" + (f" ({', '.join(names[:_SHOWN])}{more})" if names else "")
+
+
+# What NVIDIA's and DeepSpeed's examples bring the vocabulary to, beside a configuration that says the tokenizer's.
+_PADDED_TO = 8
+
+
+def padded_vocabulary(rows: int, vocab_size: int) -> bool:
+    """Whether a table of so many words has padding after those that the configuration knows."""
+    return vocab_size < rows == -(-vocab_size // _PADDED_TO) * _PADDED_TO
+
+
+def _of_padded(prefix: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """The end of the sentence where the words' table has more rows than the configuration says, and why."""
+    name = f"{prefix}.embeddings.word_embeddings.weight"
+    if name not in state or name not in own or state[name].dim() != 2:
+        return ""
+    rows, size = state[name].shape[0], own[name].shape[0]
+    if not padded_vocabulary(rows, size):
+        return ""
+    return f": its vocabulary was padded; `fastbert convert` makes a directory of it, or set vocab_size to {rows}"
 
 
 def _under_others(prefix: str, missing: Iterable[str], unexpected: Iterable[str]) -> str:

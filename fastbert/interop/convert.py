@@ -20,7 +20,7 @@ from ..errors import CheckpointError, InputError
 from ..files import check_new, not_downloaded
 from ..model_config import OWN_ACTIVATION
 from . import saving
-from .checkpoint import canonical_keys, check_unquantized, load_into
+from .checkpoint import canonical_keys, check_unquantized, load_into, padded_vocabulary
 from .convert_bundle import index_bytes, shard_path, write_data
 from .convert_names import to_tensorflow
 from .convert_sentence import parts_beside
@@ -181,18 +181,13 @@ def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[
     return name, {} if len(values.get("id2label") or ()) == labels else {"num_labels": labels}
 
 
-# What NVIDIA's and DeepSpeed's examples bring the vocabulary to, beside a configuration that says the tokenizer's.
-_PADDED_TO = 8
-
-
 def _padded_vocabulary(values: dict[str, Any], state: Mapping[str, Tensor]) -> dict[str, int]:
     """The vocab_size of a file whose word embeddings were padded, which keep their rows; nothing of any other file."""
     words, size = state.get("bert.embeddings.word_embeddings.weight"), values["vocab_size"]
-    padded = -(-size // _PADDED_TO) * _PADDED_TO
-    if words is None or words.dim() != 2 or not size < words.shape[0] == padded:
+    if words is None or words.dim() != 2 or not padded_vocabulary(rows := words.shape[0], size):
         return {}
-    _log.warning("the word embeddings have %d rows, of which the configuration knows %d: padding, kept", padded, size)
-    return {"vocab_size": padded}
+    _log.warning("the word embeddings have %d rows, of which the configuration knows %d: padding, kept", rows, size)
+    return {"vocab_size": rows}
 
 
 def _take_dtypes(model: nn.Module, state: Mapping[str, Tensor]) -> None:

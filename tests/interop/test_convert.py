@@ -309,6 +309,18 @@ def test_a_vocabulary_that_was_padded_keeps_its_rows(tmp_path, caplog):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_directory_with_a_padded_vocabulary_says_what_to_do(tmp_path):
+    """Every command reads it as it is but `convert`."""
+    _theirs(vocab_size=104).save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    for said, padded in ((97, True), (96, False), (112, False)):
+        (tmp_path / "config.json").write_text(json.dumps({**values, "vocab_size": said}))
+        with pytest.raises(CheckpointError) as caught:
+            fastbert.BertForPreTraining.from_pretrained(tmp_path)
+        assert f"is (104, 32) for ({said}, 32)" in str(caught.value)
+        assert ("its vocabulary was padded; `fastbert convert`" in str(caught.value)) == padded
+
+
 def test_files_of_trainers_without_a_models_weights(tmp_path):
     theirs = _theirs()
     theirs.config.save_pretrained(tmp_path)

@@ -22,21 +22,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+SHARED = "_C"  # what is compiled once, for all levels
+
+
 @dataclass(frozen=True)
 class Bug:
     what: str
-    source: str  # the file to patch, under csrc/cpu
+    source: str  # the file to patch, under csrc/cpu, or of the level SHARED under csrc
     old: str  # its first occurrence (after `after`) becomes `new`
     new: str
     tests: str  # a file of tests, and the words for -k
     words: str = ""
     after: str = ""
     compiled: str = ""  # the file to compile, where `source` is a header
-    level: str = ""  # another level than the tree's; then `words` say which tests are of it
+    level: str = ""  # another level than the tree's, or SHARED; then `words` say which tests are of it
 
 
 OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizers.py"
 ATTENTION, EMBEDDING, GEMM = (f"tests/ops/test_cpu_{name}.py" for name in ("attention", "embedding", "gemm"))
+ENCODER, MASK, WALK = (f"tests/ops/test_{name}.py" for name in ("cpu_encoder", "read_mask", "module_walk"))
 WINOGRAD, INT8 = "tests/ops/test_cpu_winograd.py", "tests/ops/test_cpu_int8.py"
 BUGS = [
     Bug(
@@ -388,6 +392,96 @@ BUGS = [
         "head_dims",
         compiled="attention_forward.cpp",
     ),
+    Bug(
+        "read_mask: a negative zero keeps",
+        "bindings.cpp",
+        "Word(~ignored)",
+        "Word(~Word(0))",
+        MASK,
+        "zero",
+        level=SHARED,
+    ),
+    Bug(
+        "read_mask: the sign of a whole number is ignored too",
+        "bindings.cpp",
+        "is_signed_zero ?",
+        "true ?",
+        MASK,
+        "whole_number",
+        level=SHARED,
+    ),
+    Bug(
+        "read_mask: a masked first token of any row but the last is forgotten",
+        "bindings.cpp",
+        "first_masked |= ",
+        "first_masked = ",
+        MASK,
+        "dtype",
+        level=SHARED,
+    ),
+    Bug(
+        "read_mask: the shortest sequence is that of the last rows",
+        "bindings.cpp",
+        "std::min(kept.shortest, length)",
+        "length",
+        MASK,
+        "dtype or sizes",
+        level=SHARED,
+    ),
+    Bug(
+        "fingerprints: of the last buffer alone",
+        "bindings.cpp",
+        "all = mixed(all, one)",
+        "all = one",
+        ENCODER,
+        "packed_again or data",
+        level=SHARED,
+    ),
+    Bug(
+        "modules: a forward of its own is not seen",
+        "bindings_modules.cpp",
+        "if (look_up(dict, names().forward.ptr())) return nullptr;",
+        "",
+        WALK,
+        "as_it_was_made",
+        level=SHARED,
+    ),
+    Bug(
+        "modules: hooks are not seen",
+        "bindings_modules.cpp",
+        " || PyDict_Size(value) != 0",
+        "",
+        WALK,
+        "as_it_was_made",
+        level=SHARED,
+    ),
+    Bug(
+        "modules: other attributes are not seen",
+        "bindings_modules.cpp",
+        "if (!equal) return nullptr;",
+        "",
+        WALK,
+        "as_it_was_made",
+        level=SHARED,
+    ),
+    Bug(
+        "modules: a class that inherits is taken",
+        "bindings_modules.cpp",
+        "reinterpret_cast<PyObject*>(Py_TYPE(module)) != part.type.ptr()",
+        "!PyObject_IsInstance(module, part.type.ptr())",
+        WALK,
+        "as_it_was_made",
+        level=SHARED,
+    ),
+    Bug(
+        "modules: one tensor that is another goes unnoticed",
+        "bindings_modules.cpp",
+        "same = same && place",
+        "same = place",
+        WALK,
+        "same",
+        level=SHARED,
+    ),
 ]
 
 
@@ -434,7 +528,7 @@ class Tree:
         python = "from fastbert import _native; print(*_native.extension().supported_isas())"
         levels = must([sys.executable, "-c", python], env=self.environment(), cwd=self.root).split()
         self.level = next(level for level in ("avx512", "avx2", "scalar") if level in levels)
-        self.levels = {*levels, *(["avx2_vnni_evex"] if "avx512_vnni" in levels else []), "amx_emulated", ""}
+        self.levels = {*levels, *(["avx2_vnni_evex"] if "avx512_vnni" in levels else []), "amx_emulated", SHARED, ""}
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
@@ -446,6 +540,8 @@ class Tree:
         shutil.copy2(library, target)
 
     def object_of(self, source: str, level: str) -> Path:
+        if level == SHARED:
+            return self.build / f"CMakeFiles/_C.dir/csrc/{source}.o"
         return self.build / f"CMakeFiles/fastbert_{level or self.level}.dir/csrc/cpu/{source}.o"
 
     def make(self, source: str, level: str) -> None:
@@ -469,7 +565,7 @@ class Tree:
 
     def caught(self, bug: Bug) -> str:
         """The test that caught it, or nothing."""
-        path = self.root / "csrc" / "cpu" / bug.source.format(level=self.level)
+        path = self.root / "csrc" / ("" if bug.level == SHARED else "cpu") / bug.source.format(level=self.level)
         before, compiled = path.read_text(), bug.compiled or bug.source
         start = before.index(bug.after)
         at = before.find(bug.old, start)
