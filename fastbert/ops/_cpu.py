@@ -10,16 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import profiler
 
 from .. import _native
 from ..errors import BackendError
 from ..rng import Dropout
+from . import _dispatch
 
 library = torch.library.Library("fastbert", "DEF")
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _LOW63 = (1 << 63) - 1
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
+# What `_is_watched` asks: torch has no public words for them.
+_WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
+    hasattr(torch._C, name) for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
+)
 
 
 def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, ...] = ()) -> str | None:
@@ -67,6 +75,10 @@ def define(
         backward, setup_context: as in `torch.library.register_autograd`; without them the op has no gradient, and
             asking for one (a second derivative) is an error.
         key: torch's dispatch key of the kernel.
+
+    Returns:
+        the op, to be called with all of its arguments in their order; it passes torch's dispatcher by where nobody
+        there looks at the call.
     """
     name = schema[: schema.index("(")]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -81,7 +93,44 @@ def define(
             )
 
     torch.library.register_autograd(f"fastbert::{name}", backward, setup_context=setup_context, lib=library)
-    return getattr(torch.ops.fastbert, name)
+    return _directly(getattr(torch.ops.fastbert, name), kernel, backward, setup_context)
+
+
+def _directly(op: Callable, kernel: Callable, backward: Callable, setup_context: Callable | None) -> Callable:
+    """An op that passes torch's dispatcher by where nobody there looks at the call.
+
+    The dispatcher takes as long as a small kernel, with a gradient three times as long, and longer when weights have
+    just passed through the caches.
+    """
+
+    def forward(ctx, *args):
+        out = kernel(*args)
+        setup_context(ctx, args, out)
+        return out
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(op.__name__, (torch.autograd.Function,), members)
+
+    def call(*args):
+        if torch.compiler.is_compiling() or _is_watched():
+            return op(*args)
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors):
+            return op(*args)
+        if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+            return kernel(*args)
+        return op(*args) if setup_context is None else function.apply(*args)
+
+    return call
+
+
+def _is_watched() -> bool:
+    """Whether a mode, a profiler, a trace or a transform looks at the ops that torch's dispatcher is given; also where
+    a torch of another release has no word for it."""
+    if not _WATCHERS_ARE_KNOWN or profiler._is_profiler_enabled or torch._C._get_tracing_state() is not None:
+        return True
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return bool(modes) or _dispatch.is_transformed()
 
 
 def code(x: Tensor) -> int:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import _native, ops, reference
+from fastbert.ops import _cpu
 from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -77,3 +85,83 @@ def test_under_autocast():
     out.float().sum().backward()
     assert x.grad.dtype == torch.float32
     assert weight.grad.dtype == torch.float32
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    """Seen as a mode, whatever it does."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class _Tagged(torch.Tensor):
+    pass
+
+
+@pytest.fixture(scope="module")
+def probe():
+    """A new op, x + 1, and whether each call of its kernel was another's than that of `_cpu` itself."""
+    reached = []
+
+    def kernel(x):
+        reached.append(sys._getframe(1).f_code.co_filename != _cpu.__file__)
+        return x + 1
+
+    op = _cpu.define(
+        "probe_of_tests(Tensor x) -> Tensor", kernel, torch.empty_like, backward=lambda ctx, dout: dout.clone()
+    )
+    return op, reached
+
+
+@pytest.mark.parametrize(
+    ("context", "grad", "through_torch"),
+    [
+        (nullcontext, False, False),
+        (torch.no_grad, True, False),
+        (torch.inference_mode, True, False),
+        (nullcontext, True, True),
+        (_Seen, False, True),
+        (_Functions, False, True),
+        (torch.profiler.profile, False, True),
+    ],
+)
+def test_a_call_passes_the_dispatcher_by_where_nobody_looks(probe, context, grad, through_torch):
+    op, reached = probe
+    reached.clear()
+    x = torch.ones(3, requires_grad=grad)
+    with context() as watcher:
+        out = op(x)
+    assert out.tolist() == [2, 2, 2]
+    assert reached == [through_torch]
+    if isinstance(watcher, _Seen):
+        assert watcher.ops[0] == "fastbert::probe_of_tests"
+    if isinstance(watcher, torch.profiler.profile):
+        assert "fastbert::probe_of_tests" in {event.name for event in watcher.events()}
+    if through_torch and grad:
+        assert torch.autograd.grad(out.sum(), x)[0].tolist() == [1, 1, 1]
+
+
+def test_other_tensors_transforms_and_compilers_see_the_op(probe):
+    op, reached = probe
+    reached.clear()
+    op(torch.ones(3).as_subclass(_Tagged))
+    assert reached == [True]
+    with FakeTensorMode():
+        assert isinstance(op(torch.ones(3)), FakeTensor)
+    torch.func.vmap(lambda x: reached.append(_cpu._is_watched()) or x)(torch.ones(3))
+    graph = make_fx(op)(torch.ones(3)).graph
+    assert "fastbert.probe_of_tests.default" in str(graph)
+    assert reached == [True, True, True]
+    compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
+    assert reached == [True] * 4
