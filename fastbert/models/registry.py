@@ -1,39 +1,47 @@
-"""The kinds of models that can be pre-trained, by what the user names: a size, or a directory.
+"""The kinds of models, by config.json's ``model_type`` or by what the user names: a size, or a directory.
 
-A new kind is a line in `ARCHITECTURES`. Its configuration is a `ModelConfig` with
+A new kind is an entry of `ARCHITECTURES`. Its configuration is a `ModelConfig`; of a kind that can be pre-trained, with
 
     from_name(name, *, vocab_size, pad_token_id, **values)   a named size
     hidden_size, num_hidden_layers, vocab_size                read by plans and figures
     max_position_embeddings                                   the longest sequence, or None where there is no limit
     objectives                                                the `PretrainingConfig.objective`s that fit the model
 
-and, where BERT's arithmetic is not its own, ``forward_flops(tokens, squares, predicted)`` (`train.flops`). Its model
-takes a `PackedBatch`, returns ``mlm_loss`` and ``mlm_logits`` of the batch's labels and ``nsp_loss`` and ``nsp_logits``
-of its pairs (None, with ``next_sentence = False`` on the class, where it predicts none), holds its layers as
-``layers``, and has the habits of `PreTrainedModel`. ``fixed_shapes = False`` on the class: no graph of its step can be
-captured.
+and, where BERT's arithmetic is not its own, ``forward_flops(tokens, squares, predicted)`` (`train.flops`). Its models
+have the habits of `PreTrainedModel` and take a `PackedBatch`:
+
+    encoder        with ``output_hidden_states=True`` returns ``hidden_states``: ``config.num_hidden_layers`` + 1 of
+                   them, (T, H) each, what stands for the words first
+    pretraining    returns ``mlm_loss`` and ``mlm_logits`` of the batch's labels and ``nsp_loss`` and ``nsp_logits`` of
+                   its pairs (None, with ``next_sentence = False`` on the class, where it predicts none), and holds its
+                   layers as ``layers``. ``fixed_shapes = False`` on the class: no graph of its step can be captured.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..model_config import ModelConfig, read_config_file, wrong_type
 
+if TYPE_CHECKING:
+    from .pretrained import PreTrainedModel
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """One kind.
+    """One kind. Classes are given as "module:name" within this package, and imported when they are asked for.
 
     Args:
         model_type: what config.json calls it.
-        config, pretraining: its configuration, and the model with the heads that pre-training needs, as
-            "module:name" within this package; imported when they are asked for.
+        config: its configuration.
+        encoder: the model without heads.
+        encoder_options: of that class's constructor, so that it makes nothing beyond hidden states.
+        pretraining: the model with the heads that pre-training needs; None for a kind that is trained in another way.
         prefix: what the names of its sizes begin with; empty for BERT, whose sizes have none.
         dropout_fields: of the configuration, the rates that one rate for all sets.
         heads: of tasks, by what they read: "sequence" (a class or a number of a text or a pair), "choice".
@@ -41,17 +49,26 @@ class Architecture:
 
     model_type: str
     config: str
-    pretraining: str
-    prefix: str
-    dropout_fields: tuple[str, ...]
+    encoder: str
+    encoder_options: Mapping[str, Any] = field(default_factory=dict)
+    pretraining: str | None = None
+    prefix: str = ""
+    dropout_fields: tuple[str, ...] = ()
     heads: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config_class(self) -> type[ModelConfig]:
+        """The class of its configuration."""
         return _load(self.config)
 
     @property
-    def model_class(self) -> type:
+    def encoder_class(self) -> type[PreTrainedModel]:
+        """The class of the model without heads."""
+        return _load(self.encoder)
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        """The class of the model that is pre-trained."""
         return _load(self.pretraining)
 
     def head(self, reads: str) -> type:
@@ -77,25 +94,39 @@ class Architecture:
             config.complete_from(shards)
 
 
-_GPT_RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
-_GPT_HEADS = {
-    "sequence": "models.gpt_heads:GPTForSequenceClassification",
-    "choice": "models.gpt_heads:GPTForMultipleChoice",
+_GPT = {
+    "encoder": "models.gpt:GPTModel",
+    "pretraining": "models.gpt:GPTForPreTraining",
+    "dropout_fields": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "heads": {
+        "sequence": "models.gpt_heads:GPTForSequenceClassification",
+        "choice": "models.gpt_heads:GPTForMultipleChoice",
+    },
 }
 
 ARCHITECTURES = (
     Architecture(
-        "bert",
-        "config:BertConfig",
-        "models:BertForPreTraining",
-        "",
-        ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-        {"sequence": "models:BertForSequenceClassification", "choice": "models:BertForMultipleChoice"},
+        model_type="bert",
+        config="config:BertConfig",
+        encoder="models:BertModel",
+        encoder_options={"add_pooling_layer": False},
+        pretraining="models:BertForPreTraining",
+        dropout_fields=("hidden_dropout_prob", "attention_probs_dropout_prob"),
+        heads={"sequence": "models:BertForSequenceClassification", "choice": "models:BertForMultipleChoice"},
     ),
-    Architecture("openai-gpt", "gpt_config:GPTConfig", "models.gpt:GPTForPreTraining", "gpt", _GPT_RATES, _GPT_HEADS),
-    Architecture("gpt2", "gpt_config:GPT2Config", "models.gpt:GPTForPreTraining", "gpt2", _GPT_RATES, _GPT_HEADS),
-    Architecture("elmo", "elmo_config:ElmoConfig", "models.elmo:ElmoForPreTraining", "elmo", ("hidden_dropout_prob",)),
+    Architecture(model_type="openai-gpt", config="gpt_config:GPTConfig", prefix="gpt", **_GPT),
+    Architecture(model_type="gpt2", config="gpt_config:GPT2Config", prefix="gpt2", **_GPT),
+    Architecture(
+        model_type="elmo",
+        config="elmo_config:ElmoConfig",
+        encoder="models.elmo:ElmoModel",
+        pretraining="models.elmo:ElmoForPreTraining",
+        prefix="elmo",
+        dropout_fields=("hidden_dropout_prob",),
+    ),
+    Architecture(model_type="static", config="models.static:StaticConfig", encoder="models.static:StaticEncoder"),
 )
+PRETRAINABLE = tuple(kind for kind in ARCHITECTURES if kind.pretraining is not None)
 
 
 def _load(place: str) -> type:
@@ -103,27 +134,35 @@ def _load(place: str) -> type:
     return getattr(import_module(f"fastbert.{module}"), name)
 
 
-def of_type(model_type: str) -> Architecture:
-    """By the word of a config.json. Raises InputError where no kind has it."""
-    for kind in ARCHITECTURES:
+def of_type(model_type: str, kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
+    """By the word of a config.json. Raises InputError where none of ``kinds`` has it."""
+    for kind in kinds:
         if kind.model_type == model_type:
             return kind
-    known = ", ".join(kind.model_type for kind in ARCHITECTURES)
-    raise wrong_type(f"one of {known}", model_type)
+    raise wrong_type(f"one of {', '.join(kind.model_type for kind in kinds)}", model_type)
+
+
+def of_directory(directory: str | os.PathLike, kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
+    """By the config.json of a directory; one that says nothing is a BERT's.
+
+    Raises:
+        InputError: there is no config.json that can be read, or it is of none of ``kinds``.
+    """
+    path, values = read_config_file(directory)
+    try:
+        return of_type(values.get("model_type", "bert"), kinds)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def of_model(name: str | os.PathLike) -> Architecture:
     """By what `PretrainConfig.model` says: a directory with a config.json, or the name of a size.
 
     Raises:
-        InputError: the directory has no config.json that can be read, or one of a kind that is not known.
+        InputError: as `of_directory`.
     """
     if os.path.isdir(name):
-        path, values = read_config_file(name)
-        try:
-            return of_type(values.get("model_type", "bert"))
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
+        return of_directory(name)
     short = str(name).strip().lower()
-    fitting = [kind for kind in ARCHITECTURES if short.startswith(kind.prefix)]
+    fitting = [kind for kind in PRETRAINABLE if short.startswith(kind.prefix)]
     return max(fitting, key=lambda kind: len(kind.prefix))
