@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from .. import ops, rng
 from ..errors import InputError
-from ..models import door
-from ..models.door import Tokens
+from ..models.inputs import Tokens, open_packed, open_padded
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
@@ -129,7 +128,7 @@ class Pass:
         types = given.get("token_type_ids") if positions else None
         position_ids = given.get("position_ids") if positions else None
         if self.packed:
-            return door.open_packed(
+            return open_packed(
                 view.config,
                 self.key,
                 input_ids,
@@ -143,7 +142,7 @@ class Pass:
         shape = tuple((input_ids if inputs_embeds is None else inputs_embeds).shape[:2])
         keep = _keys_of(mask, shape) if self.model.__dict__.get(PADS_KEY) == "computed" else None
         whole = keep is not None
-        tokens = door.open_padded(
+        tokens = open_padded(
             view.config,
             self.key,
             input_ids,

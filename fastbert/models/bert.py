@@ -17,7 +17,7 @@ from ..modules.encoder import BertEncoder, refuse
 from ..modules.heads import BertPooler
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
-from .door import Tokens, open_tokens
+from .inputs import Tokens, open_tokens
 from .pretrained import PreTrainedModel
 
 

@@ -26,6 +26,7 @@ from ..modules.lstm import Order
 from ..outputs import BertModelOutput, PreTrainingOutput
 from ..packing import PackedBatch, cu_seqlens_from_lengths
 from .bert import as_asked
+from .checks import check_range
 from .pretrained import PreTrainedModel
 
 
@@ -315,17 +316,15 @@ def _check_next(labels: Tensor, given: Tensor | None) -> None:
 def _check_batch(batch: PackedBatch, characters: Tensor | None, config: ElmoConfig) -> None:
     if not isinstance(batch, PackedBatch):
         raise InputError(f"an ELMo takes a PackedBatch, got {type(batch).__name__}")
-    values, bound, name = batch.input_ids, config.vocab_size, "vocab_size"
     if characters is not None:
         widest = max(width for width, _ in config.character_filters)
         if characters.dim() != 2 or characters.shape[0] != batch.num_tokens or characters.shape[1] < widest:
             raise InputError(
                 f"characters must be (T, W), W at least {widest}, T {batch.num_tokens}, got {tuple(characters.shape)}"
             )
-        values, bound, name = characters, config.num_characters, "num_characters"
-    if values.device.type == "cpu" and values.numel() and not 0 <= int(values.min()) <= int(values.max()) < bound:
-        found = f"{int(values.min())} to {int(values.max())}"
-        raise InputError(f"ids must be between 0 and {name} - 1, {bound - 1}, got {found}")
+        check_range("characters", characters, config.num_characters, "num_characters is")
+    else:
+        check_range("input_ids", batch.input_ids, config.vocab_size, "the vocabulary has")
 
 
 def _start(linear: nn.Linear) -> None:

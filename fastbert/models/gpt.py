@@ -20,7 +20,8 @@ from ..packing import PackedBatch
 from ..rng import EMBEDDING_SITE, DropoutKey
 from . import gpt_files
 from .bert import Encoded, as_asked
-from .door import check_labels, check_tensors, open_tokens
+from .checks import check_labels, check_tensors
+from .inputs import open_tokens
 from .pretrained import PreTrainedModel
 
 

@@ -16,7 +16,7 @@ from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput
 from ..packing import PackedBatch
 from .bert import Encoded, HeadDropout, as_asked
-from .door import check_labels
+from .checks import check_labels
 from .gpt import GPTModel, GPTPreTrainedModel
 from .task_heads import classification_loss
 

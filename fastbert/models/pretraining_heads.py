@@ -17,7 +17,7 @@ from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, PreTrainingOutput
 from ..packing import PackedBatch
 from .bert import BertHead, Encoded, as_asked
-from .door import check_labels
+from .checks import check_labels
 
 
 def _only_labelled(model: BertHead, batch, labels: Tensor | None, output_logits: bool | None, options: dict):

@@ -12,6 +12,7 @@ from ..model_config import COMMON, ModelConfig
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
 from .bert import as_asked
+from .checks import check_range
 from .pretrained import PreTrainedModel
 
 _DEFAULTS: dict[str, Any] = {
@@ -86,10 +87,8 @@ class StaticEncoder(PreTrainedModel):
         """``last_hidden_state`` (T, H); ``hidden_states``, that alone. Raises InputError for an id outside them."""
         if not isinstance(batch, PackedBatch):
             raise InputError(f"static vectors take a PackedBatch, got {type(batch).__name__}")
-        ids, bound = batch.input_ids, self.config.vocab_size
-        if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < bound:
-            raise InputError(f"ids must be between 0 and {bound - 1}, got {int(ids.min())} to {int(ids.max())}")
-        vectors = self.embeddings.word_embeddings(ids)
+        check_range("input_ids", batch.input_ids, self.config.vocab_size, "the vocabulary has")
+        vectors = self.embeddings.word_embeddings(batch.input_ids)
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output = BertModelOutput(last_hidden_state=vectors, hidden_states=(vectors,) if keep else None)
         return as_asked(output, return_dict, self.config)

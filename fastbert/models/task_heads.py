@@ -17,7 +17,7 @@ from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, QuestionAnsweringOutput
 from ..packing import PackedBatch
 from .bert import BertHead, as_asked
-from .door import check_labels, check_tensors
+from .checks import check_labels, check_tensors
 
 
 def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem_type: str | None) -> Tensor:

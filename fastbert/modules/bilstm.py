@@ -52,7 +52,7 @@ class HeadBiLSTM(nn.Module):
         self.lstm = nn.LSTM(width, units, bidirectional=True)
 
     def forward(self, hidden: Tensor, tokens) -> Tensor:
-        """(T, H) of `models.door.Tokens` -> (T, 2 * units); a masked token of a rectangle gets zeros."""
+        """(T, H) of `models.inputs.Tokens` -> (T, 2 * units); a masked token of a rectangle gets zeros."""
         if tokens.keep is None:
             return over_sequences(self.lstm, hidden, tokens.cu_seqlens)
         keep = tokens.keep.flatten()

@@ -234,7 +234,7 @@ def test_empty_batches_and_bad_ones():
     assert model.elmo(batch_of([[]])).last_hidden_state.shape == (0, 6)
     with pytest.raises(InputError, match="takes a PackedBatch, got Tensor"):
         model(torch.zeros(2, 3, dtype=torch.int64))
-    with pytest.raises(InputError, match=r"vocab_size - 1, 10, got 2 to 11"):
+    with pytest.raises(InputError, match=r"input_ids must be between 0 and 10 \(the vocabulary has 11\), got 11"):
         model(batch_of([[2, 11, 3]]))
     with pytest.raises(InputError, match=r"characters must be \(T, W\)"):
         model.elmo(batch_of([[2, 3]]), characters=torch.zeros(2, 3, dtype=torch.int64))

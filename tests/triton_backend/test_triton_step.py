@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import BertConfig, BertForPreTraining, PackedBatch, ops, optim
 from fastbert.data.budget import BatchShape, fill_up
-from fastbert.models import door, pretraining_heads
+from fastbert.models import inputs, pretraining_heads
 from fastbert.train import graph
 from fastbert.train.engine import LocalEngine
 from fastbert.train.precision import why_no_fp8
@@ -80,7 +80,7 @@ def run(backend: str, steps: int = 3, precision: str = "fp32", forbid: bool = Fa
 def leave_out_checks(monkeypatch) -> None:
     """On a CPU these look at the ids; on a GPU they return at once."""
     if INTERPRETING:
-        monkeypatch.setattr(door, "check_ids", lambda *_: None)
+        monkeypatch.setattr(inputs, "check_ids", lambda *_: None)
         monkeypatch.setattr(pretraining_heads, "check_labels", lambda *_: None)
 
 

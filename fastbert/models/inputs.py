@@ -1,4 +1,4 @@
-"""The door of a model: whatever the caller gives becomes packed tokens once, and goes back to his shape once."""
+"""The inputs of a model: whatever the caller gives becomes packed tokens once, and goes back to his shape once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..config import BertConfig
 from ..errors import InputError
 from ..gpt_config import GPTConfig
@@ -16,6 +15,7 @@ from ..modules.encoder import lay_out
 from ..modules.layout import Layout, PackedLayout
 from ..packing import CallerShape, PackedBatch, Packing, checked_bounds
 from ..rng import DropoutKey
+from .checks import check_ids, check_tensors
 
 
 @dataclass(frozen=True)
@@ -157,56 +157,6 @@ def _refuse_beside(what: str, **given) -> None:
     for name, value in given.items():
         if value is not None:
             raise InputError(f"expected no {name} beside {what}: it would be left unread, got one")
-
-
-def _unread(x: Tensor) -> bool:
-    """Whether the host does not look at numbers: a device would have to be waited for, a compiler or a transform of
-    torch.func has none to show."""
-    return x.device.type != "cpu" or torch.compiler.is_compiling() or ops.is_transformed()
-
-
-def check_ids(
-    config: BertConfig | GPTConfig, input_ids: Tensor | None, token_type_ids: Tensor, position_ids: Tensor
-) -> None:
-    """Raises InputError for an id outside its table, or ids that are no int64 or int32.
-
-    On a GPU the ids are not looked at: that would make the host wait for the device in every step.
-    """
-    for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
-        if ids is not None and ids.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"{name} must be int64 or int32, got {str(ids.dtype).removeprefix('torch.')}")
-    if _unread(token_type_ids):
-        return
-    for name, ids, size, what in (
-        ("input_ids", input_ids, config.vocab_size, "the vocabulary has"),
-        ("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size is"),
-        ("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings is"),
-    ):
-        if ids is None or size is None or ids.numel() == 0:
-            continue
-        low, high = (int(x) for x in ids.aminmax())
-        if low < 0 or high >= size:
-            raise InputError(f"{name} must be between 0 and {size - 1} ({what} {size}), got {low if low < 0 else high}")
-
-
-def check_tensors(**given) -> None:
-    """Raises InputError for an argument that is no tensor."""
-    for name, value in given.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise InputError(f"{name} must be a torch tensor, got {type(value).__name__}")
-
-
-def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Raises InputError for a label that is neither a class nor -100, or labels that are no int64; their numbers are
-    not looked at on a GPU, as ids are not."""
-    check_tensors(labels=labels)
-    if labels.dtype != torch.int64:
-        raise InputError(f"labels must be int64, got {str(labels.dtype).removeprefix('torch.')}")
-    if _unread(labels):
-        return
-    wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_classes)]
-    if wrong.numel():
-        raise InputError(f"labels must be between 0 and {num_classes - 1}, or -100 for none, got {int(wrong[0])}")
 
 
 def _check_width(config: ModelConfig, inputs_embeds: Tensor | None) -> None:
