@@ -54,7 +54,7 @@ def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]
 
 def wrong_type(known: str, got: Any) -> InputError:
     """What is raised for a config.json of a kind of model that is not served, with what to do about it."""
-    # It is a BERT without token types under other names, which `interop.distilbert` gives the BERT's.
+    # It is a BERT without token types under other names, which `weights.distilbert` gives the BERT's.
     hint = "; `fastbert convert` makes a BERT of its encoder, without its head" if got == "distilbert" else ""
     return InputError(f"model_type must be {known}, got {got!r:.100}{hint}")
 

@@ -35,10 +35,10 @@ from fastbert.data.manifest import Manifest, SpecialIds
 from fastbert.data.shards import ShardSet, ShardWriter
 from fastbert.data.tokenizer import load_tokenizer
 from fastbert.errors import FastbertError
-from fastbert.interop.convert_bundle import index_bytes, read_bundle, write_data
-from fastbert.interop.weight_files import read_state_dict
 from fastbert.train import checkpoint
 from fastbert.train.config import PretrainConfig
+from fastbert.weights.reading import read_state_dict
+from fastbert.weights.tensor_bundle import index_bytes, read_bundle, write_data
 
 # What tends to break readers of numbers.
 _NUMBERS = [0, 1, -1, 7, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 10**9, 10**30, 1e308, -0.5]

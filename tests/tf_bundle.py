@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastbert.interop.convert_bundle import index_bytes, shard_path, write_data
+from fastbert.weights.tensor_bundle import index_bytes, shard_path, write_data
 
 
 def write_bundle(prefix: Path, tensors, num_shards: int = 1) -> Path:

@@ -19,14 +19,15 @@ from ..data.tokenizer_json import is_wordpiece
 from ..errors import CheckpointError, InputError
 from ..files import check_new, not_downloaded
 from ..model_config import OWN_ACTIVATION
-from . import saving
-from .checkpoint import canonical_keys, check_unquantized, load_into, padded_vocabulary
-from .convert_bundle import index_bytes, shard_path, write_data
-from .convert_names import to_tensorflow
+from ..weights import saving
+from ..weights.distilbert import read_bert_config
+from ..weights.foreign_names import to_tensorflow
+from ..weights.loading import canonical_keys, check_unquantized, load_into, padded_vocabulary
+from ..weights.names import canonical_name
+from ..weights.reading import PICKLE, read_state_dict, read_weights_file
+from ..weights.tensor_bundle import index_bytes, shard_path, write_data
 from .convert_sentence import parts_beside
-from .distilbert import read_bert_config
 from .sentence_files import model_directory
-from .weight_files import PICKLE, read_state_dict, read_weights_file
 
 _log = logging.getLogger("fastbert")
 
@@ -192,8 +193,6 @@ def _padded_vocabulary(values: dict[str, Any], state: Mapping[str, Tensor]) -> d
 
 def _take_dtypes(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Gives each parameter on the meta device the dtype that its tensor has in the file."""
-    from .checkpoint import canonical_name
-
     made: dict[int, nn.Parameter] = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         tensor = state.get(canonical_name(name))

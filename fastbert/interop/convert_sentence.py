@@ -12,10 +12,10 @@ from torch import nn
 from ..data.tokenizer import tokenizer_texts
 from ..errors import CheckpointError, InputError
 from ..files import read_json
-from . import saving
+from ..weights import saving
+from ..weights.reading import SAFETENSORS
 from .sentence_files import CONFIG, POOLING_KEYS, read_settings
 from .sentence_modules import KINDS, Normalize, dim_after
-from .weight_files import SAFETENSORS
 
 POOLINGS = ("mean", "cls", "max")
 # The place under which every release so far finds its modules.

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..weights import distilbert
+
 # What a layer holds, under the names of BERT: the dense layers and norms that we read or call, ...
 LEAVES = (
     "attention.self.query",
@@ -98,33 +100,8 @@ DISTILBERT = Family(
     "DistilBertModel",
     output="BaseModelOutput",
     encoder="transformer",
-    rename=(
-        ("attention.self", None),
-        ("attention.self.query", "attention.q_lin"),
-        ("attention.self.key", "attention.k_lin"),
-        ("attention.self.value", "attention.v_lin"),
-        ("attention.self.dropout", "attention.dropout"),
-        ("attention.output", None),
-        ("attention.output.dense", "attention.out_lin"),
-        ("attention.output.LayerNorm", "sa_layer_norm"),
-        ("attention.output.dropout", None),
-        ("intermediate", "ffn"),
-        ("intermediate.dense", "ffn.lin1"),
-        ("intermediate.intermediate_act_fn", "ffn.activation"),
-        ("output", None),
-        ("output.dense", "ffn.lin2"),
-        ("output.dropout", "ffn.dropout"),
-        ("output.LayerNorm", "output_layer_norm"),
-    ),
-    config=(
-        ("hidden_size", "dim"),
-        ("num_hidden_layers", "n_layers"),
-        ("num_attention_heads", "n_heads"),
-        ("intermediate_size", "hidden_dim"),
-        ("hidden_act", "activation"),
-        ("hidden_dropout_prob", "dropout"),
-        ("attention_probs_dropout_prob", "attention_dropout"),
-    ),
+    rename=distilbert.PARTS,
+    config=distilbert.FIELDS,
     embed=_embed_distilbert,
 )
 FAMILIES = (

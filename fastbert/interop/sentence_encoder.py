@@ -20,7 +20,7 @@ from ..models import BertModel
 from ..modules.mode import evaluating, plain_outputs
 from ..modules.quantized import quantize
 from ..packing import PackedBatch
-from .distilbert import read_bert_config
+from ..weights.distilbert import read_bert_config
 from .sentence_files import checked_modes, read_settings
 from .sentence_modules import dim_after, pool
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from ..errors import InputError
 from ..files import read_json
+from ..weights.reading import has_weights
 from .sentence_modules import KINDS, Dropout, Normalize, read_module
-from .weight_files import has_weights
 
 CONFIG = "config_sentence_transformers.json"
 POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import CheckpointError, InputError
 from ..files import read_json
-from .weight_files import read_state_dict
+from ..weights.reading import read_state_dict
 
 # Element by element, without parameters and arguments: what `Dense` may put on its sums.
 _ACTIVATIONS = (

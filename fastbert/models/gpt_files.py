@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..interop.names import unwrapped_name
+from ..weights.names import unwrapped_name
 
 PREFIX = "transformer"
 _HEAD = "lm_head.weight"

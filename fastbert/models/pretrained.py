@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -16,9 +16,9 @@ from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig, read_config_file
 from ..modules.embeddings import SinusoidalEmbedding
 from ..modules.quantized_linear import check_trainable
-
-if TYPE_CHECKING:
-    from ..interop.checkpoint import LoadReport
+from ..weights.loading import LoadReport, canonical_keys, check_unquantized, load_into
+from ..weights.reading import read_state_dict
+from ..weights.saving import save_directory
 
 # Options of transformers' loading: those that change nothing here, and those of which something is expected.
 _PASSED_OVER = {
@@ -167,8 +167,6 @@ class PreTrainedModel(nn.Module):
             InputError: the configuration does not fit, or an option is none.
             CheckpointError: weights are missing, damaged or of another shape.
         """
-        from ..interop import checkpoint
-
         init = {name: overrides.pop(name) for name in ("add_pooling_layer",) if name in overrides}
         dtype = overrides.pop("torch_dtype", None) if dtype is None else dtype
         overrides = _without_loading_options(overrides)
@@ -179,8 +177,8 @@ class PreTrainedModel(nn.Module):
             config = cls.config_class.from_hf(config)
             _check_fields(overrides, cls.config_class, config.to_dict())
             config = cls.config_class.from_dict(config.to_dict(), **overrides) if overrides else config
-        checkpoint.check_unquantized(config, directory)
-        state = cls.tensors_from_file(checkpoint.read_state_dict(directory))
+        check_unquantized(config, directory)
+        state = cls.tensors_from_file(read_state_dict(directory))
         _check_size(config, state, directory)
         model = cls(config, **init)
         if isinstance(dtype, str):
@@ -189,7 +187,7 @@ class PreTrainedModel(nn.Module):
                 raise InputError("dtype must be a torch dtype or its name, or 'auto'")
         if dtype is not None:
             model.to(dtype)
-        model.load_report = checkpoint.load_into(
+        model.load_report = load_into(
             model,
             state,
             prefix=cls.base_model_prefix,
@@ -222,21 +220,17 @@ class PreTrainedModel(nn.Module):
             InputError: an option of which something else is expected.
             CheckpointError: a file cannot be written.
         """
-        from ..interop import checkpoint
-
         _check_saving_options(options)
         if is_main_process:
             config = self.config.to_dict() | {"architectures": [type(self).__name__]}
             config["dtype"] = str(self.dtype).removeprefix("torch.")
-            checkpoint.save_directory(self, directory, config, self.tokenizer_source, state=state_dict)
+            save_directory(self, directory, config, self.tokenizer_source, state=state_dict)
         return Path(directory)
 
     @classmethod
     def tensors_from_file(cls, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors of a file under the names, and in the shapes, that our modules have."""
-        from ..interop import checkpoint
-
-        return checkpoint.canonical_keys(state, cls.base_model_prefix)
+        return canonical_keys(state, cls.base_model_prefix)
 
     @classmethod
     def tensors_to_file(cls, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -41,7 +41,7 @@ def model_directory(path: str | os.PathLike) -> Path:
         InputError: there is no such directory, or no config.json in it.
         CheckpointError: bert_config.json has several checkpoints beside it.
     """
-    from ..interop.weight_files import has_weights
+    from ..weights.reading import has_weights
 
     path = Path(path)
     for directory in (path / "model", path):

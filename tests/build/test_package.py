@@ -21,17 +21,16 @@ LAYERS = (
     {"train"},
     {"interop"},
     {"models"},
+    {"weights"},
     {"modules"},
     {"data", "optim"},
     {"ops"},
     {"reference", "triton_kernels"},
 )
-# A model loads and saves itself by those modules of interop that read and write files, which know no model.
-UPWARD = {("models", "interop.checkpoint"), ("models", "interop.names")}
 # Modules beside the packages stand below them all, but for the command, the public names, and what looks from outside.
 ABOVE = {"__init__", "__main__", "_environment"}
 # ELMo's vocabulary is a table of characters.
-UPWARD |= {("elmo_config", "data.characters")}
+UPWARD = {("elmo_config", "data.characters")}
 
 # Modules whose models a user names.
 MODELS = ("models", "models.gpt", "models.gpt_heads", "models.elmo", "models.static")

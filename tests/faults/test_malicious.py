@@ -17,13 +17,13 @@ import torch
 import fastbert
 from fastbert import BertConfig
 from fastbert.errors import CheckpointError, InputError
-from fastbert.interop.weight_files import read_state_dict
 from fastbert.train import checkpoint
+from fastbert.weights.reading import read_state_dict
 
 # Runs pieces of code in turn, with only so many MiB more of memory than `import` took.
 _BOUNDED = """
 import json, resource, sys
-import torch, fastbert, fastbert.models, fastbert.interop.weight_files
+import torch, fastbert, fastbert.models, fastbert.weights.reading
 from fastbert.errors import FastbertError
 import fastbert.data.corpus, fastbert.train.config
 torch.set_num_threads(1)

@@ -22,7 +22,7 @@ import fastbert
 from fastbert.cli.main import main
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
-from fastbert.interop.convert_bundle import read_bundle
+from fastbert.weights.tensor_bundle import read_bundle
 
 CLASSES = (
     "BertModel",
@@ -438,7 +438,7 @@ def test_missing_parts_are_named(tmp_path):
     for name in ("a.ckpt-1", "a.ckpt-2"):
         write_bundle(tmp_path / name, {"v": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"makes a model directory of one"):
-        fastbert.interop.weight_files.read_state_dict(tmp_path)
+        fastbert.weights.reading.read_state_dict(tmp_path)
 
 
 # --- the command ---

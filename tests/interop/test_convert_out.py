@@ -15,7 +15,7 @@ from fastbert.cli.main import main
 from fastbert.errors import InputError
 from fastbert.interop.convert import convert
 from fastbert.interop.sentence_modules import Dense
-from fastbert.interop.weight_files import read_state_dict
+from fastbert.weights.reading import read_state_dict
 
 # An export takes about ten seconds of torch's own: one that shows every operator runs by default.
 slow = pytest.mark.slow

@@ -21,7 +21,7 @@ from fastbert.cli.main import main
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
 from fastbert.interop.sentence_modules import Dense, pool, read_module
-from fastbert.interop.weight_files import read_state_dict
+from fastbert.weights.reading import read_state_dict
 
 TEXTS = [
     "the film was great .",

@@ -33,6 +33,6 @@ assert transformers.__version__ in wanted, f"expected transformers {wanted}, got
 print(f"transformers {transformers.__version__}, tokenizers {tokenizers.__version__}")
 PYTHON
 if [ $# -eq 0 ]; then
-    set -- tests/interop tests/models/test_{parity_bert_model,parity_heads,habits,refusals,loading_options,dtypes,mask_gradients,gpt,generate,sinusoidal}.py
+    set -- tests/interop tests/weights tests/models/test_{parity_bert_model,parity_heads,habits,refusals,loading_options,dtypes,mask_gradients,gpt,generate,sinusoidal}.py
 fi
 python -m pytest -p no:cacheprovider -rs "$@"

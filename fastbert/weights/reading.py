@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..files import read_json
+from .foreign_names import from_deepspeed, from_tensorflow, is_weight
+from .tensor_bundle import read_bundle
 
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
@@ -88,9 +90,6 @@ def read_weights_file(path) -> dict[str, Tensor]:
 
     A pickle may hold them under "model", "module" or "state_dict" among other things, as trainers save them.
     """
-    from .convert_bundle import read_bundle
-    from .convert_names import from_deepspeed, from_tensorflow, is_weight
-
     path = Path(path)
     prefix = path.with_suffix("") if path.suffix.startswith((".index", ".data-", ".meta")) else path
     index = prefix.with_name(f"{prefix.name}.index")

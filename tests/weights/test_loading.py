@@ -14,8 +14,8 @@ from tiny_bert import config as tiny_config
 
 import fastbert
 from fastbert.errors import CheckpointError
-from fastbert.interop.checkpoint import canonical_keys, load_into, read_state_dict
-from fastbert.interop.weight_files import read_weights_file
+from fastbert.weights.loading import canonical_keys, load_into
+from fastbert.weights.reading import read_state_dict, read_weights_file
 
 WORD = "bert.embeddings.word_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"

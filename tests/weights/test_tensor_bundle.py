@@ -14,8 +14,8 @@ from tf_bundle import write_bundle
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.interop.convert import convert
-from fastbert.interop.convert_bundle import index_bytes, read_bundle, read_index, shard_path
-from fastbert.interop.convert_crc import crc32c, masked
+from fastbert.weights.crc32c import crc32c, masked
+from fastbert.weights.tensor_bundle import index_bytes, read_bundle, read_index, shard_path
 
 
 def test_checksum_is_crc_32c():
@@ -43,7 +43,7 @@ def test_googles_own_index_is_read_and_written_byte_for_byte(shared_data):
     assert index_bytes(entries) == (home / "bert_model.ckpt.index").read_bytes()
     # Every one of its names is a place in our model, of that shape, and none of ours is left.
     config = fastbert.BertConfig.from_pretrained(home)
-    from fastbert.interop.convert_names import from_tensorflow
+    from fastbert.weights.foreign_names import from_tensorflow
 
     with torch.device("meta"):
         model = fastbert.BertForPreTraining(config)
@@ -111,7 +111,7 @@ def test_damage_anywhere_is_found(tmp_path):
 
 
 def _entry(**changes):
-    from fastbert.interop.convert_bundle import Entry
+    from fastbert.weights.tensor_bundle import Entry
 
     return Entry(**{"dtype": 1, "shape": (4,), "shard": 0, "offset": 0, "size": 16, "crc": 0, **changes})
 

@@ -13,12 +13,42 @@ from torch import Tensor
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..model_config import read_config_file
-from .patch_families import DISTILBERT
+
+PARTS: tuple[tuple[str, str | None], ...] = (
+    ("attention.self", None),
+    ("attention.self.query", "attention.q_lin"),
+    ("attention.self.key", "attention.k_lin"),
+    ("attention.self.value", "attention.v_lin"),
+    ("attention.self.dropout", "attention.dropout"),
+    ("attention.output", None),
+    ("attention.output.dense", "attention.out_lin"),
+    ("attention.output.LayerNorm", "sa_layer_norm"),
+    ("attention.output.dropout", None),
+    ("intermediate", "ffn"),
+    ("intermediate.dense", "ffn.lin1"),
+    ("intermediate.intermediate_act_fn", "ffn.activation"),
+    ("output", None),
+    ("output.dense", "ffn.lin2"),
+    ("output.dropout", "ffn.dropout"),
+    ("output.LayerNorm", "output_layer_norm"),
+)
+"""The parts of a BERT's layer and what DistilBERT calls them; None for what it lacks."""
+
+FIELDS = (
+    ("hidden_size", "dim"),
+    ("num_hidden_layers", "n_layers"),
+    ("num_attention_heads", "n_heads"),
+    ("intermediate_size", "hidden_dim"),
+    ("hidden_act", "activation"),
+    ("hidden_dropout_prob", "dropout"),
+    ("attention_probs_dropout_prob", "attention_dropout"),
+)
+"""The fields of a BERT's configuration and what DistilBERT's calls them."""
 
 _TABLE = "embeddings.word_embeddings.weight"
 _LAYER = re.compile(r"(?:distilbert\.)?transformer\.(layer\.\d+)\.(.+)\.(weight|bias)")
-_NAMES = {theirs: ours for ours, theirs in DISTILBERT.rename if theirs is not None}
-_FIELDS = {theirs: ours for ours, theirs in DISTILBERT.config}
+_NAMES = {theirs: ours for ours, theirs in PARTS if theirs is not None}
+_FIELDS = {theirs: ours for ours, theirs in FIELDS}
 # A second row of zeros, for tokenizers that mark the second of two texts.
 _TYPES = 2
 

@@ -1,4 +1,4 @@
-"""Weights in and out of a model under Hugging Face's names.
+"""Weights into a model under Hugging Face's names.
 
 Every published variant of the names is brought to one form, that of transformers' ``BertForPreTraining``
 (``bert.embeddings...``, ``bert.encoder...``, ``bert.pooler...``, ``cls...``), and the model's own names too, so that a
@@ -17,18 +17,6 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from .distilbert import from_distilbert
 from .names import canonical_name, is_computed, owner, unwrapped_name
-from .saving import save_directory
-from .weight_files import read_state_dict
-
-__all__ = [
-    "LoadReport",
-    "canonical_keys",
-    "canonical_name",
-    "check_unquantized",
-    "load_into",
-    "read_state_dict",
-    "save_directory",
-]
 
 _logger = logging.getLogger("fastbert")
 

@@ -12,9 +12,10 @@ from tiny_bert import save as save_tiny
 
 import fastbert
 from fastbert.errors import CheckpointError
-from fastbert.interop.checkpoint import read_state_dict, save_directory
 from fastbert.interop.convert import convert
 from fastbert.interop.sentence_files import read_settings
+from fastbert.weights.reading import read_state_dict
+from fastbert.weights.saving import save_directory
 
 CLASSES = [
     "BertModel",

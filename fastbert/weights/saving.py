@@ -15,7 +15,7 @@ from ..errors import CheckpointError
 from ..files import flush
 from ..modules.quantized import is_quantized
 from .names import is_computed, unwrapped_name
-from .weight_files import SAFETENSORS
+from .reading import SAFETENSORS
 
 TOKENIZER_FILES = (
     *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
