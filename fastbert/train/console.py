@@ -81,7 +81,7 @@ def header(loop: PretrainLoop) -> str:
     from ..ops import _dispatch
     from . import phases
 
-    config, bert, shards = loop.config, loop.model.config, loop.data.shards
+    config, bert, shards = loop.config, loop.model.config, loop.batches.data.shards
     length = f"{loop.total_steps} steps" if loop.total_steps else f"{config.max_minutes:g} minutes"
     plans = [phases.describe(config, phase) for phase in loop.phases]
     peak, source = loop.peak
@@ -105,5 +105,5 @@ def _steps(loop: PretrainLoop) -> str:
     if not loop.fixed_shape:
         return "batches of any shape, without padding; no CUDA graph"
     captured = "captured in CUDA graphs" if loop.engine.device.type == "cuda" else "not captured on a CPU"
-    pads = 100 * (1 - loop.data.efficiency(loop.place[0]))
-    return f"batches of one shape, {loop.data.shape.tokens} tokens with {pads:.2f} % padding; {captured}"
+    pads = 100 * (1 - loop.batches.data.efficiency(loop.batches.place[0]))
+    return f"batches of one shape, {loop.batches.data.shape.tokens} tokens with {pads:.2f} % padding; {captured}"

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import torch
 
-from ..data import ranks
-from ..data.budget import BudgetData
-from ..data.loader import make_loader
 from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from ..files import put_in_place
 from ..packing import PackedBatch
 from ..signals import StopRequest
 from . import engines, flops, graph, phases
+from .batch_source import BatchSource, of_phase
 from .config import PretrainConfig
 from .console import Console, header
 from .distributed import World
@@ -34,8 +32,6 @@ from .stall import StallWatch
 from .step_rows import StepRows
 from .wandb_log import WandbLog
 from .window import Window, memory_mib
-
-_PLANNED_EPOCHS = 3
 
 # Of a run that steps end too, the clock may move the schedule only from this share of its time on: the first steps of a
 # process are slow, and a run that they alone put behind the clock would differ from every other of its seed.
@@ -93,14 +89,15 @@ class PretrainLoop:
         self.num_parameters = model.num_parameters()  # of which an engine may leave this process a part
         options = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
         self.engine = engines.make(model, self.optimizer, world or World(), **options)
-        self.step, self.tokens, self.place = 0, 0, (0, 0)
+        self.step, self.tokens = 0, 0
         self.seconds_before, self._started = 0.0, 0.0
         self.processor_seconds_before, self._processor_started = 0.0, 0.0
         self.agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
-        self._run_data, self._run_heldout = data, heldout
+        self._run_heldout = heldout
         self.fixed_shape = graph.wanted_in(config, self.engine)
-        self.total_steps = self._count_steps()
+        self.batches = BatchSource(config, data, self.engine.world, self.fixed_shape)
+        self.total_steps = self.batches.steps_of_run()
         self.phases = phases.stretches(config, self.total_steps)
         self.enter(self.phases[0])
         dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
@@ -111,66 +108,33 @@ class PretrainLoop:
         self.checkpoints = RunCheckpoints(self)
         self.evaluated_at: int | None = None
 
-    def _count_steps(self) -> int | None:
-        if self.config.epochs is None:
-            return phases.total_steps(self.config)
-        whole, part = int(self.config.epochs), self.config.epochs % 1
-        budget = self.config.token_budget
-        data = BudgetData(self._run_data, budget) if self.fixed_shape else self._run_data
-        # Every epoch has samples of its own and nearly as many batches; to make those of forty takes hours of a large
-        # corpus.
-        per_epoch = [len(data.batches(e, budget)) for e in range(min(whole + (part > 0), _PLANNED_EPOCHS))]
-        if len(per_epoch) < whole + (part > 0):
-            batches = sum(per_epoch) / len(per_epoch) * self.config.epochs
-        else:
-            batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
-        return max(round(batches / (self.config.accumulate * self.engine.world.size)), 1)
-
     # --- phases ---
 
     def enter(self, phase: phases.Stretch) -> None:
-        """Makes samples and batches as this phase has them."""
+        """Makes training and held-out samples, and steps, as this phase has them."""
         self.phase = phase
-        data = _of_phase(self._run_data, phase)
-        self.data: PretrainingData | BudgetData = BudgetData(data, phase.token_budget) if self.fixed_shape else data
-        self.heldout = None if self._run_heldout is None else _of_phase(self._run_heldout, phase)
+        self.batches.enter(phase)
+        self.heldout = None if self._run_heldout is None else of_phase(self._run_heldout, phase)
         self._fixed: graph.StaticStep | None = None
-        self.accumulate = phase.accumulate or phase.micro_batches(
-            phases.mean_micro_batch(self.data, phase.token_budget), self.engine.world.size
-        )
-        self._batches = None
 
     def _next_batches(self) -> list[PackedBatch]:
         """This rank's micro-batches of the next step."""
-        world = self.engine.world
-        if self._batches is None:
-            self._batches = make_loader(
-                self.data,
-                self.phase.token_budget,
-                start=self.place,
-                num_workers=self.config.num_workers,
-                rank=world.rank,
-                world_size=world.size,
-            )
-        micro = [next(self._batches)[2] for _ in range(self.accumulate)]
-        self.place = ranks.after(self._batches_in, self.place, self.accumulate * world.size)
+        micro = self.batches.next_step()
         for batch in micro:
             self.window.count(batch, self.model.config)
         # A step of fixed shape has a place of its own for them.
         return micro if self.fixed_shape else [batch.to(self.engine.device) for batch in micro]
-
-    def _batches_in(self, epoch: int) -> int:
-        return len(self.data.batches(epoch, self.phase.token_budget))
 
     def _advance_phase(self) -> None:
         """Enters the phase that the run has come to; its data begin with an epoch that no phase before has seen."""
         phase = phases.at(self.phases, self.progress)
         if phase is not self.phase:
             self.enter(phase)
-            self.place = (self.place[0] + 1, 0)
+            self.batches.next_epoch()
             if self.spikes is not None:
                 self.spikes.forget()  # samples of another length have other losses
-            self.console.say(f"step {self.step}: {phase.name}, {self.accumulate} x {phase.token_budget} tokens a step")
+            sizes = f"{self.batches.accumulate} x {phase.token_budget}"
+            self.console.say(f"step {self.step}: {phase.name}, {sizes} tokens a step")
 
     # --- time and progress ---
 
@@ -287,7 +251,8 @@ class PretrainLoop:
         """A step as a replay of a captured one; the norm of its gradient, on the device."""
         if self._fixed is None:
             pairs = micro[0].nsp_labels is not None
-            self._fixed = graph.make(self.engine, self.data.shape, pairs=pairs, accumulate=self.accumulate)
+            shape, accumulate = self.batches.data.shape, self.batches.accumulate
+            self._fixed = graph.make(self.engine, shape, pairs=pairs, accumulate=accumulate)
         norm = self._fixed.run(micro, lr)
         self.window.wait_for(self._fixed.take_sums())
         return norm
@@ -351,7 +316,7 @@ class PretrainLoop:
 
     def _state_of_step(self) -> dict:
         """What rows say besides the figures of a window."""
-        values = {"epoch": self.place[0], "loss_scale": self.engine.loss_scale}
+        values = {"epoch": self.batches.place[0], "loss_scale": self.engine.loss_scale}
         values |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
         if self.spikes is not None:
             values["left_out_steps"] = self.spikes.count
@@ -421,10 +386,3 @@ class PretrainLoop:
         shutil.rmtree(old, ignore_errors=True)
         put_in_place(fresh, target, old)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _of_phase(data: PretrainingData, phase: phases.Stretch) -> PretrainingData:
-    """The samples as this phase has them."""
-    if phase.samples(data.config) == data.config:
-        return data
-    return PretrainingData(data.shards, phase.samples(data.config))

@@ -14,6 +14,7 @@ from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from ..model_config import ModelConfig
 from . import flops, phases, scale
+from .batch_source import of_phase
 from .config import PretrainConfig
 from .engines import deepspeed_config
 from .plan_memory import Memory, activation_bytes, state_bytes
@@ -201,8 +202,7 @@ def _samples(config: PretrainConfig, data: PretrainingData | None, stretch: phas
         sequences, seqlen = float(stretch.token_budget // how.max_seqlen), float(how.max_seqlen)
         tokens = sequences * seqlen
     else:
-        own = data if how == data.config else PretrainingData(data.shards, how)
-        sequences, tokens = phases.mean_micro_batch(own, stretch.token_budget)
+        sequences, tokens = phases.mean_micro_batch(of_phase(data, stretch), stretch.token_budget)
         seqlen = tokens / sequences
     special = 3 if how.nsp else 2
     labels = seqlen - 1 if how.objective == "causal" else how.mlm_probability * (seqlen - special)
@@ -236,19 +236,18 @@ def measured_rate(
     from .console import Console
     from .loop import PretrainLoop
 
-    samples = stretch.samples(data.config)
+    own = of_phase(data, stretch)
     once = replace(
         config, steps=10**6, epochs=None, max_minutes=None, phases=(), token_budget=stretch.token_budget,
-        samples=samples, num_workers=0, log_every=10**9,
+        samples=own.config, num_workers=0, log_every=10**9,
     )  # fmt: skip
     model = build_model(once, data).to(device)
     model.last_layer = once.last_layer
     if once.activation_checkpointing:
         model.gradient_checkpointing_enable()
-    own = data if samples == data.config else PretrainingData(data.shards, samples)
     loop = PretrainLoop(once, model, own, None, Path(), Console(quiet=True))
     # A step accumulates as the run's would, or updates would weigh too much; a few micro-batches are enough for that.
-    loop.accumulate = min(stretch.micro_batches(phases.mean_micro_batch(own, stretch.token_budget)), 8)
+    loop.batches.accumulate = min(stretch.micro_batches(phases.mean_micro_batch(own, stretch.token_budget)), 8)
     model.train()
     loop._train_step()  # makes the optimiser's state, and workspaces
     _wait(device)

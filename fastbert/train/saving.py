@@ -126,14 +126,14 @@ class RunCheckpoints:
             "step": loop.step,
             "tokens": loop.tokens,
             "phase": loop.phase.index,
-            "place": list(loop.place),
+            "place": list(loop.batches.place),
             "seconds": loop.seconds,
             "processor_seconds": loop.processor_seconds,
             "best": loop.best,
             "evaluated_at": loop.evaluated_at,
             "windows": [window.state() for window in loop.windows()],
             "spikes": loop.spikes.state() if loop.spikes else None,
-            "tokenizer_sha256": loop.data.shards.manifest.tokenizer_sha256,
+            "tokenizer_sha256": loop.batches.data.shards.manifest.tokenizer_sha256,
             "order": self._order(),
             "optimizer_name": loop.config.optimizer,
             "num_attention_heads": _heads(loop),
@@ -150,7 +150,7 @@ class RunCheckpoints:
         tensors, state, _ = checkpoint.load(path)
         if "tokenizer_sha256" not in state:
             raise CheckpointError(f"{path}: expected a checkpoint of fastbert pretrain, got one of fastbert finetune")
-        expected = loop.data.shards.manifest.tokenizer_sha256
+        expected = loop.batches.data.shards.manifest.tokenizer_sha256
         if state["tokenizer_sha256"] != expected:
             raise CheckpointError(
                 f"{path}: was trained with another tokenizer (SHA-256 {state['tokenizer_sha256'][:12]}, the data's is "
@@ -175,7 +175,7 @@ class RunCheckpoints:
         self._check_order(path, state["order"])
         loop.engine.restore(path, tensors, state)
         arithmetic.warn_of_others(path, state.get("computed_with"), loop.engine.world)
-        loop.step, loop.tokens, loop.place = state["step"], state["tokens"], tuple(state["place"])
+        loop.step, loop.tokens, loop.batches.place = state["step"], state["tokens"], tuple(state["place"])
         loop.seconds_before = loop.agreed_seconds = state["seconds"]
         loop.processor_seconds_before = state.get("processor_seconds", 0.0)  # older checkpoints do not say
         self.saved_at, loop.evaluated_at = loop.step, state["evaluated_at"]
@@ -192,10 +192,10 @@ class RunCheckpoints:
     def _order(self) -> dict:
         """What decides which tokens are in which batch: a place in the data means nothing under another order."""
         loop = self._loop
-        manifest = loop.data.shards.manifest
+        manifest = loop.batches.data.shards.manifest
         shards = {name: entry["sha256"] for name, entry in manifest.files.items() if name.startswith("train/")}
         digest = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
-        samples = {f"samples.{name}": value for name, value in dataclasses.asdict(loop.data.config).items()}
+        samples = {f"samples.{name}": value for name, value in dataclasses.asdict(loop.batches.data.config).items()}
         shape = {"cuda_graph": True} if loop.fixed_shape else {}  # their batches hold other samples
         return json.loads(json.dumps({"data": digest, "token_budget": loop.phase.token_budget, **shape, **samples}))
 

@@ -1,0 +1,95 @@
+"""Which batches a pre-training run takes: the samples of its phase, and the place in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..data import ranks
+from ..data.budget import BudgetData
+from ..data.loader import make_loader
+from ..data.pretraining import PretrainingData
+from ..packing import PackedBatch
+from . import phases
+from .config import PretrainConfig
+from .distributed import World
+
+_PLANNED_EPOCHS = 3
+
+
+class BatchSource:
+    """The micro-batches of one rank. `enter` comes before the first.
+
+    Args:
+        config: the recipe.
+        data: the samples of the run; a phase may cut them to other lengths.
+        world: of n ranks, rank r takes batches r, r + n, ... of one order.
+        fixed_shape: makes batches of one shape.
+
+    Attributes:
+        data: the samples of the phase.
+        accumulate: micro-batches that this rank takes in a step.
+        place: (epoch, batch) in the order of all ranks from which the next step takes.
+    """
+
+    data: PretrainingData | BudgetData
+    accumulate: int
+
+    def __init__(self, config: PretrainConfig, data: PretrainingData, world: World, fixed_shape: bool) -> None:
+        self._config, self._run_data, self._world, self._fixed_shape = config, data, world, fixed_shape
+        self.place = (0, 0)
+
+    def steps_of_run(self) -> int | None:
+        """How many steps the recipe comes to; None where the clock alone ends it."""
+        if self._config.epochs is None:
+            return phases.total_steps(self._config)
+        whole, part = int(self._config.epochs), self._config.epochs % 1
+        budget = self._config.token_budget
+        data = self._shaped(self._run_data, budget)
+        # Every epoch has samples of its own and nearly as many batches; to make those of forty takes hours of a large
+        # corpus.
+        per_epoch = [len(data.batches(e, budget)) for e in range(min(whole + (part > 0), _PLANNED_EPOCHS))]
+        if len(per_epoch) < whole + (part > 0):
+            batches = sum(per_epoch) / len(per_epoch) * self._config.epochs
+        else:
+            batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
+        return max(round(batches / (self._config.accumulate * self._world.size)), 1)
+
+    def enter(self, phase: phases.Stretch) -> None:
+        """Makes samples and batches as this phase has them; the place stays."""
+        self._phase = phase
+        self.data = self._shaped(of_phase(self._run_data, phase), phase.token_budget)
+        self.accumulate = phase.accumulate or phase.micro_batches(
+            phases.mean_micro_batch(self.data, phase.token_budget), self._world.size
+        )
+        self._loader: Iterator[tuple[int, int, PackedBatch]] | None = None
+
+    def next_epoch(self) -> None:
+        """Goes to the start of the next epoch, whose samples have not been seen."""
+        self.place = (self.place[0] + 1, 0)
+
+    def next_step(self) -> list[PackedBatch]:
+        """This rank's micro-batches of the next step, on the CPU."""
+        if self._loader is None:
+            self._loader = make_loader(
+                self.data,
+                self._phase.token_budget,
+                start=self.place,
+                num_workers=self._config.num_workers,
+                rank=self._world.rank,
+                world_size=self._world.size,
+            )
+        micro = [next(self._loader)[2] for _ in range(self.accumulate)]
+        self.place = ranks.after(self._batches_in, self.place, self.accumulate * self._world.size)
+        return micro
+
+    def _batches_in(self, epoch: int) -> int:
+        return len(self.data.batches(epoch, self._phase.token_budget))
+
+    def _shaped(self, data: PretrainingData, token_budget: int) -> PretrainingData | BudgetData:
+        return BudgetData(data, token_budget) if self._fixed_shape else data
+
+
+def of_phase(data: PretrainingData, phase: phases.Stretch) -> PretrainingData:
+    """The samples of a run as a phase has them."""
+    samples = phase.samples(data.config)
+    return data if samples == data.config else PretrainingData(data.shards, samples)
