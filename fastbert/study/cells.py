@@ -15,8 +15,8 @@ from ..errors import InputError
 from ..tasks.config import IDLE
 from ..tasks.files import write_json
 from . import keys, locks, pretrained
+from .definition import RowSpec, Study, TaskSpec, named
 from .pretrained import Wanted
-from .spec import RowSpec, Study, TaskSpec, named
 
 
 def _are_rows(value: object) -> bool:

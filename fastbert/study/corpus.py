@@ -17,7 +17,7 @@ from ..data.shards import ShardSet
 from ..data.tokenizer import train_wordpiece
 from ..errors import DataError
 from . import keys, locks
-from .spec import BUILTIN, Study
+from .definition import BUILTIN, Study
 
 _log = logging.getLogger("fastbert")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .cells import Cell
-from .spec import named
+from .definition import named
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,7 +13,7 @@ from .. import svg
 from ..report import HtmlReport
 from ..tasks.files import atomic_write, write_json
 from .compare import CLEAR, CLEAR_MARGIN, shown
-from .spec import PERPLEXITY
+from .definition import PERPLEXITY
 
 # What `spec` calls the rows that it makes of one row and the shares in ``at``.
 _SHARE = re.compile(r"(.+), \d[\d.e+-]* %")

@@ -13,7 +13,7 @@ from ..errors import DataError, InputError
 from ..tasks.files import write_json
 from ..train.config import PretrainConfig
 from . import corpus, keys, locks
-from .spec import RowSpec, Study, named
+from .definition import RowSpec, Study, named
 
 _log = logging.getLogger("fastbert")
 _WEIGHTS = "model.safetensors"

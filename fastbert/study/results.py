@@ -12,8 +12,8 @@ from ..errors import InputError
 from . import compare
 from .cells import Cell
 from .compare import Figure
+from .definition import PERPLEXITY, RowSpec, Study, TaskSpec, predicts_words
 from .run import Work
-from .spec import PERPLEXITY, RowSpec, Study, TaskSpec, predicts_words
 
 
 def collect(work: Work, command: str) -> dict:

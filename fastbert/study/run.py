@@ -21,8 +21,8 @@ from ..errors import DataError
 from ..signals import held_signals, removed_on_sigterm
 from . import cells, fits, pretrained
 from .cells import Cell
+from .definition import Study, predicts_words
 from .pretrained import Wanted
-from .spec import Study, predicts_words
 
 
 @dataclass(frozen=True)
