@@ -124,6 +124,56 @@ def make_plan(
     zero = None if deepspeed is None else deepspeed_config.stage(deepspeed)
     device = device or hardware.default_device()
     settings, (parameters, tensors) = _model(config, data)
+    found = phases.stretches(config, _total_steps(config, data, ranks))
+    samples = [_samples(config, data, stretch) for stretch in found]
+    rates = _rates(config, settings, found, samples, data, throughput, device)
+    plans = []
+    for stretch, sample, rate in zip(found, samples, rates or [None] * len(found), strict=True):
+        micro = stretch.micro_batches((sample.sequences, sample.tokens), ranks)
+        steps, seconds = _length(config, stretch, sample.tokens * micro, rate)
+        memory = Memory(
+            *state_bytes(parameters, zero=zero, ranks=ranks, precision=config.precision),
+            _activations(config, settings, stretch, sample, device),
+            micro > 1 or zero is not None,
+        )
+        travelling = scale.collectives(
+            parameters,
+            zero=zero,
+            micro_batches=micro,
+            parameter_bytes=2 if zero and config.precision != "fp32" else 4,
+            lamb_tensors=tensors if config.optimizer == "lamb" else 0,
+        )
+        plans.append(
+            PhasePlan(
+                name=stretch.name,
+                max_seqlen=stretch.samples(config.samples).max_seqlen,
+                steps=steps,
+                micro_batches=micro,
+                sequences=sample.sequences * micro * ranks,
+                tokens=sample.tokens * micro * ranks,
+                sent=scale.sent(travelling, ranks),
+                seconds=seconds,
+                memory=memory,
+                samples=sample,
+            )
+        )
+    where = "" if not rates else "measured on this machine" if throughput == "measure" else "as given"
+    return Plan(
+        model=settings,
+        parameters=parameters,
+        tensors=tensors,
+        ranks=ranks,
+        zero=zero,
+        offload=config.offload,
+        precision=config.precision,
+        phases=tuple(plans),
+        rates=tuple(rates),
+        where_from=where,
+    )
+
+
+def _total_steps(config: PretrainConfig, data: PretrainingData | None, ranks: int) -> int | None:
+    """Steps of the run; None where the clock alone ends it."""
     total = phases.total_steps(config)
     if total is None and config.epochs is not None:
         if data is None:
@@ -131,61 +181,40 @@ def make_plan(
         total = max(round(config.epochs * len(data.batches(0, config.token_budget)) / (config.accumulate * ranks)), 1)
     if total is None and config.max_minutes is None:
         raise InputError("a plan needs the length of the run: steps, epochs or max_minutes, got none")
-    found = phases.stretches(config, total)
-    samples = [_samples(config, data, stretch) for stretch in found]
-    rates = _rates(config, settings, found, samples, data, throughput, device)
-    state = state_bytes(parameters, zero=zero, ranks=ranks, precision=config.precision)
-    weight = 2 if zero and config.precision != "fp32" else 4
-    plans = []
-    for number, (stretch, sample) in enumerate(zip(found, samples, strict=True)):
-        micro = stretch.micro_batches((sample.sequences, sample.tokens), ranks)
-        kept = activation_bytes(
-            settings,
-            sequences=stretch.token_budget / sample.seqlen,  # the fullest that there may be
-            seqlen=round(sample.seqlen),
-            labels=sample.labels,
-            pairs=config.samples.nsp,
-            precision=config.precision,
-            last_layer=config.last_layer,
-            checkpointing=config.activation_checkpointing,
-            device=device,
-        )
-        travelling = scale.collectives(
-            parameters,
-            zero=zero,
-            micro_batches=micro,
-            parameter_bytes=weight,
-            lamb_tensors=tensors if config.optimizer == "lamb" else 0,
-        )
-        tokens, steps, seconds = sample.tokens * micro * ranks, stretch.steps, None
-        if rates:
-            each = sample.tokens * micro / rates[number]
-            clock = None if config.max_minutes is None else 60 * config.max_minutes * (stretch.end - stretch.begin)
-            if steps is None:
-                steps = max(round(clock / each), 1)
-            seconds = min(steps * each, clock or steps * each)
-        plans.append(
-            PhasePlan(
-                stretch.name,
-                _max_seqlen(config, stretch),
-                steps,
-                micro,
-                sample.sequences * micro * ranks,
-                tokens,
-                scale.sent(travelling, ranks),
-                seconds,
-                Memory(*state, kept, micro > 1 or zero is not None),
-                sample,
-            )
-        )
-    where = "" if not rates else "measured on this machine" if throughput == "measure" else "as given"
-    return Plan(
-        settings, parameters, tensors, ranks, zero, config.offload, config.precision, tuple(plans), tuple(rates), where
+    return total
+
+
+def _length(
+    config: PretrainConfig, stretch: phases.Stretch, tokens: float, rate: float | None
+) -> tuple[int | None, float | None]:
+    """Steps and seconds of a phase in which a rank has so many tokens a step; None for what needs a rate and has none.
+
+    Args:
+        rate: tokens a second of a rank.
+    """
+    if rate is None:
+        return stretch.steps, None
+    each = tokens / rate
+    clock = None if config.max_minutes is None else 60 * config.max_minutes * (stretch.end - stretch.begin)
+    steps = max(round(clock / each), 1) if stretch.steps is None else stretch.steps
+    return steps, min(steps * each, clock or steps * each)
+
+
+def _activations(
+    config: PretrainConfig, settings: ModelConfig, stretch: phases.Stretch, sample: Samples, device: torch.device
+) -> int:
+    """Bytes that a rank keeps for the backward pass of one micro-batch."""
+    return activation_bytes(
+        settings,
+        sequences=stretch.token_budget / sample.seqlen,  # the fullest that there may be
+        seqlen=round(sample.seqlen),
+        labels=sample.labels,
+        pairs=config.samples.nsp,
+        precision=config.precision,
+        last_layer=config.last_layer,
+        checkpointing=config.activation_checkpointing,
+        device=device,
     )
-
-
-def _max_seqlen(config: PretrainConfig, stretch: phases.Stretch) -> int:
-    return stretch.samples(config.samples).max_seqlen
 
 
 def _model(config: PretrainConfig, data: PretrainingData | None) -> tuple[ModelConfig, tuple[int, int]]:
