@@ -274,7 +274,21 @@ class BertEncoder(nn.Module):
             if output_attentions:
                 raise InputError("attention probabilities are kept for (B, S) batches only, got packed tokens")
             output = self._packed(hidden_states, cu_seqlens, max_seqlen, key, bool(output_hidden_states))
-            return output if return_dict else output.to_tuple()
+        else:
+            output = self._padded(
+                hidden_states, attention_mask, key, bool(output_hidden_states), bool(output_attentions)
+            )
+        return output if return_dict else output.to_tuple()
+
+    def _padded(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        key: DropoutKey | None,
+        keep_states: bool,
+        keep_attentions: bool,
+    ) -> EncoderOutput:
+        """`forward` of (B, S, H)."""
         if hidden_states.dim() != 3:
             raise InputError(f"hidden_states must be (B, S, H), or (T, H) packed, got {tuple(hidden_states.shape)}")
         batch_size, seqlen = hidden_states.shape[:2]
@@ -284,7 +298,7 @@ class BertEncoder(nn.Module):
             seqlen,
             hidden_states.device,
             first_column=True,
-            probabilities=bool(output_attentions),
+            probabilities=keep_attentions,
             causal=self.config.is_decoder,
         )
         if keep is not None:
@@ -297,17 +311,23 @@ class BertEncoder(nn.Module):
             packing.pack(hidden_states),
             layout,
             key,
-            show=shape.show if output_hidden_states else None,
+            show=shape.show if keep_states else None,
             mask_dtype=attention_mask.dtype if additive else None,
         )
-        output = EncoderOutput(
+        return EncoderOutput(
             last_hidden_state=shape.unpack(x),
             hidden_states=tuple(states) if states else None,
-            attentions=tuple(attentions) if output_attentions else None,
+            attentions=tuple(attentions) if keep_attentions else None,
         )
-        return output if return_dict else output.to_tuple()
 
-    def _packed(self, hidden_states, cu_seqlens, max_seqlen, key, keep_states: bool) -> EncoderOutput:
+    def _packed(
+        self,
+        hidden_states: Tensor,
+        cu_seqlens: Tensor | None,
+        max_seqlen: int | None,
+        key: DropoutKey | None,
+        keep_states: bool,
+    ) -> EncoderOutput:
         """`forward` of (T, H) or (1, T, H)."""
         row = hidden_states.dim() == 3
         if cu_seqlens is None or hidden_states.dim() not in (2, 3) or (row and hidden_states.shape[0] != 1):
