@@ -1,1 +1,1 @@
-
+"""Other libraries' models and files: patch, convert, ONNX, sentence-transformers."""

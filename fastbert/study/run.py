@@ -169,11 +169,16 @@ def _side_by_side(
     finally:
         if running:  # they save and end, also where the signal was for this process alone
             ends.value = 1  # one that has only just been started is told by this, at its first job
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(started.get(timeout=0.1), signal.SIGINT)
+            _interrupt(started)
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _interrupt(started) -> None:
+    """Sends SIGINT to the processes whose numbers are in a queue."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(started.get(timeout=0.1), signal.SIGINT)
 
 
 def _next(models: list[Wanted], left: list[Cell], unmade: set[str]) -> Wanted | Cell | None:

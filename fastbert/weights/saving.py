@@ -103,6 +103,7 @@ def tensors_of(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> d
 
 
 def tokenizer_files(source) -> list[Path]:
+    """The files of a tokenizer that are there: in a directory, or a vocab.txt that is named itself; none for None."""
     if source is None:
         return []
     source = Path(source)
@@ -131,6 +132,7 @@ def tokenizer_writers(source) -> dict[str, Callable[[Path], Any]]:
 
 
 def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors by name. Raises OSError where the file cannot be written, whatever safetensors raises."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
