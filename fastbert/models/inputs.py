@@ -71,12 +71,19 @@ class Tokens:
             )
         return self.packing.pack(x)
 
+    @property
+    def _may_be_empty(self) -> bool:
+        """Whether a sequence may have no tokens: unknown of packed ones, whose numbers are not looked at. Before one
+        short sentence each op of torch's counts, and two are for empty sequences alone."""
+        return self.packing is None or not self.packing.min_seqlen > 0
+
     def pooled_rows(self) -> Tensor:
         """(B,) int64: where the token is that stands for each sequence, its first, or its last where attention is
         causal; some other token's place for an empty sequence."""
         if self.causal:
             return self.last_rows()
-        return self.cu_seqlens[:-1].long().clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
+        first = self.cu_seqlens[:-1].long()  # in forward mode torch 2.6 selects by no int32
+        return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0)) if self._may_be_empty else first
 
     def first_rows(self) -> Tensor:
         """(B,) int64: where the first token that is kept is; as `pooled_rows` for an empty sequence."""
@@ -96,14 +103,11 @@ class Tokens:
         """(T, H) -> (B, H): the token that stands for each sequence; zeros for an empty one."""
         if x.shape[0] == 0:
             return x.new_zeros(self.cu_seqlens.numel() - 1, x.shape[-1])
-        if not self.causal and self.packing is not None and self.packing.min_seqlen > 0:
-            # Before one short sentence each op of torch's counts. In forward mode torch 2.6 takes no int32 here.
-            return x.index_select(0, self.cu_seqlens[:-1].long())
         return self.without_empty(x.index_select(0, self.pooled_rows()))
 
     def without_empty(self, first: Tensor) -> Tensor:
         """(B, H) of the pooled tokens, with zeros for an empty sequence."""
-        return first * (self.cu_seqlens.diff() > 0)[:, None]
+        return first * (self.cu_seqlens.diff() > 0)[:, None] if self._may_be_empty else first
 
 
 def open_tokens(
