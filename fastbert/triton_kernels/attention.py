@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import empty_rng, keep_bits, next_power_of_2
+from .common import empty_rng, keep_bits, kernel, next_power_of_2
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -61,7 +61,7 @@ def score_mask(rows, columns, length, CAUSAL: tl.constexpr):
     return inside
 
 
-@triton.jit
+@kernel
 def _attention_fwd_kernel(
     q_ptr,  # (T, nheads, HEAD_DIM), as k and v
     k_ptr,
@@ -139,7 +139,7 @@ def _attention_fwd_kernel(
     tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
 
 
-@triton.jit
+@kernel
 def _attention_fwd_whole_kernel(
     q_ptr,  # (T, nheads, HEAD_DIM), as k and v
     k_ptr,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import LOG2E, load_rows, precision, score_mask, store_rows
-from .common import empty_rng, keep_bits, next_power_of_2
+from .common import empty_rng, keep_bits, kernel, next_power_of_2
 
 
 def backward_settings(head_dim: int, itemsize: int) -> dict:
@@ -27,7 +27,7 @@ def backward_settings(head_dim: int, itemsize: int) -> dict:
     return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
 
 
-@triton.jit
+@kernel
 def _delta_kernel(
     dout_ptr,  # (T, nheads, HEAD_DIM)
     out_ptr,
@@ -85,7 +85,7 @@ def _scores(
     return kept, probs * (dprobs - delta[:, None])
 
 
-@triton.jit
+@kernel
 def _attention_bwd_dkdv_kernel(
     q_ptr,  # (T, nheads, HEAD_DIM), as k, v and dout
     k_ptr,
@@ -182,7 +182,7 @@ def _attention_bwd_dkdv_kernel(
     store_rows(dv_ptr, columns, length, stride_dvt, dv, HEAD_DIM, BLOCK_D)
 
 
-@triton.jit
+@kernel
 def _attention_bwd_dq_kernel(
     q_ptr,  # (T, nheads, HEAD_DIM), as k, v and dout
     k_ptr,

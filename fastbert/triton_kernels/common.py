@@ -1,10 +1,26 @@
-"""What the kernels share: the dropout's bits, and how launchers choose sizes."""
+"""What the kernels share: how they are started, the dropout's bits, and how launchers choose sizes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
+
+# What differs between the calls of one model: its layers' dropouts, and how many rows there are. Triton would compile a
+# kernel anew for multiples of 16 and for 1, which it makes a constant.
+_VARIES = ["site", "T", "M", "rows_each"]
+
+
+class kernel:  # as a decorator is named
+    """`triton.jit` for what the host starts: compiled once for all sizes that differ from call to call."""
+
+    def __init__(self, function: Callable) -> None:
+        self.jitted = triton.jit(function, do_not_specialize=_VARIES)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable:
+        return self.jitted[grid]
 
 
 @triton.jit

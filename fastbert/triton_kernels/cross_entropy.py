@@ -10,10 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .common import kernel
+
 _BLOCK = 2048
 
 
-@triton.jit
+@kernel
 def _cross_entropy_fwd_kernel(
     logits_ptr,  # (M, N)
     labels_ptr,  # (M) int64
@@ -43,7 +45,7 @@ def _cross_entropy_fwd_kernel(
     tl.store(lse_ptr + row, lse)
 
 
-@triton.jit
+@kernel
 def _cross_entropy_bwd_kernel(
     dloss_ptr,  # (M) fp32
     logits_ptr,  # (M, N)

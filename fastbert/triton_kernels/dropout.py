@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import keep_bits
+from .common import keep_bits, kernel
 
 
-@triton.jit
+@kernel
 def _dropout_kernel(
     x_ptr,  # (M, N)
     out_ptr,  # (M, N)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import empty_rng, keep_bits, next_power_of_2, rows_per_program
+from .common import empty_rng, keep_bits, kernel, next_power_of_2, rows_per_program
 from .layer_norm import sum_rows, warps
 
 CHUNK = tl.constexpr(32)
@@ -36,7 +36,7 @@ def _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, t
     return tl.where(valid, z, float("nan"))
 
 
-@triton.jit
+@kernel
 def _embedding_fwd_kernel(
     ids_ptr,  # (T) int64, as types and places
     types_ptr,
@@ -81,7 +81,7 @@ def _embedding_fwd_kernel(
     tl.store(rstd_ptr + token + one, rstd)
 
 
-@triton.jit
+@kernel
 def _embedding_bwd_kernel(
     dout_ptr,  # (T, N)
     ids_ptr,  # (T) int64, as types and places
@@ -137,7 +137,7 @@ def _embedding_bwd_kernel(
     tl.store(partial + N, dbias, mask=inside)
 
 
-@triton.jit
+@kernel
 def _sum_chunks_kernel(
     dout_ptr,  # (T, N)
     ids_ptr,  # (T) int64, sorted
@@ -164,7 +164,7 @@ def _sum_chunks_kernel(
             begin = place + 1
 
 
-@triton.jit
+@kernel
 def _sum_runs_kernel(
     ids_ptr,  # (T) int64, sorted
     partial_ptr,  # (T, N) fp32

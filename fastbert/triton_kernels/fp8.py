@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..fp8 import ALIGNMENT, LANES, LARGEST, Slot
-from .common import note_largest, to_fp8
+from .common import kernel, note_largest, to_fp8
 from .gelu import _gelu, _gelu_slope
 from .layer_norm import sum_rows
 
@@ -38,7 +38,7 @@ def _store_across(across_ptr, data, rows, columns, N, M_up):
     tl.store(across_ptr + at, tl.trans(data), mask=(tl.trans(columns) < N) & (tl.trans(rows) < M_up))
 
 
-@triton.jit
+@kernel
 def _cast_kernel(
     x_ptr,  # (M, N)
     data_ptr,  # (M, N) 8 bits
@@ -69,7 +69,7 @@ def _cast_kernel(
         tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + columns, sums, mask=columns < N)
 
 
-@triton.jit
+@kernel
 def _transpose_kernel(
     data_ptr,  # (M, N) 8 bits
     across_ptr,  # (N, M_up)
@@ -84,7 +84,7 @@ def _transpose_kernel(
     _store_across(across_ptr, data, rows, columns, N, M_up)
 
 
-@triton.jit
+@kernel
 def _gelu_cast_kernel(
     x_ptr,  # (M, N)
     bias_ptr,  # (N)
@@ -113,7 +113,7 @@ def _gelu_cast_kernel(
     _store_across(across_ptr, data, rows, columns, N, M_up)
 
 
-@triton.jit
+@kernel
 def _gelu_bwd_cast_kernel(
     dout_ptr,  # (M, N)
     x_ptr,  # (M, N)

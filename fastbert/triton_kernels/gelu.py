@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import rows_per_program
+from .common import kernel, rows_per_program
 from .layer_norm import sum_rows
 
 _BLOCK_N = 256
@@ -35,7 +35,7 @@ def _gelu_slope(x, TANH: tl.constexpr):
     return 0.5 * (1 + tl.math.erf(x * _INV_SQRT2)) + x * _INV_SQRT_2PI * tl.exp(x * x * -0.5)
 
 
-@triton.jit
+@kernel
 def _gelu_fwd_kernel(
     x_ptr,  # (M, N)
     bias_ptr,  # (N)
@@ -56,7 +56,7 @@ def _gelu_fwd_kernel(
     tl.store(out_ptr + rows * N + columns, _gelu(x, TANH).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _gelu_bwd_kernel(
     dout_ptr,  # (M, N)
     x_ptr,  # (M, N)

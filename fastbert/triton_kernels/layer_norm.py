@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..fp8 import LANES, LARGEST, Slot
-from .common import empty_rng, keep_bits, next_power_of_2, note_largest, rows_per_program, to_fp8
+from .common import empty_rng, keep_bits, kernel, next_power_of_2, note_largest, rows_per_program, to_fp8
 
 # Warps by the width of a row's tile; not measured on a GPU yet.
 _WARPS = {1024: 4, 2048: 8, 4096: 8, 8192: 16}
@@ -28,7 +28,7 @@ def warps(block: int) -> int:
     return next((count for width, count in _WARPS.items() if block <= width), 16)
 
 
-@triton.jit
+@kernel
 def _layer_norm_fwd_kernel(
     x_ptr,  # (M, N)
     x_bias_ptr,  # (N)
@@ -89,7 +89,7 @@ def _layer_norm_fwd_kernel(
     tl.store(rstd_ptr + row + one, rstd)
 
 
-@triton.jit
+@kernel
 def _layer_norm_bwd_kernel(
     dout_ptr,  # (M, N)
     sum_ptr,  # (M, N)
@@ -150,7 +150,7 @@ def _layer_norm_bwd_kernel(
         tl.store(partial + 2 * N, dx_bias, mask=inside)
 
 
-@triton.jit
+@kernel
 def sum_rows_kernel(
     partial_ptr,  # (M, N) fp32
     out_ptr,  # (N) fp32

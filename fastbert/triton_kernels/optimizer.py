@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .common import kernel
+
 CHUNK = tl.constexpr(16384)
 # Four elements a thread, a 128-bit load of each array; eight spill in bf16 on sm_90. Not measured on a GPU yet.
 BLOCK, WARPS = 1024, 8
@@ -80,7 +82,7 @@ def _write(param_ptr, master_ptr, at, inside, p, HAS_MASTER: tl.constexpr):
     tl.store(param_ptr + at, p.to(param_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _square_sums_kernel(
     places_ptr,  # (tensors, PLACES) int64
     chunks_ptr,  # (chunks, 2) int32: tensor, number of the chunk within it
@@ -107,7 +109,7 @@ def _square_sums_kernel(
     tl.store(partial_ptr + chunk, tl.sum(acc, 0))
 
 
-@triton.jit
+@kernel
 def _control_kernel(
     partial_ptr,  # (chunks) fp32: squares of the gradients
     hyper_ptr,  # (tensors, 2) fp64: log2 of the betas, 0 where nothing is corrected
@@ -161,7 +163,7 @@ def _adamw_block(
     _write(param_ptr, master_ptr, at, inside, p - tl.load(rates + LR) * u, HAS_MASTER)
 
 
-@triton.jit
+@kernel
 def _adamw_kernel(
     places_ptr,  # (tensors, PLACES) int64
     rates_ptr,  # (tensors, RATES) fp32
@@ -209,7 +211,7 @@ def _lamb_measure_block(
     return p * p, u * u
 
 
-@triton.jit
+@kernel
 def _lamb_measure_kernel(
     places_ptr,  # (tensors, PLACES) int64
     rates_ptr,  # (tensors, RATES) fp32
@@ -254,7 +256,7 @@ def _lamb_measure_kernel(
     tl.store(squares_ptr + 2 * chunk + 1, tl.sum(of_updates, 0))
 
 
-@triton.jit
+@kernel
 def _lamb_trust_kernel(
     rates_ptr,  # (tensors, RATES) fp32
     bounds_ptr,  # (tensors + 1) int32: the chunks of each tensor
@@ -289,7 +291,7 @@ def _lamb_move_block(
     _write(param_ptr, master_ptr, at, inside, p - rate * _update(m, v, p, rates), HAS_MASTER)
 
 
-@triton.jit
+@kernel
 def _lamb_move_kernel(
     places_ptr,  # (tensors, PLACES) int64
     rates_ptr,  # (tensors, RATES) fp32

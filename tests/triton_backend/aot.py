@@ -183,6 +183,7 @@ def _signature(kernel, dtype: str, constexprs: dict) -> dict[str, str]:
 
 def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, arch: int) -> Resources:
     """Compiles for one architecture and reads the machine code."""
+    kernel = kernel.jitted
     source = ASTSource(
         fn=kernel,
         signature=_signature(kernel, dtype, constexprs),

@@ -1,6 +1,6 @@
-"""Triton without a GPU: the kernels in the interpreter, and the machine code they become.
+"""Triton without a GPU: the kernels in the interpreter, what launches compile, and the machine code they become.
 
-Both need a process of their own: triton decides at its import whether it interprets.
+Each needs a process of its own: triton decides at its import whether it interprets.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ def test_every_shipped_setting_compiles_without_spills_and_uses_the_matrix_units
             assert int(stack) == 0, f"{name} spills {stack} bytes a thread"
         if name.startswith("attention"):
             assert int(hgmma if arch == "sm_90" else hmma) > 0, f"{name} does not use the matrix units of {arch}"
+
+
+def test_what_launches_are_given_compiles():
+    """Once for all batches and layers."""
+    out = run(str(HERE / "launches.py"), interpret=False)
+    assert out.endswith(" kernels\n"), out
 
 
 def test_planted_bugs_are_caught():

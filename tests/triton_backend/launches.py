@@ -1,0 +1,151 @@
+"""Starts the Triton kernels as on a GPU, without one: what a launch is given decides what is compiled.
+
+Triton compiles a kernel for the values of its arguments: 1 becomes a constant, multiples of 16 are noted. The
+interpreter does none of it, and aot.py names types alone. Here Triton's own launcher, beside a driver that stands for
+that of an sm_90 GPU, takes tensors on the CPU and turns each kernel into Triton's first form, where its language is
+checked; nothing is computed, so results are rubbish.
+
+``python tests/triton_backend/launches.py`` runs every op, the optimisers and training steps, and prints how many
+kernels they were.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import torch
+import triton.compiler
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.driver import driver
+
+from fastbert import BertConfig, BertForPreTraining, PackedBatch, ops, optim
+from fastbert.data.budget import BatchShape, fill_up
+from fastbert.ops import _dispatch, _triton
+from fastbert.rng import Dropout
+from fastbert.train import graph
+from fastbert.train.engine import LocalEngine
+
+TARGET = GPUTarget("cuda", 90, 32)
+compiled: list[str] = []
+
+
+class _Kernel:
+    """What a compiled kernel is to a launch."""
+
+    function = packed_metadata = 0
+
+    def launch_metadata(self, *_arguments) -> None: ...
+    def run(self, *_arguments) -> None: ...
+
+
+def _compile(source, target, options, **_) -> _Kernel:
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options(dict(options))
+    source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    compiled.append(source.fn.__name__)
+    return _Kernel()
+
+
+def stand_in() -> None:
+    """From now on Triton finds a GPU, and the ops take what is on the CPU for what is there."""
+    device = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: TARGET}
+    driver.set_active(SimpleNamespace(**device))
+    triton.compiler.compile = _compile
+    _triton.why_not_device = lambda _: None
+    for implementations in _dispatch._table.values():
+        if "triton" in implementations:
+            object.__setattr__(implementations["triton"], "available", lambda: None)
+
+
+def _both(function, *leaves: torch.Tensor) -> None:
+    given = [leaf.requires_grad_() for leaf in leaves]
+    out = function(*given)
+    out.backward(torch.ones_like(out))
+
+
+def every_op(tokens: int, columns: int, site: int, dtype: torch.dtype) -> None:
+    """Forward and backward; all that is counted from 1 on is 1 somewhere."""
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape).to(dtype)
+
+    dropout = Dropout(0.1, 1, 2, site)
+    weight, bias = torch.ones(columns), torch.zeros(columns)
+    zeros = torch.zeros(tokens, dtype=torch.int64)
+    bounds = torch.tensor([0, tokens], dtype=torch.int32)
+    _both(lambda x: ops.dropout(x, dropout), random(tokens, columns))
+    for options in ({}, {"x_bias": bias, "residual": random(tokens, columns), "dropout": dropout}):
+        _both(lambda x, o=options: ops.layer_norm(x, weight, bias, 1e-12, **o), random(tokens, columns))
+    for given in (None, dropout):
+        _both(
+            lambda *tables, g=given: ops.embedding(
+                zeros, zeros, zeros, *tables, weight, bias, 1e-12, padding_idx=1, dropout=g
+            ),
+            *(random(rows, columns) for rows in (9, 1, 16)),
+        )
+    for given, causal in itertools.product((None, dropout), (False, True)):
+        _both(
+            lambda q, k, v, g=given, c=causal: ops.attention(q, k, v, bounds, tokens, dropout=g, causal=c),
+            *(random(tokens, 1, 16) for _ in "qkv"),
+        )
+    for approximate in ("none", "tanh"):
+        _both(lambda x, a=approximate: ops.gelu(x, bias, a), random(tokens, columns))
+    _both(lambda x: ops.cross_entropy(x, zeros, ignore_index=1), random(tokens, columns))
+
+
+def optimizers() -> None:
+    params = [torch.nn.Parameter(torch.ones(n).to(dtype)) for n in (1, 20) for dtype in (torch.float32, torch.bfloat16)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for make in (optim.AdamW, optim.Lamb):
+        optimizer = make(params)
+        optimizer.step()
+        optim.device_step(optimizer, torch.ones(1), max_norm=1.0)
+
+
+def training(precision: str, steps: int = 2) -> None:
+    """Whole steps, the second of which casts as all later ones do."""
+    config = BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    model = BertForPreTraining(config).train()
+    model.last_layer = "needed"
+    optimizer = optim.AdamW(optim.param_groups(model, 0.01), lr=1e-3)
+    engine = LocalEngine(model, optimizer, precision=precision, on_device=True)
+    shape = BatchShape(tokens=16, sequences=2, predictions=2, max_seqlen=16)
+    positions, one = torch.tensor([0, 7]), torch.tensor([1, 1])
+    packed = PackedBatch.from_sequences([torch.arange(5, 12), torch.arange(5, 14)])
+    names = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens")
+    kept = {name: getattr(packed, name) for name in names}
+    batch = PackedBatch(**kept, max_seqlen=16, mlm_positions=positions, mlm_labels=one, nsp_labels=one)
+    step = graph.make(engine, shape, pairs=True, accumulate=1)
+    for _ in range(steps):
+        step.run([fill_up(batch, shape, 0)], 1e-3)
+
+
+def main() -> None:
+    stand_in()
+    torch.manual_seed(0)
+    with ops.backend("triton"):
+        for tokens, columns in ((1, 1), (16, 64)):
+            every_op(tokens, columns, 1, torch.bfloat16)
+        known = len(compiled)
+        # Other numbers of tokens, and another layer.
+        for tokens, site in ((32, 1), (33, 2), (48, 16)):
+            every_op(tokens, 64, site, torch.bfloat16)
+        assert compiled[known:] == [], f"a kernel is compiled anew for another batch or layer: {compiled[known:]}"
+        optimizers()
+        training("bf16")
+        if ops._dispatch._table["linear_fp8"]["cpu"].available() is None:  # torch multiplies 8 bits here
+            training("fp8")
+    print(len(compiled), "kernels")
+
+
+if __name__ == "__main__":
+    main()
