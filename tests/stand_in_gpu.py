@@ -61,9 +61,11 @@ if os.environ.get(ENVIRONMENT):
     )  # fmt: skip
 
     class Stream:
-        device, cuda_stream = torch.device("cuda", _RANK), 0
+        cuda_stream = 0
 
-        def __init__(self, *_args, **_options) -> None: ...
+        def __init__(self, *_args, **_options) -> None:
+            self.device = torch.device("cuda", _current)
+
         def wait_stream(self, _other) -> None: ...
         def wait_event(self, _event) -> None: ...
         def synchronize(self) -> None:
@@ -73,7 +75,8 @@ if os.environ.get(ENVIRONMENT):
         def __init__(self, *_args, **_options) -> None:
             self._time = 0.0
 
-        def record(self, _stream=None) -> None:
+        def record(self, stream=None) -> None:
+            assert (stream or Stream()).device.index == _RANK, "the moment of another device"
             self._time = time.perf_counter()
 
         def elapsed_time(self, later: Event) -> float:
@@ -86,12 +89,31 @@ if os.environ.get(ENVIRONMENT):
         def synchronize(self) -> None:
             synchronize()
 
-    class Device(contextlib.nullcontext):
-        """Makes the process's only device the current one."""
+    _current = _RANK
+
+    def _stream_of(device=None) -> Stream:
+        with Device(_current if device is None else device):
+            return Stream()
+
+    class Device:
+        """The current device, of all threads; memory is on that of the process's rank alone."""
+
+        def __init__(self, device) -> None:
+            index = device if isinstance(device, int) else torch.device(device).index
+            self._index = _current if index is None or index < 0 else index
+
+        def __enter__(self) -> None:
+            global _current
+            self._before, _current = _current, self._index
+
+        def __exit__(self, *_error) -> None:
+            global _current
+            _current = self._before
 
     _capture: Recorder | None = None
 
-    def synchronize(_device=None) -> None:
+    def synchronize(device=None) -> None:
+        assert (_current if device is None else torch.device(device).index) == _RANK, "the wait is for another device"
         assert _capture is None, "the host waits for a stream that is captured"
 
     class CUDAGraph:
@@ -148,6 +170,7 @@ if os.environ.get(ENVIRONMENT):
     def graph(held: CUDAGraph, **_options):
         global _capture
         assert _capture is None, "two captures at a time"
+        assert _current == _RANK, "a stream of another device is captured"
         _capture = Recorder()
         _library.stand_in_gpu_capture(1)
         try:
@@ -159,15 +182,11 @@ if os.environ.get(ENVIRONMENT):
             _library.stand_in_gpu_capture(0)
             _capture = None
 
-    _STREAM = Stream()
     _FOUND = {
         "device_count": _COUNT,
-        "current_device": _RANK,
         "get_device_name": _PROPERTIES.name,
         "get_device_capability": (9, 0),
         "get_device_properties": _PROPERTIES,
-        "current_stream": _STREAM,
-        "default_stream": _STREAM,
         "mem_get_info": (79 << 30, 80 << 30),
         "graph_pool_handle": (0, 0),
         **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), True),
@@ -179,6 +198,8 @@ if os.environ.get(ENVIRONMENT):
     }
     for _name, _value in _FOUND.items():
         setattr(torch.cuda, _name, lambda *_args, _value=_value, **_options: _value)
+    torch.cuda.current_device = torch._C._cuda_getDevice = lambda: _current
+    torch.cuda.current_stream = torch.cuda.default_stream = _stream_of
     torch.cuda.stream = lambda _stream: contextlib.nullcontext()
     torch.cuda.is_current_stream_capturing = lambda: _capture is not None
     torch.cuda.synchronize, torch.cuda.graph, torch.cuda.CUDAGraph = synchronize, graph, CUDAGraph
@@ -186,7 +207,6 @@ if os.environ.get(ENVIRONMENT):
     torch.cuda.default_generators = (torch.Generator("cuda"),)
     torch.version.cuda = "12.8"
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
-    torch._C._cuda_getDevice = lambda: _RANK
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_args: None
     # Backward ends before torch's thread of the device has let go of it, which as Python ends would abort the process.
     atexit.register(time.sleep, 0.2)
@@ -257,7 +277,7 @@ if os.environ.get(ENVIRONMENT):
                 return tuple(map(on_host, value))
             if not isinstance(value, torch.Tensor):
                 return value
-            if not value.is_cuda:
+            if not value.is_cuda or value.device.index != _current:
                 raise ValueError(f"pointer of {executor.fn} cannot be accessed from Triton: it is on {value.device}")
             return torch.ops.stand_in_gpu.on_host(value.detach())
 

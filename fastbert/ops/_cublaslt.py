@@ -105,16 +105,17 @@ def multiply(
     assert out.dtype in (a.dtype, torch.float32)
     number, stream = _place(a.device)
     workspace = _workspace(a.device, stream)
-    reason = _native.extension().cublaslt_multiply(
-        *(_TYPES[a.dtype], _TYPES[out.dtype]),
-        [t.data_ptr() for t in (a, b, out)],
-        [rows, columns, inner],
-        list(transposed),
-        accumulate,
-        int(epilogue),
-        *(0 if t is None else t.data_ptr() for t in (bias, aux)),
-        *(workspace.data_ptr(), workspace.numel(), number, stream),
-    )
+    with torch.cuda.device(a.get_device()):  # its handle is of the current one; -1, of the host, changes nothing
+        reason = _native.extension().cublaslt_multiply(
+            *(_TYPES[a.dtype], _TYPES[out.dtype]),
+            [t.data_ptr() for t in (a, b, out)],
+            [rows, columns, inner],
+            list(transposed),
+            accumulate,
+            int(epilogue),
+            *(0 if t is None else t.data_ptr() for t in (bias, aux)),
+            *(workspace.data_ptr(), workspace.numel(), number, stream),
+        )
     if reason:
         shapes = f"{tuple(a.shape)} by {tuple(b.shape)} in {str(a.dtype)[6:]}"
         raise BackendError(f"cuBLASLt cannot multiply {shapes} with epilogue {epilogue.name}: {reason}")

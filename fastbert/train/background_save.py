@@ -44,8 +44,8 @@ class BackgroundSave:
         """
         self.wait()
         held = {name: self._copy(name, value) for name, value in tensors.items()}
-        if any(value.is_cuda for value in tensors.values()):
-            torch.cuda.synchronize()
+        for device in {value.device for value in tensors.values() if value.is_cuda}:
+            torch.cuda.synchronize(device)
         self._copies = held
         arguments = (directory, step, held, copy.deepcopy(state))
         self._thread = threading.Thread(target=self._work, args=arguments, kwargs=options, name="fastbert-save")

@@ -124,6 +124,11 @@ class StaticStep:
             batches: ``accumulate`` of them, on the host. Losses are weighted as if they were one batch.
             lr: the learning rate.
         """
+        # Streams are of the current device, which the model's need not be; -1, of the host, changes nothing.
+        with torch.cuda.device(self._sums.get_device()):
+            return self._run(batches, lr)
+
+    def _run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
         engine, labels = self.engine, max(sum(b.num_labels for b in batches), 1)
         pairs = max(sum(b.num_pairs for b in batches), 1)
         engine.set_rate(lr)

@@ -21,7 +21,7 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         self._steps: list[list[tuple[str, object, object]]] = []
         self._now: list[tuple[str, object, object]] = []
 
@@ -30,7 +30,7 @@ class StepTimer:
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     @contextmanager
@@ -57,7 +57,7 @@ class StepTimer:
         """Of each step since the last call, the seconds of the parts that it had; waits for the device."""
         steps, self._steps = self._steps, []
         if self._on_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         return [self._sum(step) for step in steps]
 
     def _sum(self, step: list[tuple[str, object, object]]) -> dict[str, float]:

@@ -14,13 +14,21 @@ _VARIES = ["site", "T", "M", "rows_each"]
 
 
 class kernel:  # as a decorator is named
-    """`triton.jit` for what the host starts: compiled once for all sizes that differ from call to call."""
+    """`triton.jit` for what the host starts, the first argument being a tensor: on that tensor's device, where Triton
+    takes the current one; compiled once for all sizes that differ from call to call.
+    """
 
     def __init__(self, function: Callable) -> None:
         self.jitted = triton.jit(function, do_not_specialize=_VARIES)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable:
-        return self.jitted[grid]
+        start = self.jitted[grid]
+
+        def call(x: torch.Tensor, *arguments, **options) -> None:
+            with torch.cuda.device(x.get_device()):  # -1, of the host, changes nothing
+                start(x, *arguments, **options)
+
+        return call
 
 
 @triton.jit

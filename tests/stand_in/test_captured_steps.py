@@ -19,6 +19,11 @@ def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
     assert run(str(HERE / "replays.py"), precision).endswith("equal\n")
 
 
+def test_a_step_on_another_device_than_the_current_one(run):
+    """Triton and streams take the current device, where nobody says otherwise."""
+    assert run(str(HERE / "other_device.py"), LOCAL_RANK="1", LOCAL_WORLD_SIZE="2").endswith("done\n")
+
+
 def test_a_captured_update_replays(run_tests):
     """By the test that a GPU runs."""
     run_tests("triton_backend/test_triton_optimizer.py", chosen="captured", backend="auto")

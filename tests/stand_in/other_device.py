@@ -1,0 +1,66 @@
+"""python other_device.py: a device that is not the current one, as a library's caller may have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import stand_in_gpu  # noqa: F401  (before torch)
+import test_triton_step
+import torch
+
+from fastbert import ops, optim
+from fastbert.train import graph
+from fastbert.train.background_save import BackgroundSave
+from fastbert.train.timing import StepTimer
+
+
+def kernels() -> None:
+    """A kernel forward, two backward, and those of an update."""
+    x = torch.nn.Parameter(torch.ones(2, 8, device="cuda:1"))
+    ops.gelu(x, x[0]).sum().backward()
+    optim.AdamW([x]).step()
+    assert not x.detach().isnan().any()
+
+
+class Step(graph.StaticStep):
+    """Counts its runs."""
+
+    def _micro_step(self) -> None:
+        self._sums += 1
+
+
+def captured() -> None:
+    """A step before the capture, a captured one and a replay."""
+    graph._WARM_UP = 1
+    x = torch.nn.Parameter(torch.ones(2, device="cuda:1"))
+    engine = SimpleNamespace(
+        device=x.device, optimizer=optim.AdamW([x]), norm=x[0], seed=0, micro_step=0, update=lambda: None,
+        set_rate=lambda _: None,
+    )  # fmt: skip
+    step = Step(engine, test_triton_step.SHAPE)
+    for batch in test_triton_step.batches(3):
+        step.run([batch], 1e-3)
+    assert step.take_sums().tolist() == [3.0] * 5
+
+
+def saved() -> None:
+    """A checkpoint's copies are there before they are written."""
+    save = BackgroundSave(lambda *_arguments, **_options: None)
+    save.submit(Path(), 1, {"x": torch.ones(2, device="cuda:1")}, {})
+    save.wait()
+
+
+def main() -> None:
+    with torch.cuda.device(0):
+        assert torch.cuda.current_device() == 0
+        with ops.backend("triton"):
+            kernels()
+        captured()
+        saved()
+        with StepTimer(torch.device("cuda", 1)).part("forward"):
+            pass
+    print("done")
+
+
+main()
