@@ -135,8 +135,9 @@ class StaticStep:
         if self._seeded_for != engine.micro_step:  # at the start, and after a checkpoint was loaded
             self._random.copy_(torch.tensor([_signed(engine.seed), engine.micro_step]))
         warm = self._captures and self._done < _WARM_UP
-        if self._captures and self._done == _WARM_UP:
-            # What the warm-up left must not be what the graph adds to: the first backward pass writes.
+        if self._captures and self._done in (0, _WARM_UP):
+            # Gradients of an earlier graph, whose memory keeps those of its last step, and what the warm-up left must
+            # not be what this step adds to: the first backward pass writes.
             engine.optimizer.zero_grad(set_to_none=True)
         with _on_a_stream_of_its_own() if warm else torch.autograd.set_grad_enabled(True):
             for number, batch in enumerate(batches):

@@ -19,6 +19,10 @@ def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
     assert run(str(HERE / "replays.py"), precision).endswith("equal\n")
 
 
+def test_a_graph_does_not_add_to_the_gradients_of_the_one_before(run):
+    assert run(str(HERE / "graphs_in_turn.py")).endswith("done\n")
+
+
 def test_a_step_on_another_device_than_the_current_one(run):
     """Triton and streams take the current device, where nobody says otherwise."""
     assert run(str(HERE / "other_device.py"), LOCAL_RANK="1", LOCAL_WORLD_SIZE="2").endswith("done\n")
