@@ -6,6 +6,7 @@ given, since under it a whole grid would take hours.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -25,11 +26,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DROPOUT = Dropout(0.1, seed=1, offset=2, site=3)
 
 
-def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 240) -> dict:
-    """Runs tests in a process of their own; in a dry run a few, without a GPU in Triton's interpreter."""
+def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 150) -> dict:
+    """Runs tests in a process of their own, or some where pytest-xdist is there: most of their time on a GPU goes into
+    compiling kernels. In a dry run a few tests, without a GPU in Triton's interpreter.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
     command += [str(REPOSITORY / name) for name in files]
     words = "dropout_has" if dry and words != "to_the_end" else words
+    if not dry and importlib.util.find_spec("xdist"):
+        command += ["-n", str(min(os.cpu_count() or 1, 8))]
     command += ["-k", words] if words else []
     paths = [str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
     variables = {
@@ -37,7 +42,12 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         **({"TRITON_INTERPRET": "1"} if where(dry)[0] == "cpu" else {}),
     }
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=REPOSITORY, timeout=timeout)
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=REPOSITORY, timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout or b""  # bytes, whatever was asked for
+        said = said if isinstance(said, str) else said.decode(errors="replace")
+        return {"error": f"not done after {timeout:.0f} s", "tail": said.splitlines()[-60:]}
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     row = {"summary": lines[-1], "failed": failed, "rc": done.returncode}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,67 @@ def test_the_suite_rehearses_and_goes_on_where_it_was(suite, tmp_path, capsys):
     assert [len(list((written / "none").glob(f"*.{kind}"))) for kind in ("json", "md")] == [1, 1]
     with pytest.raises(SystemExit, match="--only knows ceilings, checks, training"):
         suite(tmp_path, "--only", "speed")
+
+
+def test_time_that_went_before_is_of_the_budget(suite, tmp_path, capsys):
+    suite(tmp_path, "--only", "ceilings", "--budget", "100", "--spent", "100")
+    assert "out of time before 1 measurements" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_out_of_memory_before_the_next(suite, tmp_path):
+    import suite as module
+
+    class Step:
+        def __init__(self) -> None:
+            self.replay = self.run  # as a captured step holds what it replays
+
+        def run(self) -> None: ...
+
+    alive = []
+
+    def measured() -> dict:
+        alive.append(weakref.ref(Step()))
+        return {}
+
+    module.Results(tmp_path, 100, True).measure("a step", measured)
+    assert alive[0]() is None
+
+
+def test_tests_that_take_too_long_are_an_error_with_what_they_said(monkeypatch):
+    monkeypatch.syspath_prepend(str(SUITE))
+    import checks
+
+    row = checks.pytest(True, ("tests/triton_backend/test_triton_kernels.py",), timeout=0.1)
+    assert row == {"error": "not done after 0 s", "tail": []}
+
+
+def test_tests_on_a_gpu_run_side_by_side(monkeypatch):
+    """Compiling hundreds of kernels in one process takes minutes."""
+    pytest.importorskip("xdist")
+    monkeypatch.syspath_prepend(str(SUITE))
+    import checks
+
+    commands = []
+
+    def note(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "1 passed", "")
+
+    monkeypatch.setattr(checks.subprocess, "run", note)
+    checks.kernel_tests(False)
+    assert "-n" in commands[0]
+
+
+def test_the_script_builds_for_the_python_that_it_runs(tmp_path):
+    fake = tmp_path / "python3"
+    fake.write_text(f'#!/bin/bash\n[ "$1" = -c ] && echo .of-another-python.so || echo "$@" >>{tmp_path}/calls\n')
+    fake.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([SUITE / "run.sh", tmp_path / "out", "--only", "checks"], env=environment, check=True)
+    first, last = (tmp_path / "calls").read_text().splitlines()
+    assert first == "setup.py build_ext --inplace"
+    assert last.startswith("benchmarks/gpu/suite.py --spent ")
+    assert last.endswith(f" {tmp_path}/out --only checks")
 
 
 def test_the_mix_has_wikipedias_mean_without_the_file(monkeypatch):
