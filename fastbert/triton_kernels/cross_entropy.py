@@ -38,11 +38,12 @@ def _cross_entropy_fwd_kernel(
         total = total * tl.exp(m - shift) + tl.exp(x - shift)
         m = higher
     top = tl.max(m, 0)
-    lse = top + tl.log(tl.sum(total * tl.exp(m - top), 0))
+    above = tl.log(tl.sum(total * tl.exp(m - top), 0))
     counts = label != ignore_index
     x = tl.load(logits_ptr + row * N + tl.where(counts, label, 0)).to(tl.float32)
-    tl.store(loss_ptr + row, tl.where(counts, lse - x, 0.0))
-    tl.store(lse_ptr + row, lse)
+    # Not lse - x: a loss near 0 would be lost in the rounding of lse.
+    tl.store(loss_ptr + row, tl.where(counts, above + (top - x), 0.0))
+    tl.store(lse_ptr + row, top + above)
 
 
 @kernel

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .common import empty_rng, keep_bits, kernel, next_power_of_2, rows_per_program
-from .layer_norm import sum_rows, warps
+from .layer_norm import mean_of, sum_rows, warps
 
 CHUNK = tl.constexpr(32)
 
@@ -65,9 +65,9 @@ def _embedding_fwd_kernel(
     columns = tl.arange(0, BLOCK_N)[None, :]
     inside = columns < N
     z = _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns)
-    mean = tl.sum(tl.where(inside, z, 0.0), 1) / N
+    mean = mean_of(tl.where(inside, z, 0.0), N)
     centred = tl.where(inside, z - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / N + eps)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(mean_of(centred * centred, N) + eps))
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     out = centred * rstd[:, None] * weight + bias
@@ -126,8 +126,8 @@ def _embedding_bwd_kernel(
         mean, rstd = tl.load(mean_ptr + token), tl.load(rstd_ptr + token)
         normal = tl.where(inside, (z - mean) * rstd, 0.0)
         g = dout * weight
-        mean_g = tl.sum(g, 1)[:, None] / N
-        mean_gz = tl.sum(g * normal, 1)[:, None] / N
+        mean_g = mean_of(g, N)[:, None]
+        mean_gz = mean_of(g * normal, N)[:, None]
         dz = rstd * (g - mean_g - normal * mean_gz)
         tl.store(dsum_ptr + token * N + columns, dz.to(dsum_ptr.dtype.element_ty), mask=inside)
         dweight += dout * normal

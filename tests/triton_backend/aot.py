@@ -1,7 +1,8 @@
 """Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
 
-``python tests/triton_backend/aot.py`` prints the table of what each needs: registers, shared memory, spilled bytes and
-matrix instructions. The test beside it holds the table to limits.
+``python tests/triton_backend/aot.py`` prints the table of what each needs: registers, shared memory, spilled bytes,
+matrix instructions, and divisions and roots that are not rounded correctly. The test beside it holds the table to
+limits.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ class Resources:
     spills: int
     hmma: int
     hgmma: int
+    approximate: int
 
     @property
     def row(self) -> str:
         return (
             f"| {self.name} | sm_{self.arch} | {self.registers} | {self.shared / 1024:.1f} | {self.spills} "
-            f"| {self.hmma} | {self.hgmma} |"
+            f"| {self.hmma} | {self.hgmma} | {self.approximate} |"
         )
 
 
@@ -212,6 +214,7 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
         spills=int(re.search(r"STACK:(\d+)", usage)[1]),
         hmma=len(re.findall(r"\bHMMA", code)),
         hgmma=len(re.findall(r"\bHGMMA", code)),
+        approximate=len(re.findall(r"\b(?:div\.full|sqrt\.approx)", built.asm["ptx"])),
     )
 
 
@@ -227,7 +230,7 @@ def table() -> list[Resources]:
 
 
 if __name__ == "__main__":
-    print("| kernel, bf16 where not said otherwise | | registers | shared KiB | stack bytes | HMMA | HGMMA |")
-    print("|---|---|---|---|---|---|---|")
+    print("| kernel, bf16 where not said otherwise | | registers | shared KiB | stack | HMMA | HGMMA | inexact |")
+    print("|---|---|---|---|---|---|---|---|")
     for one in table():
         print(one.row)

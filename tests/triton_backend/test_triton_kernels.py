@@ -127,6 +127,14 @@ def test_cross_entropy(dtype, rows, columns, reduction):
     check(cross_entropy, cross_entropy, [torch.randn(rows, columns) * 5], dtype)
 
 
+def test_a_loss_near_zero_is_not_lost_in_large_logits():
+    labels = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    logits = torch.tensor([[40.0 + step, 26.0, 25.0] for step in range(4)], device=DEVICE)
+    ours = ops.cross_entropy(logits, labels, reduction="none")
+    truth, same = (reference.cross_entropy(x, labels, reduction="none") for x in (logits.double(), logits))
+    assert_close(ours, truth, same)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dropout", [None, DROPOUT])
 def test_embedding(dtype, dropout):
