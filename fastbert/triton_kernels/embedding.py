@@ -225,7 +225,7 @@ def embedding_backward(dout, ids, tables, weight, mean, rstd, rng, site, thresho
             *(tokens, *(table.shape[0] for table in tables), columns, each, site, threshold, scale),
             **_flags(tables, rng),
         )
-    return dsum, sum_rows(partial[:, 0]), sum_rows(partial[:, 1])
+    return dsum, *sum_rows(partial, 2)
 
 
 def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:

@@ -173,7 +173,7 @@ def cast(
     else:
         data, turned = x.new_empty(rows, columns, dtype=slot.kind), None
     blocks = triton.cdiv(rows, BLOCK)
-    partial = torch.empty(blocks, columns if sums else 0, dtype=torch.float32, device=x.device)
+    partial = torch.empty(blocks, 1, columns if sums else 0, dtype=torch.float32, device=x.device)
     if rows:
         _cast_kernel[_grid(rows, columns)](
             *(x, data, data if turned is None else turned, partial, slot.scale, slot.maxima),
@@ -186,7 +186,7 @@ def cast(
             BLOCK_N=BLOCK,
             num_warps=4,
         )
-    return data, turned, sum_rows(partial) if sums else None
+    return data, turned, sum_rows(partial)[0] if sums else None
 
 
 def transpose(data: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def gelu_backward_cast(dout: Tensor, x: Tensor, bias: Tensor, tanh: bool, slot: 
     """8 bits of the gradient of x (M, N), their transpose, and the gradient of the bias (N,) fp32."""
     rows, columns = x.shape
     data, across = _outputs(x, slot.kind)
-    partial = torch.empty(triton.cdiv(rows, BLOCK), columns, dtype=torch.float32, device=x.device)
+    partial = torch.empty(triton.cdiv(rows, BLOCK), 1, columns, dtype=torch.float32, device=x.device)
     if rows:
         _gelu_bwd_cast_kernel[_grid(rows, columns)](
             *(dout, x, bias, data, across, partial, slot.scale, slot.maxima, rows, columns, _up(rows)),
@@ -235,4 +235,4 @@ def gelu_backward_cast(dout: Tensor, x: Tensor, bias: Tensor, tanh: bool, slot: 
             BLOCK_N=BLOCK,
             num_warps=4,
         )
-    return data, across, sum_rows(partial)
+    return data, across, sum_rows(partial)[0]

@@ -116,7 +116,7 @@ def gelu_backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> t
     dx = torch.empty_like(x)
     each = triton.cdiv(rows_per_program(rows), 8) * 8 if rows else 8
     programs = triton.cdiv(rows, each)
-    partial = torch.empty(programs, columns if bias is not None else 0, dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, 1, columns if bias is not None else 0, dtype=torch.float32, device=x.device)
     if rows:
         _gelu_bwd_kernel[(programs, triton.cdiv(columns, _BLOCK_N))](
             *(dout, x, x if bias is None else bias, dx, partial, rows, columns, each),
@@ -126,4 +126,4 @@ def gelu_backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> t
             BLOCK_N=_BLOCK_N,
             num_warps=4,
         )
-    return dx, sum_rows(partial) if bias is not None else partial.new_empty(0)
+    return dx, sum_rows(partial)[0] if bias is not None else partial.new_empty(0)

@@ -160,16 +160,25 @@ def _layer_norm_bwd_kernel(
 
 @kernel
 def sum_rows_kernel(
-    partial_ptr,  # (M, N) fp32
-    out_ptr,  # (N) fp32
+    partial_ptr,  # (M, parts, N) fp32
+    first_ptr,  # (N) fp32, the sums of the first part
+    second_ptr,
+    third_ptr,
     M,
     N,
     stride_m,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out = partial summed over its rows, in a fixed order."""
+    """Each part summed over its rows, in a fixed order."""
+    part = tl.program_id(1)
+    out_ptr = first_ptr
+    if part == 1:
+        out_ptr = second_ptr
+    if part == 2:
+        out_ptr = third_ptr
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    partial_ptr += part * N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, M, BLOCK_M):
         rows = first + tl.arange(0, BLOCK_M)
@@ -178,11 +187,16 @@ def sum_rows_kernel(
     tl.store(out_ptr + columns, tl.sum(acc, 0), mask=columns < N)
 
 
-def sum_rows(partial: Tensor) -> Tensor:
-    """(M, N) fp32, rows any stride apart -> (N) fp32."""
-    rows, columns = partial.shape
-    out = torch.empty(columns, dtype=torch.float32, device=partial.device)
-    sum_rows_kernel[(triton.cdiv(columns, 64),)](partial, out, rows, columns, partial.stride(0), BLOCK_M=32, BLOCK_N=64)
+# Few columns and many rows a program: the sum waits for memory as often as a program goes on to other rows.
+SUM_ROWS = {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 4}
+
+
+def sum_rows(partial: Tensor, parts: int = 1) -> list[Tensor]:
+    """(M, at least parts, N) fp32 contiguous -> for each part its sum over M, (N) fp32; at most three."""
+    rows, _, columns = partial.shape
+    out = [torch.empty(columns, dtype=torch.float32, device=partial.device) for _ in range(parts)]
+    grid = (triton.cdiv(columns, SUM_ROWS["BLOCK_N"]), parts)
+    sum_rows_kernel[grid](partial, *(out * 3)[:3], rows, columns, partial.stride(0), **SUM_ROWS)
     return out
 
 
@@ -233,5 +247,5 @@ def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, s
             BLOCK_N=block,
             num_warps=warps(block),
         )
-    sums = [sum_rows(partial[:, i]) for i in range(3 if has_x_bias else 2)]
+    sums = sum_rows(partial, 3 if has_x_bias else 2)
     return dx, dresidual, *sums, *([] if has_x_bias else [partial.new_empty(0)])

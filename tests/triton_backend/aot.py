@@ -35,6 +35,7 @@ _INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_inde
 }
 _FLOATS = {"eps", "scale", "keep_scale", "softmax_scale", "max_norm", "most_norm"}
 _FP32 = {"mean", "rstd", "partial", "lse", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
+_FP32 |= {"first", "second", "third"}
 _FP32 |= {"slot_scale", "rates", "control", "squares", "trusts", "lr", "grad_scale"}
 _INT64 = {"rng", "labels", "ids", "types", "order", "places"}
 _OTHERS = {"cu_seqlens": "i32", "maxima": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64"}
@@ -90,7 +91,8 @@ def layer_settings(dtype: str = "bf16"):
             launch,
         )
         yield f"layer_norm_bwd {block}", layer_norm._layer_norm_bwd_kernel, dtype, flags, launch
-    yield "sum_rows", layer_norm.sum_rows_kernel, dtype, {"BLOCK_M": 32, "BLOCK_N": 64}, {}
+    tile, launch = _apart(layer_norm.SUM_ROWS)
+    yield "sum_rows", layer_norm.sum_rows_kernel, dtype, tile, launch
     for tanh in (False, True):
         flags = {"TANH": tanh, "HAS_BIAS": True, "BLOCK_M": 8, "BLOCK_N": gelu._BLOCK_N}
         kind = "tanh" if tanh else "erf"

@@ -106,6 +106,31 @@ def test_layer_norm(dtype, shape, x_bias, residual, dropout):
     check(layer_norm, layer_norm, leaves, dtype)
 
 
+def test_sums_over_rows_in_several_blocks():
+    from fastbert.triton_kernels import layer_norm as kernels
+
+    partial = torch.randn(2 * kernels.SUM_ROWS["BLOCK_M"] + 3, 3, 40, device=DEVICE)
+    for parts in (1, 3):
+        got = torch.stack(kernels.sum_rows(partial, parts))
+        assert_close(got, partial.double().sum(0)[:parts], partial.sum(0)[:parts])
+
+
+def test_the_sums_of_a_layer_norm_are_one_launch(monkeypatch):
+    from fastbert.triton_kernels import layer_norm as kernels
+
+    launches, kept = [], kernels.sum_rows_kernel
+
+    class Counted:
+        def __getitem__(self, grid):
+            launches.append(grid)
+            return kept[grid]
+
+    monkeypatch.setattr(kernels, "sum_rows_kernel", Counted())
+    x, bias = torch.randn(2, 9, device=DEVICE, requires_grad=True), torch.randn(9, device=DEVICE)
+    ops.layer_norm(x, bias, bias, 1e-5, x_bias=bias).sum().backward()
+    assert len(launches) == 1
+
+
 @pytest.mark.parametrize("shape", [(5, 13), (3, 300), (9, 8)])
 def test_dropout_has_the_bits_of_the_reference(shape):
     x = torch.randn(shape, device=DEVICE)
