@@ -95,3 +95,8 @@ def flat(x: Tensor | None) -> Tensor | None:
     if x is None:
         return None
     return x.reshape(-1, x.shape[-1]).contiguous() if x.numel() else x.new_empty(0, x.shape[-1])
+
+
+def whole_rows(x: Tensor) -> Tensor:
+    """Rows may lie anywhere, of (T, nheads, head_dim) those of each head; a row's numbers must lie together."""
+    return x if x.stride(-1) == 1 else x.contiguous()

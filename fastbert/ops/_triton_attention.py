@@ -9,15 +9,10 @@ from ..rng import Dropout
 from . import _dispatch, _triton
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Heads of a token may lie anywhere; a head's numbers must lie together."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale):
     from ..triton_kernels import attention
 
-    q, k, v = map(_rows, (q, k, v))
+    q, k, v = map(_triton.whole_rows, (q, k, v))
     return attention.attention_forward(
         q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale
     )
@@ -30,7 +25,7 @@ def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, s
 def _backward(dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale):
     from ..triton_kernels import attention_backward
 
-    dout, q, k, v = map(_rows, (dout, q, k, v))
+    dout, q, k, v = map(_triton.whole_rows, (dout, q, k, v))
     return attention_backward.attention_backward(
         dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, scale
     )

@@ -11,7 +11,7 @@ from . import _dispatch, _triton
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     from ..triton_kernels import cross_entropy
 
-    return cross_entropy.cross_entropy_forward(logits.contiguous(), labels.contiguous(), ignore_index)
+    return cross_entropy.cross_entropy_forward(_triton.whole_rows(logits), labels.contiguous(), ignore_index)
 
 
 def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -22,8 +22,8 @@ def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Te
 def _backward(dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
     from ..triton_kernels import cross_entropy
 
-    given = (t.contiguous() for t in (dloss, logits, labels, lse))
-    return cross_entropy.cross_entropy_backward(*given, ignore_index)
+    dloss, labels, lse = (t.contiguous() for t in (dloss, labels, lse))
+    return cross_entropy.cross_entropy_backward(dloss, _triton.whole_rows(logits), labels, lse, ignore_index)
 
 
 def _backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:

@@ -17,10 +17,11 @@ _BLOCK = 2048
 
 @kernel
 def _cross_entropy_fwd_kernel(
-    logits_ptr,  # (M, N)
+    logits_ptr,  # (M, N), rows stride_m apart
     labels_ptr,  # (M) int64
     loss_ptr,  # (M) fp32
     lse_ptr,  # (M) fp32
+    stride_m,
     N,
     ignore_index,
     BLOCK: tl.constexpr,
@@ -31,7 +32,7 @@ def _cross_entropy_fwd_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, N, BLOCK):
         columns = first + tl.arange(0, BLOCK)
-        x = tl.load(logits_ptr + row * N + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
+        x = tl.load(logits_ptr + row * stride_m + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
         higher = tl.maximum(m, x)
         # A lane that has only seen -inf stays at zero.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -40,7 +41,7 @@ def _cross_entropy_fwd_kernel(
     top = tl.max(m, 0)
     above = tl.log(tl.sum(total * tl.exp(m - top), 0))
     counts = label != ignore_index
-    x = tl.load(logits_ptr + row * N + tl.where(counts, label, 0)).to(tl.float32)
+    x = tl.load(logits_ptr + row * stride_m + tl.where(counts, label, 0)).to(tl.float32)
     # Not lse - x: a loss near 0 would be lost in the rounding of lse.
     tl.store(loss_ptr + row, tl.where(counts, above + (top - x), 0.0))
     tl.store(lse_ptr + row, top + above)
@@ -49,10 +50,11 @@ def _cross_entropy_fwd_kernel(
 @kernel
 def _cross_entropy_bwd_kernel(
     dloss_ptr,  # (M) fp32
-    logits_ptr,  # (M, N)
+    logits_ptr,  # (M, N), rows stride_m apart
     labels_ptr,  # (M) int64
     lse_ptr,  # (M) fp32
     dlogits_ptr,  # (M, N)
+    stride_m,
     N,
     ignore_index,
     BLOCK: tl.constexpr,
@@ -61,7 +63,7 @@ def _cross_entropy_bwd_kernel(
     label, lse = tl.load(labels_ptr + row), tl.load(lse_ptr + row)
     dloss = tl.where(label != ignore_index, tl.load(dloss_ptr + row), 0.0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + row * N + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits_ptr + row * stride_m + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
     dx = dloss * (tl.exp(x - lse) - tl.where(columns == label, 1.0, 0.0))
     # An ignored row is zero, whatever its logits are.
     dx = tl.where(label != ignore_index, dx, 0.0)
@@ -69,23 +71,24 @@ def _cross_entropy_bwd_kernel(
 
 
 def cross_entropy_forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """logits (M, N) contiguous, labels (M) -> loss (M) fp32, 0 where ignored; log sum exp (M) fp32."""
+    """logits (M, N), rows contiguous; labels (M) -> loss (M) fp32, 0 where ignored; log sum exp (M) fp32."""
     rows, columns = logits.shape
     loss, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(columns))
-        _cross_entropy_fwd_kernel[(rows,)](logits, labels, loss, lse, columns, ignore_index, BLOCK=block, num_warps=8)
+        sizes = (logits.stride(0), columns, ignore_index)
+        _cross_entropy_fwd_kernel[(rows,)](logits, labels, loss, lse, *sizes, BLOCK=block, num_warps=8)
     return loss, lse
 
 
 def cross_entropy_backward(dloss, logits, labels, lse, ignore_index: int) -> Tensor:
-    """-> dlogits (M, N), dtype of logits."""
+    """-> dlogits (M, N) contiguous, dtype of logits."""
     rows, columns = logits.shape
-    dlogits = torch.empty_like(logits)
+    dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     if rows:
         block = min(_BLOCK, triton.next_power_of_2(columns))
         grid = (rows, triton.cdiv(columns, block))
         _cross_entropy_bwd_kernel[grid](
-            dloss, logits, labels, lse, dlogits, columns, ignore_index, BLOCK=block, num_warps=8
+            *(dloss, logits, labels, lse, dlogits, logits.stride(0), columns, ignore_index), BLOCK=block, num_warps=8
         )
     return dlogits

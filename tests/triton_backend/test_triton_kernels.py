@@ -152,6 +152,32 @@ def test_cross_entropy(dtype, rows, columns, reduction):
     check(cross_entropy, cross_entropy, [torch.randn(rows, columns) * 5], dtype)
 
 
+def test_cross_entropy_reads_rows_that_lie_apart():
+    """As those of a product that was filled up; between them lies what must not count."""
+    apart = torch.full((5, 16), float("nan"), device=DEVICE)
+    apart[:, :13] = torch.randn(5, 13, device=DEVICE)
+    labels, found = torch.tensor([0, 12, -100, 3, 5], device=DEVICE), []
+    for given in (apart[:, :13], apart[:, :13].contiguous()):
+        logits = given.detach().requires_grad_()
+        loss = ops.cross_entropy(logits, labels)
+        loss.backward()
+        found.append((loss.detach(), logits.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_products_with_a_vocabulary_are_of_whole_units():
+    """Other sizes are slow ones on a GPU. 1,030 features come out of 1,040, with the gradients of 1,030."""
+    leaves = [torch.randn(1024, 8), torch.randn(1030, 8), torch.randn(1030)]
+    check(ops.linear, ops.linear, leaves, torch.float16)
+    x, weight, bias = (leaf.to(DEVICE, torch.float16) for leaf in leaves)
+    assert ops.linear(x, weight, bias).stride() == (1040, 1)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        logits = ops.linear(x.float(), weight.float())
+    assert (logits.dtype, logits.stride()) == (torch.bfloat16, (1040, 1))
+    assert ops.linear(x[:1000], weight, bias).is_contiguous()  # where a copy of the weight would cost
+
+
 def test_a_loss_near_zero_is_not_lost_in_large_logits():
     labels = torch.zeros(4, dtype=torch.int64, device=DEVICE)
     logits = torch.tensor([[40.0 + step, 26.0, 25.0] for step in range(4)], device=DEVICE)
