@@ -6,8 +6,8 @@
 Forward reads a row of each table and writes out; backward gathers the rows again, so that nothing but two numbers a
 token is kept. dz is the gradient of all three rows. A table's is summed without atomics: tokens are sorted by id and
 each run of one id is summed. Stage one sums runs within chunks of 32 sorted tokens, each into the place of its first
-token; stage two, at the first token of every run, adds up the parts of its later chunks. A run of n tokens is so n / 32
-additions deep, which matters for segment ids (two of them) and [MASK].
+token; stage two, at the first token of every run, adds up the parts of its later chunks, 16 at a time. So a run of n
+tokens waits for memory n / 512 times, which matters for segment ids (two of them) and [MASK].
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .common import empty_rng, keep_bits, kernel, next_power_of_2, rows_per_prog
 from .layer_norm import mean_of, sum_rows, warps
 
 CHUNK = tl.constexpr(32)
+PARTS = 16  # of a run, added up at a time
 
 
 @triton.jit
@@ -172,6 +173,7 @@ def _sum_runs_kernel(
     T,
     N,
     padding_idx,
+    PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64)
@@ -185,11 +187,14 @@ def _sum_runs_kernel(
     inside = columns < N
     acc = tl.load(partial_ptr + place * N + columns, mask=inside, other=0.0)
     chunk = (place // CHUNK + 1) * CHUNK
-    same = (chunk < T) & (tl.load(ids_ptr + tl.minimum(chunk, T - 1)) == here)
-    while same:
-        acc += tl.load(partial_ptr + chunk * N + columns, mask=inside, other=0.0)
-        chunk += CHUNK
-        same = (chunk < T) & (tl.load(ids_ptr + tl.minimum(chunk, T - 1)) == here)
+    goes_on = (chunk < T) & (tl.load(ids_ptr + tl.minimum(chunk, T - 1)) == here)
+    while goes_on:
+        chunks = chunk + tl.arange(0, PARTS) * CHUNK
+        same = (chunks < T) & (tl.load(ids_ptr + chunks, mask=chunks < T, other=0) == here)
+        mask = same[:, None] & inside[None, :]
+        acc += tl.sum(tl.load(partial_ptr + chunks[:, None] * N + columns[None, :], mask=mask, other=0.0), 0)
+        chunk += PARTS * CHUNK
+        goes_on = (chunk < T) & (tl.load(ids_ptr + tl.minimum(chunk, T - 1)) == here)
     tl.store(dtable_ptr + here * N + columns, acc.to(dtable_ptr.dtype.element_ty), mask=inside)
 
 
@@ -240,5 +245,7 @@ def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | 
             dout, sorted_ids, order, partial, tokens, columns, BLOCK_N=256, num_warps=4
         )
         none = -1 if padding_idx is None else padding_idx
-        _sum_runs_kernel[(tokens, blocks)](sorted_ids, partial, dtable, tokens, columns, none, BLOCK_N=256, num_warps=4)
+        _sum_runs_kernel[(tokens, blocks)](
+            *(sorted_ids, partial, dtable, tokens, columns, none), PARTS=PARTS, BLOCK_N=256, num_warps=4
+        )
     return dtable

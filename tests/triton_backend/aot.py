@@ -107,7 +107,8 @@ def layer_settings(dtype: str = "bf16"):
         yield f"embedding_fwd {block}", embedding_kernels._embedding_fwd_kernel, dtype, flags, launch
         yield f"embedding_bwd {block}", embedding_kernels._embedding_bwd_kernel, dtype, flags, launch
     yield "lookup_bwd chunks", embedding_kernels._sum_chunks_kernel, dtype, {"BLOCK_N": 256}, {}
-    yield "lookup_bwd runs", embedding_kernels._sum_runs_kernel, dtype, {"BLOCK_N": 256}, {}
+    parts = {"PARTS": embedding_kernels.PARTS}
+    yield "lookup_bwd runs", embedding_kernels._sum_runs_kernel, dtype, {**parts, "BLOCK_N": 256}, {}
 
 
 def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str = "bf16"):

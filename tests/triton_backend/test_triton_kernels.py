@@ -202,6 +202,18 @@ def test_embedding(dtype, dropout):
     check(embedding, embedding, leaves, dtype)
 
 
+def test_a_table_of_few_rows_gets_the_sums_of_long_runs():
+    """Chunks of 32 tokens, 16 at a time: runs that end within, at and beyond them."""
+    from fastbert.triton_kernels import embedding as kernels
+
+    whole = kernels.CHUNK.value * kernels.PARTS
+    ids = torch.tensor([0] * (whole + 33) + [1] * 70 + [2], device=DEVICE)
+    ids = ids[torch.randperm(ids.numel(), device=DEVICE)]
+    dout, table = torch.randn(ids.numel(), 8, device=DEVICE), torch.zeros(4, 8, device=DEVICE)
+    truth, same = (torch.zeros_like(x[:4]).index_add_(0, ids, x) for x in (dout.double(), dout))
+    assert_close(kernels.table_gradient(dout, ids, table), truth, same, gradient=True)
+
+
 def test_an_id_that_is_no_row_is_noticed_and_reads_nothing():
     tables = [torch.randn(rows, 16, device=DEVICE) for rows in (9, 2, 40)]
     weight, bias = torch.ones(16, device=DEVICE), torch.zeros(16, device=DEVICE)
