@@ -154,7 +154,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             InputError: it is another optimiser's.
         """
         for group in state_dict["param_groups"]:
-            if missing := self.defaults.keys() - group.keys():
+            # torch adds one of its own to the defaults, not to the groups, of what has loaded a state before.
+            if missing := self.defaults.keys() - group.keys() - {"differentiable"}:
                 raise InputError(
                     f"expected the state_dict of a fastbert.optim.{type(self).__name__}, got one whose groups have no "
                     f"{', '.join(sorted(missing))}"

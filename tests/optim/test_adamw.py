@@ -235,6 +235,16 @@ def test_a_model_of_another_dtype_goes_on_with_the_state(optimizer_class, dtype,
         torch.testing.assert_close(optimizers[1].state[q].get("master", q).double(), p.double(), rtol=1e-6, atol=1e-7)
 
 
+def test_a_state_may_be_loaded_again():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = AdamW([p])
+    for step in range(3):
+        p.grad = torch.full_like(p, step)
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert optimizer.state[p]["step"] == 3
+
+
 def test_another_optimisers_state_is_refused():
     (p, *_) = params = random_pair(1, torch.float32)
     feed(params, 0)
