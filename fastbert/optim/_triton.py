@@ -137,7 +137,8 @@ class _Prepared:
         ]
         self.rates = _upload(self.numbers, torch.float32, rows.device)
         self.hyper = _upload(logs, torch.float64, rows.device)
-        self.layouts: set[tuple] = set()
+        # By layout, what the kernels read of it: a graph's replays do for as long as this is here.
+        self.layouts: dict[tuple, tuple[Tensor, Tensor]] = {}
         self._places: list[list[int]] | None = None
         self._table: Tensor | None = None
         self._spare: tuple[Tensor, Tensor] | None = None
@@ -169,7 +170,6 @@ class _Prepared:
         """What a layout needs in device memory is there, or may be made now."""
         if layout not in self.layouts and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise BackendError("a captured step on the device must have the gradients of the step that ran before it")
-        self.layouts.add(layout)
 
 
 @_dispatch.register("device_step", "triton", available=_triton.why_missing, accepts=_accepts_device)
@@ -202,6 +202,7 @@ def step_on_device(
     layout = (tuple(kinds), tuple(row[5] for row in places))
     prepared.check(layout, rows.device)
     tables = kernels.Tables(*layout, prepared.places(places, rows.device), prepared.rates, _aligned(places))
+    prepared.layouts.setdefault(layout, (tables.chunks, tables.bounds))
     partial = kernels.square_sums(tables)
     control = kernels.control(tables, partial, prepared.hyper, lr, grad_scale, max_norm, most_norm)
     (update or getattr(kernels, kind))(tables, control)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import weakref
 
 import pytest
 import torch
@@ -279,6 +280,20 @@ def test_a_parameter_without_gradient_stays_and_does_not_count(backend):
         assert (optimizer.state[p]["step"], optimizer.state[still]["step"]) == (1, 0)
         assert torch.equal(still.detach(), torch.ones_like(still))
         assert not torch.equal(p.detach(), torch.ones_like(p))
+
+
+def test_what_a_captured_step_reads_outlives_other_optimisers():
+    """The cache of layouts forgets one after 32 others."""
+    p = torch.nn.Parameter(torch.ones(7, device=DEVICE))
+    p.grad = torch.ones_like(p)
+    optimizer = AdamW([p])
+    device_step(optimizer, torch.full((1,), 0.1, device=DEVICE))
+    chunks, bounds, *_ = kernels._layout(((torch.float32,) * 2,), (7,), p.device)
+    read = [weakref.ref(t) for t in (chunks, bounds)]
+    assert kernels._layout.cache_info().hits > 0
+    del chunks, bounds
+    kernels._layout.cache_clear()
+    assert all(t() is not None for t in read)
 
 
 def test_rates_must_be_numbers_on_the_device():
