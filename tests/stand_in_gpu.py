@@ -194,7 +194,7 @@ if os.environ.get(ENVIRONMENT):
             ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 1 << 20
         ),
         **dict.fromkeys(("_lazy_init", "init", "set_device", "empty_cache", "reset_peak_memory_stats"), None),
-        **dict.fromkeys(("manual_seed", "manual_seed_all"), None),
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "_sleep"), None),
     }
     for _name, _value in _FOUND.items():
         setattr(torch.cuda, _name, lambda *_args, _value=_value, **_options: _value)

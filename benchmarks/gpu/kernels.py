@@ -21,23 +21,34 @@ SDPA = {
 }
 
 
+# A second of the fastest clock, by which `torch.cuda._sleep` counts.
+_CYCLES = 2e9
+
+
 def where(dry: bool) -> tuple[str, torch.dtype]:
     """The device and what numbers are on it: a GPU's bf16. A rehearsal without a GPU is on the CPU, in fp32."""
     return ("cuda", torch.bfloat16) if torch.cuda.is_available() or not dry else ("cpu", torch.float32)
 
 
 def milliseconds(function: Callable, dry: bool, repeats: int = 20) -> float:
-    """Median time of a call, the second-level cache flushed before each."""
+    """Median time of the device for a call, the second-level cache flushed before each."""
     if where(dry)[0] == "cpu":
         began = time.perf_counter()
         function()
         return 1e3 * (time.perf_counter() - began)
     flush = torch.empty(1 << 10 if dry else 64 << 20, dtype=torch.int32, device="cuda")
-    for _ in range(0 if dry else 3):
+    host = 0.0
+    for _ in range(0 if dry else 4):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
         function()
+        host = time.perf_counter() - began
+    # The device is kept busy until all of a call is on its way, so that it never waits for the host in between.
+    ahead = int(min(1.5 * host, 0.2) * _CYCLES)
     taken = []
     for _ in range(1 if dry else repeats):
         flush.zero_()
+        torch.cuda._sleep(ahead)
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         first.record()
         function()

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import fastbert
 from fastbert.bench import gpu
@@ -170,6 +173,37 @@ def test_tests_on_a_gpu_run_side_by_side(monkeypatch):
     monkeypatch.setattr(checks.subprocess, "run", note)
     checks.kernel_tests(False)
     assert "-n" in commands[0]
+
+
+def test_a_kernel_is_measured_by_the_time_of_the_device(monkeypatch):
+    """A call that takes the host 10 ms to make and a device 1 ms to do, in two parts."""
+    monkeypatch.syspath_prepend(str(SUITE))
+    import kernels
+
+    done = [0.0]  # when the device has done what it was given
+
+    def give(seconds: float) -> float:
+        done[0] = max(done[0], time.perf_counter()) + seconds
+        return done[0]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+        def record(self) -> None:
+            self.at = give(0)
+
+        def elapsed_time(self, later) -> float:
+            return 1e3 * (later.at - self.at)
+
+    def call() -> None:
+        for _ in range(2):
+            time.sleep(0.005)
+            give(0.0005)
+
+    device = {"Event": Event, "synchronize": lambda: None, "_sleep": lambda cycles: give(cycles / kernels._CYCLES)}
+    for name, function in device.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: SimpleNamespace(zero_=lambda: give(0.0001)))
+    assert kernels.milliseconds(call, False, repeats=3) == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_script_builds_for_the_python_that_it_runs(tmp_path):
