@@ -39,3 +39,21 @@ def round_casts(monkeypatch) -> None:
         return bits.view(f"uint{8 * bits.itemsize}").reshape(data.shape)
 
     monkeypatch.setattr(interpreter, "_convert_float", rounding)
+
+
+def multiply_bf16(monkeypatch) -> None:
+    """The interpreter multiplies the bits of bfloat16 as integers; a GPU its numbers, which float32 holds."""
+    from triton import language
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot = InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.dtype.scalar is not language.bfloat16:
+            return handle
+        bits = torch.from_numpy(np.ascontiguousarray(handle.data).view(np.int16))
+        return TensorHandle(bits.view(torch.bfloat16).float().numpy(), language.float32)
+
+    monkeypatch.setattr(
+        InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+    )
