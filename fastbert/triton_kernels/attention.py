@@ -28,9 +28,11 @@ def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
     if max_seqlen <= 64:
         return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCKS": 1, "num_warps": 4, "num_stages": 1}
     if max_seqlen <= WHOLE_ROWS:
-        rows = 128 if max_seqlen <= 128 and head_dim <= 64 else 64
+        # With one block of keys nothing is loaded ahead within a program: other programs must fill its waits, and of
+        # four warps several fit on a multiprocessor.
         blocks = triton.cdiv(max_seqlen, 128)
-        return {"BLOCK_M": rows, "BLOCK_N": 128, "BLOCKS": blocks, "num_warps": 8, "num_stages": 1}
+        warps = 4 if blocks == 1 else 8
+        return {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCKS": blocks, "num_warps": warps, "num_stages": 1}
     if head_dim <= 64:
         return {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
     return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}

@@ -1,8 +1,8 @@
 """Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
 
 ``python tests/triton_backend/aot.py`` prints the table of what each needs: registers, shared memory, spilled bytes,
-matrix instructions, and divisions and roots that are not rounded correctly. The test beside it holds the table to
-limits.
+matrix instructions, divisions and roots that are not rounded correctly, and how many programs a multiprocessor holds.
+The test beside it holds the table to limits.
 """
 
 from __future__ import annotations
@@ -55,12 +55,22 @@ class Resources:
     hmma: int
     hgmma: int
     approximate: int
+    warps: int
+
+    @property
+    def resident(self) -> int:
+        """How many programs a multiprocessor holds at a time: by its 65,536 registers, of which a thread takes a
+        multiple of 8, its 64 warps, and its shared memory.
+        """
+        registers = -(-self.registers // 8) * 8 * 32 * self.warps
+        shared = {80: 164, 90: 228}[self.arch] * 1024 // (self.shared + 1024)
+        return min(65536 // registers, 64 // self.warps, shared)
 
     @property
     def row(self) -> str:
         return (
             f"| {self.name} | sm_{self.arch} | {self.registers} | {self.shared / 1024:.1f} | {self.spills} "
-            f"| {self.hmma} | {self.hgmma} | {self.approximate} |"
+            f"| {self.hmma} | {self.hgmma} | {self.approximate} | {self.resident} |"
         )
 
 
@@ -218,6 +228,7 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
         hmma=len(re.findall(r"\bHMMA", code)),
         hgmma=len(re.findall(r"\bHGMMA", code)),
         approximate=len(re.findall(r"\b(?:div\.full|sqrt\.approx)", built.asm["ptx"])),
+        warps=built.metadata.num_warps,
     )
 
 
@@ -233,7 +244,7 @@ def table() -> list[Resources]:
 
 
 if __name__ == "__main__":
-    print("| kernel, bf16 where not said otherwise | | registers | shared KiB | stack | HMMA | HGMMA | inexact |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| kernel, bf16 where not said | | registers | shared KiB | stack | HMMA | HGMMA | inexact | resident |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for one in table():
         print(one.row)

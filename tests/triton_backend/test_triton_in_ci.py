@@ -42,13 +42,15 @@ def test_every_shipped_setting_compiles_without_spills_and_uses_the_matrix_units
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[2:]]
     assert len(rows) == 63 + 73, "settings for sm_80, and for sm_90 those in 8 bits too"
     limits = {"sm_80": 163, "sm_90": 227}  # KiB of shared memory that a block may have (CUDA guide, table 27)
-    for name, arch, registers, shared, stack, hmma, hgmma, approximate in rows:
+    for name, arch, registers, shared, stack, hmma, hgmma, approximate, resident in rows:
         if name.startswith(("layer_norm", "embedding")):
             assert int(approximate) == 0, f"{name} rounds otherwise than the interpreter, which the tests run in"
         assert int(registers) <= 255, name
         assert float(shared) <= limits[arch], name
         if arch == "sm_90":
             assert int(stack) == 0, f"{name} spills {stack} bytes a thread"
+        if name.startswith("attention_fwd") and name.split()[2] in ("S=64", "S=128"):
+            assert int(resident) > 1, f"nothing fills the waits of {name}"
         if name.startswith("attention"):
             assert int(hgmma if arch == "sm_90" else hmma) > 0, f"{name} does not use the matrix units of {arch}"
 
