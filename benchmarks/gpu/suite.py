@@ -21,6 +21,7 @@ import checks
 import cuda_kernels
 import fp8_kernels
 import kernels
+import settings
 import steps
 
 from fastbert.bench import gpu
@@ -176,6 +177,10 @@ def parts(results: Results, histogram, dry: bool) -> dict:
         for tool in ("memcheck", "racecheck"):
             results.measure(f"check compute-sanitizer {tool}", checks.sanitizer, tool, dry)
 
+    def of_settings() -> None:
+        for name, function in settings.measurements(dry):
+            results.measure(f"setting {name}", function)
+
     return {
         "ceilings": lambda: results.measure("ceilings", kernels.ceilings, dry),
         "checks": correctness,
@@ -183,6 +188,7 @@ def parts(results: Results, histogram, dry: bool) -> dict:
         "kernels": of_kernels,
         "inference": inference,
         "sanitizer": sanitizer,
+        "settings": of_settings,
     }
 
 

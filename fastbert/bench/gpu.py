@@ -83,6 +83,7 @@ _PARTS = {
         "forward GB/s",
         "of ceiling",
     ),
+    "setting": ("ms", "TFLOP/s"),
 }
 
 

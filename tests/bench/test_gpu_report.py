@@ -30,6 +30,7 @@ ROWS = [
     {"name": "inference base 128 fastbert", "sequences/s": 20000.0, "tokens/s": 2560000.0, "largest error": 0.03},
     {"name": "kernel gelu fastbert", "forward ms": 0.125, "forward + backward ms": 0.5, "forward GB/s": 3500.0,
      "of ceiling": 0.875},
+    {"name": "setting attention forward S=512 shipped", "ms": 1.25, "TFLOP/s": 210.0},
     {"name": "check kernels", "summary": "99 passed", "failed": [], "rc": 0},
     {"name": "check repeats", "runs": 250, "different": ["gelu"]},
     {"name": "check compute-sanitizer memcheck", "skipped": "it is not there"},
@@ -49,6 +50,7 @@ def test_a_document_and_its_table(tmp_path):
         "| large mix transformers sdpa | RuntimeError: out of memory | | | | | | |",
         "| base 128 fastbert | 20,000 | 2,560,000 | 0.03 |",
         "| gelu fastbert | 0.125 | 0.5 | 3,500 | 87.5 % |",
+        "| attention forward S=512 shipped | 1.25 | 210 |",
         "| kernels | 99 passed |",
         "| repeats | **failed**: gelu |",
         "| compute-sanitizer memcheck | it is not there |",
@@ -124,6 +126,15 @@ def test_the_suite_rehearses_and_goes_on_where_it_was(suite, tmp_path, capsys):
     assert [len(list((written / "none").glob(f"*.{kind}"))) for kind in ("json", "md")] == [1, 1]
     with pytest.raises(SystemExit, match="--only knows ceilings, checks, training"):
         suite(tmp_path, "--only", "speed")
+
+
+def test_other_settings_of_attention_are_rows(suite, tmp_path):
+    suite(tmp_path, "--only", "settings")
+    rows = [json.loads(line) for line in (tmp_path / "rehearsal" / "results.jsonl").read_text().splitlines()][1:]
+    assert not [row for row in rows if "error" in row]
+    names = {row["name"] for row in rows if row["ms"] > 0}
+    assert "setting attention forward S=512 M=64 N=64 warps=4 stages=3" in names
+    assert {f"setting attention backward S={n} shipped" for n in (128, 512)} <= names
 
 
 def test_time_that_went_before_is_of_the_budget(suite, tmp_path, capsys):
