@@ -77,7 +77,9 @@ class Squad(Task):
             wanted, got = f"{shorten(text)!r} at character {start} of its context", None
             if not text.strip():
                 wanted, got = "an answer with a text", text
-            elif start >= 0:
+            elif start < 0:
+                wanted = f"the character where {shorten(text)!r} begins in its context under 'answer_start'"
+            else:
                 got = row.texts[1][start : start + len(text)]
             self.bad_rows.refuse(f"{path}, question {row.id}: expected {wanted}, got {shorten(repr(got))}")
         return kept

@@ -226,9 +226,9 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
 
 
 def _start(value: Any) -> int:
-    """Tables with gaps have their whole numbers as 4.0."""
-    whole = type(value) is int or (type(value) is float and value.is_integer())
-    return int(value) if whole else -1
+    """Tables with gaps have their whole numbers as 4.0, TQuAD (Turkish) has them as texts."""
+    digits = str(value).removesuffix(".0")
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:

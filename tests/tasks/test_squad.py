@@ -207,9 +207,16 @@ def test_questions_from_standard_input(tmp_path, monkeypatch):
         read(lines.replace("context", "text").replace("text", "context", 1))
 
 
-def test_starts_as_tables_with_gaps_have_them(tmp_path):
-    value = squad(("q", "what is bad", [("book was", 23.0), ("book", 23.5), ("was", "28")]))
-    assert registry.get("squad1").read(write(tmp_path, value))[0].label.starts == (23, -1, -1)
+def test_starts_as_tables_with_gaps_and_as_tquad_have_them(tmp_path):
+    starts = [23.0, "28", "28.0", 23.5, "-1", "", None, True]
+    value = squad(("q", "what is bad", [("was", start) for start in starts]))
+    task = registry.get("squad1")
+    [row] = task.read(write(tmp_path, value))
+    assert row.label.starts == (23, 28, 28, -1, -1, -1, -1, -1)
+    assert task.for_training([row], "f.json") == [row]
+    value = squad(("q", "what is bad", [("was", None)]))
+    with pytest.raises(DataError, match="question q: expected the character where 'was' begins in its context under "):
+        task.for_training(task.read(write(tmp_path, value)), "f.json")
 
 
 def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenizer):
