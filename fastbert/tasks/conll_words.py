@@ -14,6 +14,7 @@ from .tagging import LETTERS, is_tag
 _LANGUAGE = re.compile(r"[a-z][a-z-]{1,11}:(?!//)")
 _WITH_COMMAS = re.compile(r".*,(O|[BI]-[^,]+)")
 _PART = re.compile(r"\d+[-.]\d+")
+_TYPE = re.compile(r"(?![A-Za-z]([\W_]|$))\w[\w/&.-]+(?<![\W_][A-Za-z])")
 
 
 Lines = Sequence[Sequence[tuple[int, str]]]
@@ -68,9 +69,10 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
 
 
 def check_tags(path: str, lines: Lines, columns: Columns) -> None:
-    """Raises DataError for tags of BMES, as Chinese data sets have them: IOBES with M- in place of I-. Arguments are
-    those of `check_words`."""
+    """Raises DataError for tags of BMES, as Chinese data sets have them: IOBES with M- in place of I-; and for types
+    alone, as Stanford's NER and HAREM have them. Arguments are those of `check_words`."""
     seen = {of_line[-1][:2] for sentence in columns for of_line in sentence if len(of_line) > 1}
+    _check_types(path, lines, columns)
     if "M-" in seen and "I-" not in seen and seen & {"E-", "S-"}:
         pairs = zip(itertools.chain(*lines), itertools.chain(*columns), strict=True)
         number, tag = next((number, last) for (number, _), (*_, last) in pairs if last.startswith("M-"))
@@ -78,6 +80,28 @@ def check_tags(path: str, lines: Lines, columns: Columns) -> None:
             f"{path}, line {number}: expected tags of IOB, IOBES or BILOU, got {tag!r} of BMES; write I- for M- "
             r"(sed -E 's/([ \t])M-([^ \t]+)$/\1I-\2/' does)"
         )
+
+
+def _check_types(path: str, lines: Lines, columns: Columns) -> None:
+    """Raises DataError where most words are O, and all others have a type without a letter before or after it."""
+    tagged = [
+        (number, line, of_line[-1])
+        for numbered, sentence in zip(lines, columns, strict=True)
+        for (number, line), of_line in zip(numbered, sentence, strict=True)
+        if len(of_line) > 1
+    ]
+    typed = [found for found in tagged if found[-1] != "O"]
+    # One alone is a slip of the pen, which is its sentence's.
+    if len(typed) < 2 or 2 * len(typed) > len(tagged) or not all(_TYPE.fullmatch(last) for *_, last in typed):
+        return
+    number, line, last = typed[0]
+    # A line whose last column awk sets is put together anew.
+    begin = r'BEGIN {FS = OFS = "\t"} ' if "\t" in line else ""
+    awk = rf"""awk '{begin}NF > 1 && $NF !~ /^O\r?$/ {{$NF = "I-" $NF}} {{print}}'"""
+    raise DataError(
+        f"{path}, line {number}: expected tags such as I-{last}, got {last!r}; "
+        f"put a letter before every type ({awk} does)"
+    )
 
 
 def _is_any_tag(text: str) -> bool:

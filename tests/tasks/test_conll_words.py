@@ -118,3 +118,27 @@ def test_bmes_is_refused_with_what_makes_iobes_of_it(tmp_path):
     assert found == words
     with pytest.raises(DataError, match="line 2: expected the tag O, B-TYPE or I-TYPE, got 'M-LOC'"):
         read(path, "a I-LOC\nb M-LOC\n")
+
+
+@pytest.mark.parametrize("tab", ["\t", " "])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_types_alone_are_refused_with_what_makes_iob_of_them(tmp_path, tab, end):
+    """Stanford's NER and the Portuguese HAREM have them."""
+    lines = ["-DOCSTART-", "", "The_O", "Bonn_LOC", "Bonn_LOC", "is_O", "", "Ja_O", "O_O", "Ann_PERS"]
+    path, text = tmp_path / "f.tsv", end.join(line.replace("_", tab) for line in [*lines, ""])
+    with pytest.raises(DataError, match="line 4: expected tags such as I-LOC, got 'LOC'; put a letter") as refused:
+        read(path, text)
+    command = re.search(r"\((awk .*) does\)", str(refused.value))[1]
+    mended = subprocess.run(["bash", "-c", f"{command} {path}"], capture_output=True, check=True).stdout.decode()
+    first, second = (
+        (("The", "Bonn", "Bonn", "is"), ("O", "I-LOC", "I-LOC", "O")),
+        (("Ja", "O", "Ann"), ("O", "O", "I-PERS")),
+    )
+    assert read(path, mended) == [first, second]
+    assert [words for words, _ in read(path, text, predicting=True)] == [first[0], second[0]]
+
+
+@pytest.mark.parametrize("tag", ["B_LOC", "LOC-B", "B", "I.LOC"])
+def test_other_letters_are_no_types(tmp_path, tag):
+    with pytest.raises(DataError, match=f"line 2: expected the tag O, B-TYPE or I-TYPE, got '{re.escape(tag)}'"):
+        read(tmp_path / "f.txt", f"a O\nb {tag}\nc O\n\nd I-LOC\n" if tag == "B" else f"a O\nb {tag}\nc O\n")
