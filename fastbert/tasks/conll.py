@@ -65,7 +65,7 @@ def _blocks(path: str | os.PathLike, documents: bool = True) -> Iterator[_Block]
     block, unread = _Block([], None, None), BadRows(skip=True)
     for number, line in read_lines(path, unread):
         _mark_broken(block, unread)
-        if not line.strip(" \t"):
+        if not line.strip(" \t\ufeff"):  # WNUT17's dev file ends in a byte-order mark
             whole = bool(block.lines or block.broken)
             if whole:
                 yield block

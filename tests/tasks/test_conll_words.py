@@ -142,3 +142,9 @@ def test_types_alone_are_refused_with_what_makes_iob_of_them(tmp_path, tab, end)
 def test_other_letters_are_no_types(tmp_path, tag):
     with pytest.raises(DataError, match=f"line 2: expected the tag O, B-TYPE or I-TYPE, got '{re.escape(tag)}'"):
         read(tmp_path / "f.txt", f"a O\nb {tag}\nc O\n\nd I-LOC\n" if tag == "B" else f"a O\nb {tag}\nc O\n")
+
+
+def test_a_line_of_a_byte_order_mark_alone_is_empty(tmp_path):
+    """WNUT17's dev file ends in one, and so does the first of two files with such marks that were joined."""
+    rows = read(tmp_path / "f.txt", "\ufeffThe\tO\nBonn\tB-LOC\n\ufeff\nJa\tO\n\n\ufeff\n")
+    assert rows == TWO
