@@ -25,6 +25,7 @@ from .crc32c import crc32c, masked
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 _TRAILER = 5  # kind of compression, masked checksum
+_PLAIN, _SNAPPY = 0, 1
 _MAX_INDEX_BYTES = 64 << 20
 _MAX_SHARDS = 4096
 _RESTART_EVERY = 16
@@ -103,7 +104,7 @@ def read_index(path) -> tuple[int, dict[str, Entry]]:
     """The number of data files, and name -> entry, of an index file.
 
     Raises:
-        CheckpointError: damaged, compressed, big-endian, or a tensor cut in slices.
+        CheckpointError: damaged, compressed in another way than Snappy's, big-endian, or a tensor cut in slices.
     """
     from google.protobuf.message import DecodeError
 
@@ -173,11 +174,13 @@ def _block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byte
     trailer = content[offset + size : offset + size + _TRAILER]
     if len(block) != size or len(trailer) != _TRAILER or size < 4:
         raise ValueError("a block ends outside the file")
-    if trailer[0] != 0:
-        raise ValueError("its blocks are compressed, which checkpoints' are not")
+    if trailer[0] not in (_PLAIN, _SNAPPY):
+        raise ValueError(f"its blocks are compressed in a way that TensorFlow does not know, number {trailer[0]}")
     if masked(crc32c(trailer[:1], crc32c(block))) != struct.unpack("<I", trailer[1:])[0]:
         raise ValueError("the checksum of a block differs")
-    end = size - 4 - 4 * struct.unpack("<I", block[-4:])[0]
+    if trailer[0] == _SNAPPY:
+        block = _unpacked(block)
+    end = len(block) - 4 - 4 * struct.unpack("<I", block[-4:])[0]
     at, key = 0, b""
     while at < end:
         shared, at = _varint(block, at)
@@ -188,6 +191,37 @@ def _block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byte
         key = key[:shared] + block[at : at + fresh]
         yield key, block[at + fresh : at + fresh + length]
         at += fresh + length
+
+
+def _unpacked(block: bytes) -> bytes:
+    """The content of a block in Snappy's format (google/snappy, format_description.txt): its length, then pieces, each
+    given byte for byte or as a copy of what came before. Some builds of TensorFlow write indices so."""
+    size, at = _varint(block, 0)
+    if not 4 <= size <= _MAX_INDEX_BYTES:
+        raise ValueError(f"a compressed block says that it has {size} bytes")
+    out = bytearray()
+    while at < len(block) and len(out) < size:
+        tag, at = block[at], at + 1
+        kind, length = tag & 3, (tag >> 2) + 1
+        if kind == 0:
+            if length > 60:  # too long for the tag: it follows, in 1 to 4 bytes
+                width = length - 60
+                length, at = int.from_bytes(block[at : at + width], "little") + 1, at + width
+            out += block[at : at + length]
+            at += length
+            continue
+        width, back = (1, 2, 4)[kind - 1], 0
+        if kind == 1:
+            length, back = (tag >> 2 & 7) + 4, tag >> 5 << 8
+        back, at = back + int.from_bytes(block[at : at + width], "little"), at + width
+        if not 0 < back <= len(out):
+            raise ValueError("a compressed block copies what is not there")
+        # A copy may be longer than what it begins with: it goes round then.
+        copied = out[len(out) - back : len(out) - back + length]
+        out += (copied * -(-length // len(copied)))[:length]
+    if len(out) != size or at != len(block):
+        raise ValueError("a compressed block has another length than it says")
+    return bytes(out)
 
 
 def shard_path(prefix, shard: int, num_shards: int) -> Path:

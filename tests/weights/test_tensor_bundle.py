@@ -14,6 +14,7 @@ from tf_bundle import write_bundle
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.interop.convert import convert
+from fastbert.weights import tensor_bundle
 from fastbert.weights.crc32c import crc32c, masked
 from fastbert.weights.tensor_bundle import index_bytes, read_bundle, read_index, shard_path
 
@@ -144,12 +145,67 @@ def test_a_number_of_files_that_lies_is_refused(shards, tmp_path):
         read_bundle(tmp_path / "b.ckpt")
 
 
-def test_compressed_blocks_are_named(tmp_path):
+def test_blocks_compressed_by_snappy_are_read(tmp_path, monkeypatch):
+    """The index of CoVBERT is published so, and TensorFlow reads it."""
+    codec = pytest.importorskip("pyarrow").Codec("snappy")
+    append = tensor_bundle._append_block
+
+    def append_compressed(out: bytearray, rows: list, restart_every: int) -> bytes:
+        plain = bytearray()
+        append(plain, rows, restart_every)
+        packed = codec.compress(bytes(plain[:-5]), asbytes=True)
+        handle = tensor_bundle._number(len(out)) + tensor_bundle._number(len(packed))
+        out += packed + b"\1" + struct.pack("<I", masked(crc32c(b"\1", crc32c(packed))))
+        return handle
+
+    names = [f"bert/encoder/layer_{i}/attention/self/{part}/kernel" for i in range(12) for part in ("key", "query")]
+    entries = {name: _entry(offset=16 * i) for i, name in enumerate(sorted(names))}
+    plain = index_bytes(entries)
+    monkeypatch.setattr(tensor_bundle, "_append_block", append_compressed)
+    compressed = index_bytes(entries)
+    assert len(compressed) < len(plain)
+    (tmp_path / "b.ckpt.index").write_bytes(compressed)
+    assert read_index(tmp_path / "b.ckpt.index") == (1, entries)
+
+
+SNAPPY = b"\x08abc\x11\x03\xf0\x3c" + bytes(range(61)) + b"\x0a\x3d\x00\x03\x48\0\0\0"  # pieces of all kinds
+UNPACKED = b"abc" + b"abcabcab" + bytes(range(61)) + b"\0\1\2" + b"a"
+
+
+def test_the_kinds_of_pieces_that_snappy_has():
+    assert tensor_bundle._unpacked(bytes([len(UNPACKED)]) + SNAPPY) == UNPACKED
+    assert (
+        pytest.importorskip("pyarrow")
+        .Codec("snappy")
+        .decompress(bytes([len(UNPACKED)]) + SNAPPY, len(UNPACKED), asbytes=True)
+        == UNPACKED
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (bytes([len(UNPACKED) + 1]) + SNAPPY, "another length"),
+        (bytes([len(UNPACKED) - 1]) + SNAPPY, "another length"),
+        (bytes([len(UNPACKED)]) + SNAPPY[:-1], "copies what is not there|another length"),
+        (bytes([len(UNPACKED)]) + SNAPPY + b"\0", "another length"),
+        (b"\x08\x08abc\x11\x04", "copies what is not there"),
+        (b"\x08\x08abc\x11\x00", "copies what is not there"),
+        (b"\xff\xff\xff\xff\x0f\x08abc", "says that it has 4294967295 bytes"),
+        (b"\x00", "says that it has 0 bytes"),
+    ],
+)
+def test_compressed_blocks_that_lie_are_refused(block, reason):
+    with pytest.raises(ValueError, match=reason):
+        tensor_bundle._unpacked(block)
+
+
+def test_blocks_compressed_otherwise_are_named(tmp_path):
     content = bytearray(index_bytes({"v": _entry()}))
-    # The trailer of the first block: mark it as snappy's, with a checksum that agrees.
+    # The trailer of the first block: mark it as LevelDB's Zstandard, with a checksum that agrees.
     size = content.index(struct.pack("<I", 1)) + 4
-    content[size] = 1
-    content[size + 1 : size + 5] = struct.pack("<I", masked(crc32c(b"\1", crc32c(bytes(content[:size])))))
+    content[size] = 2
+    content[size + 1 : size + 5] = struct.pack("<I", masked(crc32c(b"\2", crc32c(bytes(content[:size])))))
     (tmp_path / "b.ckpt.index").write_bytes(content)
-    with pytest.raises(CheckpointError, match="compressed"):
+    with pytest.raises(CheckpointError, match="compressed in a way that TensorFlow does not know, number 2"):
         read_bundle(tmp_path / "b.ckpt")
