@@ -46,9 +46,11 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
     # Of two columns the second may be the tags of words that are numbers; GermEval's test file has no tags.
     words_behind = width > 2 or (width == 2 and 2 * sum(_is_any_tag(last) for *_, last in found) < len(found))
     if words_behind and _numbered(columns):
-        # GermEval's last column has the entities within others.
-        inner = width == 4 and all(len(of_line) == 4 and _is_any_tag(of_line[-2]) for of_line in found)
-        cut = "cut -f 2,3 keeps words and outer entities" if inner else "cut -f 2- does"
+        # Behind the tags GermEval has those of entities within others, Universal NER who annotated them.
+        tags = next(
+            (i for i in range(2, width) if all(of_line[i : i + 1] and _is_any_tag(of_line[i]) for of_line in found)), 0
+        )
+        cut = f"cut -f 2,{tags + 1} keeps words and entities" if 0 < tags < width - 1 else "cut -f 2- does"
         raise DataError(
             f"{where} the word in the first column, got the numbers of words in every sentence; leave that column out "
             f"(grep -v '^#' FILE | {cut})"

@@ -17,6 +17,7 @@ GERMEVAL = (
     "#\thttp://de.wikipedia.org/wiki/X [2009-10-17]\n1\tThe\tO\tO\n2\tBonn\tB-LOC\tB-ORG\n\n#\tx [1]\n1\tJa\tO\tO\n"
 )
 CONLL_U = "# sent_id = 1\n# text = The Bonn\n1\tThe\tO\n2\tBonn\tB-LOC\n\n# text = Ja\n1\tJa\tO\n"
+UNER = "# sent_id = 1\n# text = The Bonn\n1\tThe\tO\t-\t-\n2\tBonn\tB-LOC\t-\ts\n\n# text = Ja\n1\tJa\tO\tO#O\ts\n"
 WIKIANN = "en:The\tO\nen:Bonn\tB-LOC\n\nen:Ja\tO\n"
 MIT = "O\tThe\nB-LOC\tBonn\n\nO\tJa\n"
 TWO = [(("The", "Bonn"), ("O", "B-LOC")), (("Ja",), ("O",))]
@@ -36,6 +37,7 @@ def read(path, content, predicting=False):
         (WIKINEURAL, 1, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2-"),
         (GERMEVAL, 2, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2,3"),
         (CONLL_U, 3, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2-"),
+        (UNER, 3, "got the numbers of words in every sentence", "grep -v '^#' FILE | cut -f 2,3"),
         (WIKIANN, 1, "got 'en:' before every word", "sed 's/^en://'"),
         (MIT, 1, "and its tag in the last, got tags in the first", "awk 'NF {print $2, $1; next} {print}'"),
     ],
