@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .bad_rows import called, numbered
@@ -86,6 +86,12 @@ def id_names(task: TextTask) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("idx", task.id_column, "index", "id")))
 
 
+def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
+    """Which of a file's columns names its rows; None where they are numbered."""
+    of_source = bool(task.source_columns) and set(task.source_columns) <= set(columns)
+    return next((name for name in id_names(task) if name in columns and not (of_source and name == "id")), None)
+
+
 def _table(
     task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, dict[str, str] | None]] | None:
@@ -104,8 +110,8 @@ def _table(
     lone = len(header) < 2 and not path.lower().endswith(".csv")
     if form is None or lone or official:
         return None
-    used = [next((name for name in names if name in header), form[0]) for names in (_labels(task), id_names(task))]
-    check_once((*form, *used), header, f"{path}, line {first[0]}")
+    used = {*form, next((name for name in _labels(task) if name in header), None), naming_column(task, header)}
+    check_once([name for name in header if name in used], header, f"{path}, line {first[0]}")
     if tabs:
         return _tab_records(lines, header)
     return csv_records([first, *lines], header)
@@ -143,8 +149,8 @@ def _row(task: TextTask, index: int, record: Record) -> Row:
     label = None if column is None else _label(task, values[column], record.names.get(column, ()))
     label = None if label is None else task.answer(label)
     task.check_texts(texts, labelled=label is not None)
-    name = next((values[name] for name in id_names(task) if name in values), index)
-    return Row(str(name).strip(), texts, label)
+    names = naming_column(task, values)
+    return Row(str(index if names is None else values[names]).strip(), texts, label)
 
 
 def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:

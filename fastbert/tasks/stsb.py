@@ -24,6 +24,7 @@ class STSB(Regression):
     text_columns = ("sentence1", "sentence2")
     similarity = True
     label_column = "score"
+    source_columns = ("genre", "filename", "year")  # KorSTS's files have such an id
     bare_columns = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
     extra_columns = True
     low, high = 0.0, 5.0

@@ -13,7 +13,7 @@ from ..errors import DataError, InputError
 from .bad_rows import called
 from .base import Example, LabelColumns, Row, Task
 from .encoding import encode_texts
-from .exported import exported_rows, id_names, read_table_of_hub, text_forms
+from .exported import exported_rows, id_names, naming_column, read_table_of_hub, text_forms
 from .files import atomic_write, of_rows, read_lines
 from .hub_files import Record, is_hub_file, read_records
 from .tables import check_once, read_table
@@ -35,6 +35,7 @@ class TextTask(Task):
         no_label: what data-set hubs write in its place in a test file.
         id_column: the column that names a row in the authors' files; one that `exported.id_names` has does so too, and
             without any rows are numbered from 0.
+        source_columns: of what a row was taken from; beside all of these ``id`` is the number of the row there.
         bare_columns: the columns of files without a header; empty where the task has none.
         extra_columns: rows of such files may have columns after the last of these.
         features: which features of a frozen model a BiLSTM is trained on (see `feature_classifier`); None to train a
@@ -48,6 +49,7 @@ class TextTask(Task):
     no_label: tuple[str, ...] = ("-1", "-1.0")
     similarity: bool = False
     id_column: str = "index"
+    source_columns: tuple[str, ...] = ()
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
     features: str | None = None
@@ -100,11 +102,9 @@ class TextTask(Task):
         texts_at = [table.position(column) for column in self.text_columns]
         self.label_columns = LabelColumns(table.where, (self.label_column,), table.header)
         label_at = table.position(self.label_column)
-        id_column = next((name for name in id_names(self) if name in table.columns), None)
-        id_at = None if id_column is None else table.position(id_column)
-        check_once(
-            [name for name in (self.label_column, id_column) if name in table.columns], table.header, table.where
-        )
+        names = naming_column(self, table.header)
+        id_at = None if names is None else table.position(names)
+        check_once([name for name in (self.label_column, names) if name in table.columns], table.header, table.where)
         if self.predicting and label_at is not None and table.header == self.bare_columns:
             self._check_bare(table.where, table.lines[0].fields[label_at].strip())
         rows, seen = [], set()

@@ -12,7 +12,7 @@ from ..errors import InputError
 from .bad_rows import numbered
 from .base import LabelColumns, Row
 from .classification import Classification
-from .exported import id_names
+from .exported import naming_column
 from .files import shorten
 from .hub_files import Record, class_number
 
@@ -49,7 +49,8 @@ class TextClassification(Classification):
             values = record.values
             if index == 0:
                 self.label_columns = LabelColumns(record.where, ("label",), (*values, *record.nulls))
-            name = str(next((values[key] for key in id_names(self) if key in values), index)).strip()
+            names = naming_column(self, values)
+            name = str(index if names is None else values[names]).strip()
             text, label = values.get("text", values.get("sentence")), values.get("label")
             try:
                 if not isinstance(text, str) or not text.strip():

@@ -316,6 +316,24 @@ def test_json_lines_called_json(read):
         read("squad1", flat * 2, "train.json")
 
 
+@pytest.mark.parametrize("name", ["sts-test.tsv", "sts-test.jsonl"])
+def test_korsts_ids_are_those_of_its_sources(read, name):
+    """Beside genre, filename and year an id is told apart by these alone: by itself it comes again."""
+    header = ("genre", "filename", "year", "id", "score", "sentence1", "sentence2")
+    values = [
+        ("news", "MSRpar", "2012test", "0079", "3.5", "A", "B"),
+        ("news", "headlines", "2013", "0079", "1", "C", "D"),
+    ]
+    if name.endswith(".tsv"):
+        content = "\n".join(map("\t".join, [header, *values, ()]))
+    else:
+        content = "".join(json.dumps(dict(zip(header, row, strict=True))) + "\n" for row in values)
+    task = registry.get("stsb")
+    task.predicting = True
+    assert read(task, content.encode(), name) == [Row("0", ("A", "B"), 3.5), Row("1", ("C", "D"), 1.0)]
+    assert read(task, b"id\tsentence1\tsentence2\n0079\tA\tB\n", "test.tsv") == [Row("0079", ("A", "B"), None)]
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_list_of_objects(read, indent):
     """KLUE's files, and what pandas writes."""
