@@ -57,7 +57,7 @@ def read_questions(
     if is_hub_file(path) and not os.fspath(path).lower().endswith(".json"):  # SQuAD's own form has that name
         return _rows_of(path, read_records(path, bad_rows), bad_rows, impossible, ignore_answers)
     if os.fspath(path) == TYPED:
-        records, typed = read_typed(read_lines(path, bad_rows), [("question", "context")], bad_rows)
+        records, typed = read_typed(path, read_lines(path, bad_rows), [("question", "context")], bad_rows)
         if records is not None:
             return _rows_of(path, records, bad_rows, impossible, ignore_answers)
         lines = list(typed)

@@ -20,7 +20,7 @@ from .files import atomic_write, of_rows, read_lines, shorten
 from .hub_files import Record, class_number, is_hub_file, read_records
 from .tables import check_once
 from .transforms import example, parts_of, with_next_words
-from .typed import TYPED, read_typed
+from .typed import read_typed
 
 CHOICES = 4
 REGULAR = ("sent1", "sent2", *(f"ending{i}" for i in range(CHOICES)))
@@ -57,10 +57,9 @@ class SWAG(Task):
         if is_hub_file(path):
             return self._rows_of(path, read_records(path, self.bad_rows))
         lines = read_lines(path, self.bad_rows)
-        if os.fspath(path) == TYPED:
-            typed, lines = read_typed(lines, OBJECTS, self.bad_rows)
-            if typed is not None:
-                return self._rows_of(path, typed)
+        typed, lines = read_typed(path, lines, OBJECTS, self.bad_rows)
+        if typed is not None:
+            return self._rows_of(path, typed)
         first = next(lines, None)
         if first is None and self.bad_rows.reasons:
             raise self.bad_rows.none_left(path, "rows")

@@ -77,10 +77,9 @@ class TextTask(Task):
             return self.rows_of(path, read_records(path, self.bad_rows))
         # What tells the forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
         lines = read_lines(path, self.bad_rows)
-        if os.fspath(path) == "-":
-            records, lines = read_typed(lines, text_forms(self), self.bad_rows)
-            if records is not None:
-                return self.rows_of(path, records)
+        records, lines = read_typed(path, lines, text_forms(self), self.bad_rows)
+        if records is not None:
+            return self.rows_of(path, records)
         first = next(lines, None)
         exported = None if first is None else read_table_of_hub(self, path, first, lines)
         if exported is not None:

@@ -1,9 +1,10 @@
-"""What is written to standard input, which has no name that would tell its form: JSON in place of texts or words."""
+"""Files whose names do not tell their form, as standard input's does not: JSON in place of texts or words."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,12 +17,13 @@ TYPED = "-"
 
 
 def read_typed(
-    lines: Iterator[tuple[int, str]], forms: Sequence[Sequence[str]], bad_rows: BadRows
+    path: str | os.PathLike, lines: Iterator[tuple[int, str]], forms: Sequence[Sequence[str]], bad_rows: BadRows
 ) -> tuple[Iterator[Record | None] | None, Iterator[tuple[int, str]]]:
     """The records of JSON lines or of one JSON list, by their first object; None for anything else, and its lines.
 
     Args:
-        lines: of standard input, by `read_lines` and with these bad_rows.
+        path: the file, or ``-`` for standard input.
+        lines: of the file, by `read_lines` and with these bad_rows.
         forms: columns of which an object must have all of one, the task's own first: a text may look like JSON too. The
             name of one of another form alone in the first line is a header, for which the task's own is put.
     """
@@ -35,11 +37,11 @@ def read_typed(
         read += lines
         values = _json("\n".join(text for _, text in read))
         if isinstance(values, list) and values and _has_form(values[0], forms):
-            return list_records(TYPED, values, bad_rows), iter(())
+            return list_records(path, values, bad_rows), iter(())
     elif _has_form(_json(first), forms):
         # Lines before it that are no UTF-8 were rows, which count.
         lost = [None] * (read[-1][0] - len(read))
-        return itertools.chain(lost, line_records(TYPED, itertools.chain(read, lines), bad_rows)), iter(())
+        return itertools.chain(lost, line_records(path, itertools.chain(read, lines), bad_rows)), iter(())
     elif len(read) == 1 and (first,) in map(tuple, forms) and (first,) != tuple(forms[0]):
         rest = list(lines)
         if any(text.strip() for _, text in rest):

@@ -316,6 +316,20 @@ def test_json_lines_called_json(read):
         read("squad1", flat * 2, "train.json")
 
 
+def test_json_under_another_name(read):
+    """SciBERT's sets of texts are JSON lines called .txt."""
+    lines = b'{"text": "A", "label": "x", "metadata": {}}\n{"text": "B", "label": "y", "metadata": [0]}\n'
+    rows = [Row("0", ("A",), "x"), Row("1", ("B",), "y")]
+    assert read("text-classification", lines, "train.txt") == rows
+    assert read("text-classification", b"[" + lines.strip().replace(b"\n", b",\n") + b"]", "train") == rows
+    with pytest.raises(DataError, match=r"train.txt, line 3: expected a text under the key 'text', got None"):
+        read("text-classification", lines + b'{"label": "x"}\n', "train.txt")
+    pair = b'{"premise": "A", "hypothesis": "B", "label": "entailment", "idx": 7}\n'
+    assert read("rte", b"\xef\xbb\xbf" + pair, "val.txt") == [Row("7", ("A", "B"), "entailment")]
+    swag = {"sent1": "A man.", "sent2": "He", **{f"ending{i}": f"goes {i}." for i in range(4)}, "label": 2}
+    assert read("swag", (json.dumps(swag) + "\n").encode(), "train")[0].label == "2"
+
+
 @pytest.mark.parametrize("name", ["sts-test.tsv", "sts-test.jsonl"])
 def test_korsts_ids_are_those_of_its_sources(read, name):
     """Beside genre, filename and year an id is told apart by these alone: by itself it comes again."""
