@@ -171,8 +171,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in table.blocks), strict=True)]
-    if os.fspath(path) == "-":
-        check_typed(lines, columns, table.labelled, WORDS)
+    check_typed(path, lines, columns, table.labelled, WORDS)
     check_words(called(path), lines, columns)
     if not ignore_tags:
         check_tags(called(path), lines, columns)

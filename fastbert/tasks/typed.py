@@ -51,14 +51,17 @@ def read_typed(
 
 
 def check_typed(
+    path: str | os.PathLike,
     lines: Sequence[Sequence[tuple[int, str]]],
     columns: Sequence[Sequence[Sequence[str]]],
     labelled: bool,
     keys: Sequence[str],
 ) -> None:
-    """Raises DataError where standard input has no word a line: it would be tagged as if it had.
+    """Raises DataError for JSON and for whole sentences where words are expected, one a line: they would be tagged as
+    if they were words.
 
     Args:
+        path: the file, or ``-`` for standard input.
         lines: number and text of every line, by sentence.
         columns: of the same lines.
         labelled: the last columns hold tags.
@@ -68,7 +71,7 @@ def check_typed(
     if not written:
         return
     number, first = written[0]
-    where = f"{called(TYPED)}, line {number}: expected a word a line"
+    where = f"{called(path)}, line {number}: expected a word a line"
     if first.lstrip().startswith("["):
         # A pretty-printed list begins with a bracket alone, which is a word too; so is a mark such as [1].
         found = (_json(first), _json("\n".join(text for _, text in written)))

@@ -283,13 +283,16 @@ def test_standard_input_is_called_that(name, typed, monkeypatch):
         ("John lives in Berlin\n\nShe works\n", "and an empty line after each sentence, got several: 'John"),
     ],
 )
-def test_words_on_standard_input_are_one_a_line(typed, got, monkeypatch):
+def test_words_are_one_a_line(typed, got, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
     task = registry.get("ner")
     task.predicting = True
-    with pytest.raises(DataError, match=rf"^standard input, line [12]: expected a word a line.* {got}") as refused:
-        task.read("-")
-    assert "\n" not in str(refused.value)
+    path = tmp_path / "test.txt"
+    path.write_text(typed)
+    for read, called in (("-", "standard input"), (path, str(path))):
+        with pytest.raises(DataError, match=rf"^{called}, line [12]: expected a word a line.* {got}") as refused:
+            task.read(read)
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
