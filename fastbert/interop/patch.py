@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import ops
 from ..errors import InputError
+from ..modules import hooks
 from ..modules.encoder import BertEncoder
 from . import patch_torch
 from .patch_families import Family, family_of
@@ -80,7 +81,7 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         before = module.__dict__.get(PADS_KEY, "zeros")
         module.__dict__[PADS_KEY] = pads or ("computed" if module in answering else before)
         if not is_patched(module):
-            module.__class__ = patched_class(type(module), family)
+            _change_class(module, patched_class(type(module), family))
     return model
 
 
@@ -94,10 +95,17 @@ def unpatch(model: Model) -> Model:
         raise InputError(f"unpatch takes a torch module, got {type(model).__name__}")
     for module in model.modules():
         if is_patched(module):
-            module.__class__ = type(module)._fastbert_original
+            _change_class(module, type(module)._fastbert_original)
             module.__dict__.pop(PADS_KEY, None)  # one that its patched class has made has none
             forget(module)
     return model
+
+
+def _change_class(module: nn.Module, cls: type) -> None:
+    """Gives a module a class of another forward; the old one's, if it is also an attribute, would hide it."""
+    if not hooks.is_forward_replaced(module):
+        module.__dict__.pop("forward", None)
+    module.__class__ = cls
 
 
 def is_patched(module: nn.Module) -> bool:
@@ -122,7 +130,7 @@ def _check(module: nn.Module, family: Family | None) -> None:
     """Raises InputError for an encoder that can never be served."""
     original = getattr(type(module), "_fastbert_original", type(module))
     where = f"{original.__name__} cannot be patched"
-    if not is_patched(module) and "forward" in module.__dict__:
+    if not is_patched(module) and hooks.is_forward_replaced(module):
         raise InputError(
             f"{where}: its forward has been replaced, which hides the class's; patch it first, and have accelerate "
             "prepare or offload it, or wrap it, afterwards"

@@ -330,7 +330,7 @@ def heard(parts: list[nn.Module | None]) -> None:
         if module is None:
             continue
         state = module.__dict__
-        if "forward" in state:
+        if hooks.is_forward_replaced(module):
             raise Unservable(f"{type(module).__name__}.forward has been replaced")
         for own in map(state.__getitem__, hooks.KINDS):
             if own and not all(map(_is_benign, own.values())):

@@ -7,6 +7,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import ops
+from . import hooks
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -34,7 +35,7 @@ def is_watched(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or "forward" in module.__dict__
+        or hooks.is_forward_replaced(module)
     )
 
 

@@ -215,3 +215,26 @@ def test_accelerate_prepares_a_patched_model(only_ours):
         only_ours()
     _assert_same_run(runs[1], runs[0])
     assert runs[1][-1] < runs[1][0]
+
+
+def test_what_accelerate_has_offloaded_and_brought_back_is_ours_again(only_ours):
+    """Its hooks leave each module's own forward behind as an attribute of the module."""
+    import accelerate
+
+    theirs, _ = hf.pair("BertForSequenceClassification")
+    before, after = fastbert.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs)
+    given = {**hf.inputs(), "attention_mask": hf.masks()["prefix"]}
+    with torch.no_grad():
+        wanted = theirs(**given).logits
+        for model in (before, after):
+            accelerate.cpu_offload(model, execution_device="cpu")
+            hf.assert_near(model(**given).logits, wanted, torch.float32, "offloaded")
+            accelerate.hooks.remove_hook_from_submodules(model)
+        fastbert.patch(after)
+        only_ours()
+        for model in (before, after):
+            hf.assert_near(model(**given).logits, wanted, torch.float32, "brought back")
+        for model in (before, after):
+            fastbert.unpatch(model)
+            with pytest.raises(AssertionError, match="transformers' own attention"):
+                model(**given)
