@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ._paths import InputPath, OutputPath
+
 
 @dataclass
 class Bench:
@@ -45,19 +47,19 @@ class Bench:
     T2 mixed."""
     peers: str | None = None
     """Of reference, eager, sdpa, compile, onnxruntime, openvino, ctranslate2, with commas; by default all."""
-    preload: Path | None = None
+    preload: InputPath | None = None
     """A shared library for LD_PRELOAD of the peers: each bf16 and int8 peer runs a second time, with it."""
-    corpus: Path | None = None
+    corpus: InputPath | None = None
     """Text for `data`; by default the built-in corpus."""
-    vocab: Path | None = None
+    vocab: InputPath | None = None
     """Vocabulary for `data`; by default one trained on the built-in corpus."""
     mb: float = 20.0
     """Megabytes that the corpus is repeated to."""
-    out: Path = Path("runs/bench")
+    out: OutputPath = Path("runs/bench")
     """Directory of the results."""
-    results: Path = Path("benchmarks/results")
+    results: InputPath = Path("benchmarks/results")
     """For `report`: the directory of GPU/DATE.json files."""
-    page: Path | None = None
+    page: OutputPath | None = None
     """For `report`: a Markdown file to put the tables into, between its two markers."""
 
 

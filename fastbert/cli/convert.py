@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
+
+from ._paths import InputPath, OutputPath
 
 
 @dataclass
@@ -17,13 +18,13 @@ class Convert:
         fastbert convert uncased_L-12_H-768_A-12 bert-base
     """
 
-    src: Positional[Annotated[Path, arg(metavar="SRC")]]
+    src: Positional[Annotated[InputPath, arg(metavar="SRC")]]
     """A model or run directory, a TensorFlow checkpoint (bert_model.ckpt), or a file of weights."""
-    dst: Positional[Annotated[Path, arg(metavar="DST")]]
+    dst: Positional[Annotated[OutputPath, arg(metavar="DST")]]
     """The directory to write; for onnx, the file."""
     to: Literal["safetensors", "pickle", "tf1", "onnx", "sentence-transformers"] = "safetensors"
     """The form to write."""
-    config: Annotated[Path | None, arg(metavar="FILE")] = None
+    config: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """config.json or bert_config.json, where it is not beside the weights."""
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from ._paths import OutputPath
+
 
 @dataclass(kw_only=True)
 class Demo:
@@ -23,7 +25,7 @@ class Demo:
 
     quick: bool = False
     """A run of a minute or two: every stage, but too little training to reach the documented figures."""
-    out: Annotated[Path, arg(metavar="OUT")] = Path("fastbert-demo")
+    out: Annotated[OutputPath, arg(metavar="OUT")] = Path("fastbert-demo")
     """The directory to make; an earlier demo in it is replaced."""
     seed: int = 0
     """Seed of everything random."""

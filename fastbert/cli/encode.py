@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ._paths import InputPath, OutputPath
+
 # Lines encoded at a time: enough to sort by length, little enough to keep memory flat.
 WINDOW = 1024
 
@@ -21,11 +23,11 @@ class Encode:
         fastbert encode --model DIR --out vectors.npy lines.txt
     """
 
-    file: Positional[Annotated[str, arg(metavar="FILE")]]
+    file: Positional[Annotated[InputPath, arg(metavar="FILE")]]
     """A UTF-8 text file of any size, one text a line; - for standard input."""
-    model: Annotated[Path, arg(metavar="DIR")]
+    model: Annotated[InputPath, arg(metavar="DIR")]
     """A sentence-transformers or model directory, or a run directory."""
-    out: Annotated[Path, arg(metavar="FILE")] = Path("vectors.npy")
+    out: Annotated[OutputPath, arg(metavar="FILE")] = Path("vectors.npy")
     """The .npy file to write."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     """Precision of the computation; the vectors are always float32."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from ._options import PredictOptions
+from ._paths import InputPath, OutputPath
 
 
 @dataclass(kw_only=True)
@@ -25,17 +25,17 @@ class Evaluate(PredictOptions):
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
     """Name of the task, as for `fastbert finetune`."""
-    data: Annotated[Path, arg(metavar="FILE")]
+    data: Annotated[InputPath, arg(metavar="FILE")]
     """A file of the task with labels."""
-    model: Annotated[Path | None, arg(metavar="RUN")] = None
+    model: Annotated[InputPath | None, arg(metavar="RUN")] = None
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
-    predictions: Annotated[Path | None, arg(metavar="FILE")] = None
+    predictions: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """Predictions in the official submission format, in place of a model."""
-    na_prob: Annotated[Path | None, arg(metavar="FILE")] = None
+    na_prob: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """squad2, with --predictions: the probability of no answer for each question, as JSON."""
     na_prob_threshold: float = 1.0
     """squad2, with --na-prob: a probability above it makes the prediction "no answer"."""
-    report: Annotated[Path | None, arg(metavar="DIR")] = None
+    report: Annotated[OutputPath | None, arg(metavar="DIR")] = None
     """A directory for what `finetune` also writes: metrics, predictions, tables and the wrongly predicted rows."""
 
 

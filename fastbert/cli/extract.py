@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ._paths import InputPath, OutputPath
+
 
 @dataclass
 class Extract:
@@ -22,11 +24,11 @@ class Extract:
         fastbert extract --model RUN --layers last4-concat --out features lines.txt
     """
 
-    file: Positional[Annotated[str, arg(metavar="FILE")]]
+    file: Positional[Annotated[InputPath, arg(metavar="FILE")]]
     """A UTF-8 text file, one text a line; - for standard input."""
-    model: Annotated[Path, arg(metavar="DIR")]
+    model: Annotated[InputPath, arg(metavar="DIR")]
     """A model directory, or a run directory."""
-    out: Annotated[Path, arg(metavar="OUT")] = Path("features")
+    out: Annotated[OutputPath, arg(metavar="OUT")] = Path("features")
     """Directory for features.npy and tokens.jsonl."""
     layers: Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum"] = "last4-concat"
     """Which layers make the features, as in the BERT paper's Table 7 (last4 needs at least four layers; all12-sum sums

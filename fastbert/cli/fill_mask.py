@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
+
+from ._paths import InputPath
 
 
 @dataclass
@@ -21,7 +22,7 @@ class FillMask:
 
     texts: Positional[Annotated[list[str], arg(metavar="TEXT [TEXT ...]", help_behavior_hint="(required)")]]
     """Texts, each with at least one [MASK]; a single - reads them from standard input, a line each."""
-    model: Annotated[Path, arg(metavar="DIR")]
+    model: Annotated[InputPath, arg(metavar="DIR")]
     """A model directory with a masked language model, or a run directory."""
     top_k: int = 5
     """How many tokens to show for each mask."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..tasks.config import FEATURE_RECIPE, RECIPES, FinetuneConfig, SearchConfig
+from ._paths import InputPath, OutputPath
 
 if TYPE_CHECKING:
     from ..tasks.finetune import FinetuneResult
@@ -35,17 +36,17 @@ class Finetune(FinetuneConfig, SearchConfig):
     task: Positional[Annotated[str, arg(metavar="TASK")]]
     """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag, ner; or
     text-classification for a file with the columns text and label."""
-    model: Annotated[Path, arg(metavar="DIR")]
+    model: Annotated[InputPath, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
-    train: Annotated[Path, arg(metavar="FILE")]
+    train: Annotated[InputPath, arg(metavar="FILE")]
     """The training file."""
-    dev: Annotated[Path | None, arg(metavar="FILE")] = None
+    dev: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """The file to evaluate on."""
     dev_share: float | None = None
     """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed."""
-    also: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
+    also: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
     """Further files to evaluate the best model on, such as MNLI's dev_mismatched.tsv."""
-    out: Annotated[Path, arg(metavar="OUT")]
+    out: Annotated[OutputPath, arg(metavar="OUT")]
     """The run directory to make."""
     features: (
         Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum", "mix", "all"] | None

@@ -79,11 +79,13 @@ def run_command(command: str, argv: Sequence[str]) -> None:
         SystemExit: help was asked for, or an option could not be read.
     """
     options = command_class(command)
+    from ._paths import refuse_unfit  # where the package tyro is not installed, the command says so
+
     module = sys.modules[options.__module__]
-    _refuse_empty_paths(options, argv)
     # A command that reads options from a file says here what they are.
     default = module.defaults(argv) if hasattr(module, "defaults") else None
     found = parse(options, f"fastbert {command}", argv, default)
+    refuse_unfit(found)
     _refuse_bare(found, argv)
     module.run(found)
 
@@ -118,28 +120,6 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
             cause = cause.__context__
         sys.stderr.write(told.getvalue())
         raise
-
-
-def _refuse_empty_paths(options: type, argv: Sequence[str]) -> None:
-    """Raises InputError for an empty word where a path belongs: `Path` takes it for the working directory, which would
-    be read, or filled."""
-    types = {field.name: field.type for field in dataclasses.fields(options)}
-    # A FILE may be a text, where "-" or a slash at the end says something.
-    paths = {name for name, kind in types.items() if "Path" in kind or "FILE" in kind}
-    positional = [name for name in types if name in paths and types[name].startswith("Positional")]
-    option = None  # the one that takes the next word
-    for word in argv:
-        value = word
-        if word.startswith("--"):
-            name, equals, value = word[2:].replace("-", "_").partition("=")
-            option = name if types.get(name, "bool") != "bool" else None
-            if not equals:
-                continue
-        if value == "" and (option in paths or (option is None and positional)):
-            where = f"--{option.replace('_', '-')}" if option else " or ".join(positional)
-            raise InputError(f"{where}: expected a path, got an empty text (is a variable of the shell not set?)")
-        if not re.search("tuple|list", types.get(option, "")):
-            option = None
 
 
 def _refuse_bare(found: object, argv: Sequence[str]) -> None:

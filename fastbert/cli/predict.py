@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ._options import PredictOptions
+from ._paths import InputPath, OutputOrStandard
 
 
 @dataclass(kw_only=True)
@@ -22,13 +23,12 @@ class Predict(PredictOptions):
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
     """Name of the task, as for `fastbert finetune`."""
-    model: Annotated[Path, arg(metavar="RUN")]
+    model: Annotated[InputPath, arg(metavar="RUN")]
     """A run of `fastbert finetune`, or a fine-tuned model directory."""
-    data: Annotated[Path, arg(metavar="FILE")]
+    data: Annotated[InputPath, arg(metavar="FILE")]
     """A file of the task, with or without labels; - for standard input, where a line may be a text alone, or the two
     texts of a pair with a tab between them (for ner, one word a line)."""
-    # Text, for a path forgets the slash at its end.
-    out: Annotated[str, arg(metavar="FILE")] = "-"
+    out: Annotated[OutputOrStandard, arg(metavar="FILE")] = "-"
     """The file of predictions, - for standard output; or a directory (it exists, or its name ends in a slash), where
     the file gets its official name (SST-2.tsv)."""
 

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ._paths import InputPath, OutputPath
+
 
 @dataclass
 class Prepare:
@@ -20,11 +22,11 @@ class Prepare:
         fastbert prepare books.txt --vocab vocab.txt --heldout 0.02 --out DATA
     """
 
-    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
+    corpus: Positional[Annotated[list[InputPath], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
     """Text files or directories."""
-    vocab: Annotated[Path, arg(metavar="PATH")]
+    vocab: Annotated[InputPath, arg(metavar="PATH")]
     """A vocab.txt, a tokenizer.json, a vocab.json with its merges.txt, or a directory that holds one."""
-    out: Annotated[Path, arg(metavar="DATA")]
+    out: Annotated[OutputPath, arg(metavar="DATA")]
     """The directory to write; it appears whole or not at all."""
     heldout: float = 0.0
     """Share of the documents kept for evaluation, chosen by a hash of their text; 0.02 is usual."""

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..train import recipes
 from ..train.config import PretrainConfig
 from ..train.phases import Phase
+from ._paths import InputPath, OutputName
 
 
 @dataclass(kw_only=True)
@@ -31,7 +32,7 @@ class Pretrain(PretrainConfig):
 
     recipe: Annotated[str | None, arg(metavar="NAME")] = None
     """Options of a recipe that comes with fastbert; list = show which there are. Options given here win."""
-    config: Annotated[Path | None, arg(metavar="FILE")] = None
+    config: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """A YAML file of options; those given on the command line win."""
     plan: bool = False
     """Print what the run comes to, and do not run: steps, tokens, memory of a rank by part, time."""
@@ -39,6 +40,7 @@ class Pretrain(PretrainConfig):
     """With --plan: processes that train together, each with a device of its own."""
     plan_throughput: str | None = None
     """With --plan: tokens a second of one rank, from which the time follows; measure = take a few steps here."""
+    out: OutputName = ""
     phases: Suppress[tuple[Phase, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ def _file(recipe: str | None, config: str | Path | None) -> Path | None:
         raise InputError("expected --recipe or --config, got both")
     if recipe is not None:
         return None if recipe == "list" else recipes.path(recipe)
-    return None if config is None else Path(config)
+    return Path(config) if config else None  # an empty text is refused where all paths are
 
 
 def defaults(argv: Sequence[str]) -> Pretrain | None:

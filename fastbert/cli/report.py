@@ -8,6 +8,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ._paths import InputPath, OutputPath
+
 
 @dataclass
 class Report:
@@ -20,9 +22,9 @@ class Report:
         fastbert report RUN1 RUN2 --out compare.html
     """
 
-    runs: Positional[Annotated[list[Path], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]]
+    runs: Positional[Annotated[list[InputPath], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]]
     """Run directories of `fastbert pretrain`."""
-    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    out: Annotated[OutputPath | None, arg(metavar="FILE")] = None
     """The page to write; by default RUN/report.html for one run, report.html for several."""
 
 

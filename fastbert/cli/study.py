@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ._paths import InputPath, OutputPath
+
 # More than any machine has; far above, systems and torch refuse in words of their own.
 _MOST = 4096
 
@@ -32,9 +34,9 @@ class Study:
     scale: Literal["smoke", "small", "base"] = "smoke"
     """smoke runs every stage in a minute or two and learns nothing; small takes hours on a CPU; base is the paper's
     size, for GPUs."""
-    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    data_dir: Annotated[InputPath | None, arg(metavar="DIR")] = None
     """Directory of the tasks' files; docs/studies.md lists the files."""
-    corpus: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
+    corpus: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
     """Text files to pre-train on; by default the documentation that comes with Python."""
     seeds: tuple[int, ...] = ()
     """Seeds to run; by default the study's own."""
@@ -44,9 +46,9 @@ class Study:
     """Threads of each job."""
     plan: bool = False
     """Print tokens and hours of every row and the total, from speeds measured here, and do not run."""
-    out: Annotated[Path, arg(metavar="OUT")] = Path("fastbert-studies")
+    out: Annotated[OutputPath, arg(metavar="OUT")] = Path("fastbert-studies")
     """Where reports go, each in a directory NAME-SCALE."""
-    cache: Annotated[Path | None, arg(metavar="DIR")] = None
+    cache: Annotated[OutputPath | None, arg(metavar="DIR")] = None
     """Where prepared data, pre-trained models and finished cells are kept; OUT/cache by default."""
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
+
+from ._paths import InputPath, OutputPath
 
 
 @dataclass
@@ -21,9 +22,9 @@ class Vocab:
         fastbert vocab books.txt --size 30522 --out vocab.txt
     """
 
-    corpus: Positional[Annotated[list[Path], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
+    corpus: Positional[Annotated[list[InputPath], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
     """Text files or directories."""
-    out: Annotated[Path, arg(metavar="PATH")]
+    out: Annotated[OutputPath, arg(metavar="PATH")]
     """A .txt file for the vocabulary (a vocab.txt gets its tokenizer_config.json beside it), or a directory for
     vocab.txt, tokenizer_config.json and tokenizer.json."""
     size: int = 30522

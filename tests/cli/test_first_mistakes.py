@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import re
 
 import pytest
 import tiny_bert
 
 import fastbert
-from fastbert.cli.main import main
+from fastbert.cli.main import COMMANDS, command_class, main
 from fastbert.errors import FastbertError
 from fastbert.models import registry
 
@@ -66,8 +68,9 @@ def test_a_command_says_what_to_do(place, capsys, command, said):
         (["predict", "sst2", "--model", "M", "--data", "dev.tsv", "--out", ""], "--out"),
         (["extract", "--model", "M", "text.txt", "--out", ""], "--out"),
         (["encode", "--model", "M", ""], "file"),
-        (["convert", "M", ""], "src or dst"),
+        (["convert", "M", ""], "dst"),
         (["pretrain", "--config", ""], "--config"),
+        (["pretrain", "--data", "DATA", "--out", ""], "--out"),
         (["study", "table5", "--data-dir", ""], "--data-dir"),
     ],
 )
@@ -76,6 +79,38 @@ def test_an_empty_text_is_not_the_working_directory(place, capsys, command, opti
     assert main(command) == 2
     assert capsys.readouterr().err.startswith(f"fastbert: {option}: expected a path, got an empty text")
     assert [path.name for path in place.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("demo --quick --out -", "--out"),
+        ("vocab text.txt --out -", "--out"),
+        ("prepare text.txt --vocab V --out=-", "--out"),
+        ("pretrain --data DATA --out -", "--out"),
+        ("report RUN --out -", "--out"),
+        ("finetune sst2 --model M --train T --dev D --out -", "--out"),
+        ("evaluate sst2 --model M --data - --report -", "--report"),
+        ("extract --model M text.txt --out -", "--out"),
+        ("encode --model M - --out -", "--out"),
+        ("convert M -", "dst"),
+        ("study table5 --out -", "--out"),
+        ("study table5 --cache -", "--cache"),
+        ("bench --out -", "--out"),
+        ("bench report --page -", "--page"),
+    ],
+)
+def test_nothing_is_made_that_is_called_as_standard_output(place, capsys, command, option):
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err.startswith(f"fastbert: {option}: expected a name to write under, got -: only")
+    assert [path.name for path in place.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_path_is_of_a_type_that_refuses_what_is_none(command):
+    """Of tyro's own an empty text is the working directory, and - a name as others."""
+    for field in dataclasses.fields(command_class(command)):
+        assert "Path" not in re.sub("InputPath|OutputPath", "", field.type), field.name
 
 
 @pytest.mark.parametrize(

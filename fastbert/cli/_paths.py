@@ -1,0 +1,61 @@
+"""Types of options that are paths: words that are none are refused by the option's name, whatever command has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from tyro.constructors import PrimitiveConstructorSpec
+
+from ..errors import InputError
+
+EMPTY = "expected a path, got an empty text (is a variable of the shell not set?)"
+"""`Path` takes it for the working directory, which would be read, or filled."""
+STANDARD_OUTPUT = "expected a name to write under, got -: only `fastbert predict` writes to standard output"
+"""Elsewhere a file or a directory of that name would be made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refused:
+    """Stands where a path would: what makes a value from a word does not know which option it is for."""
+
+    reason: str
+
+
+def _path(kind: type = Path, *, written: bool = False) -> PrimitiveConstructorSpec:
+    def made(words: list[str]) -> object:
+        if not words[0]:
+            return _Refused(EMPTY)
+        return _Refused(STANDARD_OUTPUT) if written and words[0] == "-" else kind(words[0])
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=made,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+InputPath = Annotated[Path, _path()]
+"""Is read; ``-`` is standard input where a command reads it."""
+OutputPath = Annotated[Path, _path(written=True)]
+"""Is written."""
+OutputName = Annotated[str, _path(str, written=True)]
+"""The same as a text."""
+OutputOrStandard = Annotated[str, _path(str)]
+"""Is written, ``-`` for standard output. A text, for a path forgets the slash at its end."""
+
+
+def refuse_unfit(found: object, prefix: str = "") -> None:
+    """Raises InputError for the first option of a dataclass, or of one inside it, whose word was no path."""
+    for field in dataclasses.fields(found):
+        value = getattr(found, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, _Refused):
+            refuse_unfit(value, f"{prefix}{field.name}.")
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(one, _Refused):
+                positional = "Positional" in str(field.type)
+                name = field.name if positional else f"--{prefix}{field.name}".replace("_", "-")
+                raise InputError(f"{name}: {one.reason}")
