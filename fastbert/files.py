@@ -101,6 +101,16 @@ def of_run(directory: str | os.PathLike) -> str:
     return f"; the model of this run is {model}" if (model / "config.json").is_file() else ""
 
 
+def of_adapter(directory: str | os.PathLike) -> str:
+    """The same where the directory holds a PEFT adapter, weights that belong to another model."""
+    if not (Path(directory) / "adapter_config.json").is_file():
+        return ""
+    return (
+        "; it holds a PEFT adapter: load it onto its model with peft, and save what `merge_and_unload()` gives with "
+        "`save_pretrained`"
+    )
+
+
 def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
     """Lines of a file with their ends, line feeds; where there is none, or one at the end of all, carriage returns,
     which Macs wrote once and spreadsheets' "CSV (Macintosh)" has today. In other files a carriage return is text.

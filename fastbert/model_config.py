@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from .errors import InputError
-from .files import not_downloaded, of_run, read_json, write_whole
+from .files import not_downloaded, of_adapter, of_run, read_json, write_whole
 
 _log = logging.getLogger("fastbert")
 
@@ -44,7 +44,7 @@ def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]
         names = ("config.json", "bert_config.json")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     if not path.is_file():
-        hint = not_downloaded(directory) or of_run(directory)
+        hint = not_downloaded(directory) or of_run(directory) or of_adapter(directory)
         raise InputError(f"{directory}: expected a directory with a config.json, found none{hint}")
     values = read_json(path)
     if OWN_ACTIVATION in values:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .. import hardware
 from ..errors import CheckpointError, InputError
-from ..files import check_new, not_downloaded, read_json, read_yaml
+from ..files import check_new, not_downloaded, of_adapter, read_json, read_yaml
 from .files import atomic_write, write_json, write_json_lines
 
 ENDED = "ended.json"
@@ -49,7 +49,7 @@ def model_directory(path: str | os.PathLike) -> Path:
             return directory
     what = "a file" if path.exists() else f"nothing of that name{not_downloaded(path)}"
     if path.is_dir():
-        what = "a directory without config.json"
+        what = f"a directory without config.json{of_adapter(path) or of_adapter(path / 'model')}"
     if (path / "bert_config.json").is_file():
         if has_weights(path):
             return path

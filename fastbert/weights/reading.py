@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..files import read_json
+from ..files import of_adapter, read_json
 from .foreign_names import from_deepspeed, from_tensorflow, is_weight
 from .tensor_bundle import read_bundle
 
@@ -58,7 +58,7 @@ def read_state_dict(directory) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{found}: expected {SAFETENSORS}, {PICKLE} or the .index and .data files of a TensorFlow 1 checkpoint"
             )
-    raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither")
+    raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither{of_adapter(directory)}")
 
 
 def has_weights(directory: Path) -> bool:

@@ -13,6 +13,7 @@ import fastbert
 from fastbert.cli.main import COMMANDS, command_class, main
 from fastbert.errors import FastbertError
 from fastbert.models import registry
+from fastbert.tasks.runs import model_directory
 
 HUB = "google-bert/bert-base-uncased"
 NOT_DOWNLOADED = "models are not downloaded: `hf download NAME --local-dir DIR`"
@@ -182,6 +183,31 @@ def test_of_a_run_it_is_told_where_its_model_is(place, load):
     with pytest.raises(FastbertError, match=r"^RUN: expected .*; the model of this run is RUN/model$"):
         load("RUN")
     load("RUN/model")
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        fastbert.BertModel.from_pretrained,
+        fastbert.BertConfig.from_pretrained,
+        fastbert.SentenceEncoder.from_pretrained,
+        registry.of_model,
+        model_directory,  # of the other commands
+    ],
+)
+def test_of_an_adapter_it_is_told_how_a_model_is_made_of_it(place, load):
+    (place / "adapter").mkdir()
+    (place / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(FastbertError, match=r"it holds a PEFT adapter: .*`merge_and_unload\(\)`.*`save_pretrained`$"):
+        load("adapter")
+
+
+def test_so_it_is_beside_its_models_configuration(place):
+    tiny_bert.save(place / "adapter", "BertModel")
+    (place / "adapter" / "model.safetensors").rename(place / "adapter" / "adapter_model.safetensors")
+    (place / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(FastbertError, match="found neither; it holds a PEFT adapter"):
+        fastbert.BertModel.from_pretrained("adapter")
 
 
 def test_a_directory_is_not_called_onnx(place, capsys):
