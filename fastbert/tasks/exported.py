@@ -18,7 +18,7 @@ from .base import LabelColumns, Row
 from .csv_records import csv_fields, csv_records
 from .files import shorten
 from .hub_files import Record, class_number
-from .tables import check_once
+from .tables import check_once, rows_below
 
 if TYPE_CHECKING:
     from .text import TextTask
@@ -112,6 +112,7 @@ def _table(
         return None
     used = {*form, next((name for name in _labels(task) if name in header), None), naming_column(task, header)}
     check_once([name for name in header if name in used], header, f"{path}, line {first[0]}")
+    lines = rows_below(first, lines, header, path, task.bad_rows)
     if tabs:
         return _tab_records(lines, header)
     return csv_records([first, *lines], header)

@@ -18,7 +18,7 @@ from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten
 from .hub_files import Record, class_number, is_hub_file, read_records
-from .tables import check_once
+from .tables import check_once, rows_below
 from .transforms import example, parts_of, with_next_words
 from .typed import read_typed
 
@@ -67,6 +67,8 @@ class SWAG(Task):
         header = csv_fields(first[1])
         form = next((form for form in (REGULAR, FULL) if set(form) <= set(header)), ())
         check_once((*form, "label"), header, f"{called(path)}, line {first[0]}")
+        if form:
+            lines = rows_below(first, lines, header, path, self.bad_rows)
         if form == REGULAR:
             self.label_columns = LabelColumns(f"{called(path)}, line {first[0]}", ("label",), header)
             make, records = _regular, csv_records([first, *lines], header)

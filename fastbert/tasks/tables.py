@@ -85,6 +85,8 @@ def read_table(
             expected = _expected(needed, optional, bare, form)
             raise DataError(f"{path}, line {first[0]}: expected {expected}, got {shorten(first[1])!r}")
         columns, pending = tuple(found), [first]
+    else:
+        lines = rows_below(first, lines, columns, path, bad_rows)
     extra = extra and bool(pending) and columns == tuple(bare[0])
     kept = tuple(name for name in (*needed, *optional) if name in columns)
     check_once([name for name in kept if name in needed], columns, f"{path}, line {first[0]}")
@@ -113,6 +115,25 @@ def read_table(
     if not rows:
         raise bad_rows.none_left(path, "rows")
     return Table(kept, rows, f"{path}, line {first[0]}", columns)
+
+
+def rows_below(
+    header: tuple[int, str],
+    lines: Iterable[tuple[int, str]],
+    columns: Sequence[str],
+    path: str | os.PathLike,
+    bad_rows: BadRows,
+) -> Iterator[tuple[int, str]]:
+    """The lines after a header. Where it comes again, as in files that were put together, it is a bad row; of one
+    column it may as well be a text, and is."""
+    for number, line in lines:
+        if len(columns) > 1 and line.removeprefix("\ufeff") == header[1]:
+            bad_rows.refuse(
+                f"{called(path)}, line {number}: expected a row, got the header of line {header[0]} again, as in files "
+                "that were put together"
+            )
+            continue
+        yield number, line
 
 
 def check_once(names: Iterable[str], header: Sequence[str], where: str) -> None:

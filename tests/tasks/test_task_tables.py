@@ -1,8 +1,11 @@
 """Tab-separated files with a header or none; rows that cannot be used."""
 
+import re
+
 import pytest
 
 from fastbert.errors import DataError
+from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.tables import read_table
 
@@ -113,3 +116,36 @@ def test_nothing_but_bad_rows_is_an_error(write):
 def test_a_strict_reader_may_say_what_helps(write):
     with pytest.raises(DataError, match=r"line 2: .* \(--skip-bad-rows leaves it out\)$"):
         read_table(write(b"a\tb\n1\n"), ("a",), bad_rows=BadRows(hint="--skip-bad-rows leaves it out"))
+
+
+SWAG_HEADER = "video-id,sent1,sent2,ending0,ending1,ending2,ending3"
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "header", "rows"),
+    [
+        ("sst2", "test.tsv", "index\tsentence", ["0\ta film", "1\ta book"]),
+        ("text-classification", "train.tsv", "text\tlabel", ["a film\tyes", "a book\tno"]),
+        ("text-classification", "train.csv", "text,label", ['"a, film",yes', "a book,no"]),
+        ("mrpc", "test.tsv", "sentence1\tsentence2\tidx", ["a\tb\t0", "c\td\t1"]),  # as a hub has it
+        ("swag", "test.csv", SWAG_HEADER, [",He sits.,He,a,b,c,d", ",She sits.,She,a,b,c,d"]),
+    ],
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_header_that_comes_again_is_a_bad_row(tmp_path, task, name, header, rows, mark):
+    """``cat one.tsv two.tsv``; of a file that began with a byte-order mark this comes along."""
+    path = tmp_path / name
+    path.write_text("\n".join([header, rows[0], mark + header, rows[1], ""]), encoding="utf-8")
+    reason = f"{path}, line 3: expected a row, got the header of line 1 again, as in files that were put together"
+    with pytest.raises(DataError, match=f"^{re.escape(reason)}"):
+        registry.get(task).read(path)
+    lenient = registry.get(task)
+    lenient.bad_rows = BadRows(skip=True)
+    assert len(lenient.read(path)) == 2
+    assert lenient.bad_rows.reasons == [reason]
+
+
+def test_a_text_that_is_as_its_column_is_a_text(tmp_path):
+    path = tmp_path / "texts.tsv"
+    path.write_text("sentence\na film\nsentence\n", encoding="utf-8")
+    assert [row.texts for row in registry.get("sst2").read(path)] == [("a film",), ("sentence",)]
