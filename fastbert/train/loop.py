@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..data.pretraining import PretrainingData
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 from ..files import put_in_place
 from ..packing import PackedBatch
 from ..signals import StopRequest
@@ -375,14 +375,14 @@ class PretrainLoop:
                 self._replace_model()
 
     def _replace_model(self) -> None:
-        target, fresh = self.run_dir / "model", self.run_dir / "model.new"
+        target, fresh, old = (self.run_dir / name for name in ("model", "model.new", "model.old"))
         shutil.rmtree(fresh, ignore_errors=True)
         try:
             self.model.save_pretrained(fresh)
-        except BaseException:
+            shutil.rmtree(old, ignore_errors=True)
+            put_in_place(fresh, target, old)
+        except OSError as error:  # of whatever step: `save_errors` is about them all
+            raise CheckpointError(f"{target}: the model could not be written: {error.strerror or error}") from error
+        finally:
             shutil.rmtree(fresh, ignore_errors=True)
-            raise
-        old = self.run_dir / "model.old"
-        shutil.rmtree(old, ignore_errors=True)
-        put_in_place(fresh, target, old)
         shutil.rmtree(old, ignore_errors=True)

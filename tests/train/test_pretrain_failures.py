@@ -105,18 +105,38 @@ def test_a_full_disk_while_the_best_model_is_written(recipe, tmp_path, monkeypat
     assert not (result.run_dir / "model.new").exists()
 
 
-def test_a_model_that_cannot_take_its_place_leaves_the_one_before(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("before")
-    rename = os.rename
+@pytest.fixture
+def failing_renames(monkeypatch):
+    """The first rename of a new model to its place fails."""
+    rename, failed = os.rename, []
 
     def failing(source, target):
-        if Path(source).name == "model.new":
+        if Path(source).name == "model.new" and not failed:
+            failed.append(target)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", failing)
+    return failed
+
+
+def test_a_model_that_cannot_take_its_place_leaves_the_one_before(tmp_path, failing_renames):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("before")
     loop = SimpleNamespace(run_dir=tmp_path, model=SimpleNamespace(save_pretrained=Path.mkdir))
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(CheckpointError, match=f"model could not be written: {os.strerror(errno.EIO)}"):
         PretrainLoop._replace_model(loop)
     assert (tmp_path / "model" / "config.json").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("errors", ["stop", "continue"])
+def test_a_run_goes_on_without_such_a_model_where_it_is_told_to(recipe, failing_renames, capsys, errors):
+    config = recipe(steps=2, warmup=0.0, eval_every=1, save_errors=errors)
+    if errors == "stop":
+        with pytest.raises(CheckpointError, match=os.strerror(errno.EIO)):
+            pretrain(config)
+        return
+    result = pretrain(config)
+    assert (len(failing_renames), result.steps, (result.model_dir / "config.json").is_file()) == (1, 2, True)
+    assert "training goes on without it: " in capsys.readouterr().out
