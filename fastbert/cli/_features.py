@@ -12,7 +12,7 @@ from pathlib import Path
 from ..signals import removed_on_sigterm
 from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
-from ..tasks.features import LAYERS, check_layers
+from ..tasks.features import LAYERS
 from ..tasks.files import atomic_write
 from ..tasks.runs import show_cell, warnings_held
 from . import finetune
@@ -28,7 +28,8 @@ def train(
     if args.features != "all":
         _train_one(args, task, directory, rows, also, configs)
         return
-    _check_all(task, directory)
+    with warnings_held():  # what the directory lacks is said when the model is trained
+        task.model(directory)  # one that cannot be made must not end the last training, hours later
     table: list[Sequence] = [("features", *task.metrics, "epoch", "seconds")]
     for name in (*LAYERS, WHOLE):
         print(f"== {name}")
@@ -37,7 +38,7 @@ def train(
             task.features = None
             usual = {key: getattr(FinetuneConfig, key) for key in ("epochs", "lr")}
             recipe = usual | {key: value for key, value in RECIPES.get(args.task, {}).items() if key in usual}
-            configs = [dataclasses.replace(config, **recipe) for config in configs]
+            configs = args.trials(dataclasses.replace(configs[0], **recipe))
             result = finetune.train(dataclasses.replace(one, **recipe), task, directory, rows, also, configs)
         else:
             result = _train_one(one, task, directory, rows, also, configs)
@@ -51,17 +52,6 @@ def train(
     print("== all")
     print_table([[show_cell(cell) for cell in line] for line in table])
     print(path)
-
-
-def _check_all(task, directory: Path) -> None:
-    """Raises InputError where one of the trainings could not be made: before hours go into those ahead of it."""
-    from ..models.encoders import read_config
-
-    layers = read_config(directory).num_hidden_layers
-    for name in LAYERS:
-        check_layers(name, max(layers, 1))  # static vectors are a layer of their own
-    with warnings_held():  # what the directory lacks is said when the model is trained
-        task.model(directory)
 
 
 def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also: dict, configs):

@@ -13,6 +13,7 @@ from ..tasks.config import FEATURE_RECIPE, RECIPES, FinetuneConfig, SearchConfig
 from ._paths import InputPath, OutputPath
 
 if TYPE_CHECKING:
+    from ..tasks.base import Task
     from ..tasks.finetune import FinetuneResult
 
 
@@ -91,11 +92,11 @@ def run(args: Finetune) -> None:
     import os
 
     from ..errors import InputError
-    from ..tasks.world import options_of
+    from ..tasks.world import deepspeed_of
     from ..train import distributed
 
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
-    if distributed.launched().size == 1 and not options_of(config).asked:
+    if distributed.launched().size == 1 and deepspeed_of(config) is None:
         _run(args)
         return
     if len(args.trials(config)) > 1 or args.features is not None:
@@ -108,7 +109,7 @@ def run(args: Finetune) -> None:
 
 
 def _run(args: Finetune) -> None:
-    """Reads everything, then trains: what does not fit is told before anything is written."""
+    """What does not fit is told before anything is read, or else before anything is written."""
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.batching import hold_out
@@ -119,13 +120,21 @@ def _run(args: Finetune) -> None:
     if (args.dev is None) == (args.dev_share is None):
         got = "neither" if args.dev is None else "both"
         raise InputError(f"expected either --dev or --dev-share, got {got}")
+    if args.dev_share is not None and not 0 < args.dev_share < 1:
+        raise InputError(f"--dev-share is a share of the training rows, between 0 and 1, got {args.dev_share}")
     task = registry.get(args.task)
     if args.features is not None and not hasattr(task, "features"):
         raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
     if args.feature_units is not None and (args.features is None or args.feature_units < 1):
         raise InputError(f"--feature-units is a number above 0 and belongs to --features, got {args.feature_units}")
+    if len({results_name(path) for path in args.also}) < len(args.also):
+        names = ", ".join(path.name for path in args.also)
+        raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
+    _refuse_idle(args, task)
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
+    directory = model_directory(args.model)
+    _check_model(args, task, directory)
     if args.features != "all" or args.resume is None:  # else each of its trainings has a directory of its own
         distributed.on_first(distributed.current(), lambda: starting_point(args.out, args.resume))
     train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
@@ -135,16 +144,51 @@ def _run(args: Finetune) -> None:
     else:
         dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
     also = {path: read_rows(task, path, args.skip_bad_rows, labelled=True) for path in args.also}
-    if len({results_name(path) for path in also}) < len(args.also):
-        names = ", ".join(path.name for path in args.also)
-        raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
-    given = (task, model_directory(args.model), (train_rows, dev_rows), also)
+    given = (task, directory, (train_rows, dev_rows), also)
     if args.features is None:
         train(args, *given, configs)
     else:
         from . import _features
 
         _features.train(args, *given, configs)
+
+
+def _refuse_idle(args: Finetune, task: Task) -> None:
+    """Raises InputError for an option that was given and would change nothing."""
+    from ..errors import InputError
+    from ..tasks.config import TaskOptions
+
+    usual = {f.name: f.default for f in fields(Finetune)}
+    usual |= FEATURE_RECIPE if args.features is not None else RECIPES.get(args.task, {})
+    idle = {f.name: f"the task {args.task} has no use for it" for f in fields(TaskOptions) if not hasattr(task, f.name)}
+    if args.features not in (None, "all"):
+        idle["bilstm"] = "--features has one of its own"
+    if args.token_budget is not None:
+        idle["batch_size"] = "--token-budget says how large a batch is"
+    if args.grid:
+        idle |= {name: f"--grid tries those of --grid-{name.replace('_', '-')}s" for name in ("batch_size", "lr")}
+        idle["epochs"] = "--grid tries those of --grid-epochs"
+    for name, reason in idle.items():
+        value = getattr(args, name)
+        if value != usual[name]:
+            said = "" if value is True else f" {value}"
+            raise InputError(f"--{name.replace('_', '-')}{said} would change nothing: {reason}")
+
+
+def _check_model(args: Finetune, task: Task, directory: Path) -> None:
+    """Raises InputError where the model cannot do what is asked of it."""
+    from .. import load_tokenizer
+    from ..models.encoders import read_config
+    from ..tasks.base import check_fit
+    from ..tasks.features import LAYERS
+    from ..tasks.fits import check_model
+
+    config = read_config(directory)
+    check_fit(load_tokenizer(directory), config, args.max_seqlen)
+    for name in (*LAYERS, None) if args.features == "all" else (args.features,):
+        if hasattr(task, "features"):
+            task.features = name
+        check_model(task, config.model_type, config.num_hidden_layers, args)
 
 
 def train(
@@ -158,7 +202,6 @@ def train(
     import torch
 
     from .. import hardware, load_tokenizer
-    from ..tasks.base import check_fit
     from ..tasks.finetune import Callbacks, finetune
     from ..tasks.search import search
     from . import _finetune_report as report
@@ -175,7 +218,6 @@ def train(
 
     torch.manual_seed(config.seed)  # the new head
     model = new_model()
-    check_fit(tokenizer, model.config, config.max_seqlen)
     if prepared is not None:
         prepared(model)
     report.header(args, model, configs, *rows)

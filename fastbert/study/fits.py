@@ -11,9 +11,6 @@ from .definition import named
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Kinds that no task trains: they are looked at.
-_FROZEN = ("elmo", "static")
-
 # Rows that are encoded together to see whether they fit, and then forgotten.
 _AT_ONCE = 1024
 
@@ -21,28 +18,21 @@ _AT_ONCE = 1024
 def check(cell: Cell) -> None:
     """Raises InputError, one sentence, where a fine-tuning would end in one."""
     from ..tasks import registry
-    from ..tasks.text import TextTask
+    from ..tasks.fits import check_model
     from ..train.pretrain import model_settings
 
     spec, config = cell.task, cell.task.config(cell.seed)
-    where = f"row {cell.row!r}, task {spec.column}"
-    kind, layers = "static", 0
+    task, kind, layers, longest = registry.get(spec.task), "static", 0, None
+    if spec.features is not None:
+        task.features = spec.features
     if cell.model.static is None:
         architecture, settings = model_settings(cell.model.config, None)
         kind, layers, longest = architecture.model_type, settings.num_hidden_layers, settings.max_position_embeddings
         _check_samples(cell, architecture.model_class, settings.objectives)
+    with named(f"row {cell.row!r}, task {spec.column}"):
         if longest is not None and config.max_seqlen > longest:
-            raise InputError(f"{where}: max_seqlen must be at most the model's {longest}, got {config.max_seqlen}")
-    if spec.features is not None:
-        _check_layers(spec.features, layers, where)
-    elif kind in _FROZEN:
-        raise InputError(f"{where}: a model of type {kind} is not fine-tuned, expected features, got none")
-    elif kind != "bert" and spec.task != "swag" and not isinstance(registry.get(spec.task), TextTask):
-        raise InputError(f"{where}: a model of type {kind} has no head for {spec.task}, expected features or a BERT")
-    if config.bilstm is not None and spec.features is None and kind != "bert":
-        raise InputError(f"{where}: a BiLSTM stands on a BERT, got bilstm for a model of type {kind}")
-    if config.auxiliary_lm and (spec.features is not None or kind in (*_FROZEN, "bert")):
-        raise InputError(f"{where}: auxiliary_lm is a loss of a GPT that is fine-tuned, got a model of type {kind}")
+            raise InputError(f"max_seqlen must be at most the model's {longest}, got {config.max_seqlen}")
+        check_model(task, kind, layers, config)
 
 
 def check_lengths(cell: Cell, tokenizer: Tokenizer) -> None:
@@ -72,13 +62,3 @@ def _check_samples(cell: Cell, model_class: type, objectives: tuple[str, ...]) -
             f"row {cell.row!r}: a {cell.model.name} needs samples of objective {' or '.join(objectives)}"
             f"{' and nsp false' if pairs else ''}, got {samples.objective} and nsp {str(samples.nsp).lower()}"
         )
-
-
-def _check_layers(features: str, layers: int, where: str) -> None:
-    from ..tasks.features import MIX, check_layers
-
-    if features != MIX:
-        try:
-            check_layers(features, max(layers, 1))  # static vectors are a layer of their own
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from .. import hardware
 from ..errors import CheckpointError, InputError
 from ..files import check_new, not_downloaded, of_adapter, read_json, read_yaml
-from .files import atomic_write, write_json, write_json_lines
+from .files import atomic_write, check_writable, write_json, write_json_lines
 
 ENDED = "ended.json"
 """What a run that has ended well says of itself, for a resume that comes late."""
@@ -125,21 +125,20 @@ def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
     Raises:
         InputError: the directory would mix with what is there.
         CheckpointError: it has checkpoints, all of them damaged.
+        OSError: nothing can be written there.
     """
     from ..train import checkpoint
 
     out = Path(out)
     unfinished = (out / CHECKPOINTS).is_dir()
-    if resume is None:
-        if unfinished:
-            raise InputError(f"{out} already holds a run: resume it with --resume auto, or choose another --out")
-        check_new(out)
-    elif (out / ENDED).is_file():
+    if resume is not None and (out / ENDED).is_file():
         return Start(ended=True)
-    elif unfinished:
+    if resume is not None and unfinished:
         return Start(checkpoint.newest(out / CHECKPOINTS))
-    else:
-        check_new(out)
+    if unfinished:
+        raise InputError(f"{out} already holds a run: resume it with --resume auto, or choose another --out")
+    check_new(out)
+    check_writable(out / "config.yaml")
     return Start()
 
 

@@ -23,6 +23,20 @@ def options_of(config: FinetuneConfig) -> DeepSpeedOptions:
     return options
 
 
+def deepspeed_of(config: FinetuneConfig) -> dict | None:
+    """DeepSpeed's configuration; None without it. Raises InputError as `options_of`, and for a file that does not
+    fit."""
+    from ..train.engines import deepspeed_config
+
+    options = options_of(config)
+    if not options.asked:
+        return None
+    found = deepspeed_config.configuration(options, config.precision, config.clip)
+    if deepspeed_config.stage(found) == 3:
+        raise InputError("fine-tuning goes up to ZeRO stage 2, whose processes each have the whole model, got 3")
+    return found
+
+
 def launched() -> World:
     """This process among those of the run: the group that `joined` joined."""
     from ..train import distributed
@@ -33,14 +47,8 @@ def launched() -> World:
 def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: FinetuneConfig) -> LocalEngine:
     """The engine for this many processes; the model goes to this one's device."""
     from ..train import distributed, engines
-    from ..train.engines import deepspeed_config
 
-    world, options = launched(), options_of(config)
-    deepspeed = None
-    if options.asked:
-        deepspeed = deepspeed_config.configuration(options, config.precision, config.clip)
-        if deepspeed_config.stage(deepspeed) == 3:
-            raise InputError("fine-tuning goes up to ZeRO stage 2, whose processes each have the whole model, got 3")
+    world, deepspeed = launched(), deepspeed_of(config)
     distributed.place(model, world)
     settings = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
     return engines.make(model, optimizer, world, **settings)

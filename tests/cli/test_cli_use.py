@@ -427,7 +427,7 @@ def test_finetune_failures_leave_nothing(model, data, tmp_path, capsys):
     assert "lr must be above 0" in fails(capsys, *common, "--model", model, "--lr", 0)
     bad = tmp_path / "bad.tsv"
     bad.write_text("sentence\tlabel\nfine\t7\n")
-    options = ["--model", model, "--train", data, "--dev", bad, "--out", out]
+    options = ["--model", model, "--max-seqlen", 32, "--train", data, "--dev", bad, "--out", out]
     assert f"{bad}, line 2: expected the label" in fails(capsys, "finetune", "sst2", *options)
     assert "no such task: sst3" in fails(capsys, "finetune", "sst3", *options)
     assert not out.exists()

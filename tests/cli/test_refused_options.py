@@ -1,0 +1,77 @@
+"""Options that would change nothing, or that the model cannot follow, are refused before any file of rows is read."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_bert
+
+from fastbert.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_bert.save(tmp_path_factory.mktemp("model"), num_hidden_layers=2)
+
+
+def refused(capsys, *words) -> str:
+    """Runs a command that must say one sentence and nothing else; its files of rows are not there."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sst2 --doc-stride 64", "--doc-stride 64 would change nothing: the task sst2 has no use for it"),
+        ("ner --doc-stride 64", "--doc-stride 64 would change nothing: the task ner has no use for it"),
+        ("squad1 --document-context", "--document-context would change nothing: the task squad1 has no use for it"),
+        ("ner --features last --bilstm 8", "--bilstm 8 would change nothing: --features has one of its own"),
+        ("mrpc --token-budget 256 --batch-size 8", "--batch-size 8 would change nothing: --token-budget says how"),
+        ("mrpc --grid --lr 1e-4", "--lr 0.0001 would change nothing: --grid tries those of --grid-lrs"),
+        ("mrpc --grid --epochs 9", "--epochs 9 would change nothing: --grid tries those of --grid-epochs"),
+        ("mrpc --grid --batch-size 8", "--batch-size 8 would change nothing: --grid tries those of --grid-batch-sizes"),
+        ("sst2 --auxiliary-lm 0.5", "auxiliary_lm is a loss of a GPT that is fine-tuned, got a model of type bert"),
+        ("sst2 --max-seqlen 64", "max_seqlen must be between 3 and the model's max_position_embeddings, 32, got 64"),
+        ("sst2 --features last4-sum", "layers last4-sum needs a model of at least 4 layers, got 2"),
+        ("ner --features all", "layers last4-sum needs a model of at least 4 layers, got 2"),
+        ("sst2 --zero 3", "fine-tuning goes up to ZeRO stage 2"),
+        ("sst2 --deepspeed none.json", "none.json"),
+        ("sst2 --also a/dev.tsv b/dev.tsv", "--also: expected files of different names"),
+        ("sst2 --model none", "none: expected a model directory"),
+        ("sst2 --out /dev/null/run", "/dev/null"),
+    ],
+)
+def test_finetune_refuses_what_it_need_not_read_rows_for(model, tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    given = ["--model", model, "--max-seqlen", 32, "--train", "train.tsv", "--dev", "dev.tsv", "--out", "RUN"]
+    assert said in refused(capsys, "finetune", *given, *words.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", ["0", "1", "-1", "nan"])
+def test_finetune_refuses_a_share_that_is_none(model, tmp_path, monkeypatch, capsys, share):
+    monkeypatch.chdir(tmp_path)
+    given = ["--model", model, "--train", "train.tsv", "--dev-share", share, "--out", "RUN"]
+    assert "--dev-share is a share of the training rows, between 0 and 1" in refused(capsys, "finetune", "sst2", *given)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "squad1 --doc-stride 16",
+        "ner --document-context",
+        "sst2 --doc-stride 128",  # the default
+        "squad1 --batch-size 32 --token-budget 256",  # the task's own, which the paper has
+        "mrpc --grid --warmup 0.2",
+        "ner --features embeddings --epochs 2",
+        "sst2 --bilstm 8",
+    ],
+)
+def test_options_that_change_something_are_taken(model, tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    given = ["--model", model, "--max-seqlen", 32, "--train", "train.tsv", "--dev", "dev.tsv", "--out", "RUN"]
+    assert "train.tsv: No such file" in refused(capsys, "finetune", *given, *words.split())
