@@ -55,8 +55,8 @@ def run(args: Evaluate) -> None:
     if args.na_prob is None and args.na_prob_threshold != Evaluate.na_prob_threshold:
         raise InputError("--na-prob-threshold belongs to --na-prob, got it without")
     if args.predictions is not None:
-        for name in ("max_seqlen", "null_threshold"):
-            if getattr(args, name) is not None:
+        for name in ("max_seqlen", "token_budget", "null_threshold"):
+            if getattr(args, name) != getattr(Evaluate, name):
                 option = "--" + name.replace("_", "-")
                 raise InputError(f"{option} belongs to --model, got it with --predictions, which are final")
     task = registry.get(args.task)

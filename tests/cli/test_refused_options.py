@@ -75,3 +75,9 @@ def test_options_that_change_something_are_taken(model, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     given = ["--model", model, "--max-seqlen", 32, "--train", "train.tsv", "--dev", "dev.tsv", "--out", "RUN"]
     assert "train.tsv: No such file" in refused(capsys, "finetune", *given, *words.split())
+
+
+@pytest.mark.parametrize("option", ["--max-seqlen", "--token-budget", "--null-threshold"])
+def test_predictions_are_final(capsys, option):
+    given = ["evaluate", "squad2", "--data", "dev.json", "--predictions", "predictions.json", option, "16"]
+    assert f"{option} belongs to --model, got it with --predictions" in refused(capsys, *given)
