@@ -86,7 +86,7 @@ def run_command(command: str, argv: Sequence[str]) -> None:
     default = module.defaults(argv) if hasattr(module, "defaults") else None
     found = parse(options, f"fastbert {command}", argv, default)
     refuse_unfit(found)
-    _refuse_bare(found, argv)
+    _check_lists(found, argv)
     module.run(found)
 
 
@@ -122,12 +122,16 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
         raise
 
 
-def _refuse_bare(found: object, argv: Sequence[str]) -> None:
-    """Raises InputError for an option that takes one value or several and has none: tyro passes over it."""
+def _check_lists(found: object, argv: Sequence[str]) -> None:
+    """Raises InputError for an option of several values that has none, which tyro passes over, or is there twice, of
+    which tyro keeps the last."""
     for field in dataclasses.fields(found):
         names = {f"--{field.name}", f"--{field.name.replace('_', '-')}"}
-        if getattr(found, field.name) == () and not names.isdisjoint(argv):
-            raise InputError(f"expected a value or several after {max(names)}, got none")
+        given = sum(word.partition("=")[0] in names for word in argv) if ", ...]" in field.type else 0
+        if given and not getattr(found, field.name):
+            raise InputError(f"expected a value or several after {min(names)}, got none")
+        if given > 1:
+            raise InputError(f"expected {min(names)} once, with all its values after it, got it {given} times")
 
 
 def _join_lines_of_help(options: type) -> None:

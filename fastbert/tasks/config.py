@@ -22,6 +22,9 @@ FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
 """For a BiLSTM on the features of a frozen BERT, which starts from nothing; the paper does not say what it did."""
 
 
+_MOST = 100_000
+"""Epochs or trainings: more than anybody makes. They are planned one by one, so that far more would never begin."""
+
 # Options that change no figure: how often things are told and written.
 IDLE = {"log_every", "save_every", "keep", "resume"}
 
@@ -102,6 +105,8 @@ class FinetuneConfig(TaskOptions):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        if self.epochs > _MOST:
+            raise InputError(f"epochs must be at most {_MOST}, got {self.epochs}")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is a share of the steps, between 0 and 1, got {self.warmup}")
         for name in ("lr", "clip"):
@@ -133,8 +138,8 @@ class SearchConfig:
     """Numbers of epochs of the grid."""
 
     def __post_init__(self) -> None:
-        if self.restarts < 1:
-            raise InputError(f"restarts must be at least 1, got {self.restarts}")
+        if not 1 <= self.restarts <= _MOST:
+            raise InputError(f"restarts must be between 1 and {_MOST}, got {self.restarts}")
         for name in ("grid_batch_sizes", "grid_lrs", "grid_epochs"):
             if self.grid and not getattr(self, name):
                 raise InputError(f"{name} must hold at least one value, got none")

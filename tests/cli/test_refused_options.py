@@ -41,6 +41,8 @@ def refused(capsys, *words) -> str:
         ("sst2 --zero 3", "fine-tuning goes up to ZeRO stage 2"),
         ("sst2 --deepspeed none.json", "none.json"),
         ("sst2 --also a/dev.tsv b/dev.tsv", "--also: expected files of different names"),
+        ("sst2 --also m.tsv --also mm.tsv", "expected --also once, with all its values after it, got it 2 times"),
+        ("sst2 --grid --grid-lrs=1e-4 --grid-lrs=2e-4", "expected --grid-lrs once, with all its values after it"),
         ("sst2 --model none", "none: expected a model directory"),
         ("sst2 --out /dev/null/run", "/dev/null"),
     ],

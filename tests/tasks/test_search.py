@@ -51,7 +51,9 @@ def test_the_papers_grid():
 @pytest.mark.parametrize(
     ("search", "recipe", "reason"),
     [
-        ({"restarts": 0}, {}, "restarts must be at least 1, got 0"),
+        ({"restarts": 0}, {}, "restarts must be between 1 and 100000, got 0"),
+        ({"restarts": 10**12}, {}, "restarts must be between 1 and 100000, got 1000000000000"),
+        ({"grid": True, "grid_epochs": (10**12,)}, {}, "epochs must be at most 100000, got 1000000000000"),
         ({"grid": True, "grid_lrs": ()}, {}, "grid_lrs must hold at least one value"),
         ({"grid": True}, {"token_budget": 100}, "expected no token_budget, got 100"),
         ({"grid": True, "grid_epochs": (0,)}, {}, "epochs must be at least 1, got 0"),
