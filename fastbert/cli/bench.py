@@ -11,6 +11,9 @@ from tyro.conf import Positional, arg
 
 from ._paths import InputPath, OutputPath
 
+# More than any machine has threads, and anybody patience.
+_MOST = 4096
+
 
 @dataclass
 class Bench:
@@ -76,10 +79,12 @@ def run(args: Bench) -> None:
     from ..bench.run import run as run_bench
     from ..errors import InputError
 
-    for name in ("threads", "rounds", "mb"):
+    for name in ("threads", "rounds"):
         value = getattr(args, name)
-        if value is not None and value <= 0:
-            raise InputError(f"--{name} must be at least 1, got {value}")
+        if value is not None and not 1 <= value <= _MOST:
+            raise InputError(f"--{name} must be between 1 and {_MOST}, got {value}")
+    if not 0 < args.mb < float("inf"):
+        raise InputError(f"--mb must be above 0 and finite, got {args.mb}")
     console = Console(stderr=True)
     with console.status("starting") as status:
 

@@ -105,9 +105,11 @@ def run_demo(out: Path, quick: bool = False, seed: int = 0) -> DemoResult:
         seed: of everything.
 
     Raises:
-        InputError: ``out`` holds something else.
+        InputError: ``out`` holds something else, or the seed is none for every stage.
     """
     recipe = QUICK if quick else FULL
+    if not 0 <= seed <= (1 << 64) - recipe.seeds:  # the last stage begins with so many, one after the other
+        raise InputError(f"seed must be at least 0 and at most 2^64 - {recipe.seeds}, got {seed}")
     _clear(out)
     result = DemoResult(out, recipe)
     stages = _Stages(result.seconds)

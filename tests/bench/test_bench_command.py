@@ -18,8 +18,11 @@ from fastbert.cli import main as cli
             ["--preload", "/no/such/lib.so"],
             "--preload: expected a shared library, got /no/such/lib.so, which is no file",
         ),
-        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
-        (["--threads", "-1"], "--threads must be at least 1, got -1"),
+        (["--rounds", "0"], "--rounds must be between 1 and 4096, got 0"),
+        (["--threads", "-1"], "--threads must be between 1 and 4096, got -1"),
+        (["--threads", "99999999999"], "--threads must be between 1 and 4096, got 99999999999"),
+        (["data", "--mb", "nan"], "--mb must be above 0 and finite, got nan"),
+        (["data", "--mb", "inf"], "--mb must be above 0 and finite, got inf"),
     ],
 )
 def test_bad_options_are_one_sentence(options, sentence, capsys):

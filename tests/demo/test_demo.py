@@ -125,3 +125,10 @@ def test_a_directory_of_something_else_is_not_removed(tmp_path):
     with pytest.raises(InputError, match="expected no such path, or the directory of an earlier demo"):
         run.run_demo(tmp_path, quick=True)
     assert (tmp_path / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64 - 2])
+def test_a_seed_that_the_last_stage_would_refuse_is_refused_first(tmp_path, seed):
+    with pytest.raises(InputError, match=r"seed must be at least 0 and at most 2\^64 - 3, got "):
+        run.run_demo(tmp_path / "demo", seed=seed)
+    assert not (tmp_path / "demo").exists()
