@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_CAP = "AVX512_CORE_FP16"  # the best level without AMX
 
+MOST_PROCESSES = 4096
+"""Of processes, or threads of one, more than any machine has use for. Far above, systems and torch refuse in words of
+their own, or take it."""
+
 _log = logging.getLogger("fastbert")
 
 # void cpuid(uint32_t leaf, uint32_t subleaf, uint32_t out[4]) and uint64_t xgetbv(void), System V calling convention.

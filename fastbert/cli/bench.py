@@ -11,9 +11,6 @@ from tyro.conf import Positional, arg
 
 from ._paths import InputPath, OutputPath
 
-# More than any machine has threads, and anybody patience.
-_MOST = 4096
-
 
 @dataclass
 class Bench:
@@ -81,8 +78,8 @@ def run(args: Bench) -> None:
 
     for name in ("threads", "rounds"):
         value = getattr(args, name)
-        if value is not None and not 1 <= value <= _MOST:
-            raise InputError(f"--{name} must be between 1 and {_MOST}, got {value}")
+        if value is not None and not 1 <= value <= hardware.MOST_PROCESSES:
+            raise InputError(f"--{name} must be between 1 and {hardware.MOST_PROCESSES}, got {value}")
     if not 0 < args.mb < float("inf"):
         raise InputError(f"--mb must be above 0 and finite, got {args.mb}")
     console = Console(stderr=True)

@@ -10,9 +10,6 @@ from tyro.conf import Positional, arg
 
 from ._paths import InputPath, OutputPath
 
-# More than any machine has; far above, systems and torch refuse in words of their own.
-_MOST = 4096
-
 
 @dataclass(kw_only=True)
 class Study:
@@ -54,6 +51,7 @@ class Study:
 
 def run(args: Study) -> None:
     from ..errors import InputError
+    from ..hardware import MOST_PROCESSES
     from ..study import spec
 
     if not args.names:
@@ -62,8 +60,8 @@ def run(args: Study) -> None:
         _list(spec)
         return
     for name in ("jobs", "threads"):
-        if not 1 <= getattr(args, name) <= _MOST:
-            raise InputError(f"{name} must be between 1 and {_MOST}, got {getattr(args, name)}")
+        if not 1 <= getattr(args, name) <= MOST_PROCESSES:
+            raise InputError(f"{name} must be between 1 and {MOST_PROCESSES}, got {getattr(args, name)}")
     paths = [spec.find(name) for name in (spec.names() if args.names == ("all",) else args.names)]
     given = {
         "data_dir": None if args.data_dir is None else str(args.data_dir),

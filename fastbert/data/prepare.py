@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
 from ..files import put_in_place
-from ..hardware import num_cores
+from ..hardware import MOST_PROCESSES, num_cores
 from ..signals import held_signals
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents
@@ -217,8 +217,8 @@ def _batches(documents: Iterator[RawDocument | Document], heldout: float | Colle
 def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) -> Iterator[Encoded]:
     """Encodes batches in order, in this process where there is little to do."""
     workers = num_cores() if num_workers is None else num_workers
-    if workers < 1:
-        raise InputError(f"num_workers: expected at least 1, got {num_workers}")
+    if not 1 <= workers <= MOST_PROCESSES:
+        raise InputError(f"num_workers: expected 1 to {MOST_PROCESSES}, got {num_workers}")
     head, size = [], 0
     for job in jobs:
         head.append(job)

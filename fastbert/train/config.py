@@ -12,6 +12,7 @@ from typing import Literal
 from ..data.config import PretrainingConfig
 from ..errors import InputError
 from ..files import read_yaml
+from ..hardware import MOST_PROCESSES
 from . import phases as _phases
 from .deepspeed_options import DeepSpeedOptions
 from .phases import SCHEDULES, Phase
@@ -156,10 +157,10 @@ class PretrainConfig:
             raise InputError("expected steps or epochs, got both")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is a share of the training, between 0 and 1, got {self.warmup}")
-        if self.num_workers < 0 or self.keep < 1:
-            raise InputError(
-                f"num_workers must be at least 0 and keep at least 1, got {self.num_workers} and {self.keep}"
-            )
+        if not 0 <= self.num_workers <= MOST_PROCESSES:
+            raise InputError(f"num_workers must be between 0 and {MOST_PROCESSES}, got {self.num_workers}")
+        if self.keep < 1:
+            raise InputError(f"keep must be at least 1, got {self.keep}")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

@@ -184,6 +184,7 @@ def test_failure_in_the_middle_leaves_nothing(books, vocab, tmp_path, small_batc
         ([("d", ["a"])], {"heldout": 1.0}, InputError),
         ([("d", ["a"])], {"heldout": -0.1}, InputError),
         ([("d", ["a"])], {"num_workers": 0}, InputError),
+        ([("d", ["a"])], {"num_workers": 99999}, InputError),
         ([("d", ["a"])], {"shard_tokens": 0}, InputError),
         ([("d", ["a"])], {"segment": "some"}, InputError),
         (["missing.txt"], {}, InputError),

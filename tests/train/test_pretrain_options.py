@@ -85,7 +85,7 @@ def test_a_missing_yaml(tmp_path):
         ("token_budget", 0), ("accumulate", 0), ("steps", 0), ("epochs", 0.0), ("lr", 0.0), ("lr", float("nan")),
         ("warmup", 1.5), ("num_workers", -1), ("keep", 0), ("clip", 0.0), ("dropout", 1.0), ("schedule", "cosine"),
         ("precision", "int4"), ("max_minutes", -1.0), ("seed", 1 << 64), ("betas", (0.9, 1.0)), ("betas", (0.9,)),
-        ("spike_window", 1), ("spike_sigma", -2.0),
+        ("spike_window", 1), ("spike_sigma", -2.0), ("num_workers", 99999),
     ],
 )  # fmt: skip
 def test_values_that_make_no_sense(option, value):
