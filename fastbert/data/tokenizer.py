@@ -148,8 +148,8 @@ def train_wordpiece(
         raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")
     if size > MOST_TOKENS:  # the library sets aside memory for so many, and ends the process where there is too little
         raise InputError(f"vocabulary size: expected at most {MOST_TOKENS}, which is a model's limit, got {size}")
-    if min_frequency < 1:
-        raise InputError(f"min_frequency must be at least 1, got {min_frequency}")
+    if not 1 <= min_frequency < 1 << 63:
+        raise InputError(f"min_frequency must be at least 1 and below 2^63, got {min_frequency}")
     if alphabet is None and iter(texts) is not texts:
         alphabet = letters_of(texts, lowercase, strip_accents)
     tokenizer = _shell(

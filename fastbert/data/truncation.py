@@ -36,5 +36,5 @@ def cut_at(tokenizer: Tokenizer, max_seqlen: int | None, side: str | None = None
     if max_seqlen is None and side == SIDES[0]:
         tokenizer.no_truncation()
     else:
-        most = _UNLIMITED if max_seqlen is None else max_seqlen
+        most = _UNLIMITED if max_seqlen is None else min(max_seqlen, _UNLIMITED)
         tokenizer.enable_truncation(most, strategy="longest_first", direction=side)

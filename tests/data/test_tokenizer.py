@@ -442,6 +442,14 @@ def test_training(shared_data):
     assert cased.decode(cased.encode("The Family").ids) == "The Family"
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_length_that_no_text_has_cuts_none(side):
+    """Of a model without positions every length is one; the library holds no number of more than 64 bits."""
+    tokenizer = train_wordpiece(["a b c"], 20)
+    cut_at(tokenizer, 10**20, side)
+    assert tokenizer.encode("a b c " * 1000).tokens.count("a") == 1000
+
+
 def test_training_on_nothing():
     with pytest.raises(InputError, match="got none"):
         train_wordpiece(iter(["", " "]), 100)
@@ -450,8 +458,9 @@ def test_training_on_nothing():
     for size in (10**9, 10**20):  # tens of gigabytes set aside, of which the process died; no number of 64 bits
         with pytest.raises(InputError, match=f"at most 16777216, .*got {size}"):
             train_wordpiece(["a b"], size)
-    with pytest.raises(InputError, match="min_frequency must be at least 1, got -1"):
-        train_wordpiece(["a b"], 50, min_frequency=-1)
+    for count in (-1, 10**20):
+        with pytest.raises(InputError, match=rf"min_frequency must be at least 1 and below 2\^63, got {count}"):
+            train_wordpiece(["a b"], 50, min_frequency=count)
 
 
 @pytest.mark.parametrize("alphabet", [None, list("abcdefgt ")])
