@@ -40,6 +40,8 @@ def _path(kind: type = Path, *, written: bool = False) -> PrimitiveConstructorSp
 
 InputPath = Annotated[Path, _path()]
 """Is read; ``-`` is standard input where a command reads it."""
+InputName = Annotated[str, _path(str)]
+"""The same as a text."""
 OutputPath = Annotated[Path, _path(written=True)]
 """Is written."""
 OutputName = Annotated[str, _path(str, written=True)]

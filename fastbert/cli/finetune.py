@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..tasks.config import FEATURE_RECIPE, RECIPES, FinetuneConfig, SearchConfig
-from ._paths import InputPath, OutputPath
+from ._paths import InputName, InputPath, OutputPath
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
@@ -45,6 +45,8 @@ class Finetune(FinetuneConfig, SearchConfig):
     """The file to evaluate on."""
     dev_share: float | None = None
     """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed."""
+    # Paths, which the recipe has as texts.
+    deepspeed: InputName | None = None
     also: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
     """Further files to evaluate the best model on, such as MNLI's dev_mismatched.tsv."""
     out: Annotated[OutputPath, arg(metavar="OUT")]

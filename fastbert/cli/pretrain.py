@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..train import recipes
 from ..train.config import PretrainConfig
 from ..train.phases import Phase
-from ._paths import InputPath, OutputName
+from ._paths import InputName, InputPath, OutputName
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,11 @@ class Pretrain(PretrainConfig):
     """With --plan: processes that train together, each with a device of its own."""
     plan_throughput: str | None = None
     """With --plan: tokens a second of one rank, from which the time follows; measure = take a few steps here."""
+    # Paths, which the recipe has as texts.
+    data: InputName = ""
     out: OutputName = ""
+    deepspeed: InputName | None = None
+    resume: InputName | None = None
     phases: Suppress[tuple[Phase, ...]] = ()
 
     def __post_init__(self) -> None:

@@ -72,6 +72,10 @@ def test_a_command_says_what_to_do(place, capsys, command, said):
         (["convert", "M", ""], "dst"),
         (["pretrain", "--config", ""], "--config"),
         (["pretrain", "--data", "DATA", "--out", ""], "--out"),
+        (["pretrain", "--data", "", "--out", "RUN"], "--data"),
+        (["pretrain", "--data", "DATA", "--out", "RUN", "--resume", ""], "--resume"),
+        (["pretrain", "--data", "DATA", "--out", "RUN", "--deepspeed", ""], "--deepspeed"),
+        (["finetune", "rte", "--model=M", "--train=T", "--dev=D", "--out=R", "--deepspeed="], "--deepspeed"),
         (["study", "table5", "--data-dir", ""], "--data-dir"),
     ],
 )
