@@ -88,6 +88,15 @@ def check_new(directory: str | os.PathLike) -> None:
         raise InputError(f"{directory} already exists and is not empty: choose another directory, or remove it")
 
 
+def check_run_name(directory: str | os.PathLike) -> None:
+    """Raises InputError for a run directory whose name is no UTF-8: TensorBoard, whose files each run has, takes none
+    such, and would say so when others are written."""
+    try:
+        os.fspath(directory).encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"expected a run directory with a name in UTF-8, got {os.fspath(directory)!r:.200}") from None
+
+
 def not_downloaded(path: str | os.PathLike) -> str:
     """The end of an error's sentence where the model named is not on this machine: a hub's name, most likely."""
     if Path(path).exists():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .. import hardware
 from ..errors import CheckpointError, InputError
-from ..files import check_new, not_downloaded, of_adapter, read_json, read_yaml
+from ..files import check_new, check_run_name, not_downloaded, of_adapter, read_json, read_yaml
 from .files import atomic_write, check_writable, write_json, write_json_lines
 
 ENDED = "ended.json"
@@ -137,6 +137,7 @@ def starting_point(out: str | os.PathLike, resume: str | None) -> Start:
         return Start(checkpoint.newest(out / CHECKPOINTS))
     if unfinished:
         raise InputError(f"{out} already holds a run: resume it with --resume auto, or choose another --out")
+    check_run_name(out)
     check_new(out)
     check_writable(out / "config.yaml")
     return Start()

@@ -19,7 +19,7 @@ from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..data.tokenizer import load_tokenizer
 from ..errors import CheckpointError, DataError, InputError
-from ..files import write_whole
+from ..files import check_run_name, write_whole
 from ..model_config import ModelConfig
 from ..models import registry
 from . import arithmetic, checkpoint, distributed, initialisation, phases
@@ -182,6 +182,7 @@ def deepspeed_of(config: PretrainConfig) -> dict | None:
 def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
     """The checkpoint to go on from, or None to start anew."""
     checkpoints = run_dir / "checkpoints"
+    check_run_name(run_dir)
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"{run_dir}: expected a directory for the run, got a file")
     if config.resume is None:

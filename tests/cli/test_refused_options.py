@@ -45,6 +45,7 @@ def refused(capsys, *words) -> str:
         ("sst2 --grid --grid-lrs=1e-4 --grid-lrs=2e-4", "expected --grid-lrs once, with all its values after it"),
         ("sst2 --model none", "none: expected a model directory"),
         ("sst2 --out /dev/null/run", "/dev/null"),
+        ("sst2 --out caf\udce9", "expected a run directory with a name in UTF-8"),  # Latin-1's, on a command line
     ],
 )
 def test_finetune_refuses_what_it_need_not_read_rows_for(model, tmp_path, monkeypatch, capsys, words, said):

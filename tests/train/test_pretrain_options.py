@@ -166,6 +166,7 @@ def test_no_place_to_write(recipe, tmp_path):
     refused(recipe(out=""), InputError, "expected the run directory to make")
     (tmp_path / "file").write_text("")
     refused(recipe(out=str(tmp_path / "file")), InputError, "expected a directory for the run, got a file")
+    refused(recipe(out=str(tmp_path / "caf\udce9")), InputError, "expected a run directory with a name in UTF-8")
 
 
 def test_samples_longer_than_the_positions(recipe):
