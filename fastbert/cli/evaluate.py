@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -54,6 +55,8 @@ def run(args: Evaluate) -> None:
         raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
     if args.na_prob is None and args.na_prob_threshold != Evaluate.na_prob_threshold:
         raise InputError("--na-prob-threshold belongs to --na-prob, got it without")
+    if math.isnan(args.na_prob_threshold):  # no probability is above it
+        raise InputError("--na-prob-threshold must be a number, got nan")
     if args.predictions is not None:
         for name in ("max_seqlen", "token_budget", "null_threshold"):
             if getattr(args, name) != getattr(Evaluate, name):

@@ -80,6 +80,11 @@ def test_options_that_change_something_are_taken(model, tmp_path, monkeypatch, c
     assert "train.tsv: No such file" in refused(capsys, "finetune", *given, *words.split())
 
 
+def test_a_threshold_is_a_number(capsys):
+    given = ["evaluate", "squad2", "--data", "dev.json", "--predictions", "predictions.json", "--na-prob", "odds.json"]
+    assert "--na-prob-threshold must be a number, got nan" in refused(capsys, *given, "--na-prob-threshold", "nan")
+
+
 @pytest.mark.parametrize("option", ["--max-seqlen", "--token-budget", "--null-threshold"])
 def test_predictions_are_final(capsys, option):
     given = ["evaluate", "squad2", "--data", "dev.json", "--predictions", "predictions.json", option, "16"]
