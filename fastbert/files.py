@@ -25,10 +25,15 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
     When the block ends the file is forced to the disk and takes its name; when it fails nothing is left, and what was
     there before stays. Directories above are made.
 
+    What exists and is no regular file, a pipe or a device, is given itself: another one must not take its place.
+
     Raises:
         OSError: the file cannot be written; of ``path``, since nobody knows the other name.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{uuid.uuid4().hex}-{path.name}")
     try:

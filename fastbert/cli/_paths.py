@@ -12,8 +12,8 @@ from ..errors import InputError
 
 EMPTY = "expected a path, got an empty text (is a variable of the shell not set?)"
 """`Path` takes it for the working directory, which would be read, or filled."""
-STANDARD_OUTPUT = "expected a name to write under, got -: only `fastbert predict` writes to standard output"
-"""Elsewhere a file or a directory of that name would be made."""
+STANDARD_OUTPUT = ("-", "/dev/stdout")
+"""Where a file or a directory would be made, one of the first name, or in place of the second, which is a link."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,10 @@ def _path(kind: type = Path, *, written: bool = False) -> PrimitiveConstructorSp
     def made(words: list[str]) -> object:
         if not words[0]:
             return _Refused(EMPTY)
-        return _Refused(STANDARD_OUTPUT) if written and words[0] == "-" else kind(words[0])
+        if written and words[0] in STANDARD_OUTPUT:
+            reason = "only `fastbert predict` writes to standard output"
+            return _Refused(f"expected a name to write under, got {words[0]}: {reason}")
+        return kind(words[0])
 
     return PrimitiveConstructorSpec(
         nargs=1,

@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ._options import PredictOptions
-from ._paths import InputPath, OutputOrStandard
+from ._paths import STANDARD_OUTPUT, InputPath, OutputOrStandard
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ def run(args: Predict) -> None:
     from ._tasks import predict_file
 
     name = registry.get(args.task).submission_name(args.data)
-    out = Path(args.out)
+    out = Path("-" if args.out in STANDARD_OUTPUT else args.out)
     if out.is_dir() or args.out.endswith("/"):
         out /= name
     check_writable(out, args.data)

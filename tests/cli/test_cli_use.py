@@ -325,6 +325,10 @@ def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
     # A name that ends in a slash is that of a directory, also before there is one.
     assert run("predict", "sst2", "--model", out, "--data", test, "--out", f"{tmp_path}/new/") == 0
     assert (tmp_path / "new" / "SST-2.tsv").read_text() == predictions.read_text()
+    capsys.readouterr()
+    for name in ("-", "/dev/stdout"):  # a link, in whose place no file must come
+        assert run("predict", "sst2", "--model", out, "--data", test, "--out", name) == 0
+        assert capsys.readouterr().out == predictions.read_text()
     assert "already" in fails(capsys, "finetune", "sst2", "--model", model, *options, "--out", out)
 
 

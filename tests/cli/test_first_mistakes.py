@@ -103,11 +103,13 @@ def test_an_empty_text_is_not_the_working_directory(place, capsys, command, opti
         ("study table5 --cache -", "--cache"),
         ("bench --out -", "--out"),
         ("bench report --page -", "--page"),
+        ("report RUN --out /dev/stdout", "--out"),
     ],
 )
 def test_nothing_is_made_that_is_called_as_standard_output(place, capsys, command, option):
     assert main(command.split()) == 2
-    assert capsys.readouterr().err.startswith(f"fastbert: {option}: expected a name to write under, got -: only")
+    said = f"fastbert: {option}: expected a name to write under, got {command.split('=')[-1].split()[-1]}: only"
+    assert capsys.readouterr().err.startswith(said)
     assert [path.name for path in place.iterdir()] == ["text.txt"]
 
 

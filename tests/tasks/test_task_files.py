@@ -223,6 +223,29 @@ def test_a_whole_file_that_cannot_be_written_is_called_by_its_name(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    """Nor is a device: `--out /dev/null` of an administrator's must leave it there."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        write_whole(path, "néw")
+        assert os.read(reader, 100) == "néw".encode()
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_directory_is_not_written_over_through_a_link(tmp_path):
+    (tmp_path / "held").mkdir()
+    (tmp_path / "link").symlink_to("held")
+    with pytest.raises(OSError, match="directory"):
+        write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+
+
 @pytest.mark.parametrize("fails", [(Path, "write_bytes"), (os, "fsync"), (os, "replace")], ids=lambda fails: fails[1])
 def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch, fails):
     path = tmp_path / "config.yaml"
