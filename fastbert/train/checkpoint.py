@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..files import flush, put_in_place, sha256
+from ..signals import held_signals
 from .tensor_file import write_bytes, write_tensors
 
 _log = logging.getLogger("fastbert")
@@ -264,7 +265,8 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
     try:
         tensors = {}
         for name in _TENSORS[manifest["format"]]:
-            tensors |= safetensors.torch.load_file(path / name)
+            with held_signals():  # as in weights.reading
+                tensors |= safetensors.torch.load_file(path / name)
         state = json.loads((path / _STATE).read_bytes())
         # A writer may have put another checkpoint of this step in its place between two of these.
         after = json.loads((path / _MANIFEST).read_bytes())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..files import of_adapter, read_json
+from ..signals import held_signals
 from .foreign_names import from_deepspeed, from_tensorflow, is_weight
 from .tensor_bundle import read_bundle
 
@@ -122,7 +123,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
     _refuse_pointer(path)
     try:
-        return load_file(path)
+        with held_signals():  # the library makes an error of an exception that one raises, and blames the file
+            return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{path}: expected a safetensors file, got one that cannot be read: {error}") from error
 

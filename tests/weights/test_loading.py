@@ -4,6 +4,7 @@ import json
 import logging
 import pickle
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tiny_bert import config as tiny_config
 
 import fastbert
 from fastbert.errors import CheckpointError
+from fastbert.signals import removed_on_sigterm
 from fastbert.weights.loading import canonical_keys, load_into
 from fastbert.weights.reading import read_state_dict, read_weights_file
 
@@ -504,3 +506,20 @@ def test_a_directory_without_weights_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match=str(path)):
             read_state_dict(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_weights_are_read_is_not_the_files_fault(tmp_path, monkeypatch, number):
+    """What the library makes of it: `could not determine the shape of object type`."""
+
+    def interrupted(path):
+        try:
+            signal.raise_signal(number)
+        except BaseException:
+            raise ValueError("could not determine the shape") from None
+        return {}
+
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr("safetensors.torch.load_file", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)), removed_on_sigterm():
+        read_state_dict(tmp_path)
