@@ -53,5 +53,5 @@ class PretrainingConfig:
             raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
         for name in ("max_predictions", "duplication"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1 or none, got {value}")
+            if value is not None and not 1 <= value < 1 << 63:
+                raise InputError(f"{name} must be at least 1 and below 2^63, or none, got {value}")

@@ -93,6 +93,14 @@ def test_values_that_make_no_sense(option, value):
         PretrainConfig(**{option: value})
 
 
+@pytest.mark.parametrize("name", ["max_predictions", "duplication"])
+def test_counts_of_samples_that_make_no_sense(name):
+    """numpy holds no more than 64 bits."""
+    for value in (0, 10**20):
+        with pytest.raises(InputError, match=rf"{name} must be at least 1 and below 2\^63, or none, got {value}"):
+            PretrainingConfig(**{name: value})
+
+
 def test_a_seed_of_more_than_64_bits():
     for seed in (1 << 64, -(1 << 63) - 1):
         with pytest.raises(InputError, match="seed must be a number of 64 bits"):
