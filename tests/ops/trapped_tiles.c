@@ -16,6 +16,7 @@
 #define TILES 8
 #define ROWS 16
 #define BYTES 64 /* of a row */
+#define COLUMNS (BYTES / 4)
 #define PER_THREAD static __thread __attribute__((tls_model("initial-exec")))
 
 enum { CONFIGURE, RELEASE, ZERO, LOAD, STORE, BFLOAT16, INT8, KINDS };
@@ -65,36 +66,42 @@ static float number(uint32_t bits) { /* denormals are zeros */
     return value;
 }
 
-/* Even and odd elements are summed apart, each multiply-add with one rounding. */
+/* Even and odd elements are summed apart, each multiply-add with one rounding. A row's columns side by side, which the
+ * compiler makes one vector of; those past the end are zeros, or not stored. */
 static void dot_bfloat16(int out, int a, int b) {
-    for (int m = 0; m < config.rows[out]; ++m)
-        for (int n = 0; n < config.bytes[out] / 4; ++n) {
-            float even = 0, odd = 0;
-            for (int k = 0; k < config.bytes[a] / 4; ++k) {
-                uint32_t x, y;
-                memcpy(&x, tiles[a][m] + 4 * k, 4);
-                memcpy(&y, tiles[b][k] + 4 * n, 4);
-                even = __builtin_fmaf(number(x << 16), number(y << 16), even);
-                odd = __builtin_fmaf(number(x & 0xffff0000), number(y & 0xffff0000), odd);
+    for (int m = 0; m < config.rows[out]; ++m) {
+        float even[COLUMNS] = {0}, odd[COLUMNS] = {0}, sums[COLUMNS];
+        uint32_t x, y[COLUMNS];
+        for (int k = 0; k < config.bytes[a] / 4; ++k) {
+            memcpy(&x, tiles[a][m] + 4 * k, 4);
+            memcpy(y, tiles[b][k], BYTES);
+            const float low = number(x << 16), high = number(x & 0xffff0000);
+            for (int n = 0; n < COLUMNS; ++n) {
+                even[n] = __builtin_fmaf(low, number(y[n] << 16), even[n]);
+                odd[n] = __builtin_fmaf(high, number(y[n] & 0xffff0000), odd[n]);
             }
-            uint32_t bits;
-            memcpy(&bits, tiles[out][m] + 4 * n, 4);
-            const float sum = number(bits) + (even + odd);
-            memcpy(tiles[out][m] + 4 * n, &sum, 4);
         }
+        memcpy(y, tiles[out][m], BYTES);
+        for (int n = 0; n < COLUMNS; ++n) sums[n] = number(y[n]) + (even[n] + odd[n]);
+        memcpy(tiles[out][m], sums, config.bytes[out]);
+    }
 }
 
 static void dot_int8(int out, int a, int b, int a_signed, int b_signed) {
-    for (int m = 0; m < config.rows[out]; ++m)
-        for (int n = 0; n < config.bytes[out] / 4; ++n) {
-            uint32_t sum;
-            memcpy(&sum, tiles[out][m] + 4 * n, 4);
-            for (int k = 0; k < config.bytes[a]; ++k) {
-                const uint8_t x = tiles[a][m][k], y = tiles[b][k / 4][4 * n + k % 4];
-                sum += (uint32_t)((a_signed ? (int8_t)x : x) * (b_signed ? (int8_t)y : y));
+    const int32_t x_sign = a_signed ? 128 : 0, y_sign = b_signed ? 128 : 0;
+    for (int m = 0; m < config.rows[out]; ++m) {
+        uint32_t sums[COLUMNS], y[COLUMNS];
+        memcpy(sums, tiles[out][m], BYTES);
+        for (int k = 0; k < config.bytes[a]; ++k) {
+            const int32_t x = (tiles[a][m][k] ^ x_sign) - x_sign;
+            memcpy(y, tiles[b][k / 4], BYTES);
+            for (int n = 0; n < COLUMNS; ++n) {
+                const int32_t byte = y[n] >> 8 * (k % 4) & 255;
+                sums[n] += (uint32_t)(x * ((byte ^ y_sign) - y_sign));
             }
-            memcpy(tiles[out][m] + 4 * n, &sum, 4);
         }
+        memcpy(tiles[out][m], sums, config.bytes[out]);
+    }
 }
 
 static int64_t registered(const ucontext_t* context, int number_) {
