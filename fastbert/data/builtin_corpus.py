@@ -10,6 +10,7 @@ the binary, are imported, and only those of a list known to have no side effect.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -75,11 +76,17 @@ def documents() -> Iterator[tuple[str, list[str]]]:
             yield name, fresh
 
 
-def docstrings() -> Iterator[tuple[str, str, str]]:
-    """Yield (module, name inside the module, cleaned docstring) of the standard library, sorted by module.
+@functools.cache
+def docstrings() -> tuple[tuple[str, str, str], ...]:
+    """(module, name inside the module, cleaned docstring) of the standard library, sorted by module.
 
-    The name is empty for the module's own docstring, and `Class.method` for a method's.
+    The name is empty for the module's own docstring, and `Class.method` for a method's. To parse the library takes
+    seconds: it is done once in a process.
     """
+    return tuple(_docstrings())
+
+
+def _docstrings() -> Iterator[tuple[str, str, str]]:
     sources = dict(_source_modules())
     for module in sorted(sources.keys() | set(_C_MODULES)):
         found = _from_source(sources[module]) if module in sources else _from_binary(module)

@@ -94,7 +94,7 @@ def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple
 
     A family without both is left out: some systems' Python has no tkinter, whose modules are most of "gui".
     """
-    corpus = list(docstrings())
+    corpus = docstrings()
     parts = {part for module, _, _ in corpus if family_of(module) in FAMILIES for part in module.split(".")}
     names = sorted(set(_FAMILY_OF) | {part for part in parts if len(part) > 2}, key=len, reverse=True)
     module_name = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b", re.IGNORECASE)

@@ -68,9 +68,8 @@ def test_a_family_that_this_python_has_too_little_of_is_no_class(documents):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "out"
-    recipe = dataclasses.replace(
-        QUICK, vocab_size=1500, layers=1, hidden=32, heads=2, token_budget=512, steps=8, labels=2, epochs=1
-    )
+    sizes = {"vocab_size": 1500, "layers": 1, "hidden": 32, "heads": 2, "token_budget": 512, "steps": 8}
+    recipe = dataclasses.replace(QUICK, **sizes, max_minutes=9.0, labels=2, epochs=1)  # a busy machine's steps too
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "QUICK", recipe)
         return run.run_demo(out, quick=True)
