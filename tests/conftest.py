@@ -6,6 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+# A thread that waits sleeps, here and in every process that a test starts: with a worker a core there is none to spare
+# for spinning. Read as torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A virtual machine can advertise AMX without its tile palette; stock torch then dies in its first bf16 product.
 # `import fastbert` sets the same cap, but transformers may be imported first in a test.
 import pytest
