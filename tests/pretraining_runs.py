@@ -54,6 +54,17 @@ def config(data: Path, out: Path, **changes) -> PretrainConfig:
     return PretrainConfig(data=str(data), out=str(out), **{**options, **changes})
 
 
+def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Runs of this process leave a mark in place of loss.png: drawing takes as long as fifteen steps of a tiny model.
+    It has tests of its own, in test_flops_plots.py."""
+
+    def mark(_rows, path, **_options):
+        path.write_bytes(b"a picture")
+        return path
+
+    patch.setattr("fastbert.train.plots.loss_plot", mark)
+
+
 def environment() -> dict[str, str]:
     """For a child process, which is to start outside the source tree: this process's package and number of threads.
 

@@ -28,7 +28,7 @@ def weights(run_dir) -> dict:
     return {name: value for name, value in checkpoint.load(newest)[0].items() if name.startswith("model.")}
 
 
-def test_run_directory_and_lines(recipe, capsys):
+def test_run_directory_and_lines(recipe, capsys, pictures):
     heard = []
     result = pretrain(recipe(eval_every=2, save_every=2), callbacks=[heard.append])
     run = result.run_dir

@@ -31,7 +31,6 @@ STEPS = 40
 _SLOW_IMPORTS = [
     "pretraining_runs",
     "fastbert.train.pretrain",
-    "torch._dynamo",
     "torch.utils.tensorboard",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
