@@ -1,4 +1,4 @@
-"""python replays.py PRECISION: training steps replayed from a CUDA graph against the same steps without one."""
+"""python replays.py PRECISION...: training steps replayed from a CUDA graph against the same steps without one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ STEPS = 3
 
 
 def main(precision: str) -> None:
-    assert test_triton_step.DEVICE == "cuda"
-    replays = []
-    replay = torch.cuda.CUDAGraph.replay
-    torch.cuda.CUDAGraph.replay = lambda captured: (replays.append(captured), replay(captured))
+    replays.clear()
     graph._WARM_UP = 1
     losses, weights = test_triton_step.run("auto", STEPS, precision)
     assert len(replays) == STEPS - 1, replays
@@ -26,7 +23,12 @@ def main(precision: str) -> None:
     assert len(replays) == STEPS - 1, "the step beside it was captured too"
     assert losses == plain, (losses, plain)
     assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
-    print("equal")
+    print(precision, "equal")
 
 
-main(*sys.argv[1:])
+assert test_triton_step.DEVICE == "cuda"
+replays = []
+replay = torch.cuda.CUDAGraph.replay
+torch.cuda.CUDAGraph.replay = lambda captured: (replays.append(captured), replay(captured))
+for each in sys.argv[1:]:
+    main(each)
