@@ -38,9 +38,9 @@ def test_the_kernels_are_right_in_the_interpreter():
 
 
 def test_every_shipped_setting_compiles_without_spills_and_uses_the_matrix_units():
-    out = run(str(HERE / "aot.py"), interpret=False)
+    out = run(str(HERE / "aot.py"), "--short", interpret=False)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[2:]]
-    assert len(rows) == 63 + 73, "settings for sm_80, and for sm_90 those in 8 bits too"
+    assert len(rows) == 48 + 73, "settings for sm_80, and for sm_90 all of them, those in 8 bits too"
     limits = {"sm_80": 163, "sm_90": 227}  # KiB of shared memory that a block may have (CUDA guide, table 27)
     for name, arch, registers, shared, stack, hmma, hgmma, approximate, resident in rows:
         if name.startswith(("layer_norm", "embedding")):
