@@ -194,7 +194,7 @@ def test_a_text_task_in_commands(directories, tmp_path, capsys, kind, features):
     ("kind", "sentence"),
     [
         ("bert", "layers last4-sum needs a model of at least 4 layers, got 2"),
-        ("gpt2", "model_type must be 'bert', got 'gpt2'"),
+        ("gpt2", "a model of type gpt2 has no head for ner, expected features or a BERT"),
     ],
 )
 def test_of_all_rows_one_that_cannot_be_is_told_before_the_first(directories, tmp_path, capsys, kind, sentence):
