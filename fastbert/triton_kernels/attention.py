@@ -228,6 +228,16 @@ def _attention_fwd_whole_kernel(
     tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
 
 
+# Of one launch: a grid's third dimension ends at 65,535, and the bounds that a launch is given begin at whole 16 bytes.
+MOST_SEQUENCES = 32768
+
+
+def launches(cu_seqlens: Tensor) -> list[Tensor]:
+    """The bounds of each launch's sequences."""
+    firsts = range(0, cu_seqlens.numel() - 1, MOST_SEQUENCES)
+    return [cu_seqlens[first : first + MOST_SEQUENCES + 1] for first in firsts]
+
+
 def precision(x: Tensor) -> str:
     """fp32 is computed in fp32."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
@@ -238,13 +248,13 @@ def attention_forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rn
     tokens, nheads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(nheads, tokens, dtype=torch.float32, device=q.device)
-    sequences = cu_seqlens.numel() - 1
-    if tokens and sequences and max_seqlen:
-        settings = forward_settings(head_dim, max_seqlen, q.element_size())
-        grid = (triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)
-        kernel = _attention_fwd_whole_kernel if "BLOCKS" in settings else _attention_fwd_kernel
-        kernel[grid](
-            *(q, k, v, out, lse, cu_seqlens, empty_rng(q) if rng is None else rng),
+    if not (tokens and max_seqlen):
+        return out, lse
+    settings = forward_settings(head_dim, max_seqlen, q.element_size())
+    kernel = _attention_fwd_whole_kernel if "BLOCKS" in settings else _attention_fwd_kernel
+    for bounds in launches(cu_seqlens):
+        kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)](
+            *(q, k, v, out, lse, bounds, empty_rng(q) if rng is None else rng),
             *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
             *(tokens, nheads, softmax_scale, site, threshold, keep_scale),
             CAUSAL=causal,

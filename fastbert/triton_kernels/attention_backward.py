@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import LOG2E, load_rows, precision, score_mask, store_rows
+from .attention import LOG2E, launches, load_rows, precision, score_mask, store_rows
 from .common import empty_rng, keep_bits, kernel, next_power_of_2
 
 
@@ -276,8 +276,7 @@ def attention_backward(
     """-> dq, dk, dv (T, nheads, head_dim)."""
     tokens, nheads, head_dim = q.shape
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    sequences = cu_seqlens.numel() - 1
-    if not (tokens and sequences and max_seqlen):
+    if not (tokens and max_seqlen):
         return dq, dk, dv
     settings = backward_settings(head_dim, q.element_size())
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
@@ -292,10 +291,12 @@ def attention_backward(
     def strides(*tensors: Tensor) -> list[int]:
         return [stride for x in tensors for stride in x.stride()[:2]]
 
-    _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_N"]), nheads, sequences)](
-        *(q, k, v, dout, lse, delta, dk, dv, cu_seqlens, random, *strides(q, k, v, dout, dk, dv), *scalars), **options
-    )
-    _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
-        *(q, k, v, dout, lse, delta, dq, cu_seqlens, random, *strides(q, k, v, dout, dq), *scalars), **options
-    )
+    for bounds in launches(cu_seqlens):
+        sequences = bounds.numel() - 1
+        _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_N"]), nheads, sequences)](
+            *(q, k, v, dout, lse, delta, dk, dv, bounds, random, *strides(q, k, v, dout, dk, dv), *scalars), **options
+        )
+        _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
+            *(q, k, v, dout, lse, delta, dq, bounds, random, *strides(q, k, v, dout, dq), *scalars), **options
+        )
     return dq, dk, dv

@@ -38,7 +38,10 @@ class _Kernel:
     function = packed_metadata = 0
 
     def launch_metadata(self, *_arguments) -> None: ...
-    def run(self, *_arguments) -> None: ...
+
+    def run(self, *arguments) -> None:
+        for size, most in zip(arguments, (2**31 - 1, 65535, 65535), strict=False):
+            assert 0 < size <= most, f"CUDA starts no grid of {arguments[:3]} programs"
 
 
 def _compile(source, target, options, **_) -> _Kernel:
@@ -98,6 +101,16 @@ def every_op(tokens: int, columns: int, site: int, dtype: torch.dtype) -> None:
     _both(lambda x: ops.cross_entropy(x, zeros, ignore_index=1), random(tokens, columns))
 
 
+def large_batches() -> None:
+    """Of more sequences and rows than CUDA counts in a grid's second and third dimensions."""
+    many = 70_000
+    _both(
+        lambda q, k, v: ops.attention(q, k, v, torch.arange(many + 1, dtype=torch.int32), 1),
+        *(torch.randn(many, 1, 16, dtype=torch.bfloat16) for _ in "qkv"),
+    )
+    every_op(many, 8, 1, torch.bfloat16)
+
+
 def optimizers() -> None:
     params = [torch.nn.Parameter(torch.ones(n).to(dtype)) for n in (1, 20) for dtype in (torch.float32, torch.bfloat16)]
     for p in params:
@@ -140,6 +153,7 @@ def main() -> None:
         for tokens, site in ((32, 1), (33, 2), (48, 16)):
             every_op(tokens, 64, site, torch.bfloat16)
         assert compiled[known:] == [], f"a kernel is compiled anew for another batch or layer: {compiled[known:]}"
+        large_batches()
         optimizers()
         training("bf16")
         if ops._dispatch._table["linear_fp8"]["cpu"].available() is None:  # torch multiplies 8 bits here

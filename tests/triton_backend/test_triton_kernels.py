@@ -253,6 +253,14 @@ def test_attention(dtype, lengths, head_dim, causal, dropout):
     check(attention, attention, leaves, dtype)
 
 
+def test_attention_of_more_sequences_than_a_launch_takes(monkeypatch):
+    """Gradients included; launches.py has the number at which CUDA ends."""
+    from fastbert.triton_kernels import attention as kernels
+
+    monkeypatch.setattr(kernels, "MOST_SEQUENCES", 4)
+    test_attention(torch.float16, (1, 3, 0, 2, 1, 0, 4, 2, 1), 16, False, True)
+
+
 def test_attention_reads_a_fused_matrix_in_place():
     qkv = torch.randn(30, 3, 2, 32, device=DEVICE)
     cu_seqlens = torch.tensor([0, 11, 30], dtype=torch.int32, device=DEVICE)
