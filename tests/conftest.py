@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not installed, pytest knows no such hook
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A worker a core for the whole suite, whose tests are single-threaded; none for what somebody picked: that is done
     before workers have started, and it may print."""

@@ -48,11 +48,11 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
         said = late.stdout or b""  # bytes, whatever was asked for
         said = said if isinstance(said, str) else said.decode(errors="replace")
         return {"error": f"not done after {timeout:.0f} s", "tail": said.splitlines()[-60:]}
-    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["no output"]
+    lines = (done.stderr + done.stdout).strip().splitlines() or ["no output"]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     row = {"summary": lines[-1], "failed": failed, "rc": done.returncode}
-    # The first failure's end, so that a lent machine need not be asked again.
-    return row | ({"tail": lines[-60:]} if failed else {})
+    # The first failure's end, or why no test was run, so that a lent machine need not be asked again.
+    return row | ({"tail": lines[-60:]} if done.returncode else {})
 
 
 def kernel_tests(dry: bool) -> dict:

@@ -22,9 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import CheckpointError
@@ -260,13 +258,16 @@ def newest(directory: str | os.PathLike) -> Path | None:
 
 def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
     """Tensors, state and step of a checkpoint, after it has verified. Raises CheckpointError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     path = Path(path)
     manifest = verify(path)
     try:
         tensors = {}
         for name in _TENSORS[manifest["format"]]:
             with held_signals():  # as in weights.reading
-                tensors |= safetensors.torch.load_file(path / name)
+                tensors |= load_file(path / name)
         state = json.loads((path / _STATE).read_bytes())
         # A writer may have put another checkpoint of this step in its place between two of these.
         after = json.loads((path / _MANIFEST).read_bytes())

@@ -169,6 +169,32 @@ def test_tests_that_take_too_long_are_an_error_with_what_they_said(monkeypatch):
     assert row == {"error": "not done after 0 s", "tail": []}
 
 
+# What a machine with torch and Triton alone may lack, and no row but a peer's or the commands' needs.
+OPTIONAL = (
+    "tyro", "rich", "docstring_parser", "matplotlib", "tensorboard", "yaml", "filelock", "safetensors", "tokenizers",
+    "transformers", "peft", "sentence_transformers", "xdist", "psutil",
+)  # fmt: skip
+
+
+def test_a_machine_with_little_installed_measures_what_it_can():
+    """No module of the suite, nor what ours imports for it, is in need of these."""
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL})); sys.path.insert(0, {str(SUITE)!r}); "
+    environment = {**os.environ, "PYTHONPATH": str(Path(fastbert.__file__).parent.parent)}
+    command = [sys.executable, "-c", hidden + "import suite; from fastbert.train import graph; print('all there')"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "all there\n", done.stderr
+
+
+def test_tests_run_without_pytests_workers_and_a_row_says_why_none_did(monkeypatch):
+    monkeypatch.syspath_prepend(str(SUITE))
+    import checks
+
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:xdist")
+    row = checks.pytest(True, ("tests/bench/test_gpu_report.py",))  # a rehearsal runs tests of another name
+    assert row["rc"] == pytest.ExitCode.NO_TESTS_COLLECTED, row
+    assert "deselected" in row["tail"][-1]
+
+
 def test_tests_on_a_gpu_run_side_by_side(monkeypatch):
     """Compiling hundreds of kernels in one process takes minutes."""
     pytest.importorskip("xdist")
