@@ -35,7 +35,7 @@ def _backward(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_
     dx, dresidual, *sums = kernels.layer_norm_backward(
         _triton.flat(dout), total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias
     )
-    return dx.view(dout.shape), dresidual.view(dout.shape if dresidual.numel() else 0), *sums
+    return dx.view(dout.shape), dresidual.view(dout.shape if rng is not None and has_residual else 0), *sums
 
 
 def _backward_fake(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias):

@@ -109,6 +109,14 @@ def test_layer_norm(dtype, shape, x_bias, residual, dropout):
     check(layer_norm, layer_norm, leaves, dtype)
 
 
+def test_a_layer_norm_of_no_rows_has_gradients():
+    x, weight = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((0, 8), (8,)))
+    residual = torch.randn(0, 8, device=DEVICE, requires_grad=True)
+    ops.layer_norm(x, weight, weight, 1e-5, x_bias=weight, residual=residual, dropout=DROPOUT).sum().backward()
+    assert x.grad.shape == residual.grad.shape == (0, 8)
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
 def test_sums_over_rows_in_several_blocks():
     from fastbert.triton_kernels import layer_norm as kernels
 
