@@ -21,17 +21,29 @@ _TANH_CUBE = tl.constexpr(0.044715)
 
 
 @triton.jit
+def _sigmoid(x):
+    """s, the sigmoid of t = 2 sqrt(2 / pi) (x + 0.044715 x^3), and s (1 - s), which is made of what is small where s is
+    near 1: the two units by which a GPU's quotient is off would otherwise be times x^3.
+    """
+    t = (x + x * x * x * _TANH_CUBE) * (2 * _TANH_SCALE)
+    e = tl.exp(-tl.abs(t))
+    s = 1 / (1 + e)
+    return tl.where(t < 0, e * s, s), e * s * s
+
+
+@triton.jit
 def _gelu(x, TANH: tl.constexpr):
     if TANH:
-        return x * tl.sigmoid((x + x * x * x * _TANH_CUBE) * (2 * _TANH_SCALE))
+        s, _ = _sigmoid(x)
+        return x * s
     return 0.5 * x * (1 + tl.math.erf(x * _INV_SQRT2))
 
 
 @triton.jit
 def _gelu_slope(x, TANH: tl.constexpr):
     if TANH:
-        s = tl.sigmoid((x + x * x * x * _TANH_CUBE) * (2 * _TANH_SCALE))
-        return s + x * s * (1 - s) * (2 * _TANH_SCALE) * (1 + x * x * (3 * _TANH_CUBE))
+        s, slope = _sigmoid(x)
+        return s + x * slope * (2 * _TANH_SCALE) * (1 + x * x * (3 * _TANH_CUBE))
     return 0.5 * (1 + tl.math.erf(x * _INV_SQRT2)) + x * _INV_SQRT_2PI * tl.exp(x * x * -0.5)
 
 

@@ -29,10 +29,13 @@ DROPOUT = Dropout(p=0.3, seed=(0x9234 << 48) + 99, offset=7, site=3)
 
 
 @pytest.fixture(autouse=True)
-def _poisoned(monkeypatch):
+def _poisoned(monkeypatch, request):
     if INTERPRETING:
         for correct in (interpreter.poison, interpreter.round_casts, interpreter.multiply_bf16):
             correct(monkeypatch)
+        # Attention in float32 is at the rule's limit then, and only a GPU can say on which side.
+        if "attention" not in request.node.name:
+            interpreter.approximate(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
