@@ -102,11 +102,12 @@ def _gelu_cast_kernel(
     BLOCK_N: tl.constexpr,
 ):
     rows, columns = _place(BLOCK_M, BLOCK_N)
+    EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     inside = (rows < M) & (columns < N)
     x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
     x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     # Rows past the end hold the bias alone by now.
-    hidden = tl.where(inside, _gelu(x, TANH), 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
+    hidden = tl.where(inside, _gelu(x, TANH, EXACT), 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
     note_largest(maxima_ptr, hidden, LANES)
     data = to_fp8(hidden, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
     tl.store(data_ptr + rows * N + columns, data, mask=inside)
@@ -133,11 +134,12 @@ def _gelu_bwd_cast_kernel(
     BLOCK_N: tl.constexpr,
 ):
     rows, columns = _place(BLOCK_M, BLOCK_N)
+    EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     inside = (rows < M) & (columns < N)
     x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
     x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     dout = tl.load(dout_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
-    dx = dout * _gelu_slope(x, TANH)
+    dx = dout * _gelu_slope(x, TANH, EXACT)
     sums = tl.sum(dx, 0)[None, :]
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + columns, sums, mask=columns < N)
     dx = dx.to(x_ptr.dtype.element_ty).to(tl.float32)

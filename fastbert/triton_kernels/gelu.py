@@ -1,6 +1,9 @@
 """Bias + GELU (Hendrycks & Gimpel 2016), with the error function or the tanh approximation; forward and backward.
 
-One read and one write of the widest activations of a layer. erf is the GPU's own; tanh(u) = 2 sigmoid(2 u) - 1.
+One read and one write of the widest activations of a layer; an H100 has some 35 instructions for a number in the time
+that forward takes to move it, and 53 in backward's. In float32 erf is the GPU's own, which with everything around it
+takes 41 and 63. What is read and written in 16 bits is made of the small tail Phi(-|x|) instead, by a polynomial.
+tanh(u) = 2 sigmoid(2 u) - 1.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ _INV_SQRT2 = tl.constexpr(0.7071067811865476)
 _INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 _TANH_SCALE = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
 _TANH_CUBE = tl.constexpr(0.044715)
+_MINUS_HALF_LOG2E = tl.constexpr(-0.7213475204444817)  # exp(-x^2 / 2) as a power of 2
 
 
 @triton.jit
@@ -32,19 +36,41 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _gelu(x, TANH: tl.constexpr):
-    if TANH:
-        s, _ = _sigmoid(x)
-        return x * s
-    return 0.5 * x * (1 + tl.math.erf(x * _INV_SQRT2))
+def _tail(x):
+    """a = |x|, at most 14, and Phi(-a), of which the polynomial is the binary logarithm: a minimax fit on [0, 6], to a
+    relative 4.5e-5. Beyond 6 it falls on, where what is left is less than 1e-9. A NaN stays one.
+    """
+    a = tl.minimum(tl.abs(x), 14.0, propagate_nan=tl.PropagateNan.ALL)
+    p = 2.29893383e-05 * a - 6.11087176e-04
+    p = p * a + 7.19548196e-03
+    p = p * a - 5.11851016e-02
+    p = p * a - 4.61272168e-01
+    p = p * a - 1.15017425e00
+    return a, tl.exp2(p * a - 1.00006478e00)
 
 
 @triton.jit
-def _gelu_slope(x, TANH: tl.constexpr):
+def _gelu(x, TANH: tl.constexpr, EXACT: tl.constexpr):
+    """EXACT: for results in float32."""
+    if TANH:
+        s, _ = _sigmoid(x)
+        return x * s
+    if EXACT:
+        return 0.5 * x * (1 + tl.math.erf(x * _INV_SQRT2))
+    a, tail = _tail(x)
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * tail
+
+
+@triton.jit
+def _gelu_slope(x, TANH: tl.constexpr, EXACT: tl.constexpr):
     if TANH:
         s, slope = _sigmoid(x)
         return s + x * slope * (2 * _TANH_SCALE) * (1 + x * x * (3 * _TANH_CUBE))
-    return 0.5 * (1 + tl.math.erf(x * _INV_SQRT2)) + x * _INV_SQRT_2PI * tl.exp(x * x * -0.5)
+    if EXACT:
+        return 0.5 * (1 + tl.math.erf(x * _INV_SQRT2)) + x * _INV_SQRT_2PI * tl.exp(x * x * -0.5)
+    a, tail = _tail(x)
+    below = tail - a * _INV_SQRT_2PI * tl.exp2(a * a * _MINUS_HALF_LOG2E)  # at -a; the slopes at a and -a add up to 1
+    return tl.where(x < 0, below, 1 - below)
 
 
 @kernel
@@ -65,7 +91,8 @@ def _gelu_fwd_kernel(
     x = tl.load(x_ptr + rows * N + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
-    tl.store(out_ptr + rows * N + columns, _gelu(x, TANH).to(out_ptr.dtype.element_ty), mask=inside)
+    out = _gelu(x, TANH, out_ptr.dtype.element_ty == tl.float32)
+    tl.store(out_ptr + rows * N + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -91,13 +118,13 @@ def _gelu_bwd_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     first = program * rows_each
     last = tl.minimum(first + rows_each, M)
-    for begin in range(first, last, BLOCK_M):
+    for begin in tl.range(first, last, BLOCK_M, num_stages=3):
         rows = begin + tl.arange(0, BLOCK_M)[:, None]
         inside = (rows < last) & (columns < N)
         at = rows * N + columns
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) + bias
         dout = tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        dx = dout * _gelu_slope(x, TANH)
+        dx = dout * _gelu_slope(x, TANH, dx_ptr.dtype.element_ty == tl.float32)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         acc += dx
     if HAS_BIAS:

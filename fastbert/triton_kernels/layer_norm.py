@@ -129,7 +129,7 @@ def _layer_norm_bwd_kernel(
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
     first = program * rows_each
-    for row in range(first, tl.minimum(first + rows_each, M)):
+    for row in tl.range(first, tl.minimum(first + rows_each, M), num_stages=3):
         at = row * N + columns
         dout = tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32)
         z = tl.load(sum_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -180,7 +180,7 @@ def sum_rows_kernel(
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     partial_ptr += part * N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, M, BLOCK_M):
+    for first in tl.range(0, M, BLOCK_M, num_stages=4):
         rows = first + tl.arange(0, BLOCK_M)
         inside = (rows[:, None] < M) & (columns[None, :] < N)
         acc += tl.load(partial_ptr + rows[:, None].to(tl.int64) * stride_m + columns[None, :], mask=inside, other=0.0)

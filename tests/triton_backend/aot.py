@@ -1,8 +1,8 @@
 """Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
 
 ``python tests/triton_backend/aot.py [--short]`` prints the table of what each needs: registers, shared memory, spilled
-bytes, matrix instructions, divisions and roots that are not rounded correctly, and how many programs a multiprocessor
-holds. The test beside it holds the short table to limits.
+bytes, matrix instructions, divisions and roots that are not rounded correctly, loads ahead of their use (asynchronous
+copies), and how many programs a multiprocessor holds. The test beside it holds the short table to limits.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Resources:
     hmma: int
     hgmma: int
     approximate: int
+    ahead: int
     warps: int
 
     @property
@@ -71,7 +72,7 @@ class Resources:
     def row(self) -> str:
         return (
             f"| {self.name} | sm_{self.arch} | {self.registers} | {self.shared / 1024:.1f} | {self.spills} "
-            f"| {self.hmma} | {self.hgmma} | {self.approximate} | {self.resident} |"
+            f"| {self.hmma} | {self.hgmma} | {self.approximate} | {self.ahead} | {self.resident} |"
         )
 
 
@@ -238,6 +239,7 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
         hmma=len(re.findall(r"\bHMMA", code)),
         hgmma=len(re.findall(r"\bHGMMA", code)),
         approximate=len(re.findall(r"\b(?:div\.full|sqrt\.approx)", built.asm["ptx"])),
+        ahead=built.asm["ptx"].count("cp.async.c"),
         warps=built.metadata.num_warps,
     )
 
@@ -254,7 +256,7 @@ def table(short: bool) -> list[Resources]:
 
 
 if __name__ == "__main__":
-    print("| kernel, bf16 where not said | | registers | shared KiB | stack | HMMA | HGMMA | inexact | resident |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| kernel, bf16 if not said | | registers | KiB shared | stack | HMMA | HGMMA | inexact | ahead | resident |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for one in table(short="--short" in sys.argv[1:]):
         print(one.row)

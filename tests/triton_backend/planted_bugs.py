@@ -191,8 +191,8 @@ BUGS = [
     Bug(
         "sum_rows: the last block of rows is left out (an off-by-one tile)",
         "layer_norm.py",
-        "range(0, M, BLOCK_M)",
-        "range(0, M - BLOCK_M + 1, BLOCK_M)",
+        "range(0, M, BLOCK_M,",
+        "range(0, M - BLOCK_M + 1, BLOCK_M,",
         "test_gelu and dtype0 and shape0",
         short=True,
     ),
@@ -209,6 +209,13 @@ BUGS = [
         ".to(tl.float32) + bias",
         ".to(tl.float32)",
         "test_gelu and dtype0",
+    ),
+    Bug(
+        "gelu in 16 bits: the tail's polynomial is a little off",
+        "gelu.py",
+        "p * a - 4.61272168e-01",
+        "p * a - 4.60272168e-01",
+        "test_the_tail_of_gelu",
     ),
     Bug(
         "gelu: the tanh form's slope lacks a factor (a wrong scale)",
@@ -295,8 +302,8 @@ BUGS = [
     Bug(
         "8 bits: rows past the end hold the GELU of the bias (a dropped mask)",
         "fp8.py",
-        "tl.where(inside, _gelu(x, TANH), 0.0)",
-        "_gelu(x, TANH)",
+        "tl.where(inside, _gelu(x, TANH, EXACT), 0.0)",
+        "_gelu(x, TANH, EXACT)",
         "test_gelu and shape0 and True",
     ),
     Bug(
