@@ -119,6 +119,28 @@ def _attention(seqlen: int, dropout: Dropout | None, who: str, dry: bool) -> dic
     }
 
 
+def _self_attention(who: str, dry: bool) -> dict:
+    """The three projections and the attention, under autocast as in training: joined, or apart op by op."""
+    device, dtype = where(dry)
+    tokens, size, seqlen = (16, 64, 8) if dry else (32768, 1024, 128)
+    bounds = torch.arange(0, tokens + 1, seqlen, dtype=torch.int32, device=device)
+    x = torch.randn(tokens, size, device=device).to(dtype)
+    weights, biases = torch.randn(3, size, size, device=device) / size**0.5, torch.zeros(3, size, device=device)
+
+    def joined(x, *parts):
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return ops.self_attention(x, parts[:3], parts[3:], bounds, seqlen, size // 64, dropout=DROPOUT)
+
+    def apart(x, *parts):
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            q, k, v = (ops.linear(x, parts[i], parts[3 + i]).unflatten(-1, (-1, 64)) for i in range(3))
+            return ops.attention(q, k, v, bounds, seqlen, dropout=DROPOUT).flatten(1)
+
+    row = _both(joined if who == "joined" else apart, [x, *weights, *biases], dry)
+    arithmetic = tokens * (6 * size * size + 4 * seqlen * size)
+    return row | {"forward TFLOP/s": arithmetic / row["forward ms"] / 1e9}
+
+
 def _rows(who: str, ours: Callable, eager: Callable, leaves: list[torch.Tensor], moved: int, dry: bool) -> dict:
     """A kernel bound by memory: ``moved`` elements that forward must read or write."""
     functions = {"fastbert": lambda: ours, "torch": lambda: eager, "compiled": lambda: _compiled(eager, dry)}
@@ -195,6 +217,8 @@ def measurements(dry: bool) -> Iterator[tuple[str, Callable[[], dict]]]:
             for who in peers:
                 name = f"attention S={seqlen} {'dropout' if dropout else 'plain'} {who}"
                 yield name, lambda s=seqlen, d=dropout, w=who: _attention(s, d, w, dry)
+    for who in ("joined", "apart"):
+        yield f"self_attention {who}", lambda w=who: _self_attention(w, dry)
     for name, function in (("layer_norm", _layer_norm), ("gelu", _gelu), ("cross_entropy", _cross_entropy)):
         for who in ("fastbert", "torch", "compiled"):
             yield f"{name} {who}", lambda f=function, w=who: f(w, dry)

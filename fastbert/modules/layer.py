@@ -31,6 +31,9 @@ class BertSelfAttention(nn.Module):
         """x (T, H) -> context (T, H), and the probabilities where the layout keeps them."""
         heads = (self.num_attention_heads, self.attention_head_size)
         linears = (self.query, self.key, self.value)
+        given = self._packed(linears, x, layout, dropout)
+        if given is not None and ops.is_fused("self_attention", *given[0], **given[1]):
+            return ops.self_attention(*given[0], **given[1]), None
         q, k, v = (apply_linear(linear, x).unflatten(-1, heads) for linear in linears)
         if type(layout) is PackedLayout and all(type(linear) is QuantizedLinear for linear in linears):
             dtype = ops.int8_attention_dtype(x)
@@ -38,6 +41,16 @@ class BertSelfAttention(nn.Module):
             return context.flatten(-2).to(x.dtype), probs
         context, probs = layout.attend(q, k, v, dropout)
         return context.flatten(-2), probs
+
+    def _packed(self, linears: tuple, x: Tensor, layout: Layout, dropout: Dropout | None) -> tuple[tuple, dict] | None:
+        """What `ops.self_attention` takes, or None where there is more than it computes."""
+        if type(layout) is not PackedLayout or not all(is_plain(linear) for linear in linears):
+            return None
+        weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+        if any(bias is None for bias in biases):
+            return None
+        sizes = layout.cu_seqlens, layout.max_seqlen, self.num_attention_heads
+        return (x, weights, biases, *sizes), {"dropout": dropout, "causal": layout.causal}
 
 
 class ResidualOutput(nn.Module):

@@ -23,6 +23,7 @@ from . import (  # noqa: F401
     _triton_layer_norm,
     _triton_linear,
     _triton_packing,
+    _triton_self_attention,
 )
 from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused, is_transformed
@@ -44,6 +45,7 @@ from .linear_fp8 import linear_fp8
 from .linear_int8 import linear_int8
 from .mlp import mlp
 from .packing import RoomPacking, read_mask
+from .self_attention import self_attention
 
 __all__ = [
     "LayerParameters",
@@ -75,5 +77,6 @@ __all__ = [
     "read_mask",
     "recomputation",
     "refuse_variant",
+    "self_attention",
     "unpack_int8",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..rng import Dropout
 from . import _cpu
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # The kernels run wherever the tensors are: `accepts` has said where that may be.
 define = partial(_cpu.define, key="CompositeExplicitAutograd")
 
@@ -58,7 +58,7 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
     for tensor in (x, *others, *parameters):
         if tensor is None:
             continue
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in DTYPES:
             return f"the Triton kernels take float16, bfloat16 and float32, got {str(tensor.dtype)[6:]}"
         elsewhere = why_not_device(tensor)
         if elsewhere is not None:

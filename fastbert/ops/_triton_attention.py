@@ -65,14 +65,19 @@ _attention = _triton.define(
 )
 
 
+def why_not_sizes(head_dim: int, cu_seqlens: Tensor, device: torch.device) -> str | None:
+    """None where the kernels take such heads and bounds beside tensors of this device, else why not."""
+    if head_dim > 128:
+        return f"the Triton attention takes heads of at most 128 numbers, got {head_dim}"
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.device != device:
+        return f"the Triton attention takes int32 cu_seqlens beside q, got {cu_seqlens.dtype} on {cu_seqlens.device}"
+    return None
+
+
 def _accepts(
     q, k, v, cu_seqlens, max_seqlen, *, softmax_scale=None, dropout=None, causal=False, **_options
 ) -> str | None:
-    if q.shape[-1] > 128:
-        return f"the Triton attention takes heads of at most 128 numbers, got {q.shape[-1]}"
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.device != q.device:
-        return f"the Triton attention takes int32 cu_seqlens beside q, got {cu_seqlens.dtype} on {cu_seqlens.device}"
-    return _triton.why_not(q, k, v)
+    return why_not_sizes(q.shape[-1], cu_seqlens, q.device) or _triton.why_not(q, k, v)
 
 
 @_dispatch.register("attention", "triton", available=_triton.why_missing, accepts=_accepts)

@@ -271,11 +271,11 @@ def _attention_bwd_dq_kernel(
 
 
 def attention_backward(
-    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale
+    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale, into=None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> dq, dk, dv (T, nheads, head_dim)."""
+    """-> dq, dk, dv (T, nheads, head_dim), written ``into`` such tensors where they are given."""
     tokens, nheads, head_dim = q.shape
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if not (tokens and max_seqlen):
         return dq, dk, dv
     settings = backward_settings(head_dim, q.element_size())

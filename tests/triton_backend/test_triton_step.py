@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastbert import BertConfig, BertForPreTraining, PackedBatch, ops, optim
 from fastbert.data.budget import BatchShape, fill_up
 from fastbert.models import inputs, pretraining_heads
+from fastbert.ops import _triton_self_attention
 from fastbert.train import graph
 from fastbert.train.engine import LocalEngine
 from fastbert.train.precision import why_no_fp8
@@ -75,6 +76,12 @@ def run(backend: str, steps: int = 3, precision: str = "fp32", forbid: bool = Fa
             losses.append(float(step.take_sums()[0]))
     engine.settle()
     return losses, [p.detach() for p in engine.parameters]
+
+
+@pytest.fixture(autouse=True)
+def _as_a_large_step(monkeypatch):
+    """Whose projections are one product."""
+    monkeypatch.setattr(_triton_self_attention, "MIN_TOKENS", 0)
 
 
 def leave_out_checks(monkeypatch) -> None:
