@@ -184,6 +184,11 @@ def _active() -> Policy | None:
     return None if torch.compiler.is_compiling() or not torch.is_grad_enabled() else _current.get()
 
 
+def is_in_use() -> bool:
+    """Whether some dense layers multiply in 8 bits now."""
+    return _active() is not None
+
+
 def site(weight: Tensor) -> Site | None:
     """The place of a dense layer that multiplies in 8 bits, None for another."""
     policy = _active()

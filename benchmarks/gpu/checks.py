@@ -57,7 +57,7 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
 
 def kernel_tests(dry: bool) -> dict:
     """Every op against fp64, every gradient, twice to the same bits."""
-    return pytest(dry, ("tests/triton_backend/test_triton_kernels.py", "tests/triton_backend/test_triton_fp8.py"))
+    return pytest(dry, tuple(f"tests/triton_backend/test_triton_{name}.py" for name in ("kernels", "encoder", "fp8")))
 
 
 def step_tests(dry: bool) -> dict:

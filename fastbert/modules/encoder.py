@@ -170,15 +170,21 @@ class BertEncoder(nn.Module):
             the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the list of
             attention probabilities, whose entries are None where the layout keeps none.
         """
-        whole = run_stack(self, x, layout, key, keep_states)
-        if whole is not None:
-            last = whole[-1] if rows is None else whole[-1].index_select(0, rows)
-            states = [x, *whole] if show is None else [show(state)[0] for state in (x, *whole)]
-            return last, states if keep_states else None, [None] * len(self.layer)
-        shown, x = (x, x) if show is None else show(x)
-        states, attentions = [shown], []
-        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        for number, layer in enumerate(self.layer, 1):
+        records = torch.is_grad_enabled()
+        recompute = self.gradient_checkpointing and self.training and records
+        shown, first = (x, x) if show is None else show(x)
+        states, count, ran = [shown], 0, None
+        # Of states that a caller is shown with a gradient, each layer reads what he was shown of the one before.
+        shows = keep_states and show is not None and records
+        if not (recompute or (shows and (x.requires_grad or any(p.requires_grad for p in self.parameters())))):
+            ran = run_stack(self, x, layout, key, keep_states=keep_states, all_of_last=rows is None)
+        x = first
+        if ran is not None:
+            count, after = ran
+            states += after if show is None else [show(state)[0] for state in after]
+            x = after[-1] if rows is None or count < len(self.layer) else after[-1].index_select(0, rows)
+        attentions: list[Tensor | None] = [None] * count
+        for number, layer in enumerate(list(self.layer)[count:], count + 1):
             wanted = rows if number == len(self.layer) else None
             if recompute:
                 # Our dropout replays by its key; torch's generator is kept for what an adapter (LoRA) may draw.

@@ -31,9 +31,6 @@ class BertSelfAttention(nn.Module):
         """x (T, H) -> context (T, H), and the probabilities where the layout keeps them."""
         heads = (self.num_attention_heads, self.attention_head_size)
         linears = (self.query, self.key, self.value)
-        given = self._packed(linears, x, layout, dropout)
-        if given is not None and ops.is_fused("self_attention", *given[0], **given[1]):
-            return ops.self_attention(*given[0], **given[1]), None
         q, k, v = (apply_linear(linear, x).unflatten(-1, heads) for linear in linears)
         if type(layout) is PackedLayout and all(type(linear) is QuantizedLinear for linear in linears):
             dtype = ops.int8_attention_dtype(x)
@@ -41,16 +38,6 @@ class BertSelfAttention(nn.Module):
             return context.flatten(-2).to(x.dtype), probs
         context, probs = layout.attend(q, k, v, dropout)
         return context.flatten(-2), probs
-
-    def _packed(self, linears: tuple, x: Tensor, layout: Layout, dropout: Dropout | None) -> tuple[tuple, dict] | None:
-        """What `ops.self_attention` takes, or None where there is more than it computes."""
-        if type(layout) is not PackedLayout or not all(is_plain(linear) for linear in linears):
-            return None
-        weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
-        if any(bias is None for bias in biases):
-            return None
-        sizes = layout.cu_seqlens, layout.max_seqlen, self.num_attention_heads
-        return (x, weights, biases, *sizes), {"dropout": dropout, "causal": layout.causal}
 
 
 class ResidualOutput(nn.Module):
@@ -117,13 +104,7 @@ class BertLayer(nn.Module):
         model follow its modes, which may change before the backward pass. With ``rows`` (R,) int64 only these tokens
         are computed beyond the attention, and (R, H) comes back; all tokens are attended to.
         """
-        on_probs = on_attention = on_output = None
-        if key is not None:
-            site = FIRST_LAYER_SITE + LAYER_SITES * self.index
-            of_probs, of_hidden = self.rates if rates is None else rates
-            on_probs = key.site(of_probs, site)
-            on_attention = key.site(of_hidden, site + 1)
-            on_output = key.site(of_hidden, site + 2)
+        on_probs, on_attention, on_output = self.dropouts(key, rates)
         context, probs = self.attention.self(x, layout, on_probs)
         if rows is not None:
             context, x = context.index_select(0, rows), x.index_select(0, rows)
@@ -137,6 +118,14 @@ class BertLayer(nn.Module):
     def rates(self) -> tuple[float, float]:
         """Dropout of the attention's probabilities, and of both branches."""
         return self.config.attention_probs_dropout_prob, self.config.hidden_dropout_prob
+
+    def dropouts(self, key: DropoutKey | None, rates: tuple[float, float] | None = None) -> ops.LayerDropouts:
+        """Where in the random stream this layer's dropouts are; ``rates`` as `forward` takes them."""
+        if key is None:
+            return None, None, None
+        site = FIRST_LAYER_SITE + LAYER_SITES * self.index
+        of_probs, of_hidden = self.rates if rates is None else rates
+        return key.site(of_probs, site), key.site(of_hidden, site + 1), key.site(of_hidden, site + 2)
 
     def _feed_forward(self, x: Tensor) -> tuple | None:
         """What `ops.mlp` takes, or None where the block is not what it was built as."""

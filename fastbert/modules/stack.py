@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,13 +17,15 @@ from .layout import Layout, PackedLayout
 from .linear import PLAIN_TENSORS
 from .quantized_linear import QuantizedLinear
 
+_Layers: TypeAlias = tuple[ops.LayerParameters, ...]
+
 
 class _Stack:
     """What is kept of one encoder between calls."""
 
     def __init__(self) -> None:
-        # Its layers' tensors in a row, and by their names: in one, for threads that share it.
-        self.found: tuple[list[Tensor], tuple[ops.LayerParameters, ...]] = ([], ())
+        # Its layers' tensors in a row; by their names; so, without the last layer's. In one, for threads that share it.
+        self.found: tuple[list[Tensor], _Layers, _Layers] = ([], (), ())
         self.packed = ops.PackedEncoder()
 
 
@@ -31,34 +34,49 @@ _stacks: WeakKeyDictionary[nn.Module, _Stack] = WeakKeyDictionary()
 
 
 def run_stack(
-    encoder: nn.Module, x: Tensor, layout: Layout, key: DropoutKey | None, keep_states: bool
-) -> list[Tensor] | None:
+    encoder: nn.Module,
+    x: Tensor,
+    layout: Layout,
+    key: DropoutKey | None,
+    *,
+    keep_states: bool,
+    all_of_last: bool,
+) -> tuple[int, list[Tensor]] | None:
     """The layers of a `BertEncoder` in one op, or None where they must be called one by one.
 
-    That is under training, with attention probabilities, left to right, under a trace, or where a module is not the
-    one that fastbert put there, has a hook, or was given another ``forward``.
+    That is with attention probabilities, under a trace, where a module is not the one that fastbert put there, has a
+    hook, or was given another ``forward``; on a CPU also in training and left to right.
+
+    Args:
+        all_of_last: False where some tokens alone are wanted of the last layer, which may then be left to the caller.
 
     Returns:
-        the hidden states (T, H) after each layer, or after the last alone.
+        how many layers were run, and the hidden states (T, H) after each of them, or after the last of them alone.
     """
-    if key is not None or type(layout) is not PackedLayout or x.device.type != "cpu" or not len(encoder.layer):
+    if type(layout) is not PackedLayout or torch.compiler.is_compiling() or type(x) is not Tensor:
         return None
-    if layout.causal:
-        # The call has no causal attention: each layer by itself then, whose attention has.
-        return None
-    if torch.compiler.is_compiling() or type(x) is not Tensor or (torch.is_grad_enabled() and x.requires_grad):
-        return None
-    if torch.is_autocast_enabled("cpu"):
+    on_cpu = x.device.type == "cpu" and ops.current_backend() != "triton"
+    if on_cpu and (key is not None or layout.causal or (torch.is_grad_enabled() and x.requires_grad)):
+        return None  # the CPU's call has none of them
+    if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
+    modules = list(encoder.layer)
+    if not modules:
+        return None
     stack = _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     config = encoder.config
     options = {"eps": config.layer_norm_eps, "approximate": config.gelu_approximate}
-    nheads, dense = _kind(encoder.layer[0])
-    layers = _plain_parameters(encoder, stack, nheads=nheads, dense=dense, **options)
+    nheads, dense = _kind(modules[0])
+    layers = _plain_parameters(modules, stack, nheads=nheads, dense=dense, **options)
     if layers is None:
         return None
-    options |= {"nheads": nheads, "keep_states": keep_states, "packed": stack.packed}
-    return ops.fused_encoder(x, layers, layout.cu_seqlens, layout.max_seqlen, **options)
+    if not (all_of_last or on_cpu):
+        layers = stack.found[2]
+    options |= {"nheads": nheads, "keep_states": keep_states, "packed": stack.packed, "causal": layout.causal}
+    if key is not None:
+        options["dropouts"] = [module.dropouts(key) for module in modules]
+    states = ops.fused_encoder(x, layers, layout.cu_seqlens, layout.max_seqlen, **options) if layers else None
+    return None if states is None else (len(layers), states)
 
 
 def _kind(layer: nn.Module) -> tuple[int | None, type]:
@@ -109,19 +127,19 @@ def _walk(eps: float, approximate: str, nheads: int, dense: type):
 
 
 def _plain_parameters(
-    encoder: nn.Module, stack: _Stack, *, nheads: int | None, dense: type, eps: float, approximate: str
+    modules: list[nn.Module], stack: _Stack, *, nheads: int | None, dense: type, eps: float, approximate: str
 ) -> tuple[ops.LayerParameters, ...] | None:
     """Every layer's parameters, the tuple of the call before where they are the same; None where a layer is not as
     fastbert made it, or of another kind or width than the others."""
     if nheads is None or _native.why_missing() or hooks.on_all_modules():
         return None
-    known, layers = stack.found
-    tensors = _walk(eps, approximate, nheads, dense).collect(list(encoder.layer), known)
+    known, layers, _ = stack.found
+    tensors = _walk(eps, approximate, nheads, dense).collect(modules, known)
     if tensors is None:
         return None
     if tensors is not known:
         each = [tensors[i : i + _PER_LAYER] for i in range(0, len(tensors), _PER_LAYER)]
         # Queries', keys' and values' weights come before their biases.
         layers = tuple(ops.LayerParameters(*t[:6:2], *t[1:6:2], *t[6:]) for t in each)
-        stack.found = tensors, layers
+        stack.found = tensors, layers, layers[:-1]
     return layers if len({p.intermediate_bias.shape for p in layers}) == 1 else None

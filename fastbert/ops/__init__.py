@@ -18,12 +18,12 @@ from . import (  # noqa: F401
     _triton_cross_entropy,
     _triton_dropout,
     _triton_embedding,
+    _triton_encoder,
     _triton_fp8,
     _triton_gelu,
     _triton_layer_norm,
     _triton_linear,
     _triton_packing,
-    _triton_self_attention,
 )
 from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused, is_transformed
@@ -37,7 +37,7 @@ from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .embedding import embedding
-from .encoder import LayerParameters, PackedEncoder, encoder, fused_encoder, is_int8
+from .encoder import LayerDropouts, LayerParameters, PackedEncoder, encoder, fused_encoder, is_int8
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
@@ -45,9 +45,9 @@ from .linear_fp8 import linear_fp8
 from .linear_int8 import linear_int8
 from .mlp import mlp
 from .packing import RoomPacking, read_mask
-from .self_attention import self_attention
 
 __all__ = [
+    "LayerDropouts",
     "LayerParameters",
     "PackedEncoder",
     "RoomPacking",
@@ -77,6 +77,5 @@ __all__ = [
     "read_mask",
     "recomputation",
     "refuse_variant",
-    "self_attention",
     "unpack_int8",
 ]

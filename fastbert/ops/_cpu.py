@@ -24,7 +24,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _LOW63 = (1 << 63) - 1
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
-# What `_is_watched` asks: torch has no public words for them.
+# What `is_watched` asks: torch has no public words for them.
 _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
     hasattr(torch._C, name) for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
 )
@@ -112,7 +112,7 @@ def _directly(op: Callable, kernel: Callable, backward: Callable, setup_context:
     function = type(op.__name__, (torch.autograd.Function,), members)
 
     def call(*args):
-        if torch.compiler.is_compiling() or _is_watched():
+        if torch.compiler.is_compiling() or is_watched():
             return op(*args)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors):
@@ -124,10 +124,15 @@ def _directly(op: Callable, kernel: Callable, backward: Callable, setup_context:
     return call
 
 
-def _is_watched() -> bool:
-    """Whether a mode, a profiler, a trace or a transform looks at the ops that torch's dispatcher is given; also where
-    a torch of another release has no word for it."""
-    if not _WATCHERS_ARE_KNOWN or profiler._is_profiler_enabled or torch._C._get_tracing_state() is not None:
+def is_watched() -> bool:
+    """Whether a profiler, or what `is_traced` asks for, looks at the ops that torch's dispatcher is given."""
+    return not _WATCHERS_ARE_KNOWN or profiler._is_profiler_enabled or is_traced()
+
+
+def is_traced() -> bool:
+    """Whether a mode, a trace or a transform would miss what passes torch's dispatcher by; also where a torch of
+    another release has no word for it."""
+    if not _WATCHERS_ARE_KNOWN or torch._C._get_tracing_state() is not None:
         return True
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     return bool(modes) or _dispatch.is_transformed()

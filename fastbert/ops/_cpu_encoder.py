@@ -32,7 +32,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, **_options) -> str | None:
+def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, **_options) -> str | None:
+    if dropouts is not None or causal:
+        return "the whole-encoder kernel has no dropout and no causal attention"
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
         return "the whole-encoder kernel has no gradient"
@@ -128,6 +130,8 @@ def _encoder(
     approximate: str,
     keep_states: bool = False,
     packed: PackedEncoder | None = None,
+    dropouts: None = None,
+    causal: bool = False,
 ) -> list[Tensor]:
     x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
     int8, rows = is_int8(layers), x.shape[0]

@@ -1,16 +1,17 @@
-"""The whole stack of encoder layers in one call, for inference."""
+"""The stack of encoder layers in one call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .. import reference
 from ..errors import InputError
+from ..rng import Dropout
 from . import _dispatch
 from ._cpu_int8 import packed_shape, unpack_int8
 from .linear import check_dtypes
@@ -40,6 +41,10 @@ class LayerParameters(NamedTuple):
     out_bias: Tensor
     norm_weight: Tensor
     norm_bias: Tensor
+
+
+# A layer's: of the attention's probabilities, of the attention's branch and of the feed-forward one.
+LayerDropouts: TypeAlias = tuple[Dropout | None, Dropout | None, Dropout | None]
 
 
 class PackedEncoder:
@@ -124,8 +129,10 @@ def encoder(
     approximate: str = "none",
     keep_states: bool = False,
     packed: PackedEncoder | None = None,
+    dropouts: Sequence[LayerDropouts] | None = None,
+    causal: bool = False,
 ) -> list[Tensor]:
-    """LN(a + W_2 gelu(W_1 a)) with a = LN(x + W_o attention(x)), layer upon layer, without dropout.
+    """LN(a + dropout(W_2 gelu(W_1 a))) with a = LN(x + dropout(W_o attention(x))), layer upon layer.
 
     Args:
         x: (T, H) hidden states of sequences laid end to end.
@@ -134,9 +141,11 @@ def encoder(
         nheads: attention heads; eps: of the LayerNorms; approximate: "none" or "tanh", of GELU.
         keep_states: True returns what every layer gives, False the last alone.
         packed: keeps a backend's copy of the weights between calls; None packs them anew.
+        dropouts: where in the random stream each layer's three are; None for none. causal: a token sees only itself
+            and those before it.
 
     Returns:
-        list of (T, H), dtype of x. On the CPU kernels there is no gradient.
+        list of (T, H), dtype of the products. The CPU kernels have no gradient, no dropout and no causal attention.
 
     Raises:
         InputError: shapes that do not fit, or x and weights of two dtypes without autocast.
@@ -146,6 +155,7 @@ def encoder(
     """
     packed = _checked(x, layers, nheads, packed)
     options = {"nheads": nheads, "eps": eps, "approximate": approximate, "keep_states": keep_states, "packed": packed}
+    options |= {"dropouts": dropouts, "causal": causal}
     return _dispatch.call("encoder", x, layers, cu_seqlens, max_seqlen, **options)
 
 

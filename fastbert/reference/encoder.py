@@ -1,6 +1,6 @@
-"""The post-LN Transformer encoder (Vaswani et al. 2017, section 3; Devlin et al. 2019), dropout off.
+"""The post-LN Transformer encoder (Vaswani et al. 2017, section 3; Devlin et al. 2019).
 
-a = LN(x + W_o attention(W_q x, W_k x, W_v x));   y = LN(a + W_2 gelu(W_1 a))
+a = LN(x + dropout(W_o attention(W_q x, W_k x, W_v x)));   y = LN(a + dropout(W_2 gelu(W_1 a)))
 """
 
 from __future__ import annotations
@@ -18,10 +18,23 @@ def product(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor) -> Tensor:
     return linear_int8(x, weight, bias, dtype=x.dtype) if isinstance(weight, Int8Weight) else linear(x, weight, bias)
 
 
-def encoder(x: Tensor, layers, cu_seqlens: Tensor, max_seqlen: int, *, nheads: int, eps: float, approximate: str):
-    """x (T, H) -> the hidden states after each layer; ``layers`` have the fields of `fastbert.ops.LayerParameters`."""
+def encoder(
+    x: Tensor,
+    layers,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    nheads: int,
+    eps: float,
+    approximate: str,
+    dropouts=None,
+    causal: bool = False,
+) -> list[Tensor]:
+    """x (T, H) -> the hidden states after each layer; ``layers`` and ``dropouts`` are as `fastbert.ops.encoder` takes
+    them."""
     states = []
-    for p in layers:
+    for number, p in enumerate(layers):
+        on_probs, on_attention, on_output = (None,) * 3 if dropouts is None else dropouts[number]
         q, k, v = (
             product(x, weight, bias).unflatten(-1, (nheads, -1))
             for weight, bias in (
@@ -30,11 +43,12 @@ def encoder(x: Tensor, layers, cu_seqlens: Tensor, max_seqlen: int, *, nheads: i
                 (p.value_weight, p.value_bias),
             )
         )
-        context = attention(q, k, v, cu_seqlens, max_seqlen).flatten(-2)
+        context = attention(q, k, v, cu_seqlens, max_seqlen, dropout=on_probs, causal=causal).flatten(-2)
         branch = product(context, p.attention_out_weight, p.attention_out_bias)
-        a = layer_norm(branch, p.attention_norm_weight, p.attention_norm_bias, eps, residual=x)
+        norm = p.attention_norm_weight, p.attention_norm_bias, eps
+        a = layer_norm(branch, *norm, residual=x, dropout=on_attention)
         wide = gelu(product(a, p.intermediate_weight, p.intermediate_bias), approximate=approximate)
         branch = product(wide, p.out_weight, p.out_bias)
-        x = layer_norm(branch, p.norm_weight, p.norm_bias, eps, residual=a)
+        x = layer_norm(branch, p.norm_weight, p.norm_bias, eps, residual=a, dropout=on_output)
         states.append(x)
     return states

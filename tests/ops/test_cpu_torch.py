@@ -158,7 +158,7 @@ def test_other_tensors_transforms_and_compilers_see_the_op(probe):
     assert reached == [True]
     with FakeTensorMode():
         assert isinstance(op(torch.ones(3)), FakeTensor)
-    torch.func.vmap(lambda x: reached.append(_cpu._is_watched()) or x)(torch.ones(3))
+    torch.func.vmap(lambda x: reached.append(_cpu.is_watched()) or x)(torch.ones(3))
     graph = make_fx(op)(torch.ones(3)).graph
     assert "fastbert.probe_of_tests.default" in str(graph)
     assert reached == [True, True, True]

@@ -23,7 +23,7 @@ from triton.runtime.driver import driver
 
 from fastbert import BertConfig, BertForPreTraining, PackedBatch, ops, optim
 from fastbert.data.budget import BatchShape, fill_up
-from fastbert.ops import _dispatch, _triton, _triton_self_attention
+from fastbert.ops import _dispatch, _triton
 from fastbert.rng import Dropout
 from fastbert.train import graph
 from fastbert.train.engine import LocalEngine
@@ -59,7 +59,6 @@ def stand_in() -> None:
     device = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: TARGET}
     driver.set_active(SimpleNamespace(**device))
     triton.compiler.compile = _compile
-    _triton_self_attention.MIN_TOKENS = 16  # as of larger steps
     _triton.why_not_device = lambda _: None
     for implementations in _dispatch._table.values():
         if "triton" in implementations:
@@ -125,7 +124,7 @@ def optimizers() -> None:
 def training(precision: str, steps: int = 2) -> None:
     """Whole steps, the second of which casts as all later ones do."""
     config = BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16,
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=1, intermediate_size=16,
         max_position_embeddings=16,
     )  # fmt: skip
     model = BertForPreTraining(config).train()

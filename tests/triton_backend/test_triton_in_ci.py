@@ -31,7 +31,7 @@ def run(*command: str, interpret: bool) -> str:
 
 def test_the_kernels_are_right_in_the_interpreter():
     options = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
-    files = [str(HERE / f"test_triton_{name}.py") for name in ("kernels", "fp8", "optimizer", "step")]
+    files = [str(HERE / f"test_triton_{name}.py") for name in ("kernels", "encoder", "fp8", "optimizer", "step")]
     out = run("-m", "pytest", *options, *files, interpret=True)
     assert " passed" in out
     assert "skipped" not in out

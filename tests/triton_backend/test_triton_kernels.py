@@ -14,10 +14,7 @@ import pytest
 import torch
 from close import assert_close
 
-from fastbert import BertConfig, ops, reference
-from fastbert.modules.layer import BertLayer
-from fastbert.modules.layout import PackedLayout
-from fastbert.ops import _triton_self_attention
+from fastbert import ops, reference
 from fastbert.rng import Dropout
 
 pytest.importorskip("triton")
@@ -304,57 +301,6 @@ def test_attention_reads_a_fused_matrix_in_place():
     assert torch.equal(ours, apart)
 
 
-@pytest.fixture
-def joined(monkeypatch):
-    """Projections as one product, however few tokens there are."""
-    monkeypatch.setattr(_triton_self_attention, "MIN_TOKENS", 0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("lengths", "causal", "dropout"), [((21, 0, 24), False, True), ((9, 1), True, False)])
-def test_self_attention(joined, dtype, lengths, causal, dropout):
-    cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
-    leaves = [torch.randn(sum(lengths), 48), *(torch.randn(64, 48) / 7 for _ in "qkv")]
-    biases = torch.randn(3, 64)  # the key's has a gradient of zero
-
-    def attention(x, *weights):
-        options = {"dropout": DROPOUT if dropout else None, "causal": causal}
-        return ops.self_attention(x, weights, biases.to(x), cu_seqlens, max(lengths), 2, **options)
-
-    check(attention, attention, leaves, dtype)
-
-
-def test_self_attention_is_what_its_parts_are(joined):
-    """The same numbers and dtypes under autocast, and gradients for those alone that want one."""
-    torch.manual_seed(1)
-    config = BertConfig(vocab_size=9, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    layer = BertLayer(config, 0).to(DEVICE)
-    frozen = {"attention.self.key.weight", "attention.self.query.bias"}
-    for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(name not in frozen)
-    layout = PackedLayout(torch.tensor([0, 5, 12], dtype=torch.int32, device=DEVICE), 7)
-
-    def run():
-        x = torch.randn(12, 32, generator=torch.Generator().manual_seed(2)).to(DEVICE).requires_grad_()
-        layer.zero_grad()
-        with torch.autocast(DEVICE, torch.bfloat16):
-            out, _ = layer.attention.self(x, layout, DROPOUT)
-        out.float().square().sum().backward()
-        found = {name: p.grad for name, p in layer.attention.self.named_parameters() if p.grad is not None}
-        return {"out": out.detach(), "x": x.grad, **found}
-
-    joined_up = run()
-    calls = []
-    handle = layer.attention.self.query.register_forward_hook(lambda *_: calls.append(1))
-    apart = run()
-    handle.remove()
-    assert calls == [1], "a hook of a projection is called"
-    assert joined_up.keys() == apart.keys() == {"out", "x", "query.weight", "key.bias", "value.weight", "value.bias"}
-    for name, one in joined_up.items():
-        assert one.dtype == apart[name].dtype
-        torch.testing.assert_close(one, apart[name], rtol=0.02, atol=0.02 * float(apart[name].abs().max()))
-
-
 def test_bfloat16():
     kind = torch.bfloat16
     test_gelu(kind, (5, 13), "tanh", True)
@@ -376,6 +322,3 @@ def test_opcheck():
     q = torch.randn(4, 1, 16, device=DEVICE, requires_grad=True)
     arguments = (q, q.detach(), q.detach(), cu_seqlens, 4, 0.25, False, rng, 1, 3000, 1.05)
     torch.library.opcheck(torch.ops.fastbert.triton_attention, arguments, test_utils=utils)
-    weights, biases = torch.randn(3, 16, 16, device=DEVICE), torch.randn(3, 16, device=DEVICE)
-    arguments = (x, *weights, *biases, torch.float32, cu_seqlens, 4, 1, False, rng, 1, 3000, 1.05)
-    torch.library.opcheck(torch.ops.fastbert.triton_self_attention, arguments, test_utils=utils)

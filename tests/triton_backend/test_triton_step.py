@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastbert import BertConfig, BertForPreTraining, PackedBatch, ops, optim
 from fastbert.data.budget import BatchShape, fill_up
 from fastbert.models import inputs, pretraining_heads
-from fastbert.ops import _triton_self_attention
 from fastbert.train import graph
 from fastbert.train.engine import LocalEngine
 from fastbert.train.precision import why_no_fp8
@@ -57,7 +56,7 @@ def batches(steps: int):
 def run(backend: str, steps: int = 3, precision: str = "fp32", forbid: bool = False) -> tuple[list[float], list]:
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16,
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=1, intermediate_size=16,
         max_position_embeddings=16,
     )  # fmt: skip
     model = BertForPreTraining(config).to(DEVICE).train()
@@ -76,12 +75,6 @@ def run(backend: str, steps: int = 3, precision: str = "fp32", forbid: bool = Fa
             losses.append(float(step.take_sums()[0]))
     engine.settle()
     return losses, [p.detach() for p in engine.parameters]
-
-
-@pytest.fixture(autouse=True)
-def _as_a_large_step(monkeypatch):
-    """Whose projections are one product."""
-    monkeypatch.setattr(_triton_self_attention, "MIN_TOKENS", 0)
 
 
 def leave_out_checks(monkeypatch) -> None:

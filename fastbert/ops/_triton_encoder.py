@@ -1,0 +1,228 @@
+"""The encoder's layers by cuBLAS and Triton: one node of autograd a layer, and only kernels between them.
+
+Op by op, a layer of BERT has the host walk through modules, the dispatcher and autograd some thirty times; a GPU waits
+for that where a batch is short or a step is not captured in a graph. Here the kernels follow each other, and what only
+a whole layer can know is used: query, key and value are one product, whose gradients are one product each, and the
+gradients that meet at a residual are added up by the product that makes the second. Kept of a layer: its input, the
+projections, the attention's output and one number a row and head, both LayerNorms' inputs and two numbers a row, what
+stands between them, and the weights as they were multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .. import fp8
+from ..rng import Dropout
+from . import _cpu, _cuda, _dispatch, _invariant, _triton, _triton_attention
+from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8
+from .linear_fp8 import product_dtype
+
+# Without a gradient query, key and value are one product from so many tokens on: before, copying the weights to be side
+# by side takes longer than two products more.
+JOIN_TOKENS = 1024
+
+
+class _Call(NamedTuple):
+    """What all layers of a call share."""
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    nheads: int
+    eps: float
+    tanh: bool
+    causal: bool
+    dtype: torch.dtype
+
+
+class _Weights(NamedTuple):
+    """A layer's matrices as they are multiplied; the projections are query's, key's and value's, or one of all."""
+
+    projections: list[Tensor]
+    biases: list[Tensor]
+    attention_out: Tensor
+    intermediate: Tensor
+    out: Tensor
+
+
+def _weights(p: LayerParameters, dtype: torch.dtype, join: bool) -> _Weights:
+    """In the dtype of the products; what must be copied for that, is in one launch."""
+    targets, sources = [], []
+
+    def narrow(tensor: Tensor) -> Tensor:
+        if tensor.dtype == dtype:
+            return tensor
+        targets.append(torch.empty_like(tensor, dtype=dtype))
+        sources.append(tensor)
+        return targets[-1]
+
+    of_attention, biases = list(p[:3]), list(p[3:6])
+    if join:
+        joined = [parts[0].new_empty(3 * len(parts[0]), *parts[0].shape[1:], dtype=dtype) for parts in (p[:3], p[3:6])]
+        targets += [part for whole in joined for part in whole.chunk(3)]
+        sources += [*of_attention, *biases]
+        of_attention, biases = [joined[0]], [joined[1]]
+    else:
+        of_attention, biases = [narrow(w) for w in of_attention], [narrow(b) for b in biases]
+    others = [narrow(weight) for weight in (p.attention_out_weight, p.intermediate_weight, p.out_weight)]
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
+    return _Weights(of_attention, biases, *others)
+
+
+def _forward(
+    x: Tensor, p: LayerParameters, call: _Call, dropouts: Sequence[tuple], keep: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """-> the layer's output, and with ``keep`` what `_backward` takes."""
+    from ..triton_kernels import attention, gelu, layer_norm
+
+    x = x.to(call.dtype).contiguous()
+    on_probs, on_attention, on_output = dropouts
+    weights = _weights(p, call.dtype, keep or len(x) >= JOIN_TOKENS)
+    rows = [F.linear(x, weight, bias) for weight, bias in zip(weights.projections, weights.biases, strict=True)]
+    if len(rows) == 1:
+        rows = rows[0].chunk(3, 1)
+    heads = [part.unflatten(1, (call.nheads, -1)) for part in rows]
+    scale = heads[0].shape[-1] ** -0.5
+    context, lse = attention.attention_forward(*heads, call.cu_seqlens, call.max_seqlen, scale, call.causal, *on_probs)
+    context = context.flatten(1)
+    norm = p.attention_norm_weight, p.attention_norm_bias, call.eps, p.attention_out_bias
+    branch = F.linear(context, weights.attention_out)
+    a, *first = layer_norm.layer_norm_forward(branch, *norm, x, *on_attention, keep)
+    wide = F.linear(a, weights.intermediate)
+    hidden = gelu.gelu_forward(wide, p.intermediate_bias, call.tanh)
+    branch = F.linear(hidden, weights.out)
+    norm = p.norm_weight, p.norm_bias, call.eps, p.out_bias
+    y, *second = layer_norm.layer_norm_forward(branch, *norm, a, *on_output, keep)
+    if not keep:
+        return y, ()
+    matrices = weights.projections[0], weights.attention_out, weights.intermediate, weights.out
+    return y, (x, *heads, context, lse, *first, a, wide, hidden, *second, *matrices)
+
+
+def _backward(
+    dy: Tensor,
+    kept: Sequence[Tensor],
+    p: LayerParameters,
+    call: _Call,
+    dropouts: Sequence[tuple],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """-> the gradients of x and of the parameters in their order, None where one is not needed."""
+    from ..triton_kernels import attention_backward, gelu, layer_norm
+
+    x, q, k, v, context, lse, *first, a, wide, hidden = kept[:12]
+    second, (w_projections, w_attention_out, w_intermediate, w_out) = kept[12:15], kept[15:]
+    on_probs, on_attention, on_output = dropouts
+    need = LayerParameters(*needed[1:])
+    grads: dict[str, Tensor | None] = {}
+
+    def of_weight(name: str, dout: Tensor, given: Tensor) -> None:
+        if getattr(need, name):
+            grads[name] = torch.mm(dout.t(), given)
+
+    def of_norm(dout: Tensor, statistics: Sequence[Tensor], weight: Tensor, random: tuple, names: tuple) -> tuple:
+        dx, dresidual, *sums = layer_norm.layer_norm_backward(dout, *statistics, weight, *random, True, True)
+        grads.update(zip(names, sums, strict=True))
+        return dx, dresidual if dresidual.numel() else dx  # without dropout they are the same
+
+    names = "norm_weight", "norm_bias", "out_bias"
+    dbranch, dresidual = of_norm(_triton.flat(dy), second, p.norm_weight, on_output, names)
+    of_weight("out_weight", dbranch, hidden)
+    dhidden = torch.mm(dbranch, w_out)
+    dwide, grads["intermediate_bias"] = gelu.gelu_backward(dhidden, wide, p.intermediate_bias, call.tanh)
+    of_weight("intermediate_weight", dwide, a)
+    da = dresidual.addmm_(dwide, w_intermediate)  # nothing reads the branch's gradient any more, which it may be
+
+    names = "attention_norm_weight", "attention_norm_bias", "attention_out_bias"
+    dbranch, dresidual = of_norm(da, first, p.attention_norm_weight, on_attention, names)
+    of_weight("attention_out_weight", dbranch, context)
+    dcontext = torch.mm(dbranch, w_attention_out).view(q.shape)
+    dheads = torch.empty(len(x), 3, *q.shape[1:], dtype=q.dtype, device=q.device)
+    attention_backward.attention_backward(
+        *(dcontext, q, k, v, context.view(q.shape), lse, call.cu_seqlens, call.max_seqlen),
+        *(q.shape[-1] ** -0.5, call.causal, *on_probs),
+        into=dheads.unbind(1),
+    )
+    rows, names = dheads.flatten(1), LayerParameters._fields
+    if any(need[:3]):
+        grads.update(zip(names[:3], torch.mm(rows.t(), x).chunk(3), strict=True))
+    if any(need[3:6]):
+        grads.update(zip(names[3:6], rows.sum(0, dtype=torch.float32).chunk(3), strict=True))
+    dx = dresidual.addmm_(rows, w_projections) if needed[0] else None
+    made = (grads.get(name) if wanted else None for name, wanted in zip(names, need, strict=True))
+    return [dx, *(None if g is None else g.to(parameter.dtype) for g, parameter in zip(made, p, strict=True))]
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, call: _Call, dropouts: Sequence[tuple], *parameters: Tensor) -> Tensor:
+        y, kept = _forward(x, LayerParameters(*parameters), call, dropouts, keep=True)
+        states = [random[0] for random in dropouts]
+        ctx.call, ctx.dtype, ctx.scalars = call._replace(cu_seqlens=None), x.dtype, [random[1:] for random in dropouts]
+        ctx.save_for_backward(call.cu_seqlens, *states, *kept, *parameters)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        cu_seqlens, *saved = ctx.saved_tensors
+        states, kept, parameters = saved[:3], saved[3:-16], LayerParameters(*saved[-16:])
+        dropouts = [(state, *scalars) for state, scalars in zip(states, ctx.scalars, strict=True)]
+        needed = ctx.needs_input_grad[:1] + ctx.needs_input_grad[3:]
+        call = ctx.call._replace(cu_seqlens=cu_seqlens)
+        dx, *of_parameters = _backward(dy, kept, parameters, call, dropouts, needed)
+        return None if dx is None else dx.to(ctx.dtype), None, None, *of_parameters
+
+
+def _accepts(x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, approximate="none", **_options) -> str | None:
+    if _invariant.active():
+        return "results that do not depend on the batch are computed op by op"
+    if is_int8(layers):
+        return "the Triton kernels take floating weights, got int8"
+    if torch.compiler.is_compiling() or _cpu.is_traced():
+        return "a trace would miss the kernels"
+    if fp8.is_in_use():
+        return "in 8 bits each product has scales of its own"
+    tensors = (packed or PackedEncoder()).tensors(layers)
+    if product_dtype(x) not in _triton.DTYPES:
+        return f"the Triton kernels take float16, bfloat16 and float32, got {str(product_dtype(x))[6:]}"
+    if any(_cuda.why_not_measured(what, x.device) is None for what in ("mlp", "linear")):
+        return "the products of the CUDA backend were measured to be faster"
+    reason = _triton_attention.why_not_sizes(x.shape[1] // nheads, cu_seqlens, x.device)
+    return reason or _triton.why_not(x, parameters=tensors)
+
+
+@_dispatch.register("encoder", "triton", available=_triton.why_missing, accepts=_accepts)
+def _encoder(
+    x: Tensor,
+    layers: Sequence[LayerParameters],
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    nheads: int,
+    eps: float,
+    approximate: str,
+    keep_states: bool = False,
+    packed: PackedEncoder | None = None,
+    dropouts: Sequence[LayerDropouts] | None = None,
+    causal: bool = False,
+) -> list[Tensor]:
+    call = _Call(cu_seqlens, max_seqlen, nheads, eps, approximate == "tanh", causal, product_dtype(x))
+    records, states = torch.is_grad_enabled(), []
+    for number, p in enumerate(layers):
+        of_layer: Sequence[Dropout | None] = (None,) * 3 if dropouts is None else dropouts[number]
+        random = [_triton.random_arguments(dropout, x.device) for dropout in of_layer]
+        if records and (x.requires_grad or any(parameter.requires_grad for parameter in p)):
+            x = _Layer.apply(x, call, random, *p)
+        else:
+            x, _ = _forward(x, p, call, random, keep=False)
+        states = [*states, x] if keep_states else [x]
+    return states
