@@ -19,7 +19,7 @@ from fastbert.bench.peers.fastbert_ import Training
 GROUPS = (
     (
         "dense layers and the head's product",
-        ("aten::mm", "aten::addmm", "fastbert::linear", "AddmmBackward", "MmBackward"),
+        ("aten::mm", "aten::addmm", "fastbert::linear", "fastbert_linear", "AddmmBackward", "MmBackward"),
     ),
     ("attention", ("attention",)),
     ("clip and AdamW", ("Optimizer.step", "clip")),
