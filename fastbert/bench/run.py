@@ -49,7 +49,7 @@ def run(
     threads: int,
     corpus: Path | None = None,
     vocab: Path | None = None,
-    mb: float = 20.0,
+    mb: float | None = None,
     command: str,
     say: Callable[[str], None],
 ) -> dict:
@@ -78,6 +78,6 @@ def run(
     if not only and "data" in kinds:
         from . import data
 
-        document |= data.run(corpus, vocab, 2.0 if quick else mb, threads, 1 if quick else 3, say)
+        document |= data.run(corpus, vocab, mb or (2.0 if quick else 20.0), threads, 1 if quick else 3, say)
     document["ratios"] = results.ratios(document["sessions"])
     return document

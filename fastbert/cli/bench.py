@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ..errors import InputError
 from ._paths import InputPath, OutputPath
+
+# Options that not every benchmark reads, and which do.
+_READ_BY = {
+    **dict.fromkeys(("model", "rounds", "only", "peers", "preload"), ("inference", "training")),
+    **dict.fromkeys(("corpus", "vocab", "mb"), ("data",)),
+    **dict.fromkeys(("results", "page"), ("report",)),
+    **dict.fromkeys(("quick", "threads", "out"), ("inference", "training", "kernels", "data")),
+}
 
 
 @dataclass
@@ -53,8 +62,8 @@ class Bench:
     """Text for `data`; by default the built-in corpus."""
     vocab: InputPath | None = None
     """Vocabulary for `data`; by default one trained on the built-in corpus."""
-    mb: float = 20.0
-    """Megabytes that the corpus is repeated to."""
+    mb: float | None = None
+    """Megabytes that the corpus of `data` is repeated to; by default 20, and 2 with --quick."""
     out: OutputPath = Path("runs/bench")
     """Directory of the results."""
     results: InputPath = Path("benchmarks/results")
@@ -65,6 +74,7 @@ class Bench:
 
 def run(args: Bench) -> None:
     """Runs the benchmark; prints tables on stdout, what is being done on stderr, and the paths written."""
+    _refuse_idle(args)
     if args.what == "report":
         _report(args)
         return
@@ -74,13 +84,12 @@ def run(args: Bench) -> None:
     from ..bench import plot, results, table
     from ..bench.run import KINDS
     from ..bench.run import run as run_bench
-    from ..errors import InputError
 
     for name in ("threads", "rounds"):
         value = getattr(args, name)
         if value is not None and not 1 <= value <= hardware.MOST_PROCESSES:
             raise InputError(f"--{name} must be between 1 and {hardware.MOST_PROCESSES}, got {value}")
-    if not 0 < args.mb < float("inf"):
+    if args.mb is not None and not 0 < args.mb < float("inf"):
         raise InputError(f"--mb must be above 0 and finite, got {args.mb}")
     console = Console(stderr=True)
     with console.status("starting") as status:
@@ -114,6 +123,22 @@ def run(args: Bench) -> None:
     print(results.write_text(table.markdown(document), args.out / "bench.md"))
     if document["sessions"]:
         print(plot.plot(document, args.out / "bench.png"))
+
+
+def _refuse_idle(args: Bench) -> None:
+    """Raises InputError for an option that was given and that nothing of what is measured reads."""
+    measured = ("inference", "training", "kernels", "data") if args.what == "all" else (args.what,)
+    if args.only:  # names workloads, of which kernels and data have none: `all` leaves them out
+        measured = tuple(kind for kind in measured if kind in _READ_BY["only"]) or measured
+    for option in fields(Bench):
+        readers = _READ_BY.get(option.name, measured)
+        if getattr(args, option.name) != option.default and set(readers).isdisjoint(measured):
+            got = f"bench {args.what}" + (" with --only" if args.only and option.name != "only" else "")
+            raise InputError(f"--{option.name} would change nothing: it belongs to bench {_listed(readers)}, got {got}")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _names(given: str | None) -> tuple[str, ...]:

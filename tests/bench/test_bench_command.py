@@ -23,6 +23,24 @@ from fastbert.cli import main as cli
         (["--threads", "99999999999"], "--threads must be between 1 and 4096, got 99999999999"),
         (["data", "--mb", "nan"], "--mb must be above 0 and finite, got nan"),
         (["data", "--mb", "inf"], "--mb must be above 0 and finite, got inf"),
+        (
+            ["kernels", "--model", "mini"],
+            "--model would change nothing: it belongs to bench inference and training, got bench kernels",
+        ),
+        (
+            ["data", "--only", "W1"],
+            "--only would change nothing: it belongs to bench inference and training, got bench data",
+        ),
+        (["training", "--mb", "5"], "--mb would change nothing: it belongs to bench data, got bench training"),
+        (
+            ["--only", "W1", "--corpus", "c"],
+            "--corpus would change nothing: it belongs to bench data, got bench all with --only",
+        ),
+        (["--page", "p.md"], "--page would change nothing: it belongs to bench report, got bench all"),
+        (
+            ["report", "--quick"],
+            "--quick would change nothing: it belongs to bench inference, training, kernels and data, got bench report",
+        ),
     ],
 )
 def test_bad_options_are_one_sentence(options, sentence, capsys):
@@ -76,6 +94,7 @@ def test_data_end_to_end(tmp_path, capsys):
     rates = {row["what"]: row for row in document["data"]}
     assert set(rates) == {"tokenizers encode_batch", "tokenizers encode_batch_fast", "fastbert prepare"}
     assert rates["fastbert prepare"]["prepare_ratio"] == 1
+    assert all(row["mb"] == pytest.approx(0.05, rel=0.1) for row in rates.values()), "--quick has no say over --mb"
     assert all(row["mb_per_s"] > 0 for row in rates.values())
     assert all(row["peak_mb"] > 5 for row in document["data_memory"])
 
