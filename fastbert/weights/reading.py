@@ -39,11 +39,18 @@ def read_state_dict(directory) -> dict[str, Tensor]:
 
     Raises:
         CheckpointError: no weights, a damaged file, a shard name that leads out of the directory, a pickle that holds
-            more than tensors, or weights of TensorFlow 2 or Flax.
+            more than tensors, weights of TensorFlow 2 or Flax, or a PEFT adapter beside the weights.
     """
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: expected a directory with {SAFETENSORS} or {PICKLE}, found no directory")
+    if of_adapter(directory) and has_weights(directory):
+        # transformers would apply it: what is computed without it is another model's.
+        raise CheckpointError(
+            f"{directory}: expected the weights of a model alone, got a PEFT adapter beside them: remove "
+            "adapter_config.json if it is merged into them already; else merge it with peft's `merge_and_unload()` and "
+            "save the result in another directory"
+        )
     for name in (SAFETENSORS, PICKLE):
         single, index = directory / name, directory / f"{name}.index.json"
         if single.is_file():

@@ -216,6 +216,13 @@ def test_so_it_is_beside_its_models_configuration(place):
         fastbert.BertModel.from_pretrained("adapter")
 
 
+def test_an_adapter_beside_its_models_weights_is_not_left_unread(place):
+    tiny_bert.save(place / "both", "BertModel")
+    (place / "both" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(FastbertError, match="got a PEFT adapter beside them: remove adapter_config"):
+        fastbert.BertModel.from_pretrained("both")
+
+
 def test_a_directory_is_not_called_onnx(place, capsys):
     assert main(["convert", "model", "model.onnx"]) == 2
     assert "got an ONNX file's name: add --to onnx" in capsys.readouterr().err
