@@ -17,6 +17,9 @@ from .errors import DataError, FastbertError, InputError
 _MAX_JSON_BYTES = 64 << 20
 _JSON_KINDS = {dict: "object", list: "array"}
 
+STANDARD_OUTPUT = ("-", "/dev/stdout")
+"""Where a file or a directory would be made, one of the first name, or in place of the second, which is a link."""
+
 
 @contextlib.contextmanager
 def whole(path: str | os.PathLike) -> Iterator[Path]:
@@ -94,8 +97,10 @@ def check_new(directory: str | os.PathLike) -> None:
 
 
 def check_run_name(directory: str | os.PathLike) -> None:
-    """Raises InputError for a run directory whose name is no UTF-8: TensorBoard, whose files each run has, takes none
-    such, and would say so when others are written."""
+    """Raises InputError for a run directory called as standard output is, or by a name that is not UTF-8, which
+    TensorBoard, whose files each run has, would refuse only after others are written."""
+    if os.fspath(directory) in STANDARD_OUTPUT:
+        raise InputError(f"expected a run directory, got {os.fspath(directory)}, which is the name of standard output")
     try:
         os.fspath(directory).encode("utf-8")
     except UnicodeEncodeError:

@@ -9,11 +9,10 @@ from typing import Annotated
 from tyro.constructors import PrimitiveConstructorSpec
 
 from ..errors import InputError
+from ..files import STANDARD_OUTPUT
 
 EMPTY = "expected a path, got an empty text (is a variable of the shell not set?)"
 """`Path` takes it for the working directory, which would be read, or filled."""
-STANDARD_OUTPUT = ("-", "/dev/stdout")
-"""Where a file or a directory would be made, one of the first name, or in place of the second, which is a link."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from ..errors import InputError
+from ..options import fitted_options
 from ..tasks import registry
 from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
 from ..tasks.runs import load_trained, model_directory, run_config
-from ..train.config import fitted_options
 from ._options import PredictOptions
 from ._progress import progress
 

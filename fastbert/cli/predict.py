@@ -8,8 +8,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from ..files import STANDARD_OUTPUT
 from ._options import PredictOptions
-from ._paths import STANDARD_OUTPUT, InputPath, OutputOrStandard
+from ._paths import InputPath, OutputOrStandard
 
 
 @dataclass(kw_only=True)

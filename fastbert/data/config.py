@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InputError
+from ..options import check_choices
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class PretrainingConfig:
     def __post_init__(self) -> None:
         if self.max_seqlen < 8:
             raise InputError(f"max_seqlen must be at least 8, got {self.max_seqlen}")
-        if self.objective not in ("mlm", "causal"):
-            raise InputError(f"objective must be mlm or causal, got {self.objective!r}")
+        check_choices(self)
         if self.objective == "causal" and (self.whole_word or self.max_predictions is not None):
             raise InputError("whole_word and max_predictions choose masked tokens, and objective causal masks none")
         for name in ("mlm_probability", "short_seq_prob"):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import InputError
+from ..options import fitted_options
 from ..tasks.config import FinetuneConfig
-from ..train.config import PretrainConfig, fitted_options
+from ..train.config import PretrainConfig
 
 BUILTIN = "builtin"
 PERPLEXITY = "held-out perplexity"

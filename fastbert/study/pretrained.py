@@ -281,7 +281,7 @@ def _train_static(model: Wanted) -> dict:
 
 def _word2vec(config: PretrainConfig, values: dict, where: str):
     """A row's options of word2vec. Raises InputError for one that does not fit."""
-    from ..train.config import fitted_options
+    from ..options import fitted_options
     from ..train.word2vec import Word2VecConfig
 
     if "seed" in values:

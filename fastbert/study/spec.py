@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import read_yaml
-from ..train.config import fitted_options
+from ..options import fitted_options
 from .definition import BUILTIN, PERPLEXITY, RowSpec, Study, TaskSpec, check_task, merge, predicts_words
 
 SCALES = ("smoke", "small", "base")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InputError
+from ..options import check_choices
 
 RECIPES: dict[str, dict] = {
     "squad1": {"epochs": 3, "batch_size": 32, "lr": 5e-5, "max_seqlen": 384},
@@ -116,8 +117,7 @@ class FinetuneConfig(TaskOptions):
             raise InputError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if self.max_seqlen < 3:
             raise InputError(f"max_seqlen must be at least 3, got {self.max_seqlen}")
-        if self.resume not in (None, "auto"):
-            raise InputError(f"resume must be auto or none, got {self.resume!r}")
+        check_choices(self)
         if not 0 <= self.seed < 1 << 64:
             raise InputError(f"seed must be at least 0 and below 2^64, got {self.seed}")
 

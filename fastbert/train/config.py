@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import types
-import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,15 +11,20 @@ from ..data.config import PretrainingConfig
 from ..errors import InputError
 from ..files import read_yaml
 from ..hardware import MOST_PROCESSES
+from ..options import check_choices, fitted_options
 from . import phases as _phases
 from .deepspeed_options import DeepSpeedOptions
-from .phases import SCHEDULES, Phase
+from .phases import MOST_MICRO_BATCHES, Phase
 
 # Options that change no figure: where things are, and how often they are written and told.
 IDLE = {
     "data", "cache", "cache_gb", "verify_data", "out", "save_every", "keep", "async_save", "save_errors", "log_every",
     "stall_minutes", "wandb", "num_workers", "resume",
 }  # fmt: skip
+
+# A timer of less would write stacks all the time, at moments when the interpreter cannot be looked into; one of more
+# than a year is beyond what the system's clock takes.
+_STALL_MINUTES = (0.001, 366 * 24 * 60)
 
 
 @dataclass(kw_only=True)
@@ -141,10 +144,15 @@ class PretrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        for name in ("epochs", "max_minutes", "lr", "stall_minutes", "cache_gb"):
+        if self.accumulate > MOST_MICRO_BATCHES:
+            raise InputError(f"accumulate must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
+        for name in ("epochs", "max_minutes", "lr", "cache_gb"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{name} must be above 0 and finite, got {value}")
+        low, high = _STALL_MINUTES
+        if self.stall_minutes is not None and not low <= self.stall_minutes <= high:
+            raise InputError(f"stall_minutes must be none or between {low:g} and {high}, got {self.stall_minutes}")
         for name in ("weight_decay", "eps"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
@@ -172,18 +180,7 @@ class PretrainConfig:
         DeepSpeedOptions(self.deepspeed, self.zero, self.offload)
         self.phases = tuple(self.phases)
         _phases.check(self.phases, self.steps, self.epochs, self.max_minutes)
-        for name, known in (
-            ("schedule", SCHEDULES),
-            ("optimizer", ("adamw", "lamb")),
-            ("lamb_variant", ("nvlamb", "apex", "clamped")),
-            ("precision", ("fp32", "bf16", "fp16", "fp8")),
-            ("position_embedding_type", ("absolute", "sinusoidal")),
-            ("cuda_graph", ("auto", "on", "off")),
-            ("last_layer", ("needed", "all")),
-            ("save_errors", ("stop", "continue")),
-        ):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        check_choices(self)
 
     def batch_limits(self, max_seqlen: int) -> list[tuple[int, int]]:
         """(longest sample, token budget) of every phase, in a run of samples of at most max_seqlen tokens.
@@ -249,40 +246,3 @@ def _plain(value):
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     return list(value) if isinstance(value, tuple) else value
-
-
-def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
-    """The options of one dataclass as its fields' types. Raises InputError for one that it has not, or that misfits."""
-    hints = typing.get_type_hints(known)
-    unknown = set(values) - {f.name for f in dataclasses.fields(known)}
-    if unknown:
-        raise InputError(f"{path}: unknown option {', '.join(sorted(map(str, unknown)))}")
-    fitted = {}
-    for name, value in values.items():
-        try:
-            fitted[name] = _fit(value, hints[name])
-        except (TypeError, ValueError):
-            simple = isinstance(hints[name], type) and not typing.get_args(hints[name])
-            expected = hints[name].__name__ if simple else str(hints[name]).replace("typing.", "")
-            raise InputError(f"{path}: {name} must be {expected}, got {value!r}") from None
-    return fitted
-
-
-def _fit(value, hint):
-    """The value as a field of this type; ValueError or TypeError where it is none."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None and type(None) in parts else _fit(value, parts[0])
-    if origin is tuple:
-        return tuple(_fit(entry, part) for entry, part in zip(value, parts, strict=True))
-    if origin is Literal:
-        fits = value in parts
-    elif hint is float:
-        # YAML 1.1 reads 1e-4, without a point, as text.
-        fits = not isinstance(value, bool)
-        value = float(value)
-    else:
-        fits = type(value) is hint
-    if not fits:
-        raise ValueError
-    return value

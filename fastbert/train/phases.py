@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 from ..data.config import PretrainingConfig
 from ..errors import InputError
+from ..options import check_choices
 
 if TYPE_CHECKING:
     from ..data.pretraining import PretrainingData
     from .config import PretrainConfig
 
-SCHEDULES = ("linear", "poly", "constant")
+MOST_MICRO_BATCHES = 1_000_000
+"""Of a step, on one rank. They are all in memory before the first is computed, and no signal ends a step half-way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class Phase:
         for name in ("steps", "max_seqlen", "max_predictions", "token_budget", "accumulate", "batch_sequences"):
             _at_least_one(name, getattr(self, name))
         _at_least_one("batch_tokens", self.batch_tokens)
+        if self.accumulate is not None and self.accumulate > MOST_MICRO_BATCHES:
+            raise InputError(f"accumulate of a phase must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
         for name in ("lr", "share", "power"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -74,8 +78,7 @@ class Phase:
             raise InputError(f"a phase's batch is set by one option, got {' and '.join(sizes)}")
         if self.schedule is None and (self.warmup or self.warmup_from or self.offset or self.span != (0.0, 1.0)):
             raise InputError("warmup, warmup_from, offset and span of a phase belong to its own schedule, got none")
-        if self.schedule not in (None, *SCHEDULES):
-            raise InputError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+        check_choices(self)
         if not (0 <= self.warmup <= 1 and 0 <= self.warmup_from <= 1):
             raise InputError(
                 f"warmup and warmup_from of a phase are shares, between 0 and 1, got {self.warmup}, {self.warmup_from}"
@@ -146,7 +149,8 @@ class Stretch:
             per_micro_batch: mean sequences and tokens in a micro-batch of ``token_budget`` tokens.
 
         Raises:
-            InputError: one micro-batch on each rank is already over one and a half times the batch wanted.
+            InputError: one micro-batch on each rank is already over one and a half times the batch wanted, or they
+                would be too many for a step.
         """
         if self.accumulate is not None:
             return self.accumulate
@@ -154,6 +158,11 @@ class Stretch:
         if wanted is None:
             wanted, each, unit = self.batch_tokens, per_micro_batch[1], "tokens"
         count = max(round(wanted / (each * ranks)), 1)
+        if count > MOST_MICRO_BATCHES:
+            raise InputError(
+                f"a step of {wanted:,} {unit} must be of at most {MOST_MICRO_BATCHES:,} micro-batches on a rank, got "
+                f"{count:,}"
+            )
         if count * each * ranks > 1.5 * wanted:
             budget = max(int(self.token_budget * wanted / (each * ranks)), 1)
             raise InputError(

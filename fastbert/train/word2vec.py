@@ -15,6 +15,7 @@ import torch
 from ..data.shards import ShardSet
 from ..errors import DataError, InputError
 from ..models.static import StaticEncoder
+from ..options import check_choices
 
 # gensim leaves out what stands after so many tokens of a sentence.
 _LONGEST = 10_000
@@ -48,8 +49,7 @@ class Word2VecConfig:
     """Of the first vectors and all draws."""
 
     def __post_init__(self) -> None:
-        if self.algorithm not in ("cbow", "skipgram"):
-            raise InputError(f"algorithm must be cbow or skipgram, got {self.algorithm!r:.100}")
+        check_choices(self)
         for name in ("size", "window", "negative", "epochs", "min_count"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:

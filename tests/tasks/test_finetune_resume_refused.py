@@ -267,5 +267,5 @@ def test_how_often_it_saves(directory, tmp_path, monkeypatch, caplog):
     for name in ("save_every", "keep"):
         with pytest.raises(InputError, match=f"{name} must be at least 1, got 0"):
             runs.config(**{name: 0})
-    with pytest.raises(InputError, match="resume must be auto or none, got 'no'"):
+    with pytest.raises(InputError, match="resume must be one of auto, none, got 'no'"):
         runs.config(resume="no")

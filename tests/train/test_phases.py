@@ -157,6 +157,8 @@ def test_micro_batches_follow_from_the_batch_wanted():
     assert count({"accumulate": 3}, 4) == 3
     with pytest.raises(InputError, match="token_budget of at most 1,024 on 32 rank"):
         count({"batch_sequences": 256}, 32)
+    with pytest.raises(InputError, match="must be of at most 1,000,000 micro-batches on a rank, got 250,000,000"):
+        count({"batch_tokens": 10**12}, 1)
 
 
 # --- recipes ---

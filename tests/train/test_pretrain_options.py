@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from fastbert import BertConfig, BertForPreTraining
 from fastbert.cli.main import main
 from fastbert.data.config import PretrainingConfig
 from fastbert.errors import CheckpointError, DataError, FastbertError, InputError
+from fastbert.tasks.config import FinetuneConfig
 from fastbert.train import pretrain as module
 from fastbert.train.config import PretrainConfig
+from fastbert.train.phases import Phase
 from fastbert.train.pretrain import pretrain
 
 # --- YAML ---
@@ -72,6 +75,34 @@ def test_yaml_that_does_not_fit_is_one_sentence(tmp_path, text, said):
         PretrainConfig.from_yaml(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (PretrainConfig, {"init": "large"}, "init must be one of bert, small, got 'large'"),
+        (PretrainConfig, {"optimizer": "sgd"}, "optimizer must be one of adamw, lamb, got 'sgd'"),
+        (Phase, {"steps": 1, "schedule": "step"}, "schedule must be one of linear, poly, constant, none, got 'step'"),
+        (FinetuneConfig, {"precision": "fp16"}, "precision must be one of fp32, bf16, got 'fp16'"),
+        (PretrainingConfig, {"objective": "clm"}, "objective must be one of mlm, causal, got 'clm'"),
+    ],
+)
+def test_a_word_is_one_of_those_that_the_type_lists(kind, options, said):
+    with pytest.raises(InputError, match=said):
+        kind(**options)
+
+
+@pytest.mark.parametrize("make", [PretrainConfig, lambda **options: Phase(steps=1, **options)])
+def test_more_micro_batches_than_a_step_can_hold(make):
+    with pytest.raises(InputError, match=r"accumulate .*must be at most 1000000, got 1000000000000"):
+        make(accumulate=10**12)
+
+
+def test_a_run_is_not_called_as_standard_output(tmp_path, monkeypatch):
+    """The command line's own check sees no YAML file, and no call from Python."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="expected a run directory, got -, which is the name of standard output"):
+        module._resume_point(PretrainConfig(out="-"), Path("-"))
 
 
 def test_a_missing_yaml(tmp_path):

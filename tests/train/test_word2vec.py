@@ -88,7 +88,7 @@ def test_from_shards_from_texts_and_back_from_a_directory(prepared, tmp_path):
 
 
 def test_what_does_not_fit(monkeypatch):
-    with pytest.raises(InputError, match="algorithm must be cbow or skipgram"):
+    with pytest.raises(InputError, match="algorithm must be one of cbow, skipgram"):
         config(algorithm="glove")
     with pytest.raises(InputError, match="window must be a whole number, at least 1, got 0"):
         config(window=0)

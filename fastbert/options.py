@@ -1,0 +1,72 @@
+"""Options as dataclasses: their values from YAML and from Python, held to the types of their fields. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+import typing
+from typing import Any, Literal
+
+from .errors import InputError
+
+
+def check_choices(options: Any) -> None:
+    """Raises InputError for a field that is declared to be one of several words (`typing.Literal`) and is not.
+
+    Args:
+        options: an instance of a dataclass.
+    """
+    for name, hint in typing.get_type_hints(type(options)).items():
+        value, choices = getattr(options, name), _choices(hint)
+        if choices and value not in choices:
+            known = ", ".join("none" if choice is None else str(choice) for choice in choices)
+            raise InputError(f"{name} must be one of {known}, got {value!r:.100}")
+
+
+def _choices(hint: Any) -> tuple:
+    """What a field of this type may be; empty where the type does not list it."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return parts
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and type(None) in parts:
+        found = _choices(next(part for part in parts if part is not type(None)))
+        return (*found, None) if found else ()
+    return ()
+
+
+def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
+    """The options of one dataclass as its fields' types. Raises InputError for one that it has not, or that misfits."""
+    hints = typing.get_type_hints(known)
+    unknown = set(values) - {f.name for f in dataclasses.fields(known)}
+    if unknown:
+        raise InputError(f"{path}: unknown option {', '.join(sorted(map(str, unknown)))}")
+    fitted = {}
+    for name, value in values.items():
+        try:
+            fitted[name] = _fit(value, hints[name])
+        except (TypeError, ValueError):
+            simple = isinstance(hints[name], type) and not typing.get_args(hints[name])
+            expected = hints[name].__name__ if simple else str(hints[name]).replace("typing.", "")
+            raise InputError(f"{path}: {name} must be {expected}, got {value!r}") from None
+    return fitted
+
+
+def _fit(value, hint):
+    """The value as a field of this type; ValueError or TypeError where it is none."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None and type(None) in parts else _fit(value, parts[0])
+    if origin is tuple:
+        return tuple(_fit(entry, part) for entry, part in zip(value, parts, strict=True))
+    if origin is Literal:
+        fits = value in parts
+    elif hint is float:
+        # YAML 1.1 reads 1e-4, without a point, as text.
+        fits = not isinstance(value, bool)
+        value = float(value)
+    else:
+        fits = type(value) is hint
+    if not fits:
+        raise ValueError
+    return value
