@@ -1,4 +1,10 @@
-"""fastbert: BERT, the whole of it, at the speed of the hardware."""
+"""BERT from pre-training to use, on PyTorch with kernels in C++, Triton and CUDA.
+
+`BertModel`, `BertForMaskedLM` and the other models read and write Hugging Face directories. `patch` makes a model of
+transformers that you already have compute with the same kernels, `SentenceEncoder` turns sentences into vectors, and
+`quantize` converts a model to int8 for inference on a CPU. `fastbert.ops` holds each op alone, `fastbert.optim` the
+optimisers, `fastbert.errors` what is raised; `environment` describes what was found on this machine.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from . import hardware as _hardware
 if TYPE_CHECKING:
     # For type checkers and editors, which do not run `__getattr__`: the names of _LAZY and _SUBMODULES once more.
     from . import data as data
+    from . import errors as errors
     from . import models as models
     from . import ops as ops
     from . import optim as optim
@@ -77,7 +84,7 @@ _LAZY = {
     "batch_invariant": "ops",
     "environment": "_environment",
 }
-_SUBMODULES = ("ops", "optim", "packing", "data", "models", "tasks", "train")
+_SUBMODULES = ("ops", "optim", "packing", "errors", "data", "models", "tasks", "train")
 
 __all__ = ["__version__", *_LAZY, *_SUBMODULES]
 

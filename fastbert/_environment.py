@@ -6,6 +6,7 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 # Distribution -> what fastbert uses it for.
 _LIBRARIES = {
@@ -110,16 +111,16 @@ def _hardware(notes: list[str]) -> dict:
     }
 
 
-def environment() -> dict:
-    """What `fastbert doctor` prints.
+def environment() -> dict[str, Any]:
+    """Describes what fastbert found on this machine, and which backend serves each op; `fastbert doctor` prints it.
 
     Returns:
-        "fastbert", "python", "torch": versions. "hardware": processor, cores, instruction sets, the GPU or why none.
-        "libraries": name -> version, or what it would be needed for. "ops": a row per op with the backend that serves
-        it by default and, for each other backend, why not. "notes": sentences for people.
+        a dictionary with "fastbert", "python", "torch": versions; "hardware": processor, cores, instruction sets, the
+        GPU or why there is none; "libraries": name -> version, or what the library would be needed for; "ops": for each
+        op the backend that serves it by default and why the others do not; "notes": sentences for people.
 
     Raises:
-        InputError: FASTBERT_BACKEND or FASTBERT_CPU_ISA names nothing that there is.
+        InputError: FASTBERT_BACKEND or FASTBERT_CPU_ISA names a backend or level that does not exist.
     """
     import torch
 

@@ -94,18 +94,19 @@ def shape_of(size: str, name: str) -> dict[str, int]:
 
 
 class BertConfig(ModelConfig):
-    """The shape of a BERT, with Hugging Face's field names and defaults; keys it does not know are kept as attributes.
+    """Sizes and settings of a BERT, with Hugging Face's field names and defaults; unknown keys are kept as attributes.
 
-    ``is_decoder=True`` is a left-to-right BERT: a token sees itself and those before it, also when it is fine-tuned,
-    and what pools a sequence reads its last token (docs/models.md). ``position_embedding_type="sinusoidal"`` has the
-    fixed positions of Vaswani et al. 2017, section 3.5. ``bilstm_units`` puts a BiLSTM of so many units each way
-    between the encoder and a task's head (Devlin et al. 2019, table 5).
+    ``is_decoder=True`` makes a left-to-right BERT: a token attends to itself and to earlier tokens only, in fine-tuning
+    too, and the last token stands for a sequence (docs/models.md). ``position_embedding_type="sinusoidal"`` uses the
+    fixed positions of Vaswani et al. 2017, section 3.5. ``bilstm_units`` puts a BiLSTM with that many units in each
+    direction between the encoder and a task's head (Devlin et al. 2019, table 5).
 
     Args:
         values: any field of transformers' BertConfig; ``num_labels`` (or ``id2label``) for heads with labels.
 
     Raises:
-        InputError: a value out of range, or a feature that is not an encoder's (relative positions, cross-attention).
+        InputError: a value is out of range, or asks for what an encoder does not have (relative positions,
+            cross-attention).
     """
 
     model_type = "bert"
@@ -134,21 +135,21 @@ class BertConfig(ModelConfig):
 
     @property
     def head_dim(self) -> int:
-        """Units of one attention head."""
+        """The size of one attention head, ``hidden_size / num_attention_heads``."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """What it can be pre-trained for (`PretrainingConfig.objective`)."""
+        """The objectives that it can be pre-trained with (`PretrainingConfig.objective`)."""
         return ("causal",) if self.is_decoder else ("mlm",)
 
     @property
     def gelu_approximate(self) -> str:
-        """What ``ops.gelu`` calls this config's activation: "none" or "tanh"."""
+        """The argument ``approximate`` of `ops.gelu` for this activation: "none" or "tanh"."""
         return "none" if self.hidden_act in ERF_GELU else "tanh"
 
     def validate(self) -> None:
-        """Raises InputError, one sentence, at the first field that does not fit."""
+        """Checks every field; raises InputError at the first that does not fit."""
         for name in _LIMITS:
             if name != "bilstm_units" or self.bilstm_units is not None:
                 self._check_int(name, getattr(self, name))
@@ -182,7 +183,7 @@ class BertConfig(ModelConfig):
             raise InputError(f"a model must have at most {_MAX_PARAMETERS} parameters, got {self.num_parameters()}")
 
     def num_parameters(self) -> int:
-        """Parameters of the encoder with its embeddings and pooler, without heads."""
+        """How many parameters embeddings, encoder and pooler have, without heads."""
         h, f = self.hidden_size, self.intermediate_size
         positions = 0 if self.position_embedding_type == "sinusoidal" else self.max_position_embeddings
         tables = (self.vocab_size + positions + self.type_vocab_size) * h + 2 * h
@@ -203,13 +204,16 @@ class BertConfig(ModelConfig):
 
     @classmethod
     def from_name(cls, name: str, **values: Any) -> BertConfig:
-        """A named size.
+        """The configuration of a named size.
 
         Args:
             name: "base", "large", "tiny", "mini", "small", "medium" (also with "bert-" in front), "4x256" for layers x
                 hidden size, "6x768x3" for layers x hidden size x heads (Table 6 of the BERT paper), "L-4_H-256" or
                 "L-4_H-256_A-4" (Google's miniatures). Heads are hidden size / 64, the inner layer is 4 x hidden size.
             values: any other field.
+
+        Raises:
+            InputError: no size has that name, or a value does not fit.
         """
         short = name.strip().lower().removeprefix("google/").removeprefix("bert").lstrip("-_")
         short = short.removeprefix("uncased").lstrip("-_")

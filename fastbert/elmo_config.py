@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class ElmoConfig(ModelConfig):
-    """The shape of an ELMo.
+    """Sizes and settings of an ELMo (Peters et al. 2018).
 
     Attributes:
         characters: (vocab_size, max_characters) of the vocabulary that new weights are for, not in config.json: a model
@@ -55,7 +55,7 @@ class ElmoConfig(ModelConfig):
             An ELMo takes sequences of any length.
 
     Raises:
-        InputError: a value out of range.
+        InputError: a value is out of range.
     """
 
     model_type = "elmo"
@@ -91,7 +91,7 @@ class ElmoConfig(ModelConfig):
         return self.hidden_size // 2
 
     def validate(self) -> None:
-        """Raises InputError, one sentence, at the first field that does not fit."""
+        """Checks every field; raises InputError at the first that does not fit."""
         for name in self.limits:
             self._check_int(name, getattr(self, name))
         if self.hidden_size % 2 or self.projection_size >= self.lstm_size:

@@ -47,7 +47,7 @@ _SHARED: dict[str, Any] = {
 
 
 class GPTConfig(ModelConfig):
-    """The shape of a GPT (Radford et al. 2018): decoder layers that normalise after each branch, as BERT's do.
+    """Sizes and settings of a GPT (Radford et al. 2018), whose layers normalise after each branch, as BERT's do.
 
     ``start_token_id``, ``delimiter_token_id`` and ``extract_token_id`` are those of the paper's input transforms
     (section 3.3); a task's model adds what is missing to the vocabulary.
@@ -56,7 +56,7 @@ class GPTConfig(ModelConfig):
         values: any field of transformers' OpenAIGPTConfig.
 
     Raises:
-        InputError: a value out of range, or an activation that is not a GELU.
+        InputError: a value is out of range, or the activation is not a GELU.
     """
 
     model_type = "openai-gpt"
@@ -90,10 +90,12 @@ class GPTConfig(ModelConfig):
 
     @property
     def hidden_size(self) -> int:
+        """``n_embd``, by BERT's name."""
         return self.n_embd
 
     @property
     def num_hidden_layers(self) -> int:
+        """``n_layer``, by BERT's name."""
         return self.n_layer
 
     @num_hidden_layers.setter
@@ -102,18 +104,22 @@ class GPTConfig(ModelConfig):
 
     @property
     def num_attention_heads(self) -> int:
+        """``n_head``, by BERT's name."""
         return self.n_head
 
     @property
     def head_dim(self) -> int:
+        """The size of one attention head, ``n_embd / n_head``."""
         return self.n_embd // self.n_head
 
     @property
     def intermediate_size(self) -> int:
+        """The width of the feed-forward layers, by BERT's name."""
         return getattr(self, "n_inner", None) or 4 * self.n_embd
 
     @property
     def max_position_embeddings(self) -> int:
+        """``n_positions``, by BERT's name."""
         return self.n_positions
 
     @max_position_embeddings.setter
@@ -127,7 +133,7 @@ class GPTConfig(ModelConfig):
 
     @property
     def gelu_approximate(self) -> str:
-        """What ``ops.gelu`` calls this config's activation: "none" or "tanh"."""
+        """The argument ``approximate`` of `ops.gelu` for this activation: "none" or "tanh"."""
         return "none" if self.activation in ERF_GELU else "tanh"
 
     def softmax_scale(self, layer: int) -> float:
@@ -135,7 +141,7 @@ class GPTConfig(ModelConfig):
         return self.head_dim**-0.5
 
     def validate(self) -> None:
-        """Raises InputError, one sentence, at the first field that does not fit."""
+        """Checks every field; raises InputError at the first that does not fit."""
         for name in _LIMITS:
             self._check_int(name, getattr(self, name))
         inner = getattr(self, "n_inner", None)
@@ -175,7 +181,8 @@ class GPTConfig(ModelConfig):
         return (self.vocab_size + self.n_positions) * h + self.n_layer * layer + 2 * h * self.pre_norm
 
     def forward_flops(self, tokens: int, squares: int, predicted: float) -> float:
-        """Of so many tokens, sums of the squares of their sequences' lengths, and predicted tokens (`train.flops`)."""
+        """Arithmetic of a forward pass, from the number of tokens, the sum of the squares of their sequences' lengths
+        and the number of predicted tokens (`train.flops`)."""
         h, f = self.n_embd, self.intermediate_size
         return self.n_layer * ((8 * h * h + 4 * h * f) * tokens + 4 * h * squares) + predicted * 2 * h * self.vocab_size
 
@@ -195,15 +202,15 @@ class GPTConfig(ModelConfig):
             return GPT2Config.from_dict(values, **overrides)
         return super().from_dict(values, **overrides)
 
-    def complete_from(self, shards) -> None:
-        """Texts of the shards begin and end with these tokens; so does what is generated."""
+    def complete_from(self, shards: Any) -> None:
+        """Takes the tokens that texts begin and end with from the vocabulary of a `data.shards.ShardSet`, if given."""
         if shards is not None:
             special = shards.manifest.special_ids
             self.bos_token_id, self.eos_token_id = special.cls, special.sep
 
 
 class GPT2Config(GPTConfig):
-    """The shape of a GPT-2 (Radford et al. 2019, section 2.3): a LayerNorm before each branch, one at the end.
+    """Sizes and settings of a GPT-2 (Radford et al. 2019, section 2.3): a LayerNorm before each branch, one at the end.
 
     Args:
         values: any field of transformers' GPT2Config.
@@ -229,6 +236,7 @@ class GPT2Config(GPTConfig):
 
     @property
     def activation(self) -> str:
+        """The name of the activation as transformers' table has it."""
         return self.activation_function
 
     def softmax_scale(self, layer: int) -> float:

@@ -32,7 +32,7 @@ OWN_ACTIVATION = "transformers_hidden_act"
 calls "gelu", a word that means the error function here."""
 
 
-def read_config_file(directory: str | os.PathLike) -> tuple[Path, dict[str, Any]]:
+def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     """The config.json of a directory, or the file itself: its path and what it holds.
 
     Raises:
@@ -125,7 +125,7 @@ class ModelConfig(abc.ABC):
 
     @property
     def num_labels(self) -> int:
-        """How many labels a head has; setting it gives them the names LABEL_0, LABEL_1, ..."""
+        """How many labels a head has; setting it names them LABEL_0, LABEL_1, ..."""
         return len(self.id2label)
 
     @num_labels.setter
@@ -149,7 +149,7 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def validate(self) -> None:
-        """Raises InputError, one sentence, at the first field that does not fit."""
+        """Checks every field; raises InputError at the first that does not fit."""
 
     @abc.abstractmethod
     def num_parameters(self) -> int:
@@ -158,13 +158,17 @@ class ModelConfig(abc.ABC):
     # --- files and dictionaries ---
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and every unknown key, as config.json holds them."""
+        """Every field, and every unknown key, as config.json holds them."""
         values = {name: value for name, value in vars(self).items() if name != "_kept"}
         return {**copy.deepcopy({**self._kept, **values}), "model_type": self.model_type}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
-        """From the content of a config.json; ``overrides`` win (``num_labels`` alone renames the labels)."""
+        """Makes one from the content of a config.json; ``overrides`` win (``num_labels`` alone renames the labels).
+
+        Raises:
+            InputError: a value does not fit.
+        """
         merged = dict(values)
         if "num_labels" in overrides and "id2label" not in overrides:
             named = merged.get("id2label")
@@ -181,7 +185,11 @@ class ModelConfig(abc.ABC):
 
     @classmethod
     def from_hf(cls, config: Any) -> Self:
-        """From any object with the attributes of transformers' class; ours is returned as it is."""
+        """Makes one from any object with the attributes of transformers' class; returns one of this class as it is.
+
+        Raises:
+            InputError: it has no such attributes, or a value does not fit.
+        """
         if isinstance(config, cls):
             return config
         if isinstance(config, Mapping):
@@ -195,8 +203,12 @@ class ModelConfig(abc.ABC):
         return cls.from_dict({name: value for name, value in values.items() if not name.startswith("_")})
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike, **overrides: Any) -> Self:
-        """Reads config.json of a directory (or the file itself)."""
+    def from_pretrained(cls, directory: str | os.PathLike[str], **overrides: Any) -> Self:
+        """Reads the config.json of a directory (or the file itself); ``overrides`` win over its values.
+
+        Raises:
+            InputError: there is no such file, or a value does not fit.
+        """
         path, values = read_config_file(directory)
         try:
             config = cls.from_dict(values, **overrides)
@@ -208,13 +220,14 @@ class ModelConfig(abc.ABC):
             _log.warning("%s: num_labels is %s, but id2label names %d: the names count", path, said, named)
         return config
 
-    def save_pretrained(self, directory: str | os.PathLike) -> Path:
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Writes config.json into a directory, which is made if need be, and returns its path."""
         path = Path(directory) / "config.json"
         write_whole(path, self.to_json_string())
         return path
 
     def to_json_string(self) -> str:
+        """The content of config.json."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True, default=str) + "\n"
 
     def __eq__(self, other: object) -> bool:

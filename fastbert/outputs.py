@@ -15,10 +15,10 @@ _EXTRA = {"extra": True}
 class ModelOutput:
     """Base class: fields are read by attribute, by name (``out["logits"]``), by index, or as a tuple (`to_tuple`).
 
-    Fields that are None are left out of keys, indices and tuples; those that transformers' output of the same name does
-    not have (``mlm_loss``, ``mlm_logits``, ...) have a name and no index. Letters: B sequences, S columns of a padded
-    batch, T tokens of a packed one, N labelled tokens, H hidden size, V vocabulary, L layers. Losses are () and in
-    nats, but for those of regression.
+    Fields that are None are left out of keys, indices and tuples. Those that transformers' output does not have
+    (``mlm_loss``, ``mlm_logits``, ...) have no index. Letters: B sequences, S columns of a padded batch, T tokens of a
+    packed one, N labelled tokens, H hidden size, V vocabulary, L layers. Losses have shape () and are in nats, except
+    for regression.
     """
 
     def _present(self, with_extra: bool = True) -> list[tuple[str, Any]]:
@@ -26,7 +26,7 @@ class ModelOutput:
         return [(f.name, v) for f, v in pairs if v is not None and (with_extra or not f.metadata.get("extra"))]
 
     def to_tuple(self) -> tuple:
-        """The fields that are there, in order, as transformers' models return them with ``return_dict=False``."""
+        """The fields that are not None, in order, as transformers' models return them with ``return_dict=False``."""
         return tuple(value for _, value in self._present(with_extra=False))
 
     def keys(self) -> list[str]:
@@ -56,8 +56,8 @@ class ModelOutput:
 
 @dataclass
 class EncoderOutput(ModelOutput):
-    """Of `BertEncoder`: ``last_hidden_state`` (B, S, H) or (T, H); ``hidden_states``, L+1 of these, the input first,
-    and ``attentions``, L of (B, heads, S, S), where they are asked for. The rest is always None."""
+    """What `BertEncoder` returns: ``last_hidden_state`` (B, S, H) or (T, H) and, if asked for, ``hidden_states``, L+1
+    of these with the input first, and ``attentions``, L of (B, heads, S, S). The rest is always None."""
 
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
@@ -71,9 +71,9 @@ class EncoderOutput(ModelOutput):
 
 @dataclass
 class BertModelOutput(ModelOutput):
-    """Of models without a head: ``last_hidden_state`` (B, S, H), (T, H) or (1, T, H), as the tokens came;
-    ``pooler_output`` (B, H), None without a pooler; ``hidden_states``, L+1 of the first with the embeddings first, and
-    ``attentions``, L of (B, heads, S, S), where they are asked for."""
+    """What models without a head return: ``last_hidden_state`` (B, S, H), (T, H) or (1, T, H), as the tokens came;
+    ``pooler_output`` (B, H), None without a pooler; if asked for, ``hidden_states``, the embeddings and then each
+    layer's states, L+1 in all, and ``attentions``, L of (B, heads, S, S)."""
 
     last_hidden_state: Tensor | None = None
     pooler_output: Tensor | None = None
@@ -83,7 +83,7 @@ class BertModelOutput(ModelOutput):
 
 @dataclass
 class PreTrainingOutput(ModelOutput):
-    """Of `BertForPreTraining` (and, with its first loss alone, `ElmoForPreTraining`): ``loss``, ``mlm_loss``,
+    """What `BertForPreTraining` returns (and `ElmoForPreTraining`, with ``mlm_loss`` alone): ``loss``, ``mlm_loss``,
     ``nsp_loss``; ``prediction_logits`` (B, S, V) or (T, V); ``seq_relationship_logits`` = ``nsp_logits`` (B, 2);
     ``mlm_logits`` (N, V) at the labelled tokens; ``hidden_states``, ``attentions`` as in `BertModelOutput`."""
 
@@ -100,7 +100,7 @@ class PreTrainingOutput(ModelOutput):
 
 @dataclass
 class LogitsOutput(ModelOutput):
-    """Of heads with one kind of logits: ``loss`` where there are labels; ``logits`` (B, labels), (B, choices),
+    """What heads with one kind of logits return: ``loss`` if there are labels; ``logits`` (B, labels), (B, choices),
     (B, S, labels) or (T, labels), whatever the head says; ``mlm_logits`` (N, V) of a masked-LM head alone;
     ``hidden_states``, ``attentions`` as in `BertModelOutput`."""
 
@@ -113,7 +113,8 @@ class LogitsOutput(ModelOutput):
 
 @dataclass
 class CausalLMOutput(LogitsOutput):
-    """Of `GPTForPreTraining`: ``loss`` = ``mlm_loss``; ``logits`` (B, S, V) or (T, V); ``mlm_logits`` (N, V)."""
+    """What `GPTForPreTraining` returns: ``loss`` = ``mlm_loss``; ``logits`` (B, S, V) or (T, V); ``mlm_logits``
+    (N, V)."""
 
     mlm_loss: Tensor | None = field(default=None, metadata=_EXTRA)
     # What the training loop reads where there are pairs, of which this model says nothing.
@@ -123,8 +124,8 @@ class CausalLMOutput(LogitsOutput):
 
 @dataclass
 class QuestionAnsweringOutput(ModelOutput):
-    """Of `BertForQuestionAnswering`: ``loss`` where both positions are given; ``start_logits``, ``end_logits`` (B, S)
-    or (T,); ``hidden_states``, ``attentions`` as in `BertModelOutput`."""
+    """What `BertForQuestionAnswering` returns: ``loss`` if both positions are given; ``start_logits``, ``end_logits``
+    (B, S) or (T,); ``hidden_states``, ``attentions`` as in `BertModelOutput`."""
 
     loss: Tensor | None = None
     start_logits: Tensor | None = None

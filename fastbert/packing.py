@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,15 +54,15 @@ def _ids(row, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch without padding.
+    """A batch of sequences laid end to end, without padding.
 
     Args:
         input_ids, token_type_ids, position_ids: (T,) int64.
-        cu_seqlens: (B+1,) int32; sequence b is tokens ``cu_seqlens[b]`` to ``cu_seqlens[b+1]``.
-        max_seqlen: the longest sequence, in tokens.
-        mlm_positions: (N,) int64, ascending indices into the T tokens, or None.
-        mlm_labels: (N,) int64 vocabulary ids.
-        nsp_labels: (B,) int64, 0 = the second segment is the real next one.
+        cu_seqlens: (B+1,) int32; sequence b consists of the tokens from ``cu_seqlens[b]`` up to ``cu_seqlens[b+1]``.
+        max_seqlen: the length of the longest sequence.
+        mlm_positions: (N,) int64, ascending indices of the tokens to predict, or None.
+        mlm_labels: (N,) int64, their vocabulary ids.
+        nsp_labels: (B,) int64, 0 = the second segment follows the first, or None.
     """
 
     input_ids: Tensor
@@ -75,40 +76,40 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """T, the tokens of all sequences."""
+        """T, the number of tokens of all sequences."""
         return self.input_ids.numel()
 
     @property
     def num_sequences(self) -> int:
-        """B, the sequences; an empty one counts."""
+        """B, the number of sequences, empty ones included."""
         return self.cu_seqlens.numel() - 1
 
     @property
     def num_real_tokens(self) -> int:
-        """Tokens that are data; `data.budget.StaticBatch` has others."""
+        """How many tokens are data and not padding, which only a `data.budget.StaticBatch` has."""
         return self.num_tokens
 
     @property
     def num_real_sequences(self) -> int:
-        """Sequences that are data."""
+        """How many sequences are data and not padding."""
         return self.num_sequences
 
     @property
     def num_labels(self) -> int:
-        """Masked-LM predictions that count."""
+        """How many tokens are to be predicted."""
         return 0 if self.mlm_labels is None else self.mlm_labels.numel()
 
     @property
     def num_pairs(self) -> int:
-        """Next-sentence predictions that count."""
+        """How many sequences have a next-sentence label."""
         return self.num_sequences if self.nsp_labels is not None else 0
 
-    def to(self, device, non_blocking: bool = False) -> PackedBatch:
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> PackedBatch:
         """The same batch on another device.
 
         Args:
-            device: anything that `torch.Tensor.to` takes for one.
-            non_blocking: of copies from pinned memory: they need not be done when this returns.
+            device: a `torch.device`, or what names one.
+            non_blocking: copies from pinned memory may still be under way when this returns.
         """
         moved = {
             f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
@@ -120,8 +121,8 @@ class PackedBatch:
     @classmethod
     def from_sequences(
         cls,
-        input_ids: Sequence,
-        token_type_ids: Sequence | None = None,
+        input_ids: Sequence[Sequence[int] | np.ndarray[Any, Any] | Tensor],
+        token_type_ids: Sequence[Sequence[int] | np.ndarray[Any, Any] | Tensor] | None = None,
         **labels: Tensor,
     ) -> PackedBatch:
         """Packs ragged sequences of ids; positions count from 0 in each.
@@ -132,7 +133,8 @@ class PackedBatch:
             labels: ``mlm_positions``, ``mlm_labels``, ``nsp_labels``.
 
         Raises:
-            InputError: a sequence is no list of whole numbers, token_type_ids have other lengths, or another label.
+            InputError: a sequence does not consist of whole numbers, token_type_ids have other lengths, or a label has
+                another name.
         """
         if not isinstance(input_ids, Iterable):
             raise InputError(f"input_ids must be sequences of ids, got {type(input_ids).__name__}")

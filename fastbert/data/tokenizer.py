@@ -58,19 +58,18 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     OpenAIGPTTokenizer, without truncation or padding.
 
     Args:
-        path: a directory holding tokenizer.json, vocab.txt or vocab.json, or one of these files. A file named vocab.txt
-            is read with the tokenizer_config.json beside it; without one, text is lower-cased when hardly a word of the
-            vocabulary has an upper-case letter. A vocab.json is read with the merges.txt beside it. Tokens that were
-            added to a vocabulary, as transformers keeps them beside a vocab.txt or a tokenizer.json, are read too, and
-            other names of the special tokens than BERT's. Beside a tokenizer.json, what tokenizer_config.json says of
-            case, accents and Chinese characters wins; where it says nothing, the tokenizer.json's own reading stays,
-            though transformers' BertTokenizer puts its default there, which lower-cases. Of a Unigram the
-            tokenizer.json decides alone. Which side texts are to be cut on is kept in the tokenizer's truncation
-            (`data.truncation`).
+        path: a directory that holds tokenizer.json, vocab.txt or vocab.json, or one of these files; a vocab.json needs
+            the merges.txt beside it. Added tokens and special tokens of other names than BERT's are read from the files
+            beside it, as transformers writes them.
+
+    Case, accents and Chinese characters are handled as the tokenizer_config.json says. Where it says nothing, a
+    tokenizer.json keeps its own settings (transformers' BertTokenizer lower-cases there), and with a vocab.txt text is
+    lower-cased if hardly a token of the vocabulary has an upper-case letter. For a Unigram the tokenizer.json alone
+    decides. The side on which texts are to be cut is kept in the tokenizer's truncation (`data.truncation`).
 
     Raises:
-        InputError: a file is missing or unreadable, the vocabulary lacks a special token, or texts would be marked in a
-            way that is not BERT's.
+        InputError: a file is missing or unreadable, the vocabulary lacks a special token, or the tokenizer would put
+            special tokens around texts in a way that is not BERT's.
     """
     path = Path(path)
     if path.is_dir():

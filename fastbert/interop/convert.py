@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +57,12 @@ class Source:
 
 
 def convert(
-    source, target, *, to: str = "safetensors", config=None, options: Mapping[str, Any] | None = None
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str = "safetensors",
+    config: str | os.PathLike[str] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Source:
     """Reads a model and writes it in another form; tensors keep their bits.
 
@@ -65,12 +71,15 @@ def convert(
             checkpoint, its prefix (``.../bert_model.ckpt``), or one file of weights.
         target: the directory to write, or the file for "onnx".
         to: one of `FORMATS`.
-        config: the configuration, where it is not beside the weights.
-        options: further keywords of the format's writer.
+        config: the file of the configuration, if it is not beside the weights.
+        options: further keywords for the format's writer, such as ``pooling``.
+
+    Returns:
+        the model as it was read, and what of the source was not written.
 
     Raises:
-        InputError: no configuration, or it does not fit; a directory to write that is not empty.
-        CheckpointError: weights are missing or damaged, or the format has no place for them; nothing is left behind.
+        InputError: there is no configuration, or it does not fit; or the directory to write is not empty.
+        CheckpointError: weights are missing or damaged, or the format cannot hold them; nothing is written then.
     """
     if to not in FORMATS:
         raise InputError(f"a format must be one of {', '.join(FORMATS)}, got {to!r:.50}")

@@ -37,25 +37,24 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def patch(model: Model, *, pads: str | None = None) -> Model:
-    """Makes every BERT-like encoder inside a model compute packed, by our kernels; in place.
+    """Makes every BERT-like encoder inside a model compute without padding, with fastbert's kernels; in place.
 
     Args:
-        model: a BertModel, RobertaModel (and XLM-RoBERTa, CamemBERT), ElectraModel or DistilBertModel of transformers,
-            a `torch.nn.TransformerEncoder` (see `patch_torch`), or any module that holds some: a head, a PEFT model,
-            a SentenceTransformer.
-        pads: "zeros" leaves the outputs of masked tokens zero and does not compute them; "computed" computes them as
-            transformers does, which costs what they cost there. None is "zeros", but "computed" where they are read:
-            under a head for question answering or for next words, by its loss, and in a ColBERT of
-            sentence-transformers whose query expansion is not attended to; and what it was for an encoder that is
-            patched already. torch's encoders know "zeros" only.
+        model: a BertModel, RobertaModel (or XLM-RoBERTa, CamemBERT), ElectraModel or DistilBertModel of transformers,
+            a `torch.nn.TransformerEncoder`, or any module that contains some of these: a model with a head, a PEFT
+            model, a SentenceTransformer.
+        pads: "zeros" skips masked tokens, whose outputs are then zero; "computed" computes them as transformers does,
+            at its cost. None chooses "zeros", except where a loss or a head is known to read those outputs (question
+            answering, next words, a ColBERT of sentence-transformers whose query expansion is not attended to), and
+            keeps the earlier choice for an encoder that is already patched. torch's encoders have "zeros" only.
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
 
     Raises:
-        InputError: there is no such encoder inside, or one of them is a decoder, has relative positions, another
-            activation, pruned heads, a dropout, activation or layer of someone's own or a ``forward`` that somebody put
-            in place; nothing has been changed then.
+        InputError: there is no such encoder inside; or one of them is a decoder, or has relative positions, an
+            activation other than GELU, pruned heads, custom dropout, activations or layers, or a replaced ``forward``.
+            The model is unchanged then.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
@@ -86,10 +85,10 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
 
 
 def unpatch(model: Model) -> Model:
-    """Gives every patched encoder inside a model its own class back; returns the model.
+    """Undoes `patch` for every encoder inside a model; returns the model.
 
     Raises:
-        InputError: it is no module.
+        InputError: ``model`` is not a torch module.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"unpatch takes a torch module, got {type(model).__name__}")

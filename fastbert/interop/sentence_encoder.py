@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,29 +33,29 @@ PRECISIONS = ("fp32", "bf16", "int8")
 
 
 class SentenceEncoder:
-    """Turns sentences into vectors.
+    """Turns sentences into vectors, in the way of sentence-transformers.
 
     Args:
         model: a `BertModel`, with or without pooler.
-        tokenizer: a `tokenizers.Tokenizer` that marks texts as the model reads them, as `load_tokenizer` gives it.
-        pooling: modes of sentence-transformers, concatenated; they can be set later too.
-        modules: what pooled vectors, (N, C) float32, pass through next, in this order, as `sentence_modules.Dense`.
-        normalize: whether vectors are scaled to length 1 at the end unless `encode` is told otherwise.
-        max_seqlen: longer inputs are cut to this many tokens, specials included; it can be set later too.
-        do_lower_case: whether texts are lower-cased before the tokenizer sees them.
-        prompts: by name, for `encode` to choose from.
-        prompt: what stands in front of every text for which none is chosen.
-        include_prompt: whether a prompt's tokens are pooled with the text's.
-        truncate_dim: only so many of the first numbers of a vector are kept; None for all.
+        tokenizer: as `load_tokenizer` returns it: it has to add the special tokens that the model reads.
+        pooling: one or several of sentence-transformers' modes, whose vectors are concatenated; can be set later too.
+        modules: applied in this order to the pooled vectors, (N, C) float32, such as `sentence_modules.Dense`.
+        normalize: whether `encode` scales vectors to length 1 by default.
+        max_seqlen: longer inputs are cut to this many tokens, special tokens included; can be set later too.
+        do_lower_case: whether texts are lower-cased before they are tokenized.
+        prompts: texts by name; `encode` puts the chosen one in front of every sentence.
+        prompt: the text to put there if none is chosen.
+        include_prompt: whether the prompt's tokens are pooled together with the sentence's.
+        truncate_dim: vectors are cut to this many numbers; None keeps all.
 
     Raises:
-        InputError: a pooling that is not known, a module for vectors of another length, or a number out of range.
+        InputError: a pooling is unknown, a module takes vectors of another length, or a number is out of range.
     """
 
     def __init__(
         self,
         model: BertModel,
-        tokenizer,
+        tokenizer: Tokenizer,
         *,
         pooling: str | Sequence[str] = ("mean",),
         modules: Sequence[nn.Module] = (),
@@ -84,29 +86,28 @@ class SentenceEncoder:
     @classmethod
     def from_pretrained(
         cls,
-        directory,
+        directory: str | os.PathLike[str],
         *,
         precision: str = "fp32",
         pooling: str | Sequence[str] | None = None,
         normalize: bool | None = None,
         device: torch.device | str | None = None,
     ) -> SentenceEncoder:
-        """Reads a sentence-transformers directory, or a plain BERT directory (mean pooling, not normalised).
-
-        The BERT may be a DistilBERT, which is one without token types.
+        """Reads a sentence-transformers directory, or one of a BERT or DistilBERT (mean pooling, not normalised).
 
         Args:
-            precision: "fp32", "bf16", or "int8" (`fastbert.quantize`) for the BERT; pooling and what follows it are
-                float32, and so are the vectors, in every case.
+            directory: on this machine; nothing is downloaded.
+            precision: "fp32", "bf16" or "int8" (`fastbert.quantize`), for the BERT; pooling and what follows it are
+                always computed in float32.
             pooling, normalize: in place of what the directory says.
-            device: where it computes; None is the GPU where there is one, as in sentence-transformers, and for int8
-                the CPU.
+            device: where to compute; None takes the GPU if there is one, as in sentence-transformers, and the CPU for
+                int8.
 
         Raises:
-            InputError: a file does not fit, or it asks for a module or a pooling that is not supported; a device
-                that is not there; int8 elsewhere than on the CPU.
+            InputError: a file does not fit, or asks for a module or a pooling that is not supported; the device does
+                not exist, or is not the CPU for int8.
             CheckpointError: the weights are missing or damaged.
-            BackendError: int8 without the C++ extension.
+            BackendError: int8 needs the C++ extension, and it was not built.
         """
         if precision not in PRECISIONS:
             raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
@@ -137,11 +138,14 @@ class SentenceEncoder:
         encoder.config = dict(settings.config)
         return quantize(encoder) if precision == "int8" else encoder
 
-    def save_pretrained(self, directory) -> Path:
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a sentence-transformers directory: the BERT, its tokenizer, pooling, modules, prompts.
 
+        Returns:
+            the directory.
+
         Raises:
-            InputError: a module that sentence-transformers has no name for.
+            InputError: sentence-transformers has no such module.
             CheckpointError: a file cannot be written, or the model is quantised.
         """
         from .convert_sentence import write_encoder
@@ -150,7 +154,7 @@ class SentenceEncoder:
 
     @property
     def max_seqlen(self) -> int:
-        """Longer inputs are cut to this many tokens; None sets it to the longest that the model reads."""
+        """Longer inputs are cut to this many tokens; setting None allows as many as the model has positions for."""
         return self._max_seqlen
 
     @max_seqlen.setter
@@ -161,8 +165,7 @@ class SentenceEncoder:
 
     @property
     def pooling(self) -> tuple[str, ...]:
-        """How tokens become one vector: modes whose vectors are concatenated. One that does not go with the modules is
-        refused."""
+        """The modes by which a sentence's tokens become one vector; the vectors of several modes are concatenated."""
         return self._pooling
 
     @pooling.setter
@@ -173,7 +176,7 @@ class SentenceEncoder:
 
     @property
     def truncate_dim(self) -> int | None:
-        """Only so many of the first numbers of a vector are kept; None for all."""
+        """Vectors are cut to this many numbers; None keeps all."""
         return self._truncate_dim
 
     @truncate_dim.setter
@@ -186,7 +189,7 @@ class SentenceEncoder:
         return self._whole_dim if self.truncate_dim is None else min(self._whole_dim, self.truncate_dim)
 
     def own_tokenizer(self) -> Tokenizer:
-        """A copy of the tokenizer as it was given, without the longest input and the lower-casing of this class."""
+        """A copy of the tokenizer as it was given, without the truncation and lower-casing that this class adds."""
         tokenizer = Tokenizer.from_str(self.tokenizer.to_str())
         tokenizer.normalizer = self._normalizer
         cut_at(tokenizer, None)
@@ -203,28 +206,27 @@ class SentenceEncoder:
         normalize: bool | None = None,
         batch_invariant: bool = False,
         show_progress: bool = False,
-    ) -> np.ndarray:
-        """The vectors of sentences, in their order.
+    ) -> np.ndarray[Any, Any]:
+        """Computes the vectors of sentences, in their order.
 
         Args:
-            sentences: N texts; an empty one is ``[CLS] [SEP]``.
-            prompt_name: which of `prompts` stands in front of every text; where neither this nor prompt is given, the
-                encoder's own ``prompt``.
-            prompt: a text to stand there, in place of a name; "" for none.
-            token_budget: tokens computed at a time (a longer sentence goes alone); None for 4,096, and on a CPU of more
-                than eight threads for 512 a thread.
+            sentences: N texts; an empty one is encoded as ``[CLS] [SEP]``.
+            prompt_name: which of `prompts` to put in front of every sentence; by default the encoder's ``prompt``.
+            prompt: a text to put there, in place of a name; "" for none.
+            token_budget: how many tokens are computed at a time (a longer sentence alone); by default 4,096, or 512 a
+                thread on a CPU with more than eight threads.
             normalize: True scales vectors to length 1 after they are cut to `truncate_dim` numbers, False does not;
                 None does what the encoder's ``normalize`` says, before they are cut.
-            batch_invariant: a sentence's vector has the same bits whatever it is encoded together with.
-            show_progress: draw a progress bar on stderr.
+            batch_invariant: whether a sentence's vector has the same bits whatever else is encoded with it.
+            show_progress: whether to draw a progress bar on stderr.
 
         Returns:
             (N, `dim`) float32 numpy array.
 
         Raises:
-            InputError: sentences that are no list of strings (one string alone is refused), a prompt's name that is not
-                known, or an option out of range.
-            BackendError: batch_invariant on a device that cannot do it.
+            InputError: sentences are not a list of strings (a single string is refused), the prompt's name is unknown,
+                or an option is out of range.
+            BackendError: batch_invariant is not possible on this device.
 
         Ref:
             Reimers & Gurevych 2019, section 3.
@@ -263,7 +265,7 @@ class SentenceEncoder:
         return self.prompts[name]
 
     def _prompt_length(self, prompt: str) -> int:
-        """How many tokens of a row are not its text's: those of a prompt with the mark at the beginning."""
+        """How many tokens come before a sentence's own: those of a prompt and the special token at the start."""
         return sum(self.tokenizer.encode(prompt).attention_mask) - 1 if prompt else 0
 
     def _vectors(self, rows: list[np.ndarray], device: torch.device, normalize: bool | None, skip: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +41,14 @@ class Encoded:
 
 
 class BertModel(PreTrainedModel):
-    """The encoder with its embeddings and, unless told otherwise, its pooler.
+    """The encoder with its embeddings and, by default, its pooler.
 
     Args:
         config: a `BertConfig`, or transformers'.
-        add_pooling_layer: False leaves the pooler out; ``pooler_output`` is then None.
+        add_pooling_layer: False leaves the pooler out, and ``pooler_output`` is None.
 
     Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 3.
@@ -78,19 +79,20 @@ class BertModel(PreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
-        head_mask=None,
-        encoder_hidden_states=None,
-        encoder_attention_mask=None,
-        past_key_values=None,
-        cache=None,
-        use_cache=None,
+        head_mask: Any = None,
+        encoder_hidden_states: Any = None,
+        encoder_attention_mask: Any = None,
+        past_key_values: Any = None,
+        cache: Any = None,
+        use_cache: Any = None,
         only: Tensor | None = None,
-        **unknown,
+        **unknown: Any,
     ) -> Encoded:
-        """`forward` with the result still packed, for the heads to build on; the same arguments.
+        """What `forward` computes, left packed for a head to build on; the arguments are the same but for ``only``.
 
-        With ``only`` (N,) int64, indices of packed tokens, the last layer is computed for these and for the pooler's
-        tokens alone.
+        Args:
+            only: (N,) int64, indices of packed tokens: the last layer is computed only for them and for the tokens that
+                the pooler reads.
         """
         if unknown:
             raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
@@ -150,26 +152,29 @@ class BertModel(PreTrainedModel):
         position_ids: Tensor | None = None,
         *,
         return_dict: bool | None = None,
-        **options,
-    ) -> BertModelOutput | tuple:
-        """Encodes a batch; no pad token is computed.
+        **options: Any,
+    ) -> BertModelOutput | tuple[Any, ...]:
+        """Encodes a batch; padding is not computed.
 
         Args:
             input_ids: (B, S) int64; or (T,) or (1, T) with ``cu_seqlens``; or a `PackedBatch` and nothing else.
-            attention_mask: (B, S), non-zero = keep, holes and left padding allowed; or 4-D, bool (True = keep) or
-                additive.
-            token_type_ids: segments, zeros where not given.
-            position_ids: column indices where not given, whatever the mask says.
+            attention_mask: (B, S), non-zero = keep, with holes or left padding if need be; or 4-D, bool (True = keep)
+                or additive. None keeps every token.
+            token_type_ids: the segment of each token, in the shape of input_ids; zeros by default.
+            position_ids: in the shape of input_ids; by default the column of each token, whatever the mask says.
             options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``;
                 ``output_attentions`` (takes the padded reference path); ``cu_seqlens`` (B+1,) and ``max_seqlen`` for
                 packed tokens, also under transformers' names ``cu_seq_lens_q``, ``max_length_q``.
+            return_dict: False returns a tuple, as in transformers; None does what the configuration says.
 
         Returns:
-            ``last_hidden_state`` (B, S, H), zeros at masked tokens, or as the tokens came, (T, H) or (1, T, H);
-            ``pooler_output`` (B, H); ``hidden_states``, L+1 of them, embeddings first; ``attentions``.
+            ``last_hidden_state`` (B, S, H), zeros at masked tokens, or (T, H) or (1, T, H) for packed tokens;
+            ``pooler_output`` (B, H); if asked for, ``hidden_states``, the embeddings and then each layer's states, and
+            ``attentions``.
 
         Raises:
-            InputError: an id outside its table, a sequence over max_position_embeddings, or shapes that do not fit.
+            InputError: an id is outside its table, a sequence is longer than max_position_embeddings, or shapes do not
+                fit.
         """
         encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         output = BertModelOutput(
@@ -217,6 +222,7 @@ class BertHead(PreTrainedModel):
         return self.bilstm.ends(self.token_states(encoded), encoded.tokens)
 
     def classifier_dropout(self) -> nn.Module:
+        """The dropout before a classifier, at the rate that the configuration gives."""
         p = self.config.classifier_dropout
         return HeadDropout(self.config.hidden_dropout_prob if p is None else p)
 

@@ -9,7 +9,7 @@ after it, neither of which has seen it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +145,7 @@ class ElmoPreTrainedModel(PreTrainedModel):
         chosen = (p for p in self.parameters() if id(p) not in embeddings)
         return sum(p.numel() for p in chosen if p.requires_grad or not only_trainable)
 
-    def resize_token_embeddings(self, *_args, **_kwargs) -> nn.Module:
+    def resize_token_embeddings(self, *_args, **_kwargs: Any) -> nn.Module:
         """Refused: a vocabulary is a table of characters here."""
         raise InputError("an ELMo's vocabulary is its table of characters: make a new model from another tokenizer")
 
@@ -180,7 +180,7 @@ class ElmoModel(ElmoPreTrainedModel):
         characters: Tensor | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> BertModelOutput | tuple:
+    ) -> BertModelOutput | tuple[Any, ...]:
         """Encodes a batch.
 
         Args:
@@ -202,7 +202,7 @@ class ElmoModel(ElmoPreTrainedModel):
         output = BertModelOutput(last_hidden_state=both[-1], hidden_states=tuple(both) if keep else None)
         return as_asked(output, return_dict, self.config)
 
-    def of_words(self, sentences: Sequence[Sequence[str]], **options) -> tuple[PackedBatch, BertModelOutput]:
+    def of_words(self, sentences: Sequence[Sequence[str]], **options: Any) -> tuple[PackedBatch, BertModelOutput]:
         """Encodes whole words, whether a vocabulary has them or not, by their characters.
 
         Args:
@@ -264,7 +264,7 @@ class ElmoForPreTraining(ElmoPreTrainedModel):
         """The softmax layer, weight (V, P)."""
         return self.decoder
 
-    def forward(self, batch: PackedBatch, *, return_dict: bool | None = None) -> PreTrainingOutput | tuple:
+    def forward(self, batch: PackedBatch, *, return_dict: bool | None = None) -> PreTrainingOutput | tuple[Any, ...]:
         """The losses of both directions.
 
         Args:

@@ -14,7 +14,7 @@ def encoder_class(model_type: str) -> type[PreTrainedModel]:
     return registry.of_type(model_type, registry.ARCHITECTURES).encoder_class
 
 
-def read_config(directory: str | os.PathLike, **overrides) -> ModelConfig:
+def read_config(directory: str | os.PathLike[str], **overrides) -> ModelConfig:
     """The configuration of a directory, of whatever kind its config.json says; one that says nothing is a BERT's.
 
     Raises:
@@ -24,7 +24,7 @@ def read_config(directory: str | os.PathLike, **overrides) -> ModelConfig:
     return kind.config_class.from_pretrained(directory, **overrides)
 
 
-def load_encoder(directory: str | os.PathLike) -> PreTrainedModel:
+def load_encoder(directory: str | os.PathLike[str]) -> PreTrainedModel:
     """The model of a directory without its heads, in evaluation mode. Raises as `read_config` and `from_pretrained`."""
     config = read_config(directory)
     kind = registry.of_type(config.model_type, registry.ARCHITECTURES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import torch
@@ -187,7 +188,7 @@ def _ends(given) -> list[int]:
     return ends
 
 
-def _check_whole(**options) -> None:
+def _check_whole(**options: Any) -> None:
     least = {"max_new_tokens": 0, "top_k": 1, "seed": 0}
     for name, value in options.items():
         if value is None and name != "max_new_tokens":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -50,10 +50,12 @@ class GPTPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def tensors_from_file(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a file under the names, and in the shapes, that our modules have."""
         return gpt_files.from_file(state)
 
     @classmethod
     def tensors_to_file(cls, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The other way: what `save_pretrained` writes, made of the tensors of ``state_dict``."""
         return gpt_files.to_file(state)
 
     def _word_embeddings(self) -> tuple[nn.Module, str]:
@@ -70,7 +72,7 @@ class GPTPreTrainedModel(PreTrainedModel):
             raise InputError(f"{type(self).__name__} has no output embeddings")
         self.lm_head = decoder
 
-    def tie_weights(self, *_args, **_kwargs) -> None:
+    def tie_weights(self, *_args, **_kwargs: Any) -> None:
         """Makes the language-model head share the word embeddings' weight, where the configuration says so."""
         head, words = self.get_output_embeddings(), self.get_input_embeddings()
         if head is None:
@@ -118,7 +120,7 @@ class GPTModel(GPTPreTrainedModel):
         output_hidden_states: bool | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
-        **unknown,
+        **unknown: Any,
     ) -> Encoded:
         """`forward` with the result still packed, for the heads to build on; the same arguments."""
         if unknown:
@@ -133,16 +135,35 @@ class GPTModel(GPTPreTrainedModel):
         hidden, states = self.run(hidden, tokens.layout, key, tokens.shape.show if keep_states else None)
         return Encoded(tokens, hidden, None, tuple(states) if states else None, None)
 
-    def embed(self, input_ids, position_ids: Tensor, key: DropoutKey | None, inputs_embeds=None) -> Tensor:
+    def embed(
+        self,
+        input_ids: Tensor | None,
+        position_ids: Tensor,
+        key: DropoutKey | None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
         """dropout(word + position), (T,) -> (T, H): no LayerNorm, so `ops.embedding` is not its op."""
         words, positions = (getattr(self, name) for name in self.names)
         x = words(input_ids) if inputs_embeds is None else inputs_embeds
         x = x + F.embedding(position_ids, positions.weight)
         return ops.dropout(x, key.site(self.config.embd_pdrop, EMBEDDING_SITE) if key else None)
 
-    def run(self, x: Tensor, layout: PackedLayout, key: DropoutKey | None, show=None) -> tuple[Tensor, list | None]:
-        """The layers on tokens (T, H) in any layout; every hidden state as ``show`` makes it (`BertEncoder.run`), the
-        input first and the last normalised, or None."""
+    def run(
+        self,
+        x: Tensor,
+        layout: PackedLayout,
+        key: DropoutKey | None,
+        show: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, list[Tensor] | None]:
+        """Applies the layers to tokens (T, H).
+
+        Args:
+            show: as in `BertEncoder.run`; None keeps no states.
+
+        Returns:
+            the last hidden state (T, H), normalised in a GPT-2; and every hidden state as ``show`` makes it, the input
+            first, or None.
+        """
         states = []
         if show is not None:
             shown, x = show(x)
@@ -167,8 +188,8 @@ class GPTModel(GPTPreTrainedModel):
         position_ids: Tensor | None = None,
         *,
         return_dict: bool | None = None,
-        **options,
-    ) -> BertModelOutput | tuple:
+        **options: Any,
+    ) -> BertModelOutput | tuple[Any, ...]:
         """Encodes a batch from left to right; no pad token is computed.
 
         Args:
@@ -220,6 +241,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
 
     @property
     def layers(self) -> nn.ModuleList:
+        """The decoder's layers."""
         return self.transformer.h
 
     @property
@@ -240,8 +262,8 @@ class GPTForPreTraining(GPTPreTrainedModel):
         labels: Tensor | None = None,
         output_logits: bool | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> CausalLMOutput | tuple:
+        **options: Any,
+    ) -> CausalLMOutput | tuple[Any, ...]:
         """Inputs are those of `GPTModel.forward`.
 
         Args:
@@ -281,20 +303,25 @@ class GPTForPreTraining(GPTPreTrainedModel):
         output = CausalLMOutput(loss, logits, encoded.hidden_states, None, at_labels, loss)
         return as_asked(output, return_dict, self.config)
 
-    def generate(self, prompts, attention_mask: Tensor | None = None, **options):
-        """Goes on with prompts, greedily or by sampling.
+    def generate(
+        self,
+        prompts: Tensor | Sequence[Sequence[int]],
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor | list[list[int]]:
+        """Continues prompts, greedily or by sampling.
 
         Args:
             prompts: (B, S) int64, or ragged sequences of ids.
-            attention_mask: (B, S), non-zero = keep, for prompts with pads.
+            attention_mask: (B, S), non-zero = keep, for prompts with padding.
             options: ``max_new_tokens``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``seed``,
-                ``eos_token_id``, ``pad_token_id``, ``use_cache``: `fastbert.models.generation.generate`.
+                ``eos_token_id``, ``pad_token_id``, ``use_cache``, as in `fastbert.models.generation.generate`.
 
         Returns:
-            (B, S + new) int64 for a tensor, the prompts first; for sequences a list of ids a prompt.
+            for a tensor (B, S + new) int64, the prompts first; for sequences a list of ids for each prompt.
 
         Raises:
-            InputError: an empty prompt, an option out of range, or more tokens than the model has positions for.
+            InputError: a prompt is empty, an option is out of range, or the model has too few positions.
         """
         from .generation import generate
 

@@ -6,6 +6,8 @@ same sequences to a task's (L3 = L2 + lambda L1, the paper's lambda is 0.5), whi
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -39,7 +41,7 @@ class GPTHead(GPTPreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, directory, **options) -> Self:
+    def from_pretrained(cls, directory, **options: Any) -> Self:
         """As `PreTrainedModel.from_pretrained`; the tokens that the input transforms need are added to the vocabulary
         of a model that has none yet."""
         _refuse_bilstm(cls.config_class, options.get("bilstm_units"))
@@ -90,8 +92,8 @@ class GPTForSequenceClassification(GPTHead):
         orders: int = 1,
         lm_weight: float = 0.0,
         return_dict: bool | None = None,
-        **options,
-    ) -> LogitsOutput | tuple:
+        **options: Any,
+    ) -> LogitsOutput | tuple[Any, ...]:
         """Inputs are those of `GPTModel.forward`; labels those of `task_heads.classification_loss`.
 
         Args:
@@ -125,8 +127,8 @@ class GPTForMultipleChoice(GPTHead):
         num_choices: int,
         lm_weight: float = 0.0,
         return_dict: bool | None = None,
-        **options,
-    ) -> LogitsOutput | tuple:
+        **options: Any,
+    ) -> LogitsOutput | tuple[Any, ...]:
         """Scores the choices of questions.
 
         Args:

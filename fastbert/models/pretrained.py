@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -74,7 +74,7 @@ class PreTrainedModel(nn.Module):
     # --- weights in and out ---
 
     @classmethod
-    def from_config(cls, config: ModelConfig, **kwargs) -> Self:
+    def from_config(cls, config: ModelConfig, **kwargs: Any) -> Self:
         """A model with new weights, in training mode; the name that transformers' Auto classes have for it.
 
         Args:
@@ -89,31 +89,30 @@ class PreTrainedModel(nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike[str],
         *,
         dtype: torch.dtype | str | None = None,
         config: ModelConfig | None = None,
         ignore_mismatched_sizes: bool = False,
-        **overrides,
+        **overrides: Any,
     ) -> Self:
-        """Reads a Hugging Face directory: config.json and weights.
+        """Reads a model directory in Hugging Face's form: config.json and weights.
 
         Args:
-            directory: holds config.json and model.safetensors, its sharded form, or pytorch_model.bin; or
-                bert_config.json and a TensorFlow checkpoint. Nothing is downloaded: a hub's name is no directory.
-            dtype: of the parameters; float32 where it is not given, "auto" for that of the file. ``torch_dtype`` is
-                the same.
+            directory: holds config.json and model.safetensors (in shards, too) or pytorch_model.bin; or
+                bert_config.json and a TensorFlow checkpoint. Nothing is downloaded, so a name on a hub does not do.
+            dtype: of the parameters: float32 by default, "auto" for that of the file. ``torch_dtype`` is the same.
             config: in place of the directory's config.json.
-            ignore_mismatched_sizes: a head of another size in the directory, such as that of a task with other labels,
-                is left out, and the model's is new; embeddings and encoder must fit all the same.
+            ignore_mismatched_sizes: whether a head of another size than the directory's, as for a task with other
+                labels, may start with new weights; embeddings and encoder have to fit in any case.
             overrides: fields of the configuration (``num_labels=3``), or ``add_pooling_layer``. Options of
-                transformers' loading that change nothing here are passed over; a name that neither knows is refused.
+                transformers' loading that change nothing here are ignored; unknown names are refused.
 
         Returns:
-            the model in evaluation mode. A head that the directory lacks is new, and a warning says so.
+            the model in evaluation mode. A head that the directory lacks gets new weights, and a warning says so.
 
         Raises:
-            InputError: the configuration does not fit, or an option is none.
+            InputError: the configuration does not fit, or an option is unknown.
             CheckpointError: weights are missing, damaged or of another shape.
         """
         init = {name: overrides.pop(name) for name in ("add_pooling_layer",) if name in overrides}
@@ -153,20 +152,24 @@ class PreTrainedModel(nn.Module):
 
     def save_pretrained(
         self,
-        directory: str | os.PathLike,
+        directory: str | os.PathLike[str],
         is_main_process: bool = True,
         state_dict: Mapping[str, torch.Tensor] | None = None,
-        **options,
+        **options: Any,
     ) -> Path:
-        """Writes config.json, model.safetensors and the tokenizer's files; transformers loads the directory.
+        """Writes config.json, model.safetensors and the tokenizer's files; transformers can load the directory.
 
         Args:
-            is_main_process: False writes nothing: of several processes one does.
-            state_dict: the tensors to write in place of the model's own, as sharded training gathers them.
-            options: those of transformers' saving that change nothing here are passed over.
+            directory: made if it does not exist.
+            is_main_process: False writes nothing, for all but one of several processes.
+            state_dict: tensors to write in place of the model's own, such as sharded training gathers.
+            options: those of transformers' saving that change nothing here are ignored.
+
+        Returns:
+            the directory.
 
         Raises:
-            InputError: an option of which something else is expected.
+            InputError: an option has a value that is not supported.
             CheckpointError: a file cannot be written.
         """
         check_saving_options(options)
@@ -249,7 +252,7 @@ class PreTrainedModel(nn.Module):
         owner.decoder = decoder
         owner.bias = decoder.bias
 
-    def tie_weights(self, *_args, **_kwargs) -> None:
+    def tie_weights(self, *_args, **_kwargs: Any) -> None:
         """Makes the decoder share the word embeddings' weight, where the configuration says so."""
         owner = self._decoder_owner()
         if owner is None:
@@ -259,7 +262,7 @@ class PreTrainedModel(nn.Module):
         owner.decoder.bias = owner.bias
 
     def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_kwargs
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_kwargs: Any
     ) -> nn.Embedding:
         """Changes the size of the vocabulary; old rows are kept, new ones are initialised as at the start.
 
@@ -305,7 +308,7 @@ class PreTrainedModel(nn.Module):
 
     # --- activation checkpointing, under both of transformers' names ---
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None, **_kwargs) -> None:
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **_kwargs: Any) -> None:
         """Keeps only each layer's input for the backward pass and computes the rest again."""
         self._stack().gradient_checkpointing = True
 

@@ -1,12 +1,14 @@
 """Masked LM and next-sentence prediction (Devlin et al. 2019, section 3.1).
 
-The loss is over whatever places a batch labels: of a left-to-right BERT those of next words (section 5.1, "LTR").
+The loss is over the tokens that a batch labels; a left-to-right BERT predicts next words there (section 5.1, "LTR").
 
-The vocabulary is the largest matrix of a small model, so logits are computed only where a label needs them; all of them
-come when there are no labels, or with ``output_logits=True``.
+The vocabulary is the largest matrix of a small model, so logits are computed only for labelled tokens, and for all of
+them if there are no labels or with ``output_logits=True``.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -56,18 +58,19 @@ def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
 
 
 class BertForPreTraining(BertHead):
-    """Both pre-training heads: masked LM and next-sentence prediction.
+    """BERT with both pre-training heads: masked LM and next-sentence prediction.
 
     Args:
-        config: a `BertConfig`, or transformers'; where ``tie_word_embeddings`` is true the masked-LM decoder (V, H) is
+        config: a `BertConfig`, or transformers'; if ``tie_word_embeddings`` is true, the masked-LM decoder (V, H) is
             the table of word embeddings.
 
-    Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+    Attributes:
+        last_layer: "all", or "needed" to compute the last layer only for the tokens that a loss reads: the labelled
+            ones of a `PackedBatch` and the first of each sequence. The losses are the same, but dropout in the last
+            layer draws other bits.
 
-    ``last_layer = "needed"`` (an attribute) computes the last layer for the tokens that a loss reads alone: the
-    labelled ones of a `PackedBatch` and the first of each sequence. The losses are the same; under dropout the last
-    layer draws other bits.
+    Raises:
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 3.1.
@@ -82,6 +85,7 @@ class BertForPreTraining(BertHead):
 
     @property
     def layers(self) -> nn.ModuleList:
+        """The encoder's layers."""
         return self.bert.encoder.layer
 
     def forward(
@@ -95,24 +99,23 @@ class BertForPreTraining(BertHead):
         next_sentence_label: Tensor | None = None,
         output_logits: bool | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> PreTrainingOutput | tuple:
+        **options: Any,
+    ) -> PreTrainingOutput | tuple[Any, ...]:
         """Inputs are those of `BertModel.forward`.
 
         Args:
-            labels: int64 vocabulary ids in the shape of input_ids, -100 = not predicted; a `PackedBatch` brings its
-                own.
-            next_sentence_label: (B,) int64, 0 = the second segment is the next one.
-            output_logits: True computes ``prediction_logits`` although there are labels; False never does.
+            labels: int64 vocabulary ids in the shape of input_ids, -100 = not predicted; a `PackedBatch` holds its own.
+            next_sentence_label: (B,) int64, 0 = the second segment follows the first; a `PackedBatch` may hold its own.
+            output_logits: whether ``prediction_logits`` are computed for all tokens; by default only without labels.
 
         Returns:
-            ``loss``: for a `PackedBatch`, mean MLM plus mean NSP cross-entropy of what it has labels for; else their
-            sum where both labels are given, as in transformers. ``mlm_loss``, ``nsp_loss``; ``mlm_logits`` (N, V) at
-            the labelled tokens; ``prediction_logits`` (B, S, V) or (T, V) where asked for;
+            ``loss``: for a `PackedBatch`, the sum of the mean masked-LM and next-sentence cross-entropies that it has
+            labels for; otherwise their sum if both labels are given, as in transformers. ``mlm_loss``, ``nsp_loss``;
+            ``mlm_logits`` (N, V) for the labelled tokens; ``prediction_logits`` (B, S, V) or (T, V);
             ``seq_relationship_logits`` = ``nsp_logits`` (B, 2).
 
         Raises:
-            InputError: inputs or labels that do not fit.
+            InputError: inputs or labels do not fit.
         """
         batch = input_ids
         only = _only_labelled(self, batch, labels, output_logits, options)
@@ -141,13 +144,13 @@ class BertForPreTraining(BertHead):
 
 
 class BertForMaskedLM(BertHead):
-    """The masked-LM head alone; no pooler. ``last_layer`` as in `BertForPreTraining`.
+    """BERT with the masked-LM head alone; no pooler. ``last_layer`` is that of `BertForPreTraining`.
 
     Args:
-        config: a `BertConfig`, or transformers', read as by `BertForPreTraining`.
+        config: a `BertConfig`, or transformers', used as in `BertForPreTraining`.
 
     Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 3.1, task 1.
@@ -170,16 +173,16 @@ class BertForMaskedLM(BertHead):
         labels: Tensor | None = None,
         output_logits: bool | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> LogitsOutput | tuple:
-        """Inputs are those of `BertModel.forward`; labels and ``output_logits`` as in `BertForPreTraining`.
+        **options: Any,
+    ) -> LogitsOutput | tuple[Any, ...]:
+        """Inputs are those of `BertModel.forward`; ``labels`` and ``output_logits`` those of `BertForPreTraining`.
 
         Returns:
-            ``loss``: (), the mean over labelled tokens; ``logits``: (B, S, V) or (T, V) where there are no labels or
-            they are asked for; ``mlm_logits``: (N, V) at the labelled tokens.
+            ``loss``: (), the mean over labelled tokens; ``logits``: (B, S, V) or (T, V), without labels or if asked
+            for; ``mlm_logits``: (N, V) for the labelled tokens.
 
         Raises:
-            InputError: inputs or labels that do not fit.
+            InputError: inputs or labels do not fit.
         """
         only = _only_labelled(self, input_ids, labels, output_logits, options)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
@@ -191,13 +194,13 @@ class BertForMaskedLM(BertHead):
 
 
 class BertForNextSentencePrediction(BertHead):
-    """The next-sentence head alone: two scores on the pooled first token, 0 = is next, 1 = is a random one.
+    """BERT with the next-sentence head alone: scores of 0 = the second segment follows the first, 1 = it does not.
 
     Args:
         config: a `BertConfig`, or transformers'.
 
     Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 3.1, task 2.
@@ -217,19 +220,19 @@ class BertForNextSentencePrediction(BertHead):
         *,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> LogitsOutput | tuple:
+        **options: Any,
+    ) -> LogitsOutput | tuple[Any, ...]:
         """Inputs are those of `BertModel.forward`.
 
         Args:
-            labels: (B,) int64, 0 = the second segment is the next one, 1 = a random one; a `PackedBatch` brings its
-                own.
+            labels: (B,) int64, 0 = the second segment follows the first, 1 = it is a random one; a `PackedBatch` may
+                hold its own.
 
         Returns:
             ``loss``: (), mean cross-entropy; ``logits``: (B, 2).
 
         Raises:
-            InputError: inputs or labels that do not fit.
+            InputError: inputs or labels do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.cls.seq_relationship, encoded.pooled)

@@ -142,7 +142,7 @@ def of_type(model_type: str, kinds: Sequence[Architecture] = PRETRAINABLE) -> Ar
     raise wrong_type(f"one of {', '.join(kind.model_type for kind in kinds)}", model_type)
 
 
-def of_directory(directory: str | os.PathLike, kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
+def of_directory(directory: str | os.PathLike[str], kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
     """By the config.json of a directory; one that says nothing is a BERT's.
 
     Raises:
@@ -155,7 +155,7 @@ def of_directory(directory: str | os.PathLike, kinds: Sequence[Architecture] = P
         raise InputError(f"{path}: {error}") from error
 
 
-def of_model(name: str | os.PathLike) -> Architecture:
+def of_model(name: str | os.PathLike[str]) -> Architecture:
     """By what `PretrainConfig.model` says: a directory with a config.json, or the name of a size.
 
     Raises:

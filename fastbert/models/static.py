@@ -83,7 +83,7 @@ class StaticEncoder(PreTrainedModel):
 
     def forward(
         self, batch: PackedBatch, *, output_hidden_states: bool | None = None, return_dict: bool | None = None
-    ) -> BertModelOutput | tuple:
+    ) -> BertModelOutput | tuple[Any, ...]:
         """``last_hidden_state`` (T, H); ``hidden_states``, that alone. Raises InputError for an id outside them."""
         if not isinstance(batch, PackedBatch):
             raise InputError(f"static vectors take a PackedBatch, got {type(batch).__name__}")

@@ -1,10 +1,12 @@
 """One output layer on the encoder, for fine-tuning (Devlin et al. 2019, section 3.2 and figure 4).
 
-``config.bilstm_units`` puts a BiLSTM that begins at random below it (table 5, "+ BiLSTM"): tokens are then its states,
-and a sequence is what its two directions have at their ends, in place of the pooled token.
+``config.bilstm_units`` puts a randomly initialised BiLSTM below that layer (table 5, "+ BiLSTM"). The layer then reads
+the BiLSTM's states for tokens, and for a sequence the final states of both directions in place of the pooled token.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +28,11 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
     Args:
         logits: (B, num_labels).
         labels: (B,) class ids, (B,) or (B, num_labels) numbers, or (B, num_labels) zeros and ones.
-        problem_type: "regression", "single_label_classification", "multi_label_classification", or None to tell by
-            the labels: one label is regression, integers are classes, the rest is multi-label.
+        problem_type: "regression", "single_label_classification", "multi_label_classification", or None to decide by
+            the labels: num_labels 1 is regression, integers are classes, anything else is multi-label.
 
     Raises:
-        InputError: labels that are no tensor or of another shape, or a class id outside 0..num_labels-1 but -100.
+        InputError: labels are not a tensor of such a shape, or a class id is neither -100 nor in 0..num_labels-1.
     """
     check_tensors(labels=labels)
     if problem_type is None:
@@ -63,14 +65,14 @@ def _check_numbers(labels: Tensor, logits: Tensor, fits: bool, what: str) -> Non
 
 
 class BertForSequenceClassification(BertHead):
-    """A classifier or regressor of texts and pairs, on the pooled first token.
+    """A classifier or regressor for texts and pairs of texts, on the pooled first token.
 
     Args:
         config: a `BertConfig`, or transformers'; ``num_labels`` is the number of outputs, ``problem_type`` says what
             they are, ``classifier_dropout`` (None: ``hidden_dropout_prob``) is the dropout before them.
 
     Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 4.1.
@@ -92,20 +94,21 @@ class BertForSequenceClassification(BertHead):
         *,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> LogitsOutput | tuple:
+        **options: Any,
+    ) -> LogitsOutput | tuple[Any, ...]:
         """Inputs are those of `BertModel.forward`.
 
         Args:
-            labels: (B,) int64 class ids, -100 = none; (B,) or (B, num_labels) floating numbers for regression; or
-                (B, num_labels) floating zeros and ones where several labels may hold. ``config.problem_type`` says
-                which; where it is None the labels do, as in transformers (`classification_loss`).
+            labels: (B,) int64 class ids, -100 = no label; (B,) or (B, num_labels) floating-point targets for
+                regression; or (B, num_labels) floating-point zeros and ones for several labels at once.
+                ``config.problem_type`` says which; if it is None the labels do, as in transformers
+                (`classification_loss`).
 
         Returns:
             ``loss``: (), cross-entropy, mean squared error or binary cross-entropy; ``logits``: (B, num_labels).
 
         Raises:
-            InputError: inputs or labels that do not fit.
+            InputError: inputs or labels do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens))
@@ -117,14 +120,14 @@ class BertForSequenceClassification(BertHead):
 
 
 class BertForMultipleChoice(BertHead):
-    """One score for each choice, on its pooled first token; a softmax over the choices of a question.
+    """Scores each choice of a question on its pooled first token; the loss is a softmax over the choices.
 
     Args:
         config: a `BertConfig`, or transformers'; ``num_labels`` is not read, ``classifier_dropout`` (None:
             ``hidden_dropout_prob``) is the dropout before the score.
 
     Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 4.4.
@@ -146,20 +149,21 @@ class BertForMultipleChoice(BertHead):
         labels: Tensor | None = None,
         num_choices: int | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> LogitsOutput | tuple:
-        """Inputs are those of `BertModel.forward` with a dimension of C choices after B.
+        **options: Any,
+    ) -> LogitsOutput | tuple[Any, ...]:
+        """Inputs are those of `BertModel.forward`, with a dimension of C choices after B.
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids: (B, C, S); or a `PackedBatch` of B * C sequences,
-                the choices of a question beside each other, with ``num_choices``.
-            labels: (B,) int64, the right choice.
+                the choices of a question next to each other, with ``num_choices``.
+            labels: (B,) int64, the index of the right choice.
+            num_choices: C, for a `PackedBatch`.
 
         Returns:
             ``loss``: (), mean cross-entropy; ``logits``: (B, C).
 
         Raises:
-            InputError: inputs or labels that do not fit, or a `PackedBatch` without ``num_choices``.
+            InputError: inputs or labels do not fit, or a `PackedBatch` comes without ``num_choices``.
         """
         if isinstance(input_ids, PackedBatch):
             if num_choices is None:
@@ -193,14 +197,14 @@ class BertForMultipleChoice(BertHead):
 
 
 class BertForTokenClassification(BertHead):
-    """A classifier on every token, as for named entities; no pooler.
+    """A classifier for every token, such as for named entities; no pooler.
 
     Args:
         config: a `BertConfig`, or transformers'; ``num_labels`` is the number of classes, ``classifier_dropout``
             (None: ``hidden_dropout_prob``) is the dropout before them.
 
     Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 5.3.
@@ -222,19 +226,19 @@ class BertForTokenClassification(BertHead):
         *,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> LogitsOutput | tuple:
+        **options: Any,
+    ) -> LogitsOutput | tuple[Any, ...]:
         """Inputs are those of `BertModel.forward`.
 
         Args:
-            labels: int64 in the shape of input_ids, or (T,) for packed ones; -100 = no label.
+            labels: int64 class ids in the shape of input_ids, or (T,) for packed tokens; -100 = no label.
 
         Returns:
             ``loss``: (), the mean over labelled tokens; ``logits``: (B, S, num_labels), zeros at masked tokens, or
             (T, num_labels).
 
         Raises:
-            InputError: inputs or labels that do not fit.
+            InputError: inputs or labels do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.token_states(encoded), encoded.tokens))
@@ -248,13 +252,13 @@ class BertForTokenClassification(BertHead):
 
 
 class BertForQuestionAnswering(BertHead):
-    """Two scores for every token, of being the start and the end of an answer; no pooler.
+    """Scores every token as the start and as the end of an answer; no pooler.
 
     Args:
-        config: a `BertConfig`, or transformers'; ``num_labels`` becomes 2, whatever it was.
+        config: a `BertConfig`, or transformers'; its ``num_labels`` is set to 2.
 
     Raises:
-        InputError: the configuration is of something else than a BERT encoder.
+        InputError: the configuration is not that of a BERT encoder.
 
     Ref:
         Devlin et al. 2019, section 4.2.
@@ -277,20 +281,20 @@ class BertForQuestionAnswering(BertHead):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> QuestionAnsweringOutput | tuple:
+        **options: Any,
+    ) -> QuestionAnsweringOutput | tuple[Any, ...]:
         """Inputs are those of `BertModel.forward`.
 
         Args:
-            start_positions, end_positions: (B,) int64 columns; those past the end, or on a pad, count for nothing.
+            start_positions, end_positions: (B,) int64 columns; one past the end, or on padding, is ignored.
 
         Returns:
-            ``loss``: (), the mean of both, where both are given; the softmax is over the tokens of the sequence, not
-            over its pads (where transformers counts pads too). ``start_logits``, ``end_logits``: (B, S), zeros at
-            masked tokens, or (T,).
+            ``loss``: (), the mean of both cross-entropies, if both positions are given; each softmax is over the
+            tokens of the sequence without padding (transformers includes padding). ``start_logits``, ``end_logits``:
+            (B, S), zeros at masked tokens, or (T,).
 
         Raises:
-            InputError: inputs or positions that do not fit.
+            InputError: inputs or positions do not fit.
         """
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         tokens = encoded.tokens

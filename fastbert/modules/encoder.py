@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +131,7 @@ def refuse(**arguments) -> None:
 
 
 class BertEncoder(nn.Module):
-    """``num_hidden_layers`` layers; parameters are named ``layer.N....`` as in transformers.
+    """The stack of ``num_hidden_layers`` layers, with transformers' parameter names (``layer.0.attention...``).
 
     Args:
         config: a `BertConfig`, or any object with the fields of transformers' BertConfig.
@@ -146,6 +147,7 @@ class BertEncoder(nn.Module):
         self.gradient_checkpointing = False
 
     def train(self, mode: bool = True) -> BertEncoder:
+        """Sets the mode. Raises InputError for training with int8 weights; the encoder is unchanged then."""
         check_trainable(self, mode)
         return super().train(mode)
 
@@ -157,18 +159,22 @@ class BertEncoder(nn.Module):
         keep_states: bool = False,
         rows: Tensor | None = None,
         show: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
-    ):
-        """The layers on tokens in any layout.
+    ) -> tuple[Tensor, list[Tensor] | None, list[Tensor | None]]:
+        """Applies the layers to tokens in any layout.
 
         Args:
-            show: maps a state (T, H) to what is kept of it and to the tokens that the next layer reads, so that the
-                gradient of what a caller was given is that of the state; None keeps the tokens.
-            rows: (R,) int64, the tokens whose last hidden state is wanted, or None for all; the last layer is computed
-                beyond its attention for them alone.
+            x: (T, H).
+            layout: which tokens attend to each other.
+            key: of dropout; None in evaluation.
+            keep_states: whether all hidden states are returned.
+            rows: (R,) int64, the tokens whose last hidden state is wanted, or None for all; for others the last layer
+                is computed no further than its attention.
+            show: maps a state (T, H) to what the caller gets of it and to the tokens that the next layer reads, so
+                that gradients reach the state through what the caller got; None keeps the tokens as they are.
 
         Returns:
-            the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the list of
-            attention probabilities, whose entries are None where the layout keeps none.
+            the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the attention
+            probabilities of each layer, None where the layout keeps none.
         """
         records = torch.is_grad_enabled()
         recompute = self.gradient_checkpointing and self.training and records
@@ -239,29 +245,31 @@ class BertEncoder(nn.Module):
         output_attentions: bool = False,
         return_dict: bool = True,
         dropout_key: DropoutKey | None = None,
-        head_mask=None,
-        encoder_hidden_states=None,
-        past_key_values=None,
-        cache=None,
-        **ignored,
-    ) -> EncoderOutput | tuple:
+        head_mask: Any = None,
+        encoder_hidden_states: Any = None,
+        past_key_values: Any = None,
+        cache: Any = None,
+        **ignored: Any,
+    ) -> EncoderOutput | tuple[Any, ...]:
         """Encodes a padded or a packed batch.
 
         Args:
             hidden_states: (B, S, H), or (T, H) or (1, T, H) with ``cu_seqlens``.
             attention_mask: for (B, S, H): None, (B, S) non-zero = keep, or 4-D bool (True = keep) or additive.
-            cu_seqlens: (B+1,) int32, the bounds of packed sequences; max_seqlen is computed where it is not given.
-                transformers' names for the two are ``cu_seq_lens_q`` and ``max_length_q``.
-            dropout_key: names the random numbers of this pass; drawn where it is not given.
-            ignored: what transformers' model passes on and an encoder has no use for.
+            cu_seqlens: (B+1,) int32, the bounds of packed sequences; transformers calls it ``cu_seq_lens_q``.
+            max_seqlen: the longest packed sequence, computed if not given; transformers calls it ``max_length_q``.
+            output_hidden_states, output_attentions: whether these are returned too.
+            return_dict: False returns a tuple.
+            dropout_key: which random numbers dropout draws in this pass; new ones by default.
+            ignored: further arguments that transformers' model passes and an encoder does not need.
 
         Returns:
-            ``last_hidden_state`` in the shape of the input, zeros where a token is masked (but for a masked column 0
-            of a sequence, which transformers' pooler reads); ``hidden_states`` and ``attentions`` where asked for.
-            Under autocast their dtypes are transformers': float32 for float32 hidden_states.
+            ``last_hidden_state`` in the shape of the input, with zeros at masked tokens (except for a masked column 0,
+            which transformers' pooler reads); ``hidden_states`` and ``attentions`` if asked for. Under autocast their
+            dtypes are those of transformers: float32 for float32 hidden_states.
 
         Raises:
-            InputError: shapes that do not fit, or an argument of a decoder.
+            InputError: shapes do not fit, or an argument is a decoder's.
         """
         refuse(
             head_mask=head_mask,

@@ -80,10 +80,10 @@ def _largest_channels(model: nn.Module, encoder: BertEncoder, linears: list[nn.L
 
 
 def quantize(model: Model) -> Model:
-    """Makes a model infer with int8 weights on the CPU: every dense layer of its encoder, in place.
+    """Converts every dense layer of a model's encoder to int8 weights, for inference on the CPU; in place.
 
-    The model is then for inference: it is in evaluation mode, its parameters need no gradient, and it cannot be saved
-    (save before, and quantise after loading: that takes seconds). Use `copy.deepcopy` first to keep the original.
+    The model is then in evaluation mode, its parameters need no gradient, and it cannot be trained or saved (save it
+    before; quantising again after loading takes seconds). Use `copy.deepcopy` first to keep the original.
 
     Args:
         model: a fastbert model, `BertEncoder` or `SentenceEncoder`, on the CPU.
@@ -93,7 +93,7 @@ def quantize(model: Model) -> Model:
 
     Raises:
         InputError: there is nothing to quantise, or a weight is not finite or not on the CPU; the model is unchanged.
-        BackendError: the C++ extension is not there.
+        BackendError: the C++ extension was not built.
     """
     _native.extension()
     inner = model if isinstance(model, nn.Module) else getattr(model, "model", None)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -91,15 +92,16 @@ def current_backend() -> str:
 
 @contextmanager
 def backend(name: str) -> Iterator[None]:
-    """Chooses the backend of every op inside the block, in this thread.
+    """Chooses the backend that computes every op inside the block, in this thread.
 
     Args:
-        name: "auto" takes, call by call, the first of cuda, triton, cpu and reference that can; "reference" is plain
-            PyTorch; "cpu", "triton" and "cuda" insist on these kernels. FASTBERT_BACKEND does the same for a process.
+        name: "auto" takes, for each call, the first of cuda, triton, cpu and reference that can serve it; "reference"
+            is plain PyTorch; "cpu", "triton" and "cuda" insist on those kernels. The environment variable
+            FASTBERT_BACKEND does the same for a whole process.
 
     Raises:
-        InputError: the name is none of these.
-        BackendError: (from an op inside) the backend named cannot serve that op; there is no silent fallback.
+        InputError: no backend has that name.
+        BackendError: (from an op inside) the backend that was named cannot serve that op; it never falls back silently.
     """
     before, _choice.name = _choice.name, _checked(name, "backend")
     try:
@@ -185,8 +187,8 @@ def fused(op: str, *args, **kwargs) -> Callable | None:
     return None
 
 
-def is_fused(op: str, *args, **kwargs) -> bool:
-    """Whether there is such a kernel."""
+def is_fused(op: str, *args: Any, **kwargs: Any) -> bool:
+    """Whether a kernel, and not the reference, would serve this call (see `fused`)."""
     return fused(op, *args, **kwargs) is not None
 
 

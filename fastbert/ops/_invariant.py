@@ -41,17 +41,17 @@ def active() -> bool:
 
 @contextmanager
 def batch_invariant() -> Iterator[None]:
-    """Outputs inside the block, in this thread, are bit-identical whatever the batch's composition, order and padding.
+    """Makes outputs inside the block bit-identical whatever the batch's composition, order and padding; in this thread.
 
-    It holds for fastbert's models, for patched ones with their heads, and for dense layers, element-wise functions and
-    sums, means and softmax over one axis around them; on the CPU, in float32, bfloat16 and int8, and on the reference
-    backend in every dtype. Bits may differ between threads' numbers on the reference backend, between backends and
-    instruction-set levels, and with gradients from without. Losses and gradients of parameters are sums over the batch,
-    to which this does not apply.
+    This covers fastbert's models, patched models with their heads, and dense layers, element-wise functions and sums,
+    means and softmax over one axis around them; on the CPU in float32, bfloat16 and int8, and on the reference backend
+    in every dtype. Bits may still differ between backends, between instruction-set levels, between passes with and
+    without gradients and, on the reference backend, between numbers of threads. Losses and gradients of parameters are
+    sums over the batch and are not covered.
 
     Raises:
-        BackendError: (from a call inside) what would depend on the batch: attention or a product of torch, a batch
-            that takes the padded path, a model that is compiled, a device other than the CPU.
+        BackendError: (from a call inside) the result would depend on the batch: attention or a matrix product of
+            torch, a batch that takes the padded path, a compiled model, a device other than the CPU.
     """
     _state.depth += 1
     try:

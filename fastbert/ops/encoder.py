@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -160,7 +160,7 @@ def encoder(
 
 
 def fused_encoder(
-    x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, max_seqlen: int, **options
+    x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, max_seqlen: int, **options: Any
 ) -> list[Tensor] | None:
     """`encoder` where a kernel serves the whole stack, else None; the same arguments.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -11,24 +12,26 @@ from .base import Batch, MasterWeightOptimizer, scaled_gradients, write_back
 
 
 class AdamW(MasterWeightOptimizer):
-    """m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= lr (m / (sqrt(v) + eps) + weight_decay p).
+    """AdamW: m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= lr (m / (sqrt(v) + eps) + weight_decay p).
+
+    m and v are float32; parameters in bfloat16 or float16 get a float32 copy that is updated in their place.
 
     Args:
-        params: parameters, or groups of them.
+        params: parameters, or groups of them (`param_groups`).
         lr: learning rate.
-        betas: b1 and b2.
+        betas: b1 and b2, the decay rates of the moments.
         eps: added to the root of the second moment.
         weight_decay: decoupled (Loshchilov & Hutter 2019).
-        correct_bias: divides m and v by 1 - b^step (Kingma & Ba 2015), as torch.optim.AdamW does; BERT's own code does
-            not.
+        correct_bias: whether m and v are divided by 1 - b^step (Kingma & Ba 2015), as torch.optim.AdamW does; BERT's
+            own code does not.
 
     Raises:
-        InputError: a rate that makes no sense.
+        InputError: a rate is negative or not finite, or a beta is not in [0, 1).
     """
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
         lr: float = 1e-4,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -40,12 +43,12 @@ class AdamW(MasterWeightOptimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None, *, grad_scale: float = 1.0):
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any:
         """One update of every parameter that has a gradient.
 
         Args:
             closure: computes the loss and its gradients anew; its value is returned.
-            grad_scale: gradients count times this, as if they had been multiplied by it before.
+            grad_scale: a factor that the gradients are multiplied by while they are read.
         """
         loss = None
         if closure is not None:

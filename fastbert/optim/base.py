@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def _without_dynamo(method: Callable) -> Callable:
     """
     plain = getattr(method, "__wrapped__", method)
 
-    def call(self, *args, **kwargs):
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return (method if "torch._dynamo" in sys.modules else plain)(self, *args, **kwargs)
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
@@ -78,8 +79,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     # Set by `device.prepare`: from then on the step counts live on the device.
     rows = None
 
-    def add_param_group(self, param_group: dict) -> None:
-        """As torch's. Raises InputError for a rate that makes no sense."""
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Raises InputError for a rate that is out of range."""
         _check_rates({**self.defaults, **param_group})
         self._add_param_group(param_group)
 
@@ -92,11 +93,12 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         self.settle()
         return super().__getstate__()
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's; waits for step counts that live on the device."""
         self.settle()
         return self._state_dict()
 
-    def ensure_state(self, p: Tensor) -> dict:
+    def ensure_state(self, p: Tensor) -> dict[str, Any]:
         """The parameter's entry of ``state``, made where it is missing."""
         state = self.state[p]
         wide = torch.float64 if p.dtype == torch.float64 else torch.float32
@@ -147,7 +149,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         _check_dense(batch.gradients)
         return batch
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch does, but moments and master weights stay float32, which torch would cast to the narrow type.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,14 @@ from .base import MasterWeightOptimizer, global_norm
 _NORM_NAMES = ("layernorm", "layer_norm")
 
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two groups for an optimiser: weights that decay, and biases and LayerNorm parameters that do not.
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Makes two groups for an optimiser: weights that decay, and biases and LayerNorm parameters that do not.
 
-    A tied parameter comes once; one that needs no gradient is left out.
+    A tied parameter is listed once; one that needs no gradient is left out.
 
     Args:
-        model: of any kind; its LayerNorms are known by their class, and by their names in BERT's layers.
-        weight_decay: of the first group; the second has 0.
+        model: any module; LayerNorms are recognised by their class, and by their names in BERT's layers.
+        weight_decay: that of the first group; the second has 0.
 
     Returns:
         two dictionaries with "params" and "weight_decay", for `AdamW`, `Lamb` or an optimiser of torch.
@@ -44,15 +45,15 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scales all gradients, in place, so that their common L2 norm is at most max_norm.
 
     Args:
-        parameters: of any shapes and floating dtypes; those without a gradient are passed over.
-        max_norm: the largest norm left as it is.
+        parameters: of any shapes and floating dtypes; those without a gradient are skipped.
+        max_norm: the largest norm allowed; infinity scales nothing.
 
     Returns:
-        the norm before, a () float32 tensor (float64 for float64 gradients). A norm that is not finite is returned
-        and nothing is scaled.
+        the norm before scaling, a () float32 tensor (float64 for float64 gradients). If it is not finite, nothing is
+        scaled.
 
     Raises:
-        InputError: max_norm is not above 0; infinity scales nothing.
+        InputError: max_norm is not above 0.
     """
     _check_max_norm(max_norm)
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -82,15 +83,15 @@ def _clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 def clipped_step(optimizer: torch.optim.Optimizer, max_norm: float, *, grad_scale: float = 1.0) -> Tensor:
     """`clip_grad_norm` of all parameters, then the optimiser's step; a norm that is not finite changes nothing.
 
-    `AdamW` and `Lamb` multiply while they read: their gradients stay as they are.
+    `AdamW` and `Lamb` scale gradients while they read them, and leave the tensors unchanged.
 
     Args:
-        optimizer: any of torch's kind.
-        max_norm: the largest norm left as it is; infinity clips nothing.
-        grad_scale: gradients count times this, for the norm too (the inverse of a loss scale).
+        optimizer: any `torch.optim.Optimizer`.
+        max_norm: the largest norm allowed; infinity clips nothing.
+        grad_scale: a factor for all gradients, and so for the norm: the inverse of a loss scale.
 
     Returns:
-        the norm before, as `clip_grad_norm`.
+        the norm before clipping, as `clip_grad_norm` does.
 
     Raises:
         InputError: max_norm is not above 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -15,26 +16,26 @@ VARIANTS = ("nvlamb", "apex", "clamped")
 
 
 class Lamb(MasterWeightOptimizer):
-    """u = m' / (sqrt(v') + eps) + weight_decay p;  p -= lr * trust * u,  trust = |p| / |u| for each tensor.
+    """LAMB: u = m' / (sqrt(v') + eps) + weight_decay p;  p -= lr * trust * u,  trust = |p| / |u| for each tensor.
 
     m' and v' are Adam's moments with bias correction. Where |p| or |u| is 0, trust is 1, whatever ``trust_range``.
 
     Args:
         params, lr, betas, eps, weight_decay: as in `AdamW`.
-        variant: "nvlamb" = gradients are first divided by their global norm where that is above ``max_grad_norm``, and
-            tensors without weight decay have trust 1 (NVIDIA's BERT recipe: apex's FusedLAMB as it comes); "apex" = the
-            same division, every tensor has its trust (FusedLAMB with use_nvlamb=True); "clamped" = no division, no
-            bias correction, trust kept within ``trust_range`` (DeepSpeed's BERT recipe).
-        max_grad_norm: for the division; the norm is that of all groups together. None or 0: no division.
+        variant: "nvlamb" first scales the gradients down to a global norm of ``max_grad_norm`` where it is larger, and
+            gives tensors without weight decay a trust of 1 (NVIDIA's BERT recipe, apex's FusedLAMB by default); "apex"
+            scales likewise, but every tensor has its own trust (FusedLAMB with use_nvlamb=True); "clamped" does not
+            scale, has no bias correction, and keeps trust within ``trust_range`` (DeepSpeed's BERT recipe).
+        max_grad_norm: the largest norm of the gradients of all groups together; None or 0 never scales.
         trust_range: for "clamped".
 
     Raises:
-        InputError: a rate that makes no sense, or another variant.
+        InputError: a rate is negative or not finite, a beta is not in [0, 1), or no variant has that name.
     """
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -63,7 +64,7 @@ class Lamb(MasterWeightOptimizer):
         return (global_norm(gradients) * grad_scale / first["max_grad_norm"]).clamp(min=1.0)
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None, *, grad_scale: float = 1.0):
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any:
         """One update of every parameter that has a gradient; the arguments are those of `AdamW.step`."""
         loss = None
         if closure is not None:

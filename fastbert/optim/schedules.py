@@ -1,7 +1,7 @@
 """Learning-rate schedules: the multiplier of the peak rate as a pure function of how much of the training is done.
 
-``progress`` and ``warmup`` are shares of the training, 0 to 1: steps done over all steps, or time spent over the time
-allowed, so one function serves a run of any kind. All rise linearly during the warm-up.
+``progress`` and ``warmup`` are shares of the training, 0 to 1, be it measured in steps or in time. All rise linearly
+during the warm-up.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ def _rise(progress: float, warmup: float) -> float | None:
 
 
 def linear(progress: float, warmup: float = 0.0) -> float:
-    """Falls linearly to 0 (Devlin et al. 2019, appendix A.2)."""
+    """Rises to 1 in the warm-up, then falls linearly to 0 (Devlin et al. 2019, appendix A.2)."""
     rise = _rise(progress, warmup)
     return rise if rise is not None else max(1.0 - progress, 0.0) / (1.0 - warmup) if warmup < 1.0 else 1.0
 
 
 def poly(progress: float, warmup: float = 0.0, power: float = 0.5, offset: bool = False) -> float:
-    """Falls as (1 - progress) ** power: after the warm-up it jumps, as NVIDIA's LAMB recipe does.
+    """Falls as (1 - progress) ** power after the warm-up, at whose end it jumps, as NVIDIA's LAMB recipe does.
 
-    With ``offset`` what is left is counted from the end of the warm-up, so that it falls from the peak.
+    With ``offset`` progress counts from the end of the warm-up, so that the rate falls from its peak without a jump.
     """
     rise = _rise(progress, warmup)
     if rise is not None:
@@ -34,7 +34,7 @@ def poly(progress: float, warmup: float = 0.0, power: float = 0.5, offset: bool 
 
 
 def constant(progress: float, warmup: float = 0.0) -> float:
-    """Stays at the peak."""
+    """Rises to 1 in the warm-up, and stays there."""
     rise = _rise(progress, warmup)
     return rise if rise is not None else 1.0
 
@@ -43,7 +43,7 @@ _BY_NAME: dict[str, Callable[[float, float], float]] = {"linear": linear, "poly"
 
 
 def by_name(name: str) -> Callable[[float, float], float]:
-    """The schedule called so. Raises InputError for an unknown name."""
+    """The schedule of that name. Raises InputError for an unknown one."""
     if name not in _BY_NAME:
         raise InputError(f"a schedule must be one of {', '.join(_BY_NAME)}, got {name!r}")
     return _BY_NAME[name]

@@ -2,7 +2,10 @@
 
 import ast
 import importlib
+import inspect
+import re
 import typing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,41 @@ def test_type_checkers_are_told_every_public_name():
                 assert all(alias.name == alias.asname for alias in line.names)
                 told |= {alias.name: line.module for alias in line.names}
     assert told == {**fastbert._LAZY, **dict.fromkeys(fastbert._SUBMODULES)}
+
+
+def public_functions() -> list[tuple[str, Callable]]:
+    """What a user calls by a name of `fastbert`, `fastbert.ops` or `fastbert.optim`, methods and properties too."""
+    found = {}
+    spaces = [
+        (fastbert, fastbert._LAZY),
+        (fastbert.ops, fastbert.ops.__all__),
+        (fastbert.optim, fastbert.optim.__all__),
+    ]
+    for space, names in spaces:
+        for name in names:
+            value = getattr(space, name)
+            found[name] = value
+            for owner in reversed(value.__mro__) if isinstance(value, type) else ():
+                if owner.__module__.startswith("fastbert."):
+                    found |= {f"{name}.{key}": each for key, each in vars(owner).items() if not key.startswith("_")}
+    plain = {name: getattr(value, "fget", None) or getattr(value, "__func__", value) for name, value in found.items()}
+    # An alias of a type can be called too.
+    return [(name, value) for name, value in plain.items() if callable(value) and typing.get_origin(value) is None]
+
+
+def test_every_public_function_is_documented_and_typed():
+    """A parameter without a type, and a bare `list`, are unknown to a strict type checker in the user's own file."""
+    bare = re.compile(r"\b(dict|list|tuple|Callable|Sequence|Iterable|Mapping|PathLike|ndarray)\b(?!\[)")
+    wrong = []
+    for name, function in public_functions():
+        if not inspect.getdoc(function):
+            wrong.append(f"{name} has no docstring")
+        said = inspect.signature(function)
+        hints = {key: p.annotation for key, p in said.parameters.items() if key not in ("self", "cls", "_args")}
+        if not isinstance(function, type):
+            hints["the result"] = said.return_annotation
+        wrong += [f"{name}: {key}" for key, hint in hints.items() if hint is said.empty or bare.search(str(hint))]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("model", public_models(), ids=lambda model: model.__name__)
