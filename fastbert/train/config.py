@@ -34,12 +34,12 @@ class PretrainConfig:
     data: str = ""
     """Directory that `fastbert prepare` made, or its address on a file system that fsspec knows (s3://...)."""
     cache: str = ""
-    """Directory for shards that are fetched from elsewhere; without, $FASTBERT_CACHE or ~/.cache/fastbert."""
+    """Directory for shards that are fetched from elsewhere; by default $FASTBERT_CACHE or ~/.cache/fastbert."""
     cache_gb: float = 1000.0
-    """The most gigabytes of fetched shards to keep; over that, the one used longest ago makes room."""
+    """The most gigabytes of fetched shards to keep; beyond that, the least recently used is removed."""
     verify_data: bool = True
-    """Check every file of the data against its SHA-256 at the start, about a second a gigabyte; what is fetched is
-    checked when it comes."""
+    """Check every file of the data against its SHA-256 at the start, about a second a gigabyte; fetched shards are
+    checked when they arrive."""
     out: str = ""
     """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, report.html, loss.png."""
     model: str = "base"
@@ -51,17 +51,17 @@ class PretrainConfig:
     """How new weights begin: as BERT's, or in a way that lets a small model on a small corpus learn within minutes
     (fastbert.train.initialisation)."""
     token_budget: int = 4096
-    """The most tokens in a micro-batch; there are no pads, so this is what a step computes."""
+    """The most tokens in a micro-batch; there is no padding, so all of them are computed."""
     accumulate: int = 1
     """Micro-batches in a step."""
     steps: int | None = None
     """Optimiser steps."""
     epochs: float | None = None
-    """Passes over the data, instead of --steps; where nothing says how long to train, 40, as the paper's."""
+    """Passes over the data, instead of --steps; if nothing says how long to train, 40, as in the paper."""
     max_minutes: float | None = None
-    """Minutes of training. The schedule follows the clock where neither --steps nor --epochs is given; else training
-    ends by whichever comes first and the schedule runs ahead to it, after the first 5 % of the time. A run that was
-    bounded by the clock cannot be repeated exactly; one that the clock never led can."""
+    """Minutes of training. The schedule follows the clock if neither --steps nor --epochs is given; otherwise training
+    ends with whichever comes first, and the schedule moves ahead if that is the clock, after the first 5 % of the time.
+    A run that the clock bounded cannot be repeated exactly; one that was fast enough can."""
     lr: float = 1e-4
     """Peak learning rate."""
     schedule: Literal["linear", "poly", "constant"] = "linear"
@@ -82,7 +82,7 @@ class PretrainConfig:
     correct_bias: bool = False
     """Adam's bias correction, which BERT's optimiser leaves out."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Norm that larger gradients are scaled down to."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 scales the loss as it needs; fp8 is bf16 with
     8-bit products in the encoder's dense layers (GPUs from Ada and Hopper on)."""
