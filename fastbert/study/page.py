@@ -4,65 +4,19 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from .. import svg
-from ..report import HtmlReport
-from ..tasks.files import atomic_write, write_json
+from ..tasks.files import write_json
 from .compare import CLEAR, CLEAR_MARGIN, shown
 from .definition import PERPLEXITY
+from .document import Document
 
 # What `spec` calls the rows that it makes of one row and the shares in ``at``.
 _SHARE = re.compile(r"(.+), \d[\d.e+-]* %")
-
-
-class Page:
-    """The same parts as HTML and as Markdown; pictures are in the one and beside the other."""
-
-    def __init__(self, title: str, out: Path) -> None:
-        self.out, self._html, self._lines = out, HtmlReport(title), [f"# {title}", ""]
-        self._pictures: list[Path] = []
-
-    def heading(self, text: str) -> None:
-        self._html.heading(text)
-        self._lines += [f"## {text}", ""]
-
-    def text(self, text: str) -> None:
-        self._html.text(text)
-        self._lines += [text, ""]
-
-    def code(self, text: str) -> None:
-        self._html.code(text)
-        self._lines += ["```", text.rstrip("\n"), "```", ""]
-
-    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        rows = [list(map(str, row)) for row in rows]
-        self._html.table(header, rows)
-        lines = [header, ["---"] * len(header), *rows]
-        self._lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines] + [""]
-
-    def picture(self, name: str, chart: str, what: str) -> None:
-        self._html.drawing(chart)
-        path = self.out / name
-        with atomic_write(path) as file:
-            file.write(chart + "\n")
-        self._pictures.append(path)
-        self._lines += [f"![{what}]({name})", ""]
-
-    def image(self, name: str, what: str) -> None:
-        """A picture that is in the directory already."""
-        self._html.picture(self.out / name, what)
-        self._pictures.append(self.out / name)
-        self._lines += [f"![{what}]({name})", ""]
-
-    def save(self) -> list[Path]:
-        """Writes both; returns all paths."""
-        with atomic_write(self.out / "report.md") as file:
-            file.write("\n".join(self._lines).rstrip("\n") + "\n")
-        return [self.out / "report.md", self._html.save(self.out / "report.html"), *self._pictures]
 
 
 def write(results: dict, out: Path) -> list[Path]:
@@ -73,7 +27,7 @@ def write(results: dict, out: Path) -> list[Path]:
     """
     out.mkdir(parents=True, exist_ok=True)
     write_json(results, out / "results.json")
-    page = Page(results["title"] or f"Study {results['study']}", out)
+    page = Document(results["title"] or f"Study {results['study']}", out)
     if results["about"]:
         page.text(results["about"])
     _figures(page, results)
@@ -86,7 +40,7 @@ def write(results: dict, out: Path) -> list[Path]:
     return [*page.save(), out / "results.json"]
 
 
-def _figures(page: Page, results: dict) -> None:
+def _figures(page: Document, results: dict) -> None:
     page.heading("Figures")
     header = [""]
     for column in results["columns"]:
@@ -144,7 +98,7 @@ def _has_paper(results: dict, column: dict) -> bool:
     return any(row["figures"][column["column"]]["paper"] is not None for row in results["rows"])
 
 
-def _order(page: Page, results: dict) -> None:
+def _order(page: Document, results: dict) -> None:
     page.heading("The order of the rows, beside the paper's")
     for column in results["columns"]:
         name = column["column"]
@@ -187,7 +141,7 @@ def _ties(results: dict) -> dict[tuple[str, str], list[dict]]:
     return found
 
 
-def _pretraining(page: Page, results: dict) -> None:
+def _pretraining(page: Document, results: dict) -> None:
     page.heading("Pre-training")
     rates = results["measured"]["tokens_per_second"]
     length = ("model", "steps", "weights of step", "tokens")
@@ -248,7 +202,7 @@ def _margin(by_seed: list[float]) -> str:
     return f"{statistics.fmean(by_seed):.3f} (least {min(by_seed):.3f})"
 
 
-def _curves(page: Page, results: dict) -> None:
+def _curves(page: Document, results: dict) -> None:
     lines, seen = [], set()
     for row in results["rows"]:
         key = row["pretraining"]["keys"][0]
@@ -305,7 +259,7 @@ def _line(number: int, points: list[tuple[float, float]], name: str) -> svg.Line
     return svg.Line(points, svg.COLOURS[place], _short(name), True, bool(again))
 
 
-def _senses(page: Page, found: dict) -> None:
+def _senses(page: Document, found: dict) -> None:
     page.heading("Senses of words")
     page.text(
         "Words with two meanings, each in eight sentences of either meaning. 1-NN: the share of sentences for which "
@@ -320,7 +274,7 @@ def _senses(page: Page, found: dict) -> None:
     page.image("polysemy.png", "uses of each word by their first two principal components, a panel a model and word")
 
 
-def _again(page: Page, results: dict) -> None:
+def _again(page: Document, results: dict) -> None:
     measured = results["measured"]
     page.heading("How this was made")
     page.code(measured["command"])

@@ -1,0 +1,60 @@
+"""A report in two forms at once, report.html and report.md, and its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..report import HtmlReport
+from ..tasks.files import atomic_write
+
+
+class Document:
+    """Collects parts, and writes them as HTML, which holds the pictures, and as Markdown, which they lie beside.
+
+    Args:
+        title: heading and window title.
+        out: the directory to write in.
+    """
+
+    def __init__(self, title: str, out: Path) -> None:
+        self.out, self._html, self._lines = out, HtmlReport(title), [f"# {title}", ""]
+        self._pictures: list[Path] = []
+
+    def heading(self, text: str) -> None:
+        self._html.heading(text)
+        self._lines += [f"## {text}", ""]
+
+    def text(self, text: str) -> None:
+        self._html.text(text)
+        self._lines += [text, ""]
+
+    def code(self, text: str) -> None:
+        self._html.code(text)
+        self._lines += ["```", text.rstrip("\n"), "```", ""]
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        rows = [list(map(str, row)) for row in rows]
+        self._html.table(header, rows)
+        lines = [header, ["---"] * len(header), *rows]
+        self._lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines] + [""]
+
+    def picture(self, name: str, chart: str, what: str) -> None:
+        self._html.drawing(chart)
+        path = self.out / name
+        with atomic_write(path) as file:
+            file.write(chart + "\n")
+        self._pictures.append(path)
+        self._lines += [f"![{what}]({name})", ""]
+
+    def image(self, name: str, what: str) -> None:
+        """A picture that is in the directory already."""
+        self._html.picture(self.out / name, what)
+        self._pictures.append(self.out / name)
+        self._lines += [f"![{what}]({name})", ""]
+
+    def save(self) -> list[Path]:
+        """Writes both; returns all paths."""
+        with atomic_write(self.out / "report.md") as file:
+            file.write("\n".join(self._lines).rstrip("\n") + "\n")
+        return [self.out / "report.md", self._html.save(self.out / "report.html"), *self._pictures]
