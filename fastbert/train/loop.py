@@ -1,10 +1,9 @@
-"""The loop of a pre-training run: steps, lines, evaluations, checkpoints, and a good end."""
+"""The loop of a pre-training run: steps, printed lines, evaluations, checkpoints, and an orderly end."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +12,12 @@ from pathlib import Path
 import torch
 
 from ..data.pretraining import PretrainingData
-from ..errors import CheckpointError, InputError
-from ..files import put_in_place
+from ..errors import InputError
 from ..packing import PackedBatch
 from ..signals import StopRequest
 from . import engines, flops, graph, phases
 from .batch_source import BatchSource, of_phase
+from .best_model import write_model
 from .config import PretrainConfig
 from .console import Console, header
 from .distributed import World
@@ -40,16 +39,16 @@ _CLOCK_COUNTS_FROM = 0.05
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """What a run came to.
+    """The result of a pre-training run.
 
     Args:
-        run_dir, model_dir: where everything is, and the model with the least held-out loss in it.
-        steps, seconds, tokens: done in the whole run, across resumes.
+        run_dir, model_dir: the run directory, and the model with the least held-out loss in it.
+        steps, seconds, tokens: those of the whole run, across resumes.
         history: the rows of metrics.jsonl.
         heldout: the figures of the model in model_dir; empty without held-out documents.
-        interrupted: the name of the signal that ended it early, or None.
+        interrupted: the name of the signal that ended the run early, or None.
         paths: what was written.
-        processor_seconds: what a processor worked for this process in ``seconds``, all threads.
+        processor_seconds: processor time of this process within ``seconds``, of all threads.
     """
 
     run_dir: Path
@@ -65,7 +64,7 @@ class PretrainResult:
 
 
 class PretrainLoop:
-    """One run. `restore` before `run` goes on from a checkpoint.
+    """One run. ``checkpoints.restore`` before `run` continues from a checkpoint.
 
     A step's gradient is that of one batch holding all its micro-batches: each micro-batch's mean losses are weighted by
     its share of the step's labelled tokens and pairs.
@@ -111,7 +110,7 @@ class PretrainLoop:
     # --- phases ---
 
     def enter(self, phase: phases.Stretch) -> None:
-        """Makes training and held-out samples, and steps, as this phase has them."""
+        """Makes training samples, held-out samples and steps of this phase's size from now on."""
         self.phase = phase
         self.batches.enter(phase)
         self.heldout = None if self._run_heldout is None else of_phase(self._run_heldout, phase)
@@ -126,7 +125,7 @@ class PretrainLoop:
         return micro if self.fixed_shape else [batch.to(self.engine.device) for batch in micro]
 
     def _advance_phase(self) -> None:
-        """Enters the phase that the run has come to; its data begin with an epoch that no phase before has seen."""
+        """Enters the phase that is due; its data begin with an epoch that no earlier phase has seen."""
         phase = phases.at(self.phases, self.progress)
         if phase is not self.phase:
             self.enter(phase)
@@ -140,7 +139,7 @@ class PretrainLoop:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, across resumes; of several ranks, at the start of the last step, as rank 0 saw it."""
+        """Seconds of training, across resumes; on several ranks, those of rank 0 at the start of the last step."""
         return self._own_seconds if self.engine.world.size == 1 else self.agreed_seconds
 
     @property
@@ -149,12 +148,12 @@ class PretrainLoop:
 
     @property
     def processor_seconds(self) -> float:
-        """What a processor worked for this process in that time, all threads, across resumes."""
+        """Processor time of this process in that time, of all threads, across resumes."""
         return self.processor_seconds_before + (time.process_time() - self._processor_started if self._started else 0.0)
 
     @property
     def progress(self) -> float:
-        """How much of the training is done, 0 to 1; what the schedule follows."""
+        """How much of the training is done, 0 to 1, which the schedule follows."""
         by_steps = self.step / self.total_steps if self.total_steps else 0.0
         minutes = self.config.max_minutes
         by_clock = self.seconds / (60 * minutes) if minutes else 0.0
@@ -216,7 +215,7 @@ class PretrainLoop:
 
     @property
     def _evaluation_is_due(self) -> bool:
-        """Where a run goes on: a signal had ended an evaluation and then the run."""
+        """Whether a resumed run still has to evaluate its step, since a signal ended that evaluation and the run."""
         return bool(self.step) and self.step % self.config.eval_every == 0 and self.evaluated_at != self.step
 
     def _train_step(self) -> None:
@@ -248,7 +247,7 @@ class PretrainLoop:
             self._report()
 
     def _fixed_step(self, micro: list[PackedBatch], lr: float) -> torch.Tensor:
-        """A step as a replay of a captured one; the norm of its gradient, on the device."""
+        """Makes a step as a replay of a captured one; returns the norm of its gradient, on the device."""
         if self._fixed is None:
             pairs = micro[0].nsp_labels is not None
             shape, accumulate = self.batches.data.shape, self.batches.accumulate
@@ -265,8 +264,8 @@ class PretrainLoop:
             self.window.seconds += time.perf_counter() - began
 
     def _agree(self, micro: list[PackedBatch]) -> tuple[int, int, int]:
-        """Labels, pairs and tokens of this step over all ranks, which agree besides on the time and on whether to
-        stop: one that went by its own clock would leave the others waiting."""
+        """Labels, pairs and tokens of this step over all ranks. They also agree on the time and on whether to stop: a
+        rank that went by its own clock would leave the others waiting."""
         labels, pairs = sum(batch.num_labels for batch in micro), sum(batch.num_pairs for batch in micro)
         tokens = sum(batch.num_real_tokens for batch in micro)
         if self.engine.world.size == 1:
@@ -284,13 +283,13 @@ class PretrainLoop:
         return self._stop.asked if self.engine.world.size == 1 else self._agreed_stop
 
     def _ask(self) -> bool:
-        """Whether a signal has come, found out between steps: by all ranks alike."""
+        """Whether a signal has come, asked between steps; the same answer on all ranks."""
         if self.engine.world.size > 1 and self.engine.reduce([self._stop.asked is not None])[0]:
             self._agreed_stop = self._stop.asked or "a signal to another rank"
         return self._asked() is not None
 
     def _is_spike(self, losses: list[torch.Tensor]) -> bool:
-        """Whether the step was left out because of its loss, on all ranks alike."""
+        """Whether this step is left out because of its loss; the same answer on all ranks."""
         if self.spikes is None:
             return False
         loss, limit = self.engine.reduce([float(sum(losses))])[0], self.spikes.limit
@@ -315,7 +314,7 @@ class PretrainLoop:
         return loss
 
     def _state_of_step(self) -> dict:
-        """What rows say besides the figures of a window."""
+        """What the rows of a step hold besides the figures of a window."""
         values = {"epoch": self.batches.place[0], "loss_scale": self.engine.loss_scale}
         values |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
         if self.spikes is not None:
@@ -323,7 +322,7 @@ class PretrainLoop:
         return values | ({"phase": self.phase.name} if self.phase.name else {})
 
     def flush_rows(self) -> None:
-        """Writes the rows of the steps so far; before a checkpoint, so that a resumed run has all before it."""
+        """Writes the rows of the steps so far. Called before a checkpoint, so that a resumed run has all of them."""
         self._rows.flush(self.engine, self.peak[0] * self.engine.world.size, self.window)
 
     def _report(self) -> None:
@@ -366,23 +365,7 @@ class PretrainLoop:
         for callback in self.callbacks:
             callback({"kind": kind, **row})
 
-    # --- what is written ---
-
     def _write_model(self) -> None:
-        """The model directory is replaced as a whole, so that it always holds one model."""
         with self.engine.whole_weights():
             if self.engine.world.first:
-                self._replace_model()
-
-    def _replace_model(self) -> None:
-        target, fresh, old = (self.run_dir / name for name in ("model", "model.new", "model.old"))
-        shutil.rmtree(fresh, ignore_errors=True)
-        try:
-            self.model.save_pretrained(fresh)
-            shutil.rmtree(old, ignore_errors=True)
-            put_in_place(fresh, target, old)
-        except OSError as error:  # of whatever step: `save_errors` is about them all
-            raise CheckpointError(f"{target}: the model could not be written: {error.strerror or error}") from error
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+                write_model(self.model, self.run_dir)

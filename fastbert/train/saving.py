@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import CheckpointError
 from . import arithmetic, checkpoint
 from .background_save import BackgroundSave
+from .best_model import has_model
 from .window import Window
 
 if TYPE_CHECKING:
@@ -183,11 +184,8 @@ class RunCheckpoints:
         loop.window = Window.of_rank(state["windows"], loop.engine.world.rank, loop.engine.world.size)
         if loop.spikes and state.get("spikes"):
             loop.spikes.restore(state["spikes"])
-        model, old = loop.run_dir / "model", loop.run_dir / "model.old"
-        if old.exists() and not model.exists():  # a crash between the two renames of _write_model
-            old.rename(model)
         # In a new run directory the best model of the old one is not there to be kept.
-        loop.best = state["best"] if model.exists() else {}
+        loop.best = state["best"] if has_model(loop.run_dir) else {}
 
     def _order(self) -> dict:
         """What decides which tokens are in which batch: a place in the data means nothing under another order."""

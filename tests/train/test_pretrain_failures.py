@@ -17,7 +17,7 @@ from fastbert.data.prepare import prepare
 from fastbert.data.tokenizer import train_wordpiece
 from fastbert.errors import CheckpointError, DataError
 from fastbert.train import checkpoint
-from fastbert.train.loop import PretrainLoop
+from fastbert.train.best_model import write_model
 from fastbert.train.pretrain import pretrain
 
 
@@ -123,9 +123,9 @@ def failing_renames(monkeypatch):
 def test_a_model_that_cannot_take_its_place_leaves_the_one_before(tmp_path, failing_renames):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("before")
-    loop = SimpleNamespace(run_dir=tmp_path, model=SimpleNamespace(save_pretrained=Path.mkdir))
+    model = SimpleNamespace(save_pretrained=Path.mkdir)
     with pytest.raises(CheckpointError, match=f"model could not be written: {os.strerror(errno.EIO)}"):
-        PretrainLoop._replace_model(loop)
+        write_model(model, tmp_path)
     assert (tmp_path / "model" / "config.json").read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
