@@ -1,4 +1,4 @@
-"""The inputs of a model: whatever the caller gives becomes packed tokens once, and goes back to his shape once."""
+"""The inputs of a model: what a caller gives is packed once at the start, and unpacked to its shape once at the end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Tokens:
         token_type_ids, position_ids: (T,).
         layout: how tokens attend to each other.
         cu_seqlens: (B+1,) bounds of the sequences among the T tokens.
-        packing: the way back to (B, S); None for a caller who came packed.
-        keep: (B, S) bool on the padded path under a mask: tokens that are given back; None for all.
-        row: the caller came with (1, T) packed tokens.
-        causal: tokens see no later one, so that the last one stands for a sequence and not the first.
+        packing: the way back to (B, S); None if the caller's tokens were packed.
+        keep: (B, S) bool, the tokens that a mask keeps on the padded path; None for all.
+        row: the caller's packed tokens were (1, T).
+        causal: tokens do not attend to later ones, so that the last one stands for a sequence and not the first.
         key: the dropout key of this forward pass; None in evaluation.
     """
 
@@ -48,11 +48,11 @@ class Tokens:
 
     @property
     def shape(self) -> CallerShape:
-        """As the caller came."""
+        """The shape that the caller's tokens had."""
         return CallerShape(self.packing, self.keep, self.row)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """(T, ...) -> (B, S, ...) with zeros at masked tokens, or as the caller came."""
+        """(T, ...) -> the caller's shape, (B, S, ...) with zeros at masked tokens, (T, ...) or (1, T, ...)."""
         return self.shape.unpack(x)
 
     def pack(self, x: Tensor) -> Tensor:
@@ -73,27 +73,27 @@ class Tokens:
 
     @property
     def _may_be_empty(self) -> bool:
-        """Whether a sequence may have no tokens: unknown of packed ones, whose numbers are not looked at. Before one
-        short sentence each op of torch's counts, and two are for empty sequences alone."""
+        """Whether a sequence may have no tokens, which is not known of packed ones, whose bounds may be on a GPU. For a
+        single short sentence every op of torch counts, and two serve empty sequences alone."""
         return self.packing is None or not self.packing.min_seqlen > 0
 
     def pooled_rows(self) -> Tensor:
-        """(B,) int64: where the token is that stands for each sequence, its first, or its last where attention is
-        causal; some other token's place for an empty sequence."""
+        """(B,) int64: the index of the token that stands for each sequence, its first, or its last if attention is
+        causal; that of some other token for an empty sequence."""
         if self.causal:
             return self.last_rows()
         first = self.cu_seqlens[:-1].long()  # in forward mode torch 2.6 selects by no int32
         return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0)) if self._may_be_empty else first
 
     def first_rows(self) -> Tensor:
-        """(B,) int64: where the first token that is kept is; as `pooled_rows` for an empty sequence."""
+        """(B,) int64: the index of each sequence's first kept token; that of some other one for an empty sequence."""
         first = self.cu_seqlens[:-1].long()
         if self.keep is not None:  # the rectangle with its pads
             first = first + self.keep.int().argmax(1)
         return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
 
     def last_rows(self) -> Tensor:
-        """(B,) int64: where the last token that is kept is; as `pooled_rows` for an empty sequence."""
+        """(B,) int64: the index of each sequence's last kept token; that of some other one for an empty sequence."""
         last = self.cu_seqlens[1:].long() - 1
         if self.keep is not None:
             last = last - self.keep.flip(1).int().argmax(1)
@@ -124,12 +124,12 @@ def open_tokens(
     needs_first_column: bool = False,
     needs_attentions: bool = False,
 ) -> Tokens:
-    """What a caller gave, in one of three forms: a `PackedBatch` and nothing else, tokens laid end to end with
+    """Packs what a caller gave, in one of three forms: a `PackedBatch` and nothing else, tokens laid end to end with
     ``cu_seqlens``, or a (B, S) batch.
 
     Args:
-        needs_first_column: a pooler reads column 0, also where it is masked.
-        needs_attentions: the probabilities of attention are kept, which only a (B, S) batch has.
+        needs_first_column: whether a pooler reads column 0 even if it is masked.
+        needs_attentions: whether attention probabilities are kept, which needs a (B, S) batch.
 
     Raises:
         InputError: arguments of several forms or of none, an id outside its table, or shapes that do not fit.
@@ -157,7 +157,7 @@ def open_tokens(
 
 
 def _refuse_beside(what: str, **given) -> None:
-    """Raises InputError for an argument that would be left unread beside tokens that came packed."""
+    """Raises InputError for an argument that would be ignored beside packed tokens."""
     for name, value in given.items():
         if value is not None:
             raise InputError(f"expected no {name} beside {what}: it would be left unread, got one")
@@ -252,10 +252,7 @@ def open_padded(
     needs_first_column: bool,
     needs_attentions: bool,
 ) -> Tokens:
-    """A (B, S) batch: packed here, once.
-
-    Positions are column indices, whatever the mask says, as in transformers.
-    """
+    """Packs a (B, S) batch. By default positions are column indices, whatever the mask says, as in transformers."""
     check_tensors(
         input_ids=input_ids,
         inputs_embeds=inputs_embeds,

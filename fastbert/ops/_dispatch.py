@@ -1,9 +1,9 @@
 """The one place that chooses who computes an op.
 
-One table: (op, backend) -> implementation. An implementation says in words why it cannot serve: `available` for
-reasons that hold for the whole process (an extension that was not built), `accepts` for reasons that hold for one call
-(a dtype, a device). ``auto`` takes the first backend of `ORDER` that gives no reason and logs the choice once per op;
-a backend asked for by name either serves or raises.
+One table: (op, backend) -> implementation. An implementation says in words why it cannot serve: ``available`` returns
+reasons that hold for the whole process (an extension that was not built), ``accepts`` those that hold for one call (a
+dtype, a device). "auto" takes the first backend of `ORDER` that gives no reason, and logs the choice once per op; a
+backend that was asked for by name either serves or raises.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _logged: set[tuple[str, str]] = set()
 
 
 class _Choice(threading.local):
-    """What `backend` set in this thread. A compiled function keeps the choice that held when it was traced."""
+    """The choice of `backend` in this thread. A compiled function keeps the one that held when it was traced."""
 
     name: str | None = None
 
@@ -60,10 +60,10 @@ def register(
     available: Callable[[], str | None] = _nothing,
     accepts: Callable[..., str | None] = _nothing,
 ) -> Callable[[Callable], Callable]:
-    """Decorator: enters a function in the table.
+    """Decorator: enters an implementation in the table.
 
     Args:
-        op, backend: its place.
+        op, backend: where it stands there.
         available: returns None, or why no call of this process can be served.
         accepts: called with the op's arguments; returns None, or why this call cannot be served.
     """
@@ -82,10 +82,10 @@ def _checked(name: str, source: str) -> str:
 
 
 def current_backend() -> str:
-    """The backend in force in this thread: that of the innermost `backend` block, else FASTBERT_BACKEND, else "auto".
+    """The backend chosen in this thread: by the innermost `backend` block, else by FASTBERT_BACKEND, else "auto".
 
     Raises:
-        InputError: FASTBERT_BACKEND names none.
+        InputError: FASTBERT_BACKEND names no backend.
     """
     return _choice.name or _checked(os.environ.get("FASTBERT_BACKEND") or "auto", "FASTBERT_BACKEND")
 
@@ -111,14 +111,15 @@ def backend(name: str) -> Iterator[None]:
 
 
 def is_transformed() -> bool:
-    """Whether torch differentiates forward, or torch.func transforms what runs now: kernels show them nothing."""
+    """Whether this code runs in forward-mode differentiation or under a transform of torch.func, neither of which sees
+    into a kernel."""
     if torch.compiler.is_compiling():
         return False
     return getattr(forward_ad, "_current_level", -1) >= 0 or (_transform is not None and _transform() is not None)
 
 
 def _wanted() -> str:
-    """The backend in force for a call; the reference where kernels cannot be seen through."""
+    """The backend chosen for a call; "reference" if torch has to see into it (`is_transformed`)."""
     name = current_backend()
     if name == "reference" or not is_transformed():
         return name
@@ -134,8 +135,8 @@ def choose(op: str, *args, **kwargs) -> Implementation:
     """The implementation that serves this call.
 
     Raises:
-        BackendError: the backend asked for by name cannot; the message says why.
-        InputError: a tensor has no numbers.
+        BackendError: the backend that was asked for by name cannot serve it; the message says why.
+        InputError: a tensor is on the meta device.
     """
     wanted = _wanted()
     if wanted != "auto":
@@ -163,7 +164,7 @@ def choose(op: str, *args, **kwargs) -> Implementation:
 
 
 def _refuse_meta(op: str, args: tuple, kwargs: dict) -> None:
-    """Raises InputError for a tensor of the meta device, which torch would refuse further in with words of its own."""
+    """Raises InputError for a tensor on the meta device, before torch refuses it in words that do not help."""
     if not torch.compiler.is_compiling() and any(getattr(x, "is_meta", False) for x in (*args, *kwargs.values())):
         raise InputError(
             f"{op}: expected tensors with numbers, got one on the meta device: load the weights first, with "
@@ -172,8 +173,8 @@ def _refuse_meta(op: str, args: tuple, kwargs: dict) -> None:
 
 
 def fused(op: str, *args, **kwargs) -> Callable | None:
-    """The kernel that would serve this call, or None where the reference would: for an op that the caller can also make
-    of smaller ones, better than the reference does.
+    """The kernel that would serve this call, or None if the reference would. For an op that the caller can also compose
+    of smaller ones, which is faster than its reference.
 
     Args:
         op: its name, such as "mlp".
@@ -198,7 +199,7 @@ def call(op: str, *args, **kwargs):
 
 
 def table() -> list[dict]:
-    """For people: a row per op with the backend that serves it here by default, and why the others do not."""
+    """A row per op, for people: the backend that serves it here by default, and why the others do not."""
     rows = []
     for op, implementations in sorted(_table.items()):
         reasons = {
@@ -211,7 +212,7 @@ def table() -> list[dict]:
 
 
 def served() -> str:
-    """For a run's header: each op with the backend that serves it now, which may have been asked for by name."""
+    """For a run's header: each op with the backend that serves it now, by default or by name."""
     name = current_backend()
     if name == "auto":
         return ", ".join(f"{row['op']} {row['backend']}" for row in table())

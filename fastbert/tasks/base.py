@@ -35,9 +35,9 @@ class Row:
     """One row of a task's file, as a person would read it.
 
     Args:
-        id: what the submission format calls it (an index, a question id).
+        id: its name in the submission format (an index, a question id).
         texts: one text, a pair, or whatever the task's `encode` expects.
-        label: what the metric compares with; None where the file has none (a test set).
+        label: what the metric compares predictions with; None if the file has no labels (a test set).
     """
 
     id: str
@@ -47,14 +47,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Example:
-    """One sequence for the model. A row gives one example, or several (windows over a long document).
+    """One sequence for the model. A row becomes one example, or several (windows over a long document).
 
     Args:
-        row: index into the rows that were encoded.
-        input_ids, token_type_ids: of one length.
-        label: what the loss needs: a class id, a number, one id a token; None without a label.
-        truncated: tokens were cut off to fit.
-        meta: what the task's `decode` needs (offsets of tokens in the text).
+        row: index of the row among those that were encoded.
+        input_ids, token_type_ids: of the same length.
+        label: what the loss needs: a class id, a number, or one id a token; None for a row without a label.
+        truncated: whether tokens were cut off to fit.
+        meta: what the task's `decode` needs, such as offsets of tokens in the text.
     """
 
     row: int
@@ -73,14 +73,16 @@ class Task(abc.ABC):
     """A data set's format, head, metric and submission format.
 
     Attributes:
-        name: what the command line calls it.
-        metrics: names of the metrics, the first of which picks the best epoch; larger is better.
+        name: its name on the command line.
+        metrics: names of the metrics; the first chooses the best epoch, and larger is better.
         submission: the official name of a file of predictions.
-        bad_rows: where `read` hands every row that it cannot use.
-        predicting: rows are read to be predicted. A label that is none of the task's is no label then, where else its
-            row cannot be used: nobody needs it; and every row needs an id of its own, where files have such.
-        label_place: where labels stand in a file, in words.
-        label_columns: of the file that was read last, if it has named columns.
+        bad_rows: takes every row that `read` cannot use.
+        predicting: whether rows are read in order to be predicted. A label that the task does not have then counts as
+            none, and does not make its row unusable; and ids, in files that have them, must differ.
+        label_place: where a file has its labels, in words.
+        label_columns: where labels were looked for in the file that was read last, if it has named columns.
+        bilstm, auxiliary_lm: those of `TaskOptions`.
+        transform: how a GPT reads rows; None for other models.
     """
 
     name: str
@@ -95,23 +97,25 @@ class Task(abc.ABC):
     transform: Transform | None = None
 
     def configure(self, options: TaskOptions) -> None:
-        """Takes the options that the task knows: those whose names it has as attributes. Some decide what `model`
-        makes, so that it comes before."""
+        """Sets the options that the task has as attributes. Called before `model`, which depends on some of them."""
         for name in TaskOptions.__dataclass_fields__:
             if hasattr(self, name):
                 setattr(self, name, getattr(options, name))
 
     @abc.abstractmethod
     def read(self, path: str | os.PathLike) -> list[Row]:
-        """Reads a file of the task, with or without labels; unusable rows go to ``bad_rows.refuse`` with file, line
-        and reason, which raises DataError unless they are to be skipped."""
+        """Reads a file of the task, with or without labels.
+
+        An unusable row is given to ``bad_rows.refuse`` with file, line and reason, which raises DataError unless bad
+        rows are to be skipped.
+        """
 
     def check_id(self, name: str, seen: set[str]) -> None:
-        """Raises ValueError for an id that breaks the lines of a submission, and for a row that is to be predicted and
-        has none, or that of one before it: a submission is read by them.
+        """Raises ValueError for an id that cannot stand in a line of a submission; and, of rows to be predicted, for an
+        empty id or one that an earlier row has, since submissions are read by id.
 
         Args:
-            seen: the ids of the rows before, to which this one is added.
+            seen: the ids of earlier rows, to which this one is added.
         """
         if any(mark in name for mark in "\t\n\r"):
             raise ValueError(f"expected an id that a line of a submission has a place for, got {name!r:.60}")
@@ -124,29 +128,34 @@ class Task(abc.ABC):
         seen.add(name)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-        """The rows of a training file that can be trained on; others go to ``bad_rows.refuse``. All, by default."""
+        """The rows of a training file that can be trained on, by default all; others go to ``bad_rows.refuse``."""
         return list(rows)
 
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
-        """Takes from the training rows what the head depends on (the names of the labels); nothing by default."""
+        """Learns from the training rows what the head depends on, such as the names of labels; by default nothing."""
 
     def restore(self, config: ModelConfig) -> None:  # noqa: B027
-        """Takes the same from the configuration of a fine-tuned model; nothing by default."""
+        """Reads what `learn` and `settle` found from the configuration of a fine-tuned model; by default nothing."""
 
     def settle(self, rows: Sequence[Row], predictions: Sequence, config: ModelConfig) -> list:
-        """Takes from the best epoch's dev predictions what later ones depend on (a threshold), and keeps it in the
-        model's configuration for `restore`; returns the predictions with it. Nothing by default."""
+        """Decides from the best epoch's dev predictions what later predictions depend on, such as a threshold, and
+        keeps it in the model's configuration for `restore`; by default nothing.
+
+        Returns:
+            the predictions, as that decision makes them.
+        """
         return list(predictions)
 
     @abc.abstractmethod
     def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_seqlen: int) -> list[Example]:
-        """Examples of at most max_seqlen tokens, in the order of the rows."""
+        """Makes examples of at most max_seqlen tokens, in the order of the rows."""
 
     def adopt(self, config: ModelConfig) -> None:
-        """Takes from the model how it reads rows: a GPT's input transforms, or BERT's sequences. Before `encode`.
+        """Adapts the task to how a model reads rows: as BERT's sequences, or by a GPT's input transforms. Called before
+        `encode`.
 
         Raises:
-            InputError: an option that this kind of model has no use for.
+            InputError: an option does not apply to this kind of model.
         """
         from .transforms import Transform
 
@@ -156,7 +165,7 @@ class Task(abc.ABC):
             raise InputError(f"auxiliary_lm is the loss of a language model's next words, got a {config.model_type}")
 
     def on_top(self) -> dict[str, Any]:
-        """What the options ask for between encoder and head, as keyword arguments of `from_pretrained`."""
+        """Keyword arguments of `from_pretrained` for what the options put between encoder and head."""
         return {} if self.bilstm is None else {"bilstm_units": self.bilstm}
 
     @abc.abstractmethod
@@ -164,8 +173,8 @@ class Task(abc.ABC):
         """The model with the task's head: from a pre-trained directory (new head) or from a fine-tuned one."""
 
     def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, Any]]:
-        """A packed batch, and keyword arguments of the model: the labels (none for unlabelled examples), and what else
-        it needs."""
+        """Makes a packed batch, and the keyword arguments to call the model with: labels, unless an example has none,
+        and what else the head needs."""
         import torch
 
         from ..packing import PackedBatch
@@ -176,48 +185,48 @@ class Task(abc.ABC):
         return batch, {"labels": torch.tensor([e.label for e in examples])}
 
     def outputs(self, out: Any, batch: PackedBatch) -> list[np.ndarray]:
-        """What the model says of each example of a batch: by default its row of the (B, C) logits, in fp32."""
+        """The model's output for each example of a batch: by default its row of the (B, C) logits, in fp32."""
         return list(out.logits.float().cpu().numpy())
 
     @abc.abstractmethod
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list:
-        """One prediction a row, from the outputs of its examples."""
+        """Makes one prediction for each row, from the outputs of its examples."""
 
     def metrics_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
-        """The names of the metrics of these rows: `metrics`, unless the rows have others besides."""
+        """The names of the metrics of these rows; `metrics`, unless a data set adds others."""
         return self.metrics
 
     @abc.abstractmethod
     def metric(self, rows: Sequence[Row], predictions: Sequence) -> dict[str, float]:
-        """The official metrics, by the names in `metrics_of`."""
+        """Computes the official metrics, named as in `metrics_of`."""
 
     @abc.abstractmethod
     def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
-        """Writes the official submission format."""
+        """Writes predictions in the official submission format."""
 
     def prediction_files(self, path: str | os.PathLike, predictions: Sequence) -> list[Path]:
-        """The files that `write_predictions` writes for a path and predictions; that alone by default."""
+        """The files that `write_predictions` writes for a path and predictions; by default that path alone."""
         return [Path(path)]
 
     @abc.abstractmethod
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:
-        """Reads the official submission format: one prediction a row, in the order of the rows."""
+        """Reads predictions in the official submission format: one for each row, in the order of the rows."""
 
     def submission_name(self, data: str | os.PathLike) -> str:
-        """The official name of the predictions for a file of data; `submission` unless the file decides."""
+        """The official name of the predictions for a file of data; by default `submission`."""
         return self.submission
 
     def guess(self, rows: Sequence[Row]) -> list | None:
-        """Predictions that know nothing of the texts (the most frequent label for every row); None where the task has
-        no such thing. A model that is no better has learned nothing."""
+        """Predictions made without looking at the texts, such as the most frequent label for every row; None if the
+        task has none. A model that is no better has learned nothing."""
         return None
 
     def tables(self, rows: Sequence[Row], predictions: Sequence) -> dict[str, list[Sequence]]:
-        """Tables for a person, by name: each a header and its lines, of strings, whole numbers and floats."""
+        """Tables for people to read, by name: each a header and lines of strings, whole numbers and floats."""
         return {}
 
     def errors(self, rows: Sequence[Row], predictions: Sequence) -> Iterable[dict]:
-        """The rows that were got wrong, for a person to read."""
+        """The rows that were predicted wrongly, for people to read."""
         for row, prediction in zip(rows, predictions, strict=True):
             if row.label != prediction:
                 yield {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": prediction}
@@ -225,8 +234,8 @@ class Task(abc.ABC):
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Where a task has looked for labels: the file and its line, the names that their column may have, and those of the
-    columns that are there."""
+    """Where a task has looked for labels: in which file and line, under which names of their column, and which columns
+    it found."""
 
     where: str
     names: Sequence[str]
@@ -234,13 +243,13 @@ class LabelColumns:
 
 
 def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-    """The rows with labels; others are bad rows (SNLI has some on whose label its annotators did not agree).
+    """The rows with labels; the others are bad rows (SNLI has some on whose label its annotators did not agree).
 
     Args:
-        task: which has read the rows from the path.
+        task: the task that read the rows from the path.
 
     Raises:
-        DataError: no row has one; or by the task's bad_rows.
+        DataError: no row has a label, or ``task.bad_rows`` does not skip those without.
     """
     kept = [row for row in rows if row.label is not None]
     if not kept:
@@ -254,7 +263,7 @@ def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> 
 
 
 def _without_labels(task: Task, path: str | os.PathLike) -> str:
-    """What is said of a file whose rows all have no label."""
+    """The message about a file in which no row has a label."""
     columns = task.label_columns
     if columns is None:
         return f"{called(path)}: expected {task.label_place}, got a file without them"
@@ -266,7 +275,7 @@ def _without_labels(task: Task, path: str | os.PathLike) -> str:
 
 
 def check_fit(tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> None:
-    """Raises InputError where a tokenizer or a length does not fit a model."""
+    """Raises InputError if a tokenizer or a length does not fit a model."""
     most = config.max_position_embeddings
     if max_seqlen < 3 or (most is not None and max_seqlen > most):
         bound = "at least 3" if most is None else f"between 3 and the model's max_position_embeddings, {most}"

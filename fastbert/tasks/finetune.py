@@ -27,19 +27,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What a fine-tuning came to.
+    """The result of a fine-tuning.
 
     Args:
         history: a dictionary an epoch: epoch, train_loss, train_seconds, tokens_per_second, dev_loss, the metrics.
-        best: the one whose first metric is the largest, the earliest of equals.
-        predictions: the best epoch's, one a dev row.
-        guess: the metrics of predictions that know nothing; empty where the task has none.
-        trials: a dictionary a training, where there were several (see `search`).
+        best: the one with the largest first metric, the earliest if several have it.
+        predictions: those of the best epoch, one for each dev row.
+        guess: the metrics of predictions made without looking at the texts (`Task.guess`); empty if the task has none.
+        trials: a dictionary for each training, if there were several (see `search`).
         model_dir, paths: what was written; None and empty without a run directory.
-        wall_seconds: how long it took, from the encoding of the rows on, with what was before a resume (until its last
-            checkpoint).
-        interrupted: the name of the signal that ended it early, or None. There are no predictions then and no model,
-            and of history and best what there was until then.
+        wall_seconds: how long it took, encoding included; of a resumed run also the time before its last checkpoint.
+        interrupted: the name of the signal that ended it early, or None. There are no predictions and no model then,
+            and history and best end where it ended.
     """
 
     history: list[dict]
@@ -65,20 +64,25 @@ def finetune(
     source: dict | None = None,
     callbacks: Callbacks | None = None,
 ) -> FinetuneResult:
-    """Trains the model in place; at the end it holds the weights of its best epoch.
+    """Fine-tunes a model in place; at the end it has the weights of its best epoch.
 
-    With a run directory Ctrl-C, SIGTERM and SIGHUP save and return, and ``config.resume`` "auto" goes on; of a run that
-    has ended it gives the result again.
+    With a run directory, Ctrl-C, SIGTERM and SIGHUP save and return, and ``config.resume="auto"`` continues; if the run
+    has ended already, its result is returned again.
 
     Args:
-        model: from ``task.model(directory)``, whose new head is drawn from torch's generator: seed it before.
+        task: from `registry.get`; it has read the rows.
+        model: from ``task.model(directory)``, which draws a new head from torch's generator: seed that before.
+        tokenizer: the model's, as `load_tokenizer` returns it.
+        train_rows, dev_rows: rows to train on, and to evaluate on after each epoch.
+        config: the recipe.
         out: the run directory to make; None writes nothing.
-        source: where things came from, for config.yaml.
+        source: paths of model and data, to be recorded in config.yaml.
+        callbacks: called while training goes on.
 
     Raises:
-        InputError: rows, tokenizer, lengths and model do not fit together, or the run directory exists; all this is
-            found out before training starts.
-        CheckpointError: the run directory is of another model, recipe or data, or its checkpoints are damaged.
+        InputError: rows, tokenizer, lengths and model do not fit together, or the run directory exists; this is checked
+            before training starts.
+        CheckpointError: the run directory belongs to another model, recipe or data, or its checkpoints are damaged.
     """
     if out is None:
         began = time.perf_counter()

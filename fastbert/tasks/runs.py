@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def model_directory(path: str | os.PathLike) -> Path:
-    """The directory that a path means: itself, or the ``model/`` of a run directory; google-research's, with
-    bert_config.json and a checkpoint, is one too.
+    """The model directory that a path stands for: itself, or ``model/`` in a run directory. One of google-research's,
+    with bert_config.json and a checkpoint, is a model directory too.
 
     Raises:
         InputError: there is no such directory, or no config.json in it.
-        CheckpointError: bert_config.json has several checkpoints beside it.
+        CheckpointError: there are several checkpoints beside bert_config.json.
     """
     from ..weights.reading import has_weights
 
@@ -84,10 +84,10 @@ def warnings_held() -> Iterator[list[logging.LogRecord]]:
 
 
 def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:
-    """Loads a model for use, on the GPU where there is one: every tensor of it must be in the directory, its head too.
+    """Loads a model to use it, on the GPU if there is one; every tensor, its head's too, must be in the directory.
 
     Raises:
-        CheckpointError: a tensor would have been drawn by chance; the message lists such tensors, or says how large the
+        CheckpointError: a tensor is missing and would be random; the message lists those, or says how large the
             directory's head is.
     """
     with warnings_held() as warnings:  # a new head is an error here, and must be told once

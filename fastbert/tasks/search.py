@@ -41,20 +41,20 @@ def search(
     callbacks: Callbacks | None = None,
     on_trial: Callable[[dict], Any] | None = None,
 ) -> tuple[FinetuneResult, torch.nn.Module]:
-    """Trains a fresh model by each recipe; the result, and the model, are those of the best trial's best epoch.
+    """Fine-tunes a new model by each recipe; returns the result, and the model, of the best trial's best epoch.
 
-    Every trial is what `finetune` does with its recipe on a model loaded after ``torch.manual_seed(config.seed)``.
-    Signals and ``config.resume`` are as there; trials that have ended are not made again.
+    Every trial does what `finetune` does with its recipe, on a model loaded after ``torch.manual_seed(config.seed)``.
+    Signals and ``config.resume`` work as there; finished trials are not repeated.
 
     Args:
-        model: of the first trial, with a head drawn after ``torch.manual_seed(configs[0].seed)``.
-        load: gives such a model for each further trial.
-        configs: the recipes, of one length and the same rows (see `SearchConfig.trials`).
-        on_trial: called with each trial's line: trial (from 1), the recipe, wall_seconds, and the best epoch's record;
-            or ``failed``, why.
+        model: that of the first trial, whose head was drawn after ``torch.manual_seed(configs[0].seed)``.
+        load: makes such a model for each further trial.
+        configs: the recipes, for the same length and the same rows (see `SearchConfig.trials`).
+        on_trial: called with each trial's line: trial (from 1), the recipe, wall_seconds, and the record of the best
+            epoch; or ``failed`` with the reason.
 
     Raises:
-        InputError, CheckpointError: as `finetune`, before the first trial.
+        InputError, CheckpointError: those of `finetune`, before the first trial.
         FastbertError: every trial diverged.
     """
     now = {} if out is None else identity(task, model, tokenizer, train_rows, dev_rows, configs)

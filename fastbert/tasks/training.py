@@ -34,10 +34,10 @@ class Callbacks:
     """What is called while training.
 
     Args:
-        on_step: after each step, with the number of all steps.
+        on_step: after each step, with the total number of steps.
         on_early: once, before half of the first epoch, with step, steps (of the epoch), rows, seconds_left (of the
-            training), the metrics, and each metric again as guess_NAME where the task can guess.
-        on_epoch: with each epoch's line of the history.
+            training), the metrics, and guess_NAME for each metric if the task can guess.
+        on_epoch: after each epoch, with its entry in the history.
         on_resume: where a run goes on, with the path of the checkpoint and the number of steps before it.
     """
 
@@ -49,7 +49,7 @@ class Callbacks:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows to evaluate on, ready for a model, and the metrics of knowing nothing (empty where a task has none)."""
+    """Rows to evaluate on, encoded for a model, and the metrics of `Task.guess` (empty if the task has none)."""
 
     rows: Sequence[Row]
     examples: list[Example]
