@@ -175,7 +175,7 @@ class BertConfig(ModelConfig):
         if not isinstance(self.is_decoder, bool):
             raise InputError(f"is_decoder must be true (left to right) or false, got {self.is_decoder!r:.100}")
         if self.add_cross_attention:
-            raise InputError("add_cross_attention must be false: no model here reads the states of another")
+            raise InputError("add_cross_attention must be false: fastbert has no encoder-decoder models")
         problems = ("regression", "single_label_classification", "multi_label_classification")
         if self.problem_type is not None and self.problem_type not in problems:
             raise InputError(f"problem_type must be one of {', '.join(problems)}, got {self.problem_type!r}")

@@ -160,7 +160,7 @@ class GPTConfig(ModelConfig):
         if isinstance(self.bos_token_id, int) and self.bos_token_id >= self.vocab_size:
             # transformers' own default, in a model of fewer tokens: nothing reads it there either.
             _log.warning(
-                "bos_token_id %d is no id below vocab_size %d: taken as none", self.bos_token_id, self.vocab_size
+                "bos_token_id %d is not below vocab_size %d: it is ignored", self.bos_token_id, self.vocab_size
             )
             self.bos_token_id = None
         for name in ("pad", "bos", "start", "delimiter", "extract"):
@@ -170,7 +170,7 @@ class GPTConfig(ModelConfig):
                     f"{name}_token_id must be an id below vocab_size {self.vocab_size}, got {token!r:.100}"
                 )
         if getattr(self, "add_cross_attention", False):
-            raise InputError("add_cross_attention must be false: no model here reads the states of another")
+            raise InputError("add_cross_attention must be false: fastbert has no encoder-decoder models")
         if self.num_parameters() > _MAX_PARAMETERS:
             raise InputError(f"a model must have at most {_MAX_PARAMETERS} parameters, got {self.num_parameters()}")
 

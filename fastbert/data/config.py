@@ -50,7 +50,7 @@ class PretrainingConfig:
         if len(mix) != 3 or not all(0 <= share <= 1 for share in mix) or abs(sum(mix) - 1) > 1e-6:
             raise InputError(f"mask_mix must be three shares (mask, random, keep) that add up to 1, got {mix}")
         if not -(1 << 63) <= self.seed < 1 << 64:
-            raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
+            raise InputError(f"seed must fit in 64 bits, got {self.seed}")
         for name in ("max_predictions", "duplication"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1 << 63:

@@ -63,29 +63,30 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     progress: Callable[[int], None] | None = None,
 ) -> Manifest:
-    """Writes a directory of token shards; it appears whole, or not at all.
+    """Writes a directory of token shards, which appears whole or not at all.
+
+    A warning says if more than a tenth of the tokens are unknown to the vocabulary.
 
     Args:
-        corpus: paths as `read_documents` takes them, or documents: `Document`, or (name, sentences).
-        vocab: what `load_tokenizer` takes, or a tokenizer. In a directory of the corpus it is no text.
-        heldout: the share of documents kept for evaluation, chosen by a hash of their text, so equal texts stay on one
-            side, whatever the order or the size of the corpus; or the names of those documents.
+        corpus: paths, as `read_documents` takes them, or documents: `Document`, or (name, sentences).
+        vocab: what `load_tokenizer` takes, or a tokenizer. A vocabulary file inside the corpus is not read as text.
+        out: the directory to write.
+        heldout: the share of documents kept for evaluation, chosen by a hash of their text, so that equal texts stay
+            together whatever the order or the size of the corpus; or the names of these documents.
         num_workers: processes; None for one a core.
-        segment: "auto" cuts lines that are paragraphs into sentences, "always" every line, "never" none.
-        overwrite: replaces ``out`` when it holds prepared data.
-        shard_tokens: a new shard is begun at so many tokens; a longer document gets one of its own.
-        progress: hears how many bytes of text were read since it was last called; of given documents, how many.
+        errors: what happens to bytes that are not UTF-8: "strict" refuses them, "replace" puts U+FFFD in their place.
+        segment: "auto" splits lines that are paragraphs into sentences, "always" every line, "never" none.
+        overwrite: whether to replace prepared data at ``out``.
+        shard_tokens: the size at which a new shard is begun; a longer document gets a shard of its own.
+        progress: called with the number of bytes of text read since the last call, or of documents if these are given.
 
     Returns:
-        The manifest.
+        the manifest.
 
     Raises:
-        InputError: an argument does not fit, or ``out`` is there.
-        DataError: the corpus is empty or damaged, the vocabulary knows nothing of it, or the disk is full; ``out`` is
-            then as it was before.
-
-    Note:
-        A warning says so where more than a tenth of the tokens are unknown to the vocabulary.
+        InputError: an argument does not fit, or ``out`` exists.
+        DataError: the corpus is empty or damaged, all its tokens are unknown to the vocabulary, or the disk is full;
+            ``out`` is then as it was before.
     """
     out = Path(out)
     if isinstance(heldout, str):
@@ -142,7 +143,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not overwrite:
-        raise InputError(f"{out}: expected a path where nothing is, got an existing one (--overwrite replaces it)")
+        raise InputError(f"{out}: expected a new path, got one that exists already (--overwrite replaces it)")
     if not (out / FILE_NAME).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out}: expected prepared data to overwrite, got something else, which is left alone")
 
@@ -239,7 +240,7 @@ def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) ->
                 yield pending.popleft().result()
                 pending.extend(pool.submit(encode_job, job) for job in itertools.islice(jobs, 1))
         except BrokenProcessPool:
-            raise DataError("prepare: expected its worker processes to live, got one killed (out of memory?)") from None
+            raise DataError("prepare: a worker process was killed, perhaps for lack of memory") from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -270,7 +271,7 @@ def _write(
         for writer in writers.values():
             writer.abort()
     if not any(entries.values()):
-        raise DataError("corpus: expected text, got not one token")
+        raise DataError("corpus: expected text, found no tokens")
     for split in splits:
         if not entries[split]:
             count = sum(entry.documents for other in splits for entry in entries[other])
@@ -281,7 +282,7 @@ def _write(
     tokens = sum(entry.tokens for split in splits for entry in entries[split])
     if unknown == tokens:
         raise DataError(
-            f"corpus: expected text that the vocabulary knows something of, got {tokens:,} tokens that are all [UNK]: "
+            f"corpus: expected text with words of the vocabulary, got {tokens:,} tokens that are all [UNK]: "
             "train a vocabulary on this text (fastbert vocab), or give that of the model"
         )
     files = {name: file for writer in writers.values() for name, file in writer.files.items()}

@@ -51,7 +51,7 @@ def check(encoder: nn.TransformerEncoder, forward) -> None:
 def check_parts(encoder: nn.TransformerEncoder) -> None:
     """The same of its parts, of which one may have been replaced since it was patched (by an adapter, say)."""
     if not len(encoder.layers):
-        raise InputError("expected a layer at least, got none")
+        raise InputError("expected at least one layer, got none")
     for weight in encoder.parameters():
         if not is_plain_tensor(weight):
             raise InputError(f"expected weights of torch's own class, got {type(weight).__name__}")

@@ -301,7 +301,7 @@ def _places_with_next(batch: PackedBatch) -> Tensor:
     places = inner.nonzero().flatten()
     if not places.numel():
         raise InputError(
-            f"expected a sentence of two tokens at least, got {batch.num_sequences} of one or none: there is no next "
+            f"expected a sentence of at least two tokens, got {batch.num_sequences} of one or none: there is no next "
             "token to predict"
         )
     return places

@@ -199,7 +199,7 @@ def _check_whole(**options: Any) -> None:
 
 def _check(config, rows, count: int, temperature: float, top_p: float | None) -> None:
     if not rows or not all(rows):
-        raise InputError("expected prompts of one token at least, got an empty one")
+        raise InputError("expected prompts of at least one token, got an empty one")
     if not isinstance(temperature, Real) or not temperature > 0:
         raise InputError(f"temperature must be above 0, got {temperature!r:.100}")
     if top_p is not None and not (isinstance(top_p, Real) and 0 < top_p <= 1):

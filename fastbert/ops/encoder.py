@@ -177,7 +177,9 @@ def fused_encoder(
 def _checked(x: Tensor, layers: Sequence[LayerParameters], nheads: int, packed: PackedEncoder | None) -> PackedEncoder:
     """Raises InputError for what `encoder` cannot compute; returns where to keep what is packed."""
     if x.dim() != 2 or not layers:
-        raise InputError(f"encoder: expected x (T, H) and a layer at least, got {tuple(x.shape)}, {len(layers)} layers")
+        raise InputError(
+            f"encoder: expected x (T, H) and at least one layer, got {tuple(x.shape)}, {len(layers)} layers"
+        )
     packed = packed or PackedEncoder()
     packed.check(x, layers)
     if x.shape[1] % nheads:

@@ -121,7 +121,7 @@ def read_uses(path: Path = DATA) -> list[Use]:
                 continue
             if len(row) != len(columns) or (number == 1 and row != columns):
                 what = f"the header {columns}" if number == 1 else f"{len(columns)} columns"
-                raise DataError(f"{path}, line {number}: expected {what}, parted by tabs, got {row!r:.200}")
+                raise DataError(f"{path}, line {number}: expected {what}, separated by tabs, got {row!r:.200}")
             if number > 1:
                 uses.append(Use(*row))
     for use in uses:
@@ -185,7 +185,7 @@ def compare(
         counts = Counter(use.sense for use in uses if use.word == word)
         if len(counts) < 2 or min(counts.values()) < 2:
             said = ", ".join(f"{sense} {count}" for sense, count in counts.items())
-            raise InputError(f"expected two senses of {word!r:.100} with two sentences each at least, got {said}")
+            raise InputError(f"expected two senses of {word!r:.100} with at least two sentences each, got {said}")
     separations = []
     for name, embed in models.items():
         for word in words or known:

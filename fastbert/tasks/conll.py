@@ -1,7 +1,7 @@
 """CoNLL's column files, and the same from data-set hubs.
 
-One token a line, the tag last (`tagging`), columns parted by blanks or tabs, or by tabs alone where words hold blanks;
-an empty line after each sentence, and ``-DOCSTART-`` lines before documents.
+One token a line, the tag last (`tagging`), columns separated by blanks or tabs, or by tabs alone where words hold
+blanks; an empty line after each sentence, and ``-DOCSTART-`` lines before documents.
 """
 
 from __future__ import annotations

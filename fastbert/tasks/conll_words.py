@@ -40,7 +40,7 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
         )
     texts = [text for sentence in lines for _, text in sentence]
     if 2 * sum("," in text and _WITH_COMMAS.fullmatch(text) is not None for text in texts) > len(texts):
-        raise DataError(f"{where} columns parted by blanks or tabs, got commas: {shorten(first)!r}")
+        raise DataError(f"{where} columns separated by blanks or tabs, got commas: {shorten(first)!r}")
     found = [of_line for sentence in columns for of_line in sentence]
     width = len(found[0])
     # Of two columns the second may be the tags of words that are numbers; GermEval's test file has no tags.

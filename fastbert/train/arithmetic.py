@@ -47,7 +47,7 @@ def warn_of_others(path: str | os.PathLike, before: dict | None, world: World) -
     others = differing(before or {}, computed_with(world))
     if others and world.first:
         _log.warning(
-            "%s goes on under other conditions, and not to the same bits as a run left alone: %s",
+            "%s continues under other conditions, so its bits will differ from those of an uninterrupted run: %s",
             path,
             ", ".join(others),
         )

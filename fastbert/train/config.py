@@ -170,7 +170,7 @@ class PretrainConfig:
         if self.keep < 1:
             raise InputError(f"keep must be at least 1, got {self.keep}")
         if not -(1 << 63) <= self.seed < 1 << 64:
-            raise InputError(f"seed must be a number of 64 bits, got {self.seed}")
+            raise InputError(f"seed must fit in 64 bits, got {self.seed}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas must be two numbers, at least 0 and below 1, got {self.betas}")
         if not self.clip > 0:

@@ -57,17 +57,17 @@ def pretrain(
 
     Args:
         config: the recipe.
-        model: in place of ``config.model``; one of a kind that `models.registry` describes.
+        model: in place of ``config.model``; of a kind that `models.registry` describes.
         data, heldout: in place of the splits in ``config.data``.
-        callbacks: called with every row that goes into metrics.jsonl.
-        quiet: print nothing.
+        callbacks: called with every row of metrics.jsonl.
+        quiet: whether to print nothing.
 
     Raises:
-        InputError: options, data and model do not fit together, found out before anything is written; another run
-            works in the same directory; or ``max_minutes`` are over before the first step.
+        InputError: options, data and model do not fit together, which is checked before anything is written; another
+            run is using the directory; or ``max_minutes`` are over before the first step.
         DataError: the data directory is damaged.
         CheckpointError: weights or a checkpoint cannot be read, or a checkpoint cannot be written.
-        TrainingDiverged: the gradient was not finite five steps in a row.
+        TrainingDiverged: the gradient was not finite in five steps in a row.
         RankLost: another process of the run has died.
     """
     if not config.out:
@@ -84,8 +84,8 @@ def pretrain(
         except (RuntimeError, ConnectionError, EOFError) as error:
             if world.size > 1 and distributed.lost_a_rank(error):
                 raise distributed.RankLost(
-                    f"rank {world.rank} stops: another of the {world.size} processes of this run has ended, and says "
-                    "itself why; go on with --resume auto"
+                    f"rank {world.rank} stops because another of the {world.size} processes of this run has ended, and "
+                    "its own message says why; go on with --resume auto"
                 ) from error
             # torch has no type of its own for it, and its signal handler raises wherever the loop happens to be; or a
             # batch was on its way through a socket.

@@ -141,7 +141,7 @@ def train_word2vec(
     try:
         found = Word2Vec(_Words(sentences), alpha=config.lr, epochs=config.epochs, seed=config.seed, **options)
     except RuntimeError as error:
-        raise DataError(f"word2vec: expected tokens that stand {config.min_count} times, got none ({error})") from error
+        raise DataError(f"word2vec: expected tokens that occur {config.min_count} times, got none ({error})") from error
     vectors = torch.zeros(vocab_size, config.size)
     ids = [int(word) for word in found.wv.index_to_key]
     if not 0 <= min(ids) <= max(ids) < vocab_size:

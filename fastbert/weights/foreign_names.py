@@ -99,7 +99,9 @@ def _tensorflow_name(name: str) -> str:
         leaf = {"weight": "gamma", "bias": "beta"}[leaf]
     theirs = f"{path}/{'kernel' if leaf == 'weight' else leaf}"
     if not _INNER.fullmatch(theirs):
-        raise CheckpointError(f"{name}: expected a tensor that google-research/bert has a name for, got one it has not")
+        raise CheckpointError(
+            f"{name}: expected a tensor of a BERT, got one for which google-research/bert has no name"
+        )
     return theirs
 
 

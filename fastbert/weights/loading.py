@@ -137,7 +137,7 @@ def load_into(
     _assign(model, values) if any(t.is_meta for t in own.values()) else _copy(own, values)
     broken = tuple(name for name in found.values() if not _is_finite(state[name]))
     if broken:
-        _logger.warning("%s: %s: its results are of no use", source, _shown("with NaN or infinite numbers", broken))
+        _logger.warning("%s: %s: its results are meaningless", source, _shown("with NaN or infinite numbers", broken))
     if missing:
         _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", missing))
     if unexpected:

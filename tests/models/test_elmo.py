@@ -245,7 +245,7 @@ def test_a_sentence_of_one_token_has_no_loss():
     both = model(batch_of([[2, 5, 7, 3], [5], [7]]))
     assert both.loss.item() == pytest.approx(model(batch_of([[2, 5, 7, 3]])).loss.item(), rel=1e-6)
     for sentences in ([[5], [7]], [[5]], [[]]):
-        with pytest.raises(InputError, match=f"two tokens at least, got {len(sentences)} of one or none: there is no"):
+        with pytest.raises(InputError, match=f"at least two tokens, got {len(sentences)} of one or none: there is no"):
             model(batch_of(sentences))
 
 

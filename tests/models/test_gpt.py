@@ -242,7 +242,7 @@ def test_a_small_gpt2_with_the_large_ones_first_token(tmp_path, caplog):
     theirs.save_pretrained(tmp_path)
     ours = fastbert.GPTForPreTraining.from_pretrained(tmp_path)
     assert ours.config.bos_token_id is None
-    assert "bos_token_id 50256 is no id below vocab_size 99" in caplog.text
+    assert "bos_token_id 50256 is not below vocab_size 99" in caplog.text
     ids = torch.randint(0, 99, (2, 7))
     with torch.no_grad():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)

@@ -91,7 +91,7 @@ def test_what_does_not_fit():
     with pytest.raises(InputError, match="expected models to compare, got none"):
         polysemy.compare({})
     for senses, said in (("aaaa", "got a 4"), ("aab", "got a 2, b 1")):
-        with pytest.raises(InputError, match=f"two senses of 'bank' with two sentences each at least, {said}"):
+        with pytest.raises(InputError, match=f"two senses of 'bank' with at least two sentences each, {said}"):
             polysemy.compare(knows_nothing, uses=uses(senses))
     with pytest.raises(InputError, match=r"m must give 16 finite vectors for 'bank', got shape \(1, 2\)"):
         polysemy.compare({"m": lambda sentences, word: np.ones((1, 2))}, words=["bank"])
@@ -107,7 +107,7 @@ def test_what_does_not_fit():
         ("", None),
         ("\ufeffword\tsense\tsentence\n\nC++\ta\tuse C++ now\n\n", None),
         ("wort\tsense\tsentence\nbank\ta\tthe bank\n", r"line 1: expected the header \['word', 'sense', 'sentence'\]"),
-        ("word\tsense\tsentence\nbank\ta\n", "line 2: expected 3 columns, parted by tabs, got"),
+        ("word\tsense\tsentence\nbank\ta\n", "line 2: expected 3 columns, separated by tabs, got"),
         ("word\tsense\tsentence\nbank\ta\tthe bank\tx\n", "line 2: expected 3 columns"),
         ("word\tsense\tsentence\nbank\ta\tthe river\n", "expected the word 'bank' once"),
     ],

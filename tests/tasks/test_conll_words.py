@@ -72,7 +72,7 @@ def test_conll_us_words_of_several_parts(tmp_path):
 )
 def test_commas_part_no_columns(tmp_path, content):
     for predicting in (False, True):
-        with pytest.raises(DataError, match="line 1: expected columns parted by blanks or tabs, got commas"):
+        with pytest.raises(DataError, match="line 1: expected columns separated by blanks or tabs, got commas"):
             read(tmp_path / "f.csv", content, predicting)
 
 

@@ -88,7 +88,7 @@ def test_a_resume_says_what_computes_otherwise(directory, stopped, whole, caplog
     with levels.at_level("scalar"), levels.threads(count + 1):
         runs.run(directory, stopped, resume="auto", callbacks=callbacks)
     others = f"kernels scalar ({before} before), threads {count + 1} ({count} before)"
-    end = f"goes on under other conditions, and not to the same bits as a run left alone: {others}"
+    end = f"continues under other conditions, so its bits will differ from those of an uninterrupted run: {others}"
     assert f"{stopped}/checkpoints/step_13 {end}\n" in caplog.text
     caplog.clear()
     runs.run(directory, stopped, resume="auto")

@@ -134,7 +134,7 @@ def test_counts_of_samples_that_make_no_sense(name):
 
 def test_a_seed_of_more_than_64_bits():
     for seed in (1 << 64, -(1 << 63) - 1):
-        with pytest.raises(InputError, match="seed must be a number of 64 bits"):
+        with pytest.raises(InputError, match="seed must fit in 64 bits"):
             PretrainingConfig(seed=seed)
     assert PretrainConfig(seed=(1 << 64) - 1).seed == PretrainingConfig(seed=(1 << 64) - 1).seed
 

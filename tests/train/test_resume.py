@@ -289,8 +289,8 @@ def test_a_resume_says_what_computes_otherwise(data, tmp_path, caplog, monkeypat
     with levels.at_level("scalar"), levels.threads(count + 1), fastbert.backend("reference"):
         pretrain(runs.config(data, out, steps=3, resume="auto", async_save=True), quiet=True)
     others = f"backend reference (auto before), kernels scalar ({before} before), threads {count + 1} ({count} before)"
-    step_2 = f"{out}/checkpoints/step_2 goes on under other conditions, and not to the same bits as a run left alone"
-    assert [record.message for record in caplog.records] == [f"{step_2}: {others}"]
+    said = "continues under other conditions, so its bits will differ from those of an uninterrupted run"
+    assert [record.message for record in caplog.records] == [f"{out}/checkpoints/step_2 {said}: {others}"]
     tensors, state, _ = checkpoint.load(out / "checkpoints" / "step_3")
     del state["computed_with"]
     checkpoint.save(out / "checkpoints", 3, tensors, state)

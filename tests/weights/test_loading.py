@@ -174,7 +174,7 @@ def test_weights_that_are_no_numbers_are_a_warning(state, caplog):
         state["cls.seq_relationship.bias"][0] = float("-inf")
         load_into(new(), state, source="there")
     assert [record.getMessage() for record in caplog.records] == [
-        f"there: 2 with NaN or infinite numbers ({QUERY}, cls.seq_relationship.bias): its results are of no use"
+        f"there: 2 with NaN or infinite numbers ({QUERY}, cls.seq_relationship.bias): its results are meaningless"
     ]
 
 

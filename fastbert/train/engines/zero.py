@@ -290,7 +290,7 @@ def layouts(inner, world: World) -> dict[Tensor, Layout]:
         return {}
     else:
         raise InputError(
-            f"LAMB needs to know where {type(inner).__name__} of DeepSpeed keeps its tensors, and does not"
+            f"LAMB does not know where DeepSpeed's {type(inner).__name__} keeps its tensors, and cannot be used with it"
         )
     places = zip(flats, sizes, offsets, strict=True)
     return {f: Layout.of_range(s, world.rank * f.numel(), (world.rank + 1) * f.numel(), o) for f, s, o in places}
