@@ -49,7 +49,7 @@ class RawDocument:
 
 
 def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Iterator[Document]:
-    """Streams the documents of text files, cut into sentences.
+    """Reads the documents of text files one by one, split into sentences.
 
     Args:
         paths: files or directories (see `corpus_files`). Plain text holds a sentence or a paragraph a line and
@@ -58,9 +58,9 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
-        DataError: no text at all, a binary file, one in UTF-16 or compressed without saying so in its name, invalid
-            UTF-8, a line over 16 MiB, a bad JSON row, a damaged gzip file; the message names file and line.
-        InputError: a path that does not exist.
+        DataError: there is no text; a file is binary, in UTF-16, or compressed but not named ``.gz``; or it has invalid
+            UTF-8, a line over 16 MiB, a bad JSON row or damaged gzip data. The message names file and line.
+        InputError: a path does not exist.
     """
     for raw in read_raw_documents(paths, errors):
         yield Document(raw.name, segment_lines(raw.lines))
@@ -69,7 +69,8 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
 def read_raw_documents(
     paths: Iterable[str | Path], errors: str = "strict", on_bytes: Callable[[int], None] | None = None
 ) -> Iterator[RawDocument]:
-    """As `read_documents`, with the lines as they stand; ``on_bytes`` hears how many bytes of text were read."""
+    """Does what `read_documents` does, but keeps lines as they are; ``on_bytes`` is called with the number of bytes
+    that were read since its last call."""
     if errors not in ("strict", "replace"):
         raise InputError(f"errors: expected 'strict' or 'replace', got {errors!r}")
     files = corpus_files(paths)
@@ -85,16 +86,16 @@ def read_raw_documents(
 
 
 def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -> list[Path]:
-    """The files of a corpus: those named, and in directories all .txt, .text, .jsonl, .ndjson, their .gz, and bare
-    names; of others there it is said that they are left out.
+    """The files of a corpus: those that are named and, in directories, all .txt, .text, .jsonl and .ndjson files, their
+    .gz, and files without a suffix. A warning names other files in directories, which are left out.
 
-    Directories are searched in depth, through links too, each once, and their files sorted. What is hidden is passed
-    over, pipes and devices are left out. A vocabulary is no text: ``vocab``, and any vocab.txt that has its
+    Directories are searched recursively, also through links, each once, and their files sorted. Hidden files are
+    ignored; pipes and devices are left out, and so are vocabularies: ``vocab``, and any vocab.txt with its
     tokenizer_config.json beside it, as in prepared data and models.
 
     Raises:
-        DataError: no such file in a directory, or a directory that cannot be read.
-        InputError: a path that does not exist, or a .json file; no path.
+        DataError: a directory has no such file, or cannot be read.
+        InputError: a path does not exist or is a .json file, or there is no path.
     """
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files = []

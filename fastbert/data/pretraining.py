@@ -73,7 +73,7 @@ class PretrainingData:
         )
 
     def is_maskable(self, ids: np.ndarray) -> np.ndarray:
-        """Which of these ids may be chosen for prediction: bool, of the same shape; all where nothing is masked."""
+        """Which of these ids may be chosen for prediction: bool, of the same shape; all True if nothing is masked."""
         if self._masker is None:
             return np.ones(np.shape(ids), dtype=bool)
         return self._masker.maskable[ids]
@@ -85,7 +85,7 @@ class PretrainingData:
         """The samples of an epoch, in the order of the corpus.
 
         Raises:
-            DataError: the split is empty, or pairs are wanted of a single document.
+            DataError: the split is empty, or has a single document, of which no pairs can be made.
         """
         return self._plan(self._version(epoch))
 

@@ -129,19 +129,21 @@ def train_wordpiece(
 ) -> Tokenizer:
     """Trains a WordPiece vocabulary; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK].
 
-    The library breaks ties between equally frequent pieces by chance, so that two runs differ in ids and in a few rare
-    tokens; with an alphabet they do not.
+    The tokenizers library breaks ties between equally frequent pieces at random, so two runs differ in ids and in a few
+    rare tokens, unless the alphabet is known before.
 
     Args:
-        texts: what can be read twice (a list) is, and gives its alphabet; an iterator is consumed once. Words that are
-            [UNK] for their length alone (`MAX_CHARS_PER_WORD`) give no tokens.
-        size: the most tokens to make; a small corpus gives fewer.
-        limit_alphabet: the most single characters to keep, the commonest first.
-        alphabet: the characters to keep, as many of the first as there is room for, in place of counting them.
+        texts: a list is read twice, once for its alphabet; an iterator is consumed once. Words that are too long for
+            the tokenizer (`MAX_CHARS_PER_WORD`) are ignored.
+        size: the largest number of tokens; a small corpus gives fewer.
+        lowercase, strip_accents: how texts are cleaned; accents are stripped by default where case is.
+        min_frequency: how often two pieces must meet to become one.
+        limit_alphabet: the largest number of single characters to keep, the most frequent first.
+        alphabet: the characters to keep, as many of the first as fit, in place of counting them.
 
     Raises:
-        InputError: size has no room for the special tokens and a letter or is over `MOST_TOKENS`, min_frequency is
-            below 1, or the texts hold no word.
+        InputError: size leaves no room beside the special tokens or is over `MOST_TOKENS`, min_frequency is below 1, or
+            the texts hold no word.
     """
     if size <= len(SPECIAL_TOKENS):
         raise InputError(f"vocabulary size: expected more than {len(SPECIAL_TOKENS)} (the special tokens), got {size}")

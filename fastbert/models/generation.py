@@ -39,27 +39,29 @@ def generate(
     pad_token_id: int | None = None,
     use_cache: bool = True,
 ) -> Tensor | list[list[int]]:
-    """Goes on with each prompt until it ends itself or has so many new tokens.
+    """Continues each prompt until the model ends it, or with ``max_new_tokens`` new tokens.
 
     Sampling draws from softmax(logits / temperature), cut to the ``top_k`` most probable tokens (Fan et al. 2018) and
     then to the smallest set that holds ``top_p`` of what is left (Holtzman et al. 2020).
 
     Args:
-        model: a `GPTForPreTraining`; computed in evaluation mode and left as it was.
-        prompts: (B, S) int64, with left or right pads under ``attention_mask``; or ragged sequences of ids.
+        model: a `GPTForPreTraining`; used in evaluation mode, and left in the mode that it had.
+        prompts: (B, S) int64, padded on either side under ``attention_mask``; or ragged sequences of ids.
         attention_mask: (B, S), non-zero = keep.
-        do_sample: False takes the most probable token each time.
-        seed: of the draws: one seed gives row b the same draws whatever the other rows are; None takes torch's state.
-        eos_token_id: ends a sequence; None for the configuration's.
-        pad_token_id: stands after the end of a sequence; None for the configuration's, else the first end token.
-        use_cache: False computes everything again for every token: the same tokens, for who wants to compare.
+        do_sample: whether to sample; False takes the most probable token each time.
+        temperature, top_k, top_p: those of the sampling.
+        seed: of the draws. With one seed row b gets the same draws whatever the other rows are; None draws from torch's
+            generator.
+        eos_token_id: the token, or tokens, that end a sequence; by default the configuration's.
+        pad_token_id: fills up a row after its end; by default the configuration's, or else the first end token.
+        use_cache: False computes everything again for every token, to compare with: the tokens are the same.
 
     Returns:
-        for a tensor, (B, S + new) with the prompts as they came; for sequences, a list of ids a prompt, with it and
-        without pads.
+        for a tensor, (B, S + new) int64, which begins with the prompts; for sequences, a list of ids for each prompt,
+        which begins with it and has no padding.
 
     Raises:
-        InputError: an empty prompt, an option out of range, or more tokens than the model has positions for.
+        InputError: a prompt is empty, an option is out of range, or the model has too few positions.
         BackendError: in batch-invariant mode with ``use_cache``.
     """
     config = model.config

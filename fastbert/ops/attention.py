@@ -37,14 +37,15 @@ def attention(
         cu_seqlens: (B+1,) int32, the sequences' bounds; empty sequences are allowed.
         max_seqlen: the longest sequence.
         softmax_scale: None for head_dim ** -0.5.
-        dropout: where in the random stream, or None; row = token * nheads + head, column = key within the sequence.
-        causal: a token sees only itself and those before it.
+        dropout: its rate and place in the random stream (`DropoutKey.site`), or None; row = token * nheads + head,
+            column = the key's index within the sequence.
+        causal: whether a token attends only to itself and to earlier tokens.
 
     Returns:
         (T, nheads, head_dim), dtype of q; softmax in float32 (float64 for float64).
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: shapes do not fit.
 
     Ref:
         Vaswani et al. 2017, equation 1.

@@ -16,14 +16,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, r
 
     Args:
         logits: (N, V) floating.
-        labels: (N,) int64; rows with ``ignore_index`` count for nothing.
-        reduction: "mean" over the rows that count, "sum", or "none".
+        labels: (N,) int64; rows with ``ignore_index`` are ignored.
+        reduction: "mean" over the rows that are not ignored, "sum", or "none".
 
     Returns:
         () or, with "none", (N,); float32 (float64 for float64 logits).
 
     Raises:
-        InputError: shapes that do not fit, or another reduction.
+        InputError: shapes do not fit, or there is no such reduction.
     """
     if logits.dim() != 2 or labels.shape != logits.shape[:1]:
         raise InputError(f"logits must be (N, V) and labels (N,), got {tuple(logits.shape)} and {tuple(labels.shape)}")

@@ -33,13 +33,13 @@ def embedding(
         word, token_type, position: (V, H), (types, H), (positions, H) floating.
         weight, bias: (H,) of the LayerNorm; ``eps`` is added to its variance.
         padding_idx: the row of ``word`` that gets no gradient, or None.
-        dropout: where in the random stream, or None.
+        dropout: its rate and place in the random stream (`DropoutKey.site`), or None.
 
     Returns:
         (T, H), dtype of the tables.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: shapes do not fit.
 
     Ref:
         Devlin et al. 2019, figure 2.

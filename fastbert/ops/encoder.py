@@ -132,23 +132,26 @@ def encoder(
     dropouts: Sequence[LayerDropouts] | None = None,
     causal: bool = False,
 ) -> list[Tensor]:
-    """LN(a + dropout(W_2 gelu(W_1 a))) with a = LN(x + dropout(W_o attention(x))), layer upon layer.
+    """Applies layers LN(a + dropout(W_2 gelu(W_1 a))) with a = LN(x + dropout(W_o attention(x))), one after the other.
 
     Args:
         x: (T, H) hidden states of sequences laid end to end.
-        layers: one or more, of one size; packed int8 weights in all of them or in none.
-        cu_seqlens: (B+1,) int32, the sequences' bounds; max_seqlen: the longest.
-        nheads: attention heads; eps: of the LayerNorms; approximate: "none" or "tanh", of GELU.
-        keep_states: True returns what every layer gives, False the last alone.
-        packed: keeps a backend's copy of the weights between calls; None packs them anew.
-        dropouts: where in the random stream each layer's three are; None for none. causal: a token sees only itself
-            and those before it.
+        layers: one or more of the same size, with int8 weights in all of them or in none.
+        cu_seqlens: (B+1,) int32, the sequences' bounds.
+        max_seqlen: the longest sequence.
+        nheads: attention heads.
+        eps: of the LayerNorms.
+        approximate: "none" or "tanh", of GELU.
+        keep_states: True returns the states after every layer, False those after the last alone.
+        packed: keeps a backend's copy of the weights between calls; None packs them in every call.
+        dropouts: the rate and place in the random stream of each layer's three; None for none.
+        causal: whether a token attends only to itself and to earlier tokens.
 
     Returns:
-        list of (T, H), dtype of the products. The CPU kernels have no gradient, no dropout and no causal attention.
+        a list of (T, H), dtype of the products. The CPU kernels have no gradient, no dropout and no causal attention.
 
     Raises:
-        InputError: shapes that do not fit, or x and weights of two dtypes without autocast.
+        InputError: shapes do not fit, or x and weights have two dtypes without autocast.
 
     Ref:
         Vaswani et al. 2017, section 3; Devlin et al. 2019, section 3.

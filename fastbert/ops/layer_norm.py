@@ -30,13 +30,13 @@ def layer_norm(
         eps: added to the variance.
         x_bias: (H,) added to x before the dropout, or None.
         residual: (..., H) added after the dropout, or None.
-        dropout: where in the random stream, or None.
+        dropout: its rate and place in the random stream (`DropoutKey.site`), or None.
 
     Returns:
         (..., H), dtype of x; statistics are float32 (float64 for float64).
 
     Raises:
-        InputError: a residual or parameter of another shape.
+        InputError: the residual or a parameter has another shape.
 
     Ref:
         Ba et al. 2016; Vaswani et al. 2017, section 5.4.

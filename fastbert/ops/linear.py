@@ -32,7 +32,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     A weight of the `fp8.Policy` in force multiplies in 8 bits (`linear_fp8`).
 
     Raises:
-        InputError: shapes that do not fit, or x and weight of two dtypes without autocast.
+        InputError: shapes do not fit, or x and weight have two dtypes without autocast.
     """
     # Kernels read by these sizes: what is shorter would be read beyond its end.
     if weight.dim() != 2 or x.shape[-1:] != weight.shape[1:]:

@@ -17,16 +17,17 @@ from . import _dispatch
 
 
 def read_mask(mask: Tensor, *, first_column: bool) -> Packing | None:
-    """The packing of what a (B, S) mask of any dtype keeps, non-zero.
+    """The packing of the tokens that a mask keeps.
 
     Args:
-        first_column: the first token of every sequence is needed; a sequence that keeps nothing has none.
+        mask: (B, S), any dtype, non-zero = keep.
+        first_column: whether the first token of every sequence that keeps any is needed.
 
     Returns:
-        None where it is needed and one is masked.
+        the packing; None if a first token is needed and masked.
 
     Raises:
-        InputError: another shape.
+        InputError: the mask has another shape.
     """
     if mask.dim() != 2:
         raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(mask.shape)}")

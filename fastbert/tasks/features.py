@@ -35,7 +35,7 @@ class TokenFeatures:
 
 
 def check_layers(layers: str, count: int) -> None:
-    """Raises InputError where there is no such choice, or a model of so many layers is too shallow for it."""
+    """Raises InputError if there is no such choice, or a model with ``count`` layers has too few for it."""
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     needed = {"second-to-last": 2, "last4-sum": 4, "last4-concat": 4}.get(layers, 0)
@@ -46,11 +46,11 @@ def check_layers(layers: str, count: int) -> None:
 def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.Tensor:
     """Combines hidden states, the embeddings' output first, each (T, H), into features (T, H) or (T, 4H).
 
-    ``all12-sum`` sums every layer of the encoder, however many the model has; the embeddings are no layer, but for a
-    model without one, whose last layer they are.
+    ``all12-sum`` sums every layer of the encoder, however many there are, without the embeddings. In a model without
+    layers the embeddings count as its last layer.
 
     Raises:
-        InputError: no such choice, or the model has too few layers for it.
+        InputError: there is no such choice, or the model has too few layers for it.
     """
     encoder = list(hidden_states[1:]) or list(hidden_states)
     check_layers(layers, len(encoder))
@@ -75,15 +75,19 @@ def token_features(
     token_budget: int = 4096,
     name: str = "the texts",
 ) -> Iterator[TokenFeatures]:
-    """Features of each text, in order; reads the texts as it goes, so memory does not grow with their number.
+    """Computes the features of each text, in order. Texts are read as needed: memory does not grow with their number.
 
     Args:
-        model: one of `models.encoders`.
-        truncate: cut texts over the model's max_position_embeddings, where it has any; otherwise they are an error.
-        name: what the texts are called, or the file that has one a line.
+        model: one that `models.encoders.load_encoder` loads.
+        tokenizer: the model's.
+        layers: one of `LAYERS`.
+        truncate: whether to cut texts over the model's max_position_embeddings; otherwise they are an error.
+        token_budget: how many tokens are computed at a time.
+        name: how messages call the texts, such as the name of their file.
 
     Raises:
         DataError: a text is too long; the message counts texts from 1, as lines.
+        InputError: there is no such choice of layers, or the model has too few for it.
     """
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")

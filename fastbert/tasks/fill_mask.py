@@ -28,16 +28,22 @@ class Candidate:
 def fill_mask(
     model: torch.nn.Module, tokenizer: Tokenizer, text: str, top_k: int = 5, *, truncate: bool = False
 ) -> list[list[Candidate]]:
-    """The top_k candidates of every [MASK], or what the vocabulary calls it, in the text, in the text's order; fewer
-    where the tokenizer has fewer tokens. Ids that have none (rows that pad a vocabulary) are no candidates.
+    """Finds the most likely tokens for every mask token in a text.
 
     Args:
         model: a BertForMaskedLM (or BertForPreTraining).
-        truncate: cut a text over the model's max_position_embeddings; otherwise it is an error.
+        tokenizer: the model's; it says what the mask token is called, usually [MASK].
+        text: with at least one mask token.
+        top_k: how many candidates to return for each.
+        truncate: whether to cut a text over the model's max_position_embeddings; otherwise it is an error.
+
+    Returns:
+        for each mask, in the order of the text, its candidates, the most likely first; fewer than top_k only if the
+        tokenizer has fewer tokens. Rows that pad the vocabulary are no candidates.
 
     Raises:
-        InputError: no [MASK] in the text, or in what is left of it, or in the vocabulary; the text is too long, or has
-            half of a pair of surrogates.
+        InputError: there is no mask token in the text, in what is left of it, or in the vocabulary; or the text is too
+            long, or is not valid Unicode.
     """
     mask = names_of(tokenizer).mask_token
     mask_id = tokenizer.token_to_id(mask)
