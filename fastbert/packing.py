@@ -23,22 +23,33 @@ def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
     return out
 
 
-def checked_bounds(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
-    """A caller's bounds of packed sequences as (B+1,) int32; their numbers are not looked at on a GPU.
+def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) -> tuple[Tensor, int]:
+    """A caller's bounds of packed sequences as (B+1,) int32, and the longest sequence, computed if it is not given.
+
+    On a GPU the numbers are not looked at. There a kernel leaves out what is beyond ``max_seqlen``, so that one that is
+    too small is refused on a CPU too, although nothing depends on it there.
 
     Raises:
-        InputError: they are no integers, or not the bounds of so many tokens.
+        InputError: the bounds are no integers, or do not belong to so many tokens; or max_seqlen is below the longest.
     """
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise InputError(f"cu_seqlens must be a tensor of int32 or int64, got {got}")
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+    lengths = cu_seqlens.diff()
+    visible = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if visible:
         ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
-        if cu_seqlens.dim() != 1 or ends != [0, num_tokens] or bool((cu_seqlens.diff() < 0).any()):
+        if cu_seqlens.dim() != 1 or ends != [0, num_tokens] or bool((lengths < 0).any()):
             raise InputError(
                 f"cu_seqlens must ascend from 0 to the {num_tokens} tokens, got {cu_seqlens.tolist()!s:.100}"
             )
-    return cu_seqlens.to(torch.int32)
+    if max_seqlen is None or visible:
+        longest = int(lengths.max()) if lengths.numel() else 0
+        if max_seqlen is None:
+            max_seqlen = longest
+        elif longest > max_seqlen:
+            raise InputError(f"max_seqlen must be at least the longest sequence, {longest}, got {int(max_seqlen)}")
+    return cu_seqlens.to(torch.int32), int(max_seqlen)
 
 
 def _ids(row, name: str) -> Tensor:

@@ -131,12 +131,12 @@ class Pass:
             return open_packed(
                 view.config,
                 self.key,
-                input_ids,
-                inputs_embeds,
-                types,
-                position_ids,
-                given["cu_seq_lens_q"],
-                given.get("max_length_q"),
+                input_ids=input_ids,
+                inputs_embeds=inputs_embeds,
+                token_type_ids=types,
+                position_ids=position_ids,
+                cu_seqlens=given["cu_seq_lens_q"],
+                max_seqlen=given.get("max_length_q"),
             )
         mask = given.get("attention_mask")
         shape = tuple((input_ids if inputs_embeds is None else inputs_embeds).shape[:2])
@@ -145,11 +145,11 @@ class Pass:
         tokens = open_padded(
             view.config,
             self.key,
-            input_ids,
-            inputs_embeds,
-            None if whole else mask,
-            types,
-            position_ids,
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            attention_mask=None if whole else mask,
+            token_type_ids=types,
+            position_ids=position_ids,
             # Heads read column 0 also where it is masked: the pooler's, and those of models without one.
             needs_first_column=True,
             needs_attentions=bool(self.attentions),

@@ -136,28 +136,39 @@ def open_tokens(
     """
     if isinstance(input_ids, PackedBatch):
         ids = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-        _refuse_beside("a PackedBatch", attention_mask=attention_mask, cu_seqlens=cu_seqlens, **ids)
+        bounds = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+        _refuse_beside("a PackedBatch", attention_mask=attention_mask, **bounds, **ids)
         return _open_packed_batch(input_ids, config, key)
     if (input_ids is None) == (inputs_embeds is None):
         raise InputError("expected either input_ids or inputs_embeds, got both or neither")
     if cu_seqlens is not None:
         _refuse_beside("cu_seqlens", attention_mask=attention_mask)
-        return open_packed(config, key, input_ids, inputs_embeds, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        return open_packed(
+            config,
+            key,
+            input_ids=input_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
+        )
+    _refuse_beside("a batch without cu_seqlens", max_seqlen=max_seqlen)
     return open_padded(
         config,
         key,
-        input_ids,
-        inputs_embeds,
-        attention_mask,
-        token_type_ids,
-        position_ids,
-        needs_first_column,
-        needs_attentions,
+        input_ids=input_ids,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        token_type_ids=token_type_ids,
+        position_ids=position_ids,
+        needs_first_column=needs_first_column,
+        needs_attentions=needs_attentions,
     )
 
 
 def _refuse_beside(what: str, **given) -> None:
-    """Raises InputError for an argument that would be ignored beside packed tokens."""
+    """Raises InputError for an argument that would be ignored beside what else was given."""
     for name, value in given.items():
         if value is not None:
             raise InputError(f"expected no {name} beside {what}: it would be left unread, got one")
@@ -198,6 +209,7 @@ def _open_packed_batch(batch: PackedBatch, config: BertConfig | GPTConfig, key: 
 def open_packed(
     config: BertConfig | GPTConfig,
     key: DropoutKey | None,
+    *,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
     token_type_ids: Tensor | None,
@@ -215,9 +227,8 @@ def open_packed(
         raise InputError(f"with cu_seqlens, tokens must be (T,) or (1, T), got {tuple(tokens.shape)}")
     _check_width(config, inputs_embeds)
     num_tokens = tokens.shape[-width]
-    cu_seqlens = checked_bounds(cu_seqlens, num_tokens)
+    cu_seqlens, max_seqlen = checked_bounds(cu_seqlens, num_tokens, max_seqlen)
     lengths = cu_seqlens.diff()
-    max_seqlen = int(max_seqlen if max_seqlen is not None else lengths.max() if lengths.numel() else 0)
     device = tokens.device
     if position_ids is None:
         _check_length(config, max_seqlen)
@@ -244,6 +255,7 @@ def open_packed(
 def open_padded(
     config: BertConfig | GPTConfig,
     key: DropoutKey | None,
+    *,
     input_ids: Tensor | None,
     inputs_embeds: Tensor | None,
     attention_mask: Tensor | None,

@@ -349,10 +349,8 @@ class BertEncoder(nn.Module):
                 "packed hidden_states must be (T, H) or (1, T, H) and come with cu_seqlens, "
                 f"got {tuple(hidden_states.shape)} and {'no' if cu_seqlens is None else 'its'} cu_seqlens"
             )
-        cu_seqlens = checked_bounds(cu_seqlens, hidden_states.shape[-2])
-        if max_seqlen is None:
-            max_seqlen = int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
-        layout = PackedLayout(cu_seqlens, int(max_seqlen), self.config.is_decoder)
+        cu_seqlens, max_seqlen = checked_bounds(cu_seqlens, hidden_states.shape[-2], max_seqlen)
+        layout = PackedLayout(cu_seqlens, max_seqlen, self.config.is_decoder)
 
         shape = CallerShape(row=row)
         x = hidden_states[0] if row else hidden_states

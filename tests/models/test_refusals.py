@@ -101,11 +101,23 @@ def test_what_would_be_left_unread_beside_packed_tokens():
         ("position_ids", torch.arange(3)),
         ("inputs_embeds", torch.zeros(3, 32)),
         ("cu_seqlens", bounds),
+        ("max_seqlen", 2),
     ):
         _one_sentence(ours, f"no {name}", "PackedBatch", **{"input_ids": batch, name: value})
     packed = {"input_ids": batch.input_ids, "cu_seqlens": bounds}
     _one_sentence(ours, "attention_mask", "cu_seqlens", **packed, attention_mask=torch.zeros(1, 3))
     assert ours(**packed).last_hidden_state.isfinite().all()
+    _one_sentence(ours, "no max_seqlen", "cu_seqlens", input_ids=batch.input_ids[None], max_seqlen=2)
+
+
+def test_a_longest_sequence_that_is_none():
+    """On a GPU a kernel would leave out what is beyond it; on a CPU nothing depends on it."""
+    ours, bounds = hf.pair("BertModel")[1], torch.tensor([0, 2, 3])
+    packed = {"input_ids": torch.ones(3, dtype=torch.int64), "cu_seqlens": bounds}
+    _one_sentence(ours, "max_seqlen must be at least the longest sequence, 2, got 1", **packed, max_seqlen=1)
+    assert ours(**packed, max_seqlen=5).last_hidden_state.equal(ours(**packed).last_hidden_state)
+    with pytest.raises(InputError, match="max_seqlen must be at least the longest sequence, 2, got 1"):
+        ours.encoder(torch.randn(3, 32), cu_seqlens=bounds, max_seqlen=1)
 
 
 @pytest.mark.parametrize("bounds", [[], [0], [0, 2], [1, 3], [0, 4], [0, 2, 1, 3]])
