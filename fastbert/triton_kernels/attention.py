@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import empty_rng, keep_bits, kernel, next_power_of_2
+from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 # Up to this length all scores of a row stay in registers; benchmarks/gpu measures both ways.
@@ -121,8 +122,8 @@ def _attention_fwd_kernel(
         higher = tl.maximum(m, tl.max(scores, 1))
         # Rows past the end have seen nothing but -inf.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
-        probs = tl.exp2(scores - shift[:, None])
-        old = tl.exp2(m - shift)
+        probs = exp2(scores - shift[:, None], PRECISION)
+        old = exp2(m - shift, PRECISION)
         total = total * old + tl.sum(probs, 1)
         acc *= old[:, None]
         m = higher
@@ -135,9 +136,11 @@ def _attention_fwd_kernel(
         acc *= keep_scale
     total = tl.where(rows < length, total, 1.0)
     out_ptr += start * stride_ot + head * stride_oh
-    store_rows(out_ptr, rows, length, stride_ot, acc / total[:, None], HEAD_DIM, BLOCK_D)
-    # In natural logarithms, as every backend keeps it.
-    lse = tl.where(rows < length, (m + tl.log2(total)) / LOG2E, 0.0)
+    out = quotient(acc, tl.broadcast_to(total[:, None], (BLOCK_M, BLOCK_D)), PRECISION)
+    store_rows(out_ptr, rows, length, stride_ot, out, HEAD_DIM, BLOCK_D)
+    # In natural logarithms, as every backend keeps it. Not by a quotient: a GPU's own is two units off, and backward
+    # takes powers of it.
+    lse = tl.where(rows < length, (m + tl.log2(total)) * LN2, 0.0)
     tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
 
 
@@ -209,7 +212,7 @@ def _attention_fwd_whole_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for block in tl.static_range(BLOCKS):
         if block * BLOCK_N < last:
-            probs = tl.exp2(scores[block] - shift[:, None])
+            probs = exp2(scores[block] - shift[:, None], PRECISION)
             total += tl.sum(probs, 1)
             if HAS_DROPOUT:
                 group = block * BLOCK_N // 8
@@ -222,9 +225,11 @@ def _attention_fwd_whole_kernel(
         acc *= keep_scale
     total = tl.where(rows < length, total, 1.0)
     out_ptr += start * stride_ot + head * stride_oh
-    store_rows(out_ptr, rows, length, stride_ot, acc / total[:, None], HEAD_DIM, BLOCK_D)
-    # In natural logarithms, as every backend keeps it.
-    lse = tl.where(rows < length, (m + tl.log2(total)) / LOG2E, 0.0)
+    out = quotient(acc, tl.broadcast_to(total[:, None], (BLOCK_M, BLOCK_D)), PRECISION)
+    store_rows(out_ptr, rows, length, stride_ot, out, HEAD_DIM, BLOCK_D)
+    # In natural logarithms, as every backend keeps it. Not by a quotient: a GPU's own is two units off, and backward
+    # takes powers of it.
+    lse = tl.where(rows < length, (m + tl.log2(total)) * LN2, 0.0)
     tl.store(lse_ptr + head.to(tl.int64) * T + start + rows, lse, mask=rows < length)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import LOG2E, launches, load_rows, precision, score_mask, store_rows
-from .common import empty_rng, keep_bits, kernel, next_power_of_2
+from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2
 
 
 def backward_settings(head_dim: int, itemsize: int) -> dict:
@@ -75,7 +75,7 @@ def _scores(
     """(P Z, dS) of one tile, fp32."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
     inside = score_mask(rows, columns, length, CAUSAL)
-    probs = tl.where(inside, tl.exp2(scores - lse[:, None] * LOG2E), 0.0)
+    probs = tl.where(inside, exp2(scores - lse[:, None] * LOG2E, PRECISION), 0.0)
     dprobs = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     kept = probs
     if HAS_DROPOUT:

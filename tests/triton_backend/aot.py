@@ -1,8 +1,8 @@
 """Compiles the Triton kernels ahead of time, with no GPU, at every launch setting that they ship with.
 
 ``python tests/triton_backend/aot.py [--short]`` prints the table of what each needs: registers, shared memory, spilled
-bytes, matrix instructions, divisions and roots that are not rounded correctly, loads ahead of their use (asynchronous
-copies), and how many programs a multiprocessor holds. The test beside it holds the short table to limits.
+bytes, matrix instructions, divisions, roots and powers that are not rounded correctly, loads ahead of their use
+(asynchronous copies), and how many programs a multiprocessor holds. The test beside it holds the short table to limits.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def settings(arch: int, short: bool = False):
         yield from attention_settings((64,), (128, 512, 1024), causal=True)
         # The other 16 bits take the same tiles; one of each kind shows that they fit.
         yield from attention_settings((64,), (512,), dtype="fp16")
+        yield from attention_settings((64,), (512,), dtype="fp32")
         wanted = ("layer_norm_fwd 1024", "layer_norm_bwd 1024", "gelu_fwd tanh", "gelu_bwd tanh")
         yield from ((f"{name} fp16", *rest) for name, *rest in layer_settings("fp16") if name in wanted)
     yield from optimizer_settings()
@@ -133,12 +134,13 @@ def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str =
     """As `settings`: forward at each length, backward at each head dimension."""
     more = " causal" * causal + (f" {dtype}" if dtype != "bf16" else "")
     for head_dim in head_dims:
-        sizes = {"CAUSAL": causal, "HAS_DROPOUT": True, "PRECISION": "tf32", "HEAD_DIM": head_dim, "BLOCK_D": head_dim}
+        sizes = {"CAUSAL": causal, "HAS_DROPOUT": True, "HEAD_DIM": head_dim, "BLOCK_D": head_dim}
+        itemsize, sizes["PRECISION"] = (4, "ieee") if dtype == "fp32" else (2, "tf32")
         for max_seqlen in lengths:
-            tiles, launch = _apart(attention.forward_settings(head_dim, max_seqlen, 2))
+            tiles, launch = _apart(attention.forward_settings(head_dim, max_seqlen, itemsize))
             kernel = attention._attention_fwd_whole_kernel if "BLOCKS" in tiles else attention._attention_fwd_kernel
             yield f"attention_fwd d={head_dim} S={max_seqlen}{more}", kernel, dtype, {**sizes, **tiles}, launch
-        tiles, launch = _apart(attention_backward.backward_settings(head_dim, 2))
+        tiles, launch = _apart(attention_backward.backward_settings(head_dim, itemsize))
         flags = {**sizes, **tiles}
         yield f"attention_dkdv d={head_dim}{more}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
         yield f"attention_dq d={head_dim}{more}", attention_backward._attention_bwd_dq_kernel, dtype, flags, launch
@@ -238,7 +240,7 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
         spills=int(re.search(r"STACK:(\d+)", usage)[1]),
         hmma=len(re.findall(r"\bHMMA", code)),
         hgmma=len(re.findall(r"\bHGMMA", code)),
-        approximate=len(re.findall(r"\b(?:div\.full|sqrt\.approx)", built.asm["ptx"])),
+        approximate=len(re.findall(r"\b(?:div\.full|(?:sqrt|rsqrt|rcp|ex2|lg2)\.approx)", built.asm["ptx"])),
         ahead=built.asm["ptx"].count("cp.async.c"),
         warps=built.metadata.num_warps,
     )

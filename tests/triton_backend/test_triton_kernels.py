@@ -29,13 +29,11 @@ DROPOUT = Dropout(p=0.3, seed=(0x9234 << 48) + 99, offset=7, site=3)
 
 
 @pytest.fixture(autouse=True)
-def _poisoned(monkeypatch, request):
+def _poisoned(monkeypatch):
     if INTERPRETING:
-        for correct in (interpreter.poison, interpreter.round_casts, interpreter.multiply_bf16):
+        as_a_gpu = interpreter.poison, interpreter.round_casts, interpreter.multiply_bf16, interpreter.approximate
+        for correct in as_a_gpu:
             correct(monkeypatch)
-        # Attention in float32 is at the rule's limit then, and only a GPU can say on which side.
-        if "attention" not in request.node.name:
-            interpreter.approximate(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
