@@ -256,9 +256,9 @@ def attention_forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rn
     if not (tokens and max_seqlen):
         return out, lse
     settings = forward_settings(head_dim, max_seqlen, q.element_size())
-    kernel = _attention_fwd_whole_kernel if "BLOCKS" in settings else _attention_fwd_kernel
+    forward = _attention_fwd_whole_kernel if "BLOCKS" in settings else _attention_fwd_kernel
     for bounds in launches(cu_seqlens):
-        kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)](
+        forward[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)](
             *(q, k, v, out, lse, bounds, empty_rng(q) if rng is None else rng),
             *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
             *(tokens, nheads, softmax_scale, site, threshold, keep_scale),
