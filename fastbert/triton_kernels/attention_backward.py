@@ -4,7 +4,9 @@
     dV = (P Z)^T dO;  dS = P (Z (dO V^T) - D);  dQ = scale dS K;  dK = scale dS^T Q
 
 One kernel goes over blocks of keys and sums dK and dV over queries, another over blocks of queries and sums dQ over
-keys: each sum stays in one program, so there are no atomics and the bits are the same every time.
+keys: each sum stays in one program, so there are no atomics and the bits are the same every time. Where one block of
+queries is the whole sequence the second does it all: five products in place of seven, each probability and its bits
+made once and not twice, q, k, v and dO read once, and D made on the way.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ from .attention import LOG2E, launches, load_rows, precision, score_mask, store_
 from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2
 
 
-def backward_settings(head_dim: int, itemsize: int) -> dict:
-    """Tile sizes of both backward kernels; chosen by registers and shared memory, not yet on a GPU."""
+def backward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
+    """Tile sizes of the backward kernels; chosen by registers and shared memory, not yet on a GPU. Sequences of at most
+    BLOCK_M tokens take one pass.
+    """
     if itemsize == 4:
         return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
-    if head_dim <= 64:
-        return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
+    if head_dim > 64:
+        return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
+    if 64 < max_seqlen <= 128:
+        return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
 
 
 @kernel
@@ -190,7 +196,10 @@ def _attention_bwd_dq_kernel(
     dout_ptr,
     lse_ptr,  # (nheads, T) fp32, as delta
     delta_ptr,
-    dq_ptr,  # (T, nheads, HEAD_DIM)
+    out_ptr,  # (T, nheads, HEAD_DIM), as dq, dk and dv
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
     cu_seqlens_ptr,
     rng_ptr,
     stride_qt,
@@ -201,8 +210,14 @@ def _attention_bwd_dq_kernel(
     stride_vh,
     stride_dot,
     stride_doh,
+    stride_ot,
+    stride_oh,
     stride_dqt,
     stride_dqh,
+    stride_dkt,
+    stride_dkh,
+    stride_dvt,
+    stride_dvh,
     T,
     nheads,
     softmax_scale,
@@ -211,12 +226,16 @@ def _attention_bwd_dq_kernel(
     keep_scale,
     CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    ONE_PASS: tl.constexpr,
     PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """In ONE_PASS one block of queries is the whole sequence: a block of keys has its dK and dV from it alone, and
+    delta is made of out here; otherwise neither out, dk nor dv is touched.
+    """
     head, sequence = tl.program_id(1), tl.program_id(2)
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
@@ -227,7 +246,13 @@ def _attention_bwd_dq_kernel(
     q = load_rows(q_ptr + start * stride_qt + head * stride_qh, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
     dout = load_rows(dout_ptr + start * stride_dot + head * stride_doh, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
     lse = tl.load(lse_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
-    delta = tl.load(delta_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
+    if ONE_PASS:
+        out = load_rows(out_ptr + start * stride_ot + head * stride_oh, rows, length, stride_ot, HEAD_DIM, BLOCK_D)
+        delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
+        dk_ptr += start * stride_dkt + head * stride_dkh
+        dv_ptr += start * stride_dvt + head * stride_dvh
+    else:
+        delta = tl.load(delta_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
     k_ptr += start * stride_kt + head * stride_kh
     v_ptr += start * stride_vt + head * stride_vh
     seed, offset = 0, 0
@@ -241,7 +266,7 @@ def _attention_bwd_dq_kernel(
         columns = first_column + tl.arange(0, BLOCK_N)
         k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
         v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
-        _, dscores = _scores(
+        kept, dscores = _scores(
             q,
             k,
             v,
@@ -265,7 +290,13 @@ def _attention_bwd_dq_kernel(
             BLOCK_M,
             BLOCK_N,
         )
-        dq += tl.dot(dscores.to(k.dtype), k, input_precision=PRECISION)
+        dscores = dscores.to(k.dtype)
+        dq += tl.dot(dscores, k, input_precision=PRECISION)
+        if ONE_PASS:
+            dv = tl.dot(tl.trans(kept.to(dout.dtype)), dout, input_precision=PRECISION)
+            dk = tl.dot(tl.trans(dscores), q, input_precision=PRECISION) * softmax_scale
+            store_rows(dv_ptr, columns, length, stride_dvt, dv, HEAD_DIM, BLOCK_D)
+            store_rows(dk_ptr, columns, length, stride_dkt, dk, HEAD_DIM, BLOCK_D)
     dq_ptr += start * stride_dqt + head * stride_dqh
     store_rows(dq_ptr, rows, length, stride_dqt, dq * softmax_scale, HEAD_DIM, BLOCK_D)
 
@@ -278,25 +309,31 @@ def attention_backward(
     dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if not (tokens and max_seqlen):
         return dq, dk, dv
-    settings = backward_settings(head_dim, q.element_size())
+    settings = backward_settings(head_dim, max_seqlen, q.element_size())
+    one_pass = max_seqlen <= settings["BLOCK_M"]
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
-    delta = torch.empty_like(lse)
-    _delta_kernel[(triton.cdiv(tokens, 64), nheads)](
-        *(dout, out, delta, *dout.stride()[:2], *out.stride()[:2], tokens), **sizes, BLOCK_M=64, num_warps=4
-    )
+    delta = lse if one_pass else torch.empty_like(lse)
+    if not one_pass:
+        _delta_kernel[(triton.cdiv(tokens, 64), nheads)](
+            *(dout, out, delta, *dout.stride()[:2], *out.stride()[:2], tokens), **sizes, BLOCK_M=64, num_warps=4
+        )
     random = empty_rng(q) if rng is None else rng
     options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes, **settings}
     scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
+    given, written = (q, k, v, dout), (dq, dk, dv)
 
     def strides(*tensors: Tensor) -> list[int]:
         return [stride for x in tensors for stride in x.stride()[:2]]
 
     for bounds in launches(cu_seqlens):
         sequences = bounds.numel() - 1
-        _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_N"]), nheads, sequences)](
-            *(q, k, v, dout, lse, delta, dk, dv, bounds, random, *strides(q, k, v, dout, dk, dv), *scalars), **options
-        )
+        if not one_pass:
+            _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_N"]), nheads, sequences)](
+                *(*given, lse, delta, dk, dv, bounds, random, *strides(*given, dk, dv), *scalars), **options
+            )
         _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
-            *(q, k, v, dout, lse, delta, dq, bounds, random, *strides(q, k, v, dout, dq), *scalars), **options
+            *(*given, lse, delta, out, *written, bounds, random, *strides(*given, out, *written), *scalars),
+            ONE_PASS=one_pass,
+            **options,
         )
     return dq, dk, dv

@@ -131,7 +131,7 @@ def layer_settings(dtype: str = "bf16"):
 
 
 def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str = "bf16"):
-    """As `settings`: forward at each length, backward at each head dimension."""
+    """As `settings`: forward at each length, backward at each that it does in one pass, and in two."""
     more = " causal" * causal + (f" {dtype}" if dtype != "bf16" else "")
     for head_dim in head_dims:
         sizes = {"CAUSAL": causal, "HAS_DROPOUT": True, "HEAD_DIM": head_dim, "BLOCK_D": head_dim}
@@ -140,10 +140,17 @@ def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str =
             tiles, launch = _apart(attention.forward_settings(head_dim, max_seqlen, itemsize))
             kernel = attention._attention_fwd_whole_kernel if "BLOCKS" in tiles else attention._attention_fwd_kernel
             yield f"attention_fwd d={head_dim} S={max_seqlen}{more}", kernel, dtype, {**sizes, **tiles}, launch
-        tiles, launch = _apart(attention_backward.backward_settings(head_dim, itemsize))
-        flags = {**sizes, **tiles}
+        for max_seqlen in lengths:
+            tiles, launch = _apart(attention_backward.backward_settings(head_dim, max_seqlen, itemsize))
+            one_pass = max_seqlen <= tiles["BLOCK_M"]
+            flags = {**sizes, **tiles}
+            both = {**flags, "ONE_PASS": one_pass}
+            if one_pass:
+                name = f"attention_bwd d={head_dim} S={max_seqlen}{more}"
+                yield name, attention_backward._attention_bwd_dq_kernel, dtype, both, launch
+        # The last length is of several blocks, and others take the same tiles.
         yield f"attention_dkdv d={head_dim}{more}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
-        yield f"attention_dq d={head_dim}{more}", attention_backward._attention_bwd_dq_kernel, dtype, flags, launch
+        yield f"attention_dq d={head_dim}{more}", attention_backward._attention_bwd_dq_kernel, dtype, both, launch
 
 
 def fp8_settings(dtype: str = "bf16"):

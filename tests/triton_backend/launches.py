@@ -91,9 +91,10 @@ def every_op(tokens: int, columns: int, site: int, dtype: torch.dtype) -> None:
             ),
             *(random(rows, columns) for rows in (9, 1, 16)),
         )
-    for given, causal in itertools.product((None, dropout), (False, True)):
+    # Attention's kernels go by the longest sequence that there may be: up to 64 tokens, to 128, and longer.
+    for given, causal, more in itertools.product((None, dropout), (False, True), (0, 64, 512)):
         _both(
-            lambda q, k, v, g=given, c=causal: ops.attention(q, k, v, bounds, tokens, dropout=g, causal=c),
+            lambda q, k, v, g=given, c=causal, m=tokens + more: ops.attention(q, k, v, bounds, m, dropout=g, causal=c),
             *(random(tokens, 1, 16) for _ in "qkv"),
         )
     for approximate in ("none", "tanh"):

@@ -269,6 +269,7 @@ LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
         ((67, 40), 64, True, False),
         ((0, 7, 0), 128, False, True),
         ((70,), 24, False, True),
+        ((70,), 128, False, True),  # gradients in two passes; in one in 16 bits are those before
         ((260, 0, 129, 3), 32, False, True),  # in 16 bits: rows of scores held whole
         ((140, 385), 32, True, False),
     ],
@@ -307,6 +308,7 @@ def test_bfloat16():
     test_embedding(kind, DROPOUT)
     test_attention(kind, (21, 0, 24), 64, False, True)
     test_attention(kind, (51, 53), 32, True, True)
+    test_attention(kind, (128, 3), 64, True, True)  # the longest whose gradients are made in one pass
 
 
 def test_opcheck():
