@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SINGLE = (("sentence",), ("text",))
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2")),
-    *(("question1", "question2"), ("question", "sentence")),
+    *(("question1", "question2"), ("question", "sentence"), ("premise", "hypo")),  # the last is XNLI's
 )
 
 

@@ -27,6 +27,10 @@ class MNLI(Classification):
     text_columns = ("sentence1", "sentence2")
     label_column = "gold_label"
 
+    def parse(self, text: str) -> str:
+        # XNLI's training files, MultiNLI in fifteen languages, say so.
+        return super().parse("contradiction" if text == "contradictory" else text)
+
     def read(self, path: str | os.PathLike) -> list[Row]:
         rows = super().read(path)
         return [Diagnostic(row.id, row.texts, row.label) for row in rows] if _is_diagnostic(path) else rows

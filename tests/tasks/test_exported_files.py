@@ -67,6 +67,13 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
             '{"gold_label": "neutral", "sentence1": "A", "sentence2": "B", "pairID": "x", "genre": "g"}\n',
             [Row("0", ("A", "B"), "neutral")],
         ),
+        # XNLI's training files: MultiNLI, translated.
+        (
+            "mnli",
+            "multinli.train.de.tsv",
+            'premise\thypo\tlabel\nEr "kam" .\tEr ging .\tcontradictory\nA\tB\tneutral\n',
+            [Row("0", ('Er "kam" .', "Er ging ."), "contradiction"), Row("1", ("A", "B"), "neutral")],
+        ),
         # GLUE's diagnostic set with its labels.
         (
             "mnli",
