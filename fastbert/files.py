@@ -163,7 +163,11 @@ _FORMATS = {
     b"\xff\xfe": "UTF-16, as PowerShell's > writes it; iconv -f utf-16 -t utf-8 converts it",
     b"\xfe\xff": "UTF-16; iconv -f utf-16 -t utf-8 converts it",
     b"\x1f\x8b": "a file that gzip compressed; gunzip -c unpacks it",
+    b"BZh91AY&SY": "a file that bzip2 compressed; bunzip2 -c unpacks it",
+    b"\xfd7zXZ\0": "a file that xz compressed; unxz -c unpacks it",
+    b"\x28\xb5\x2f\xfd": "a file that zstd compressed; unzstd -c unpacks it",
     b"PK\x03\x04": "a zip archive, or a spreadsheet; unpack it, or save it as text",
+    b"<mediawiki ": "a dump of MediaWiki's pages; WikiExtractor makes text of it",
 }
 
 

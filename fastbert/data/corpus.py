@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import logging
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ MAX_DOCUMENT_CHARS = 4 << 20
 _REPORT_BYTES = 1 << 18
 
 _TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl")
+# How WikiExtractor opens an article.
+_ARTICLE = re.compile(r'<doc id="\d+" .*\btitle="(?P<title>.*)">')
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
 
     Args:
         paths: files or directories (see `corpus_files`). Plain text holds a sentence or a paragraph a line and
-            a blank line between documents; ``.jsonl`` (``.ndjson``) holds an object with a string ``text`` a line, one
-            document each; ``.gz`` of both.
+            a blank line between documents, or WikiExtractor's articles; ``.jsonl`` (``.ndjson``), and what begins like
+            it under a name of text, holds an object with a string ``text`` a line, one document each; ``.gz`` of both.
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
@@ -76,8 +80,11 @@ def read_raw_documents(
     files = corpus_files(paths)
     empty = True
     for path in files:
-        rows = _jsonl_documents if kind_of(path) == ".jsonl" else _text_documents
-        for document in rows(path, _read_lines(path, errors, on_bytes)):
+        lines = _read_lines(path, errors, on_bytes)
+        first = list(itertools.islice(lines, 1))
+        is_rows = kind_of(path) == ".jsonl" or any(_is_row(line) for _, line in first)
+        rows = _jsonl_documents if is_rows else _text_documents
+        for document in rows(path, itertools.chain(first, lines)):
             empty = False
             yield document
     if empty:
@@ -199,10 +206,37 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
         ) from None
 
 
+def _is_row(line: str) -> bool:
+    """Whether the first line of a file is a row of JSON lines: WikiExtractor's files are called wiki_00 either way."""
+    if not line.startswith("{"):
+        return False
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and isinstance(row.get("text"), str)
+
+
+def _without_tags(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of text, and of WikiExtractor's articles as if they were text: a blank line in place of each of its
+    tags, between which there is no other, and no title, which it puts before each article's first sentence."""
+    title = None  # of the article; empty once it has come
+    for number, line in lines:
+        opened = _ARTICLE.fullmatch(line) if line.startswith("<doc ") else None
+        if opened is not None:
+            title, line = opened["title"], ""
+        elif title is not None and line == "</doc>":
+            title, line = None, ""
+        elif title is not None and line in ("", title):
+            title = "" if line else title
+            continue
+        yield number, line
+
+
 def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
     document: list[str] = []
     start = chars = part = 0
-    for number, line in lines:
+    for number, line in _without_tags(lines):
         if document and (not line or chars + len(line) > MAX_DOCUMENT_CHARS):
             yield RawDocument(f"{path}:{start}", document, part)
             document, chars, part = [], 0, part + 1

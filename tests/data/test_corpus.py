@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
 import gzip
 import json
+import lzma
 import os
 
 import pytest
@@ -109,10 +111,50 @@ def test_bad_bytes(tmp_path):
 
 def test_other_forms_of_text_are_named(tmp_path):
     path = tmp_path / "a.txt"
-    for content, said in (("text\n".encode("utf-16"), "PowerShell"), (gzip.compress(b"text\n"), "gunzip")):
+    for content, said in (
+        ("text\n".encode("utf-16"), "PowerShell"),
+        (gzip.compress(b"text\n"), "gunzip"),
+        (bz2.compress(b"text\n"), "bunzip2"),
+        (lzma.compress(b"text\n"), "unxz"),
+        (b"\x28\xb5\x2f\xfd\x24\x05\x29\0\0text\n", "unzstd"),
+        (b'<mediawiki xml:lang="en">\n', "WikiExtractor"),
+    ):
         path.write_bytes(content)
         refused(path, f"{path}: expected text in UTF-8, got", said)
         refused(path, f"{path}: expected text in UTF-8, got", said, errors="replace")
+
+
+ARTICLES = (
+    '<doc id="12" url="https://xx.wikipedia.org/wiki?curid=12" title="Tea (drink)">\nTea (drink)\n\n'
+    "Tea is a drink. It is hot.\nMany like it.\n\n</doc>\n"
+    '<doc id="13" revid="7" url="u" title="A "quoted" title">\nA "quoted" title\n\nOne more.\n\nTea (drink)\n</doc>\n'
+)
+
+
+@pytest.mark.parametrize("name", ["wiki_00", "wiki.txt"])
+def test_wikiextractors_articles(tmp_path, name):
+    """Its tags are no text, and no blank line ends an article; elsewhere the same words are text."""
+    path = tmp_path / name
+    path.write_text(ARTICLES)
+    read = [["Tea is a drink.", "It is hot.", "Many like it."], ["One more.", "Tea (drink)"]]
+    assert sentences(path) == read
+    assert [d.name for d in read_documents([path])] == [f"{path}:4", f"{path}:11"]
+    path.write_text(f"Before.\n{ARTICLES}After.\n\n</doc>\n<doc of the house>\n")
+    assert sentences(path) == [["Before."], *read, ["After."], ["</doc>", "<doc of the house>"]]
+
+
+def test_rows_of_json_under_a_name_without_a_suffix(tmp_path):
+    """WikiExtractor's with --json; a text may begin with a brace, too."""
+    path = tmp_path / "wiki_00"
+    rows = [{"id": "12", "title": "Tea", "text": "Tea is a drink.\nMany like it."}, {"id": "13", "text": "One more."}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sentences(path) == [["Tea is a drink.", "Many like it."], ["One more."]]
+    refused_rows = path.read_text() + "no row\n"
+    path.write_text(refused_rows)
+    refused(path, f"{path}:3", "expected a JSON object")
+    for text in ("{1, 2} is a set.", '{"word": "text"}', "{" * 100_000):
+        path.write_text(text + "\n")
+        assert sentences(path) == [[text]]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"\xef\xbb\xbf"])
