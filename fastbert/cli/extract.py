@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,7 +26,7 @@ class Extract:
     """
 
     file: Positional[Annotated[InputPath, arg(metavar="FILE")]]
-    """A UTF-8 text file, one text a line; - for standard input."""
+    """A UTF-8 text file, one text or one pair ("A ||| B") a line; - for standard input."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A model directory, or a run directory."""
     out: Annotated[OutputPath, arg(metavar="OUT")] = Path("features")
@@ -55,7 +56,7 @@ def run(args: Extract) -> None:
     directory = model_directory(args.model)
     tokenizer = load_tokenizer(directory)
     model = load_encoder(directory).to(hardware.default_device())
-    texts = (text for _, text in read_lines(args.file))
+    texts = (_text_or_pair(line) for _, line in read_lines(args.file))
     options = {"truncate": args.truncate, "name": called(args.file)}
     with (
         removed_on_sigterm(),
@@ -75,3 +76,9 @@ def run(args: Extract) -> None:
             raise DataError(f"{called(args.file)}: expected lines of text, got an empty file")
     print(features_path)
     print(tokens_path)
+
+
+def _text_or_pair(line: str) -> str | tuple[str, str]:
+    """The texts of a line, as google-research/bert's extract_features.py reads it."""
+    pair = re.fullmatch(r"(.*) \|\|\| (.*)", line.strip())
+    return line if pair is None else (pair[1], pair[2])

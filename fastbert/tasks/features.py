@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from ..errors import DataError, InputError
 from ..modules.mode import evaluating, plain_outputs
@@ -68,7 +68,7 @@ def select_layers(hidden_states: Sequence[torch.Tensor], layers: str) -> torch.T
 def token_features(
     model: torch.nn.Module,
     tokenizer: Tokenizer,
-    texts: Iterable[str],
+    texts: Iterable[str | tuple[str, str]],
     layers: str,
     *,
     truncate: bool = False,
@@ -80,10 +80,11 @@ def token_features(
     Args:
         model: one that `models.encoders.load_encoder` loads.
         tokenizer: the model's.
+        texts: each a text or a pair.
         layers: one of `LAYERS`.
         truncate: whether to cut texts over the model's max_position_embeddings; otherwise they are an error.
         token_budget: how many tokens are computed at a time.
-        name: how messages call the texts, such as the name of their file.
+        name: how messages call the texts, such as the name of the file that has one a line.
 
     Raises:
         DataError: a text is too long; the message counts texts from 1, as lines.
@@ -103,19 +104,22 @@ def token_features(
                     f"got {len(encoding.ids)}"
                 )
         start += len(window)
-        values = _window_features(model, [encoding.ids for encoding in encodings], layers, token_budget)
+        values = _window_features(model, encodings, layers, token_budget)
         for encoding, features in zip(encodings, values, strict=True):
             yield TokenFeatures(encoding.tokens, encoding.ids, features)
 
 
 @torch.inference_mode()
-def _window_features(model: torch.nn.Module, ids: list[list[int]], layers: str, token_budget: int) -> list[np.ndarray]:
+def _window_features(
+    model: torch.nn.Module, encodings: Sequence[Encoding], layers: str, token_budget: int
+) -> list[np.ndarray]:
     device = next(model.parameters()).device
     wanted = plain_outputs(model) | {"output_hidden_states": True}
-    values: list = [None] * len(ids)
+    values: list = [None] * len(encodings)
     with evaluating(model):
-        for indices in evaluation_batches([len(row) for row in ids], token_budget):
-            batch = PackedBatch.from_sequences([ids[index] for index in indices]).to(device)
+        for indices in evaluation_batches([len(encoding.ids) for encoding in encodings], token_budget):
+            chosen = [encodings[index] for index in indices]
+            batch = PackedBatch.from_sequences([e.ids for e in chosen], [e.type_ids for e in chosen]).to(device)
             out = model(batch, **wanted)
             flat = select_layers(out.hidden_states, layers).float().cpu().numpy()
             bounds = batch.cu_seqlens.tolist()

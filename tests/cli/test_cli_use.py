@@ -108,6 +108,17 @@ def test_extract_writes_features_and_index(model, lines, tmp_path, capsys):
     assert np.load(out / "features.npy").shape == (index[-1]["end"], 4 * 32)
 
 
+def test_extract_reads_googles_pairs(model, tmp_path):
+    """As extract_features.py of google-research/bert: the last mark parts the two, and needs blanks around it."""
+    out, lines = tmp_path / "features", tmp_path / "pairs.txt"
+    lines.write_text("the film ||| good\nit|||bad\n the ||| book ||| is ||| \n")
+    assert run("extract", "--model", model, "--layers", "last", "--out", out, lines) == 0
+    index = [json.loads(line) for line in (out / "tokens.jsonl").read_text().splitlines()]
+    assert index[0]["tokens"] == ["[CLS]", "the", "film", "[SEP]", "good", "[SEP]"]
+    assert [row["tokens"].count("[SEP]") for row in index] == [2, 1, 2]
+    assert index[2]["tokens"][-1] == "[SEP]"
+
+
 def test_extract_failures_leave_nothing(model, tmp_path, capsys):
     out, bad = tmp_path / "features", tmp_path / "bad.txt"
     for content, reason in (

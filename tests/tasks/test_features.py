@@ -10,7 +10,7 @@ import fastbert
 from fastbert.errors import DataError, InputError
 from fastbert.tasks.features import LAYERS, select_layers, token_features
 
-TEXTS = ["the film is good .", "", "a great book !", "not bad , and very fine", "it"]
+TEXTS = ["the film is good .", "", "a great book !", "not bad , and very fine", "it", ("the film is good", "not bad")]
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def hidden(directory):
     tokenizer = transformers.BertTokenizer(str(directory / "vocab.txt"))
     with torch.inference_mode():
         return [
-            [h[0] for h in model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states]
-            for text in TEXTS
+            [h[0] for h in model(**tokenizer(*texts, return_tensors="pt"), output_hidden_states=True).hidden_states]
+            for texts in ([text] if isinstance(text, str) else text for text in TEXTS)
         ]
 
 
