@@ -35,6 +35,9 @@ from .truncation import SIDES, cut_at, side_settings
 
 SPECIAL_TOKENS = tuple(BERT_NAMES)
 CONTINUATION = "##"
+# SentencePiece's mark. KoBERT has a vocab.txt of its pieces; of WordPieces hardly one begins so.
+WORD_BEGIN = "▁"
+MAX_PIECES_SHARE = 0.1
 # Of a vocabulary that is trained: what a model may have.
 MOST_TOKENS = BertConfig.limits["vocab_size"]
 # As in google-research/bert: a longer word becomes [UNK].
@@ -267,11 +270,21 @@ def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> Special
 
 
 def read_vocab(path: Path) -> dict[str, int]:
-    """Reads a vocab.txt: token -> line number from 0; of a token that stands twice the last line counts."""
+    """Reads a vocab.txt: token -> line number from 0; of a token that stands twice the last line counts.
+
+    Raises:
+        InputError: an empty file, or pieces of SentencePiece.
+    """
     with io.StringIO(decode_text(Path(path).read_bytes(), str(path)), newline=None) as file:
         vocab = {line.rstrip("\n"): index for index, line in enumerate(file)}
     if not vocab:
         raise InputError(f"{path}: expected a vocabulary, one token a line, got an empty file")
+    pieces = [token for token in vocab if token.startswith(WORD_BEGIN) and token != WORD_BEGIN]
+    if len(pieces) > MAX_PIECES_SHARE * len(vocab):  # every word would be [UNK]
+        raise InputError(
+            f"{path}: expected WordPieces, whose words go on with {CONTINUATION}, got SentencePiece's, which mark a "
+            f"word's beginning ({pieces[0]!r:.50}): without its model they cut no text"
+        )
     return vocab
 
 

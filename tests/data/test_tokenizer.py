@@ -245,6 +245,16 @@ def test_files_beside_a_vocabulary_that_cannot_be_used(tmp_path, name, content, 
     assert said in str(error.value)
 
 
+def test_a_vocabulary_of_sentencepiece_is_refused(tmp_path):
+    """KoBERT's, of which each word was [UNK]; a WordPiece may begin with the same character."""
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "▁", "▁the", "film"]) + "\n", "utf-8")
+    with pytest.raises(InputError, match=r"expected WordPieces, whose words go on with ##, got Sentence.* \('▁the'\)"):
+        load_tokenizer(tmp_path)
+    path.write_text("\n".join([*WORDS, "▁", "▁the"]) + "\n", "utf-8")
+    assert load_tokenizer(tmp_path).token_to_id("▁the") == len(WORDS) + 1
+
+
 @pytest.mark.parametrize("settings", [{"do_lower_case": False}, {"strip_accents": False}, {"do_lower_case": True}, {}])
 def test_the_configuration_beats_tokenizer_json_too(tmp_path, settings):
     transformers = pytest.importorskip("transformers")
