@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,9 @@ MAX_CHARS_PER_WORD = 100
 # Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
 # Google's Chinese one has two.
 MAX_UPPER_SHARE = 0.01
+# Korean's letters, of which KR-BERT's vocabulary of sub-characters is made, and the syllables that others have.
+MIN_JAMO_SHARE = 0.1
+_JAMO, _SYLLABLE = re.compile("[\u1100-\u11ff]"), re.compile("[\uac00-\ud7a3]")
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Case, accents and Chinese characters are handled as the tokenizer_config.json says. Where it says nothing, a
     tokenizer.json keeps its own settings (transformers' BertTokenizer lower-cases there), and with a vocab.txt text is
-    lower-cased if hardly a token of the vocabulary has an upper-case letter. For a Unigram the tokenizer.json alone
+    lower-cased if hardly a token of the vocabulary has an upper-case letter; where a cased one has Korean's letters but
+    none of its syllables, these are taken apart. For a Unigram the tokenizer.json alone
     decides. The side on which texts are to be cut is kept in the tokenizer's truncation (`data.truncation`).
 
     Raises:
@@ -301,7 +306,8 @@ def _sentencepiece(directory: Path) -> str:
 
 
 def resolved_settings(vocab_path: Path) -> str | None:
-    """The text of a tokenizer_config.json that says whether a vocab.txt is cased, which a guess said before.
+    """The text of a tokenizer_config.json that says whether a vocab.txt is cased (and of Korean's letters), which a
+    guess said before.
 
     transformers lower-cases where nothing says that it must not. Only what `load_tokenizer` fills in is added.
 
@@ -312,10 +318,13 @@ def resolved_settings(vocab_path: Path) -> str | None:
         settings = _read_settings(vocab_path)
         if settings.get("do_lower_case") is not None:
             return None
-        lower = _normalisation(settings, read_vocab(vocab_path)).do_lower_case
+        found = _normalisation(settings, read_vocab(vocab_path))
     except InputError:
         return None
-    return json.dumps({"tokenizer_class": "BertTokenizer", **settings, "do_lower_case": lower}, indent=2) + "\n"
+    said = {"do_lower_case": found.do_lower_case}
+    if found.strip_accents is not None:
+        said["strip_accents"] = found.strip_accents
+    return json.dumps({"tokenizer_class": "BertTokenizer", **settings, **said}, indent=2) + "\n"
 
 
 def _read_settings(vocab_path: Path) -> dict[str, Any]:
@@ -342,12 +351,15 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
 
 
 def _normalisation(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:
-    lower = settings.get("do_lower_case")
+    lower, strip = settings.get("do_lower_case"), settings.get("strip_accents")
     if lower is None:
         words = [token for token in vocab if not token.startswith("[")]
         upper = sum(token != token.lower() for token in words)
         lower = upper <= MAX_UPPER_SHARE * sum(token != token.swapcase() for token in words)
-    return Normalisation(lower, settings.get("strip_accents"), settings.get("tokenize_chinese_chars", True))
+        of_letters = sum(_JAMO.search(token) is not None for token in words) > MIN_JAMO_SHARE * len(words)
+        if strip is None and not lower and of_letters and not any(map(_SYLLABLE.search, words)):
+            strip = True  # which takes syllables apart, too; whole ones would all be [UNK]
+    return Normalisation(lower, strip, settings.get("tokenize_chinese_chars", True))
 
 
 def _shell(model: models.Model, normalisation: Normalisation) -> Tokenizer:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import unicodedata
 
 import pytest
 from tokenizers import Tokenizer, processors
 
 from fastbert.data.alphabet import alphabet
-from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids, train_wordpiece
+from fastbert.data.tokenizer import load_tokenizer, resolved_settings, save_tokenizer, special_ids, train_wordpiece
 from fastbert.data.truncation import cut_at, side_of
 from fastbert.errors import InputError
 
@@ -243,6 +244,30 @@ def test_files_beside_a_vocabulary_that_cannot_be_used(tmp_path, name, content, 
     with pytest.raises(InputError) as error:
         load_tokenizer(tmp_path)
     assert said in str(error.value)
+
+
+def test_koreans_syllables_are_taken_apart_for_a_vocabulary_of_its_letters(tmp_path):
+    """KR-BERT's of sub-characters, whose own code normalises texts first; where a file says something, that counts."""
+    transformers = pytest.importorskip("transformers")
+    letters = [unicodedata.normalize("NFD", part) for part in ("영", "화")]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", letters[0], "##" + letters[1], "영화", "B", "b"]
+
+    def read(words, settings=None):
+        (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", "utf-8")
+        (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+        if settings is not None:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return load_tokenizer(tmp_path).encode("영화 B").tokens[1:-1]
+
+    of_letters = [word for word in words if word != "영화"]
+    assert read(of_letters) == [letters[0], "##" + letters[1], "B"]
+    saved = resolved_settings(tmp_path / "vocab.txt")
+    assert read(of_letters, json.loads(saved)) == [letters[0], "##" + letters[1], "B"]
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    assert theirs.tokenize("영화 B") == [letters[0], "##" + letters[1], "B"]
+    assert read(words) == ["영화", "B"]
+    assert read([*of_letters, *(f"W{n}" for n in range(20))]) == ["[UNK]", "B"]  # of other languages' some have a few
+    assert read(of_letters, {"do_lower_case": False}) == ["[UNK]", "B"]
 
 
 def test_a_vocabulary_of_sentencepiece_is_refused(tmp_path):
