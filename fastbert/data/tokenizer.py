@@ -343,7 +343,9 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
     side = settings.get("truncation_side")
     if side not in (None, *SIDES):
         raise InputError(f"{path}: expected truncation_side to be {' or '.join(SIDES)}, got {side!r:.50}")
-    if settings.get("tokenizer_class") == "BertJapaneseTokenizer":
+    # The class may stand in config.json, as in Tohoku's models.
+    cuts_first = settings.get("word_tokenizer_type") not in (None, "basic")
+    if settings.get("tokenizer_class") == "BertJapaneseTokenizer" or cuts_first:
         raise InputError(
             f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"
         )

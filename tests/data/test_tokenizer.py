@@ -231,6 +231,7 @@ def test_tokens_added_beside_a_vocabulary(tmp_path, files, form):
         ("tokenizer_config.json", {"added_tokens_decoder": [1]}, "added_tokens_decoder as a dictionary, got [1]"),
         ("tokenizer_config.json", {"do_lower_case": "false"}, "do_lower_case to be true, false or null, got 'false'"),
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "cuts Japanese into words first"),
+        ("tokenizer_config.json", {"word_tokenizer_type": "mecab"}, "cuts Japanese into words first"),
         ("tokenizer_config.json", {"extra_special_tokens": "<tok>"}, "as a list or a dictionary, got '<tok>'"),
         ("tokenizer_config.json", {"extra_special_tokens": [4]}, "expected added tokens as texts, got 4"),
         ("tokenizer_config.json", {"model_input_names": "input_ids"}, "model_input_names as a list of names, got"),
