@@ -121,11 +121,11 @@ def _table(
 def _tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in lines:
         if line.strip():
-            fields = [_unquoted(field.strip()) for field in line.split("\t")]
+            fields = [unquoted(field.strip()) for field in line.split("\t")]
             yield number, dict(zip(header, fields, strict=True)) if len(fields) == len(header) else {}
 
 
-def _unquoted(field: str) -> str:
+def unquoted(field: str) -> str:
     """A field that a CSV writer has put in quotes because it holds some, which are doubled then; authors' quotes do not
     come in such pairs, and a sentence of theirs may be one quotation."""
     inner = field[1:-1]

@@ -12,7 +12,7 @@ from ..errors import InputError
 from .bad_rows import numbered
 from .base import LabelColumns, Row
 from .classification import Classification
-from .exported import naming_column
+from .exported import naming_column, unquoted
 from .files import shorten
 from .hub_files import Record, class_number
 
@@ -64,6 +64,10 @@ class TextClassification(Classification):
         if not rows:
             raise self.bad_rows.none_left(path, "rows")
         return rows
+
+    def plain(self, text: str) -> str:
+        # A file of one's own, which pandas writes with CSV's quotes between tabs as well.
+        return unquoted(text)
 
     def parse(self, text: str) -> str:
         if _BREAKS.search(text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -27,6 +29,24 @@ def read(tmp_path):
         return task.read(path)
 
     return read
+
+
+TEXTS = ('He said "no".', '"No"', 'a ""b"" c', 'no "quotes', "plain", '"')
+
+
+@pytest.mark.parametrize("columns", [("text", "label"), ("text",)])
+def test_quotes_that_a_csv_writer_put_into_a_file_of_ones_own_are_undone(read, columns):
+    """As pandas writes with tabs. In GLUE's files the same quotes are a part of the text, as its readers have it."""
+    written = io.StringIO()
+    writer = csv.writer(written, delimiter="\t", lineterminator="\n")
+    writer.writerows([columns, *((text, "x")[: len(columns)] for text in TEXTS)])
+    content = written.getvalue()
+    assert '"He said ""no""."' in content
+    assert [row.texts for row in read("text-classification", content.encode(), "own.tsv")] == [(t,) for t in TEXTS]
+    plain = "\t".join(columns) + "\n" + "".join("\t".join((text, "x")[: len(columns)]) + "\n" for text in TEXTS[:2])
+    assert [row.texts for row in read("text-classification", plain.encode(), "own.tsv")] == [(t,) for t in TEXTS[:2]]
+    glue = content.replace("text", "sentence").replace("\tx\n", "\t1\n")
+    assert read("sst2", glue.encode(), "train.tsv")[0].texts == ('"He said ""no""."',)
 
 
 @pytest.mark.parametrize("name", HUB)
