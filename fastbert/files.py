@@ -167,6 +167,7 @@ _FORMATS = {
     b"\xfd7zXZ\0": "a file that xz compressed; unxz -c unpacks it",
     b"\x28\xb5\x2f\xfd": "a file that zstd compressed; unzstd -c unpacks it",
     b"PK\x03\x04": "a zip archive, or a spreadsheet; unpack it, or save it as text",
+    b"PAR1": "Parquet; pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True) makes .jsonl of it",
     b"<mediawiki ": "a dump of MediaWiki's pages; WikiExtractor makes text of it",
 }
 

@@ -117,6 +117,7 @@ def test_other_forms_of_text_are_named(tmp_path):
         (bz2.compress(b"text\n"), "bunzip2"),
         (lzma.compress(b"text\n"), "unxz"),
         (b"\x28\xb5\x2f\xfd\x24\x05\x29\0\0text\n", "unzstd"),
+        (b"PAR1\x15\x04", "Parquet; pandas"),
         (b'<mediawiki xml:lang="en">\n', "WikiExtractor"),
     ):
         path.write_bytes(content)
