@@ -35,21 +35,18 @@ class kernel:  # as a decorator is named
 def keep_bits(seed, offset, site, threshold, rows, first_group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """(BLOCK_M, BLOCK_N) bool: which elements are kept in columns 8 first_group and on (fastbert.reference.dropout).
 
-    One Philox call feeds eight elements: its four words hold eight halves, low half first. Interleaving puts half j of
-    group g into column 8 g + j.
+    One Philox call feeds eight elements: its four words hold eight halves, low half first: half j of group g is for column
+    8 g + j.
     """
     groups = first_group + tl.arange(0, BLOCK_N // 8)
     c0 = tl.broadcast_to(groups[None, :], (BLOCK_M, BLOCK_N // 8)).to(tl.uint32)
     c1 = tl.broadcast_to(rows[:, None], (BLOCK_M, BLOCK_N // 8)).to(tl.uint32)
     zero = c0 * 0
     w0, w1, w2, w3 = tl.philox(seed, c0, c1, zero + site.to(tl.uint32), zero + offset.to(tl.uint32), 10)
-    low0, high0 = w0 & 0xFFFF, w0 >> 16
-    low1, high1 = w1 & 0xFFFF, w1 >> 16
-    low2, high2 = w2 & 0xFFFF, w2 >> 16
-    low3, high3 = w3 & 0xFFFF, w3 >> 16
-    even = tl.interleave(tl.interleave(low0, low2), tl.interleave(low1, low3))
-    odd = tl.interleave(tl.interleave(high0, high2), tl.interleave(high1, high3))
-    return tl.interleave(even, odd).to(tl.int32) >= threshold
+    # One dimension more for each step: a thread keeps its eight halves, where interleaving tiles would move them.
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    halves = tl.join(words & 0xFFFF, words >> 16)
+    return tl.reshape(halves.to(tl.int32) >= threshold, (BLOCK_M, BLOCK_N))
 
 
 @triton.jit
