@@ -35,8 +35,8 @@ class kernel:  # as a decorator is named
 def keep_bits(seed, offset, site, threshold, rows, first_group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """(BLOCK_M, BLOCK_N) bool: which elements are kept in columns 8 first_group and on (fastbert.reference.dropout).
 
-    One Philox call feeds eight elements: its four words hold eight halves, low half first: half j of group g is for column
-    8 g + j.
+    One Philox call feeds eight elements: its four words hold eight halves, low half first, and half j of group g is for
+    column 8 g + j.
     """
     groups = first_group + tl.arange(0, BLOCK_N // 8)
     c0 = tl.broadcast_to(groups[None, :], (BLOCK_M, BLOCK_N // 8)).to(tl.uint32)
