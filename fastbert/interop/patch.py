@@ -140,7 +140,7 @@ def _check(module: nn.Module, family: Family | None) -> None:
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         return
-    if original.forward is not family.model_class().forward:
+    if original.forward is not family.model_class().forward or hooks.is_class_forward_replaced(family.model_class()):
         raise InputError(f"{where}: expected the forward of transformers' {family.model}, got one of its own")
     for name in _methods(family):
         if getattr(original, name) is not getattr(family.model_class(), name):
@@ -167,15 +167,17 @@ def patched_class(original: type, family: Family | None) -> type:
     def forward(self, *args, **kwargs):
         # A compiler or tracer gets the class's own code: packing has shapes that depend on data.
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
-            return own_forward(self, *args, **kwargs)
+            return original.forward(self, *args, **kwargs)
         try:
+            if original.forward is not own_forward:
+                raise Unservable("its class has been given another forward")
             _refuse_transforms(args, kwargs)
             ready = run(self, args, kwargs)
         except Unservable as reason:
             whose = "torch's" if family is None else "transformers'"
             ops.refuse_variant(f"this pass of {original.__name__} is computed by {whose} own code: {reason}")
             _say_original(original.__name__, whose, str(reason))
-            return own_forward(self, *args, **kwargs)
+            return original.forward(self, *args, **kwargs)
         return ready()
 
     def __reduce_ex__(self, protocol):

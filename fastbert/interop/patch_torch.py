@@ -19,6 +19,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .. import ops, rng
 from ..errors import InputError
+from ..modules import hooks
 from ..modules.layout import Layout, PackedLayout, PaddedLayout, wants_gradient
 from ..modules.linear import is_plain_tensor
 from ..packing import Packing
@@ -43,7 +44,7 @@ def check(encoder: nn.TransformerEncoder, forward) -> None:
     Args:
         forward: of the class that it had before it was patched.
     """
-    if forward is not nn.TransformerEncoder.forward:
+    if forward is not nn.TransformerEncoder.forward or hooks.is_class_forward_replaced(nn.TransformerEncoder):
         raise InputError("expected the forward of torch's TransformerEncoder, got one of its own")
     check_parts(encoder)
 

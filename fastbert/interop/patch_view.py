@@ -320,12 +320,15 @@ def _with_inside(module: nn.Module | None) -> list[nn.Module | None]:
 
 
 def heard(parts: list[nn.Module | None]) -> None:
-    """Raises Unservable where someone listens to a module inside, or gave it a forward of its own.
+    """Raises Unservable where someone listens to a module inside, or gave it, or its class, a forward of its own.
 
     He expects (B, S, ...) tensors, of modules that a packed pass never calls.
     """
     if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
+    for kind in set(map(type, parts)) - {type(None)}:
+        if hooks.is_class_forward_replaced(kind):
+            raise Unservable(f"{kind.__name__}.forward has been replaced")
     for module in parts:
         if module is None:
             continue

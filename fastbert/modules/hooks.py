@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -20,3 +23,24 @@ def is_forward_replaced(module: nn.Module) -> bool:
     if forward is None:
         return False
     return getattr(forward, "__func__", None) is not type(module).forward or forward.__self__ is not module
+
+
+def is_class_forward_replaced(cls: type) -> bool:
+    """Whether somebody gave a class of torch's or transformers' another forward, which all of its modules then compute
+    (`BertSelfAttention.forward = mine`), or wrapped the one that it had."""
+    return _is_theirs(cls.__module__) and _is_someones(cls.forward)
+
+
+def _is_theirs(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "transformers")
+
+
+@lru_cache  # of a few classes, asked of in every pass
+def _is_someones(function: Callable | None) -> bool:
+    while function is not None:
+        # Not __module__, which functools.wraps copies from what it wraps.
+        written = getattr(function, "__globals__", None)
+        if written is None or not _is_theirs(written["__name__"]):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False

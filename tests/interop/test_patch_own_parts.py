@@ -424,3 +424,51 @@ def test_an_adapter_in_the_place_of_a_norm_is_transformers_affair(first, caplog)
         got = ours(**given).last_hidden_state
     assert "LNTuningLayer" in caplog.text
     assert_same({"x": got}, {"x": expected}, "prefix")
+
+
+# --- another forward for all modules of a class ---
+
+
+def _doubling(forward):
+    @functools.wraps(forward)
+    def doubled(self, *args, **kwargs):
+        out = forward(self, *args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            return 2 * out
+        if isinstance(out, tuple):
+            return 2 * out[0], *out[1:]
+        return type(out)(**{**out, "last_hidden_state": 2 * out[0]})
+
+    return doubled
+
+
+_CLASSES = ("embeddings", "encoder.layer.0.attention.self", "encoder.layer.0.intermediate", "encoder.layer.0.output")
+
+
+@pytest.mark.parametrize("place", ["", *_CLASSES, "encoder.layer.0.output.LayerNorm", "encoder.layer.0.output.dense"])
+def test_a_forward_that_a_class_was_given_counts_while_it_is_there(place, monkeypatch, caplog, only_ours):
+    theirs, ours = twins("BertModel")
+    given = arguments("BertModel")
+    with torch.no_grad():
+        plain = ours(**given)
+        cls = type(theirs.get_submodule(place))
+        with monkeypatch.context() as changed:
+            changed.setattr(cls, "forward", _doubling(cls.forward))
+            wanted = theirs(**given)
+            assert_same(ours(**given), wanted, "prefix")
+        assert (plain[0] - wanted[0])[hf.masks()["prefix"].bool()].abs().max() > 1e-3
+        assert ("its class has been given another forward" if not place else "forward has been replaced") in caplog.text
+        only_ours()
+        assert_same(ours(**given), plain, "prefix")
+
+
+def test_a_forward_that_a_class_was_given_before_the_patch(monkeypatch):
+    theirs, _ = hf.pair("BertModel")
+    ours, given = copy.deepcopy(theirs), arguments("BertModel")
+    part = type(ours.encoder.layer[0].attention.self)
+    with monkeypatch.context() as changed:
+        changed.setattr(part, "forward", _doubling(part.forward))
+        assert_same(fastbert.patch(ours)(**given), theirs(**given), "prefix")
+    monkeypatch.setattr(transformers.BertModel, "forward", _doubling(transformers.BertModel.forward))
+    with pytest.raises(InputError, match="expected the forward of transformers' BertModel, got one of its own"):
+        fastbert.patch(theirs)

@@ -291,6 +291,20 @@ def test_a_hook_inside_is_torchs_affair(caplog):
         ours(x)
 
 
+@pytest.mark.parametrize("cls", [nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.LayerNorm])
+def test_a_forward_that_a_class_was_given_is_torchs_affair(cls, monkeypatch, caplog):
+    theirs, ours = pair()
+    x = torch.randn(B, S, E, dtype=torch.float64)
+    plain, before = theirs(x), cls.forward
+    monkeypatch.setattr(cls, "forward", lambda self, *args, **kwargs: before(self, *args, **kwargs).tanh())
+    hf.assert_near(ours(x), theirs(x), torch.float64, "replaced")
+    assert (plain - theirs(x)).abs().max() > 1e-3
+    assert "torch's own code" in caplog.text
+    if cls is nn.TransformerEncoder:
+        with pytest.raises(InputError, match="expected the forward of torch's TransformerEncoder, got one of its own"):
+            fastbert.patch(theirs)
+
+
 class _Scaled(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
