@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+from torch.fx import Proxy
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import ops
@@ -166,7 +167,7 @@ def patched_class(original: type, family: Family | None) -> type:
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
         # A compiler or tracer gets the class's own code: packing has shapes that depend on data.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or get_proxy_mode() is not None:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or _is_traced(args, kwargs):
             return original.forward(self, *args, **kwargs)
         try:
             if original.forward is not own_forward:
@@ -193,6 +194,11 @@ def patched_class(original: type, family: Family | None) -> type:
         "__doc__": original.__doc__,
     }
     return type(original)(original.__name__, (original,), body)
+
+
+def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether torch.fx traces a pass: its operators (make_fx), or its code, which gets what only notes its use."""
+    return get_proxy_mode() is not None or any(isinstance(x, Proxy) for x in (*args, *kwargs.values()))
 
 
 def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:

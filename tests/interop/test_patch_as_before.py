@@ -8,8 +8,10 @@ import inspect
 import hf_parity as hf
 import pytest
 import torch
+import torch.fx
 import transformers
 from patched import V5, arguments, assert_same, twins
+from torch import nn
 
 import fastbert
 from fastbert.errors import InputError
@@ -154,6 +156,43 @@ def test_a_graph_of_torchs_operators_can_be_made():
         graph = make_fx(lambda ids: ours.eval()(ids).last_hidden_state)(ids)
         hf.assert_near(graph(ids.flip(0)), theirs.eval()(ids.flip(0)).last_hidden_state, torch.float32, "states")
     assert not [node for node in graph.graph.nodes if "fastbert" in str(node.target)]
+
+
+class _Nodes(torch.fx.Tracer):
+    """Looks into transformers' models and leaves their parts whole, as tools that place or time them do."""
+
+    def is_leaf_module(self, module, name):
+        return not isinstance(module, (_Around, transformers.PreTrainedModel))
+
+
+class _Around(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, states):
+        return self.model(inputs_embeds=states).last_hidden_state
+
+
+@pytest.mark.skipif(not V5, reason="transformers 4 has a tracer of its own")
+def test_traced_by_torch_fx_it_is_transformers_graph():
+    graphs = [[str(node.target) for node in _Nodes().trace(_Around(model)).nodes] for model in twins("BertModel")]
+    assert graphs[0] == graphs[1]
+    assert "model.encoder" in graphs[1]
+
+
+@pytest.mark.skipif(V5, reason="transformers 5 has no tracer")
+@pytest.mark.filterwarnings("ignore:is_fx_tracing")
+def test_traced_by_transformers_it_is_its_graph():
+    from transformers.utils.fx import symbolic_trace
+
+    theirs, ours = twins("BertModel")
+    given = {name: given_of("BertModel", "prefix")[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        wanted = theirs.eval()(**given)[0]
+        got = symbolic_trace(ours.eval(), input_names=list(given))(**given)["last_hidden_state"]
+    keep = hf.masks()["prefix"].bool()
+    hf.assert_near(got[keep], wanted[keep], torch.float32, "states")
 
 
 def test_words_and_their_vectors_are_the_same_input(only_ours):
