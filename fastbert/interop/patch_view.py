@@ -132,6 +132,9 @@ class View:
                 setattr(self.embeddings, name, theirs._modules[name])
             self.embedding_dropout = theirs._modules["dropout"]
             self.buffers = theirs._buffers
+        self.norms = [find(layer, family.path(name)) for layer in layers for name in LEAVES if "LayerNorm" in name]
+        if self.embeddings is not None:
+            self.norms.append(self.embeddings.LayerNorm)
         self.scoring = [_scoring(layer, family) for layer in layers]
         self.layers = layers
         self.source = source
@@ -213,6 +216,8 @@ class View:
         Raises:
             Unservable: rates that our layer has no place for.
         """
+        if not all(map(_is_plain_norm, self.norms)):
+            raise Unservable("a LayerNorm has lost its weight or bias")
         drops = False
         usual = self.config.head_dim**-0.5
         for ours, theirs, scoring, (on_probs, on_attention, on_output) in zip(
@@ -288,7 +293,10 @@ def _in_a_line(module: nn.Module) -> str:
 
 
 def _is_plain_norm(module: nn.Module) -> bool:
-    return type(module) is nn.LayerNorm and module.weight is not None and module.bias is not None
+    if type(module) is not nn.LayerNorm:
+        return False
+    own = module._parameters  # in which a plain tensor in a parameter's place is not
+    return own.get("weight", own) is not None and own.get("bias", own) is not None
 
 
 def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:

@@ -39,7 +39,7 @@ def embedding(
         (T, H), dtype of the tables.
 
     Raises:
-        InputError: shapes do not fit.
+        InputError: shapes do not fit, or the weight or bias is missing.
 
     Ref:
         Devlin et al. 2019, figure 2.
@@ -52,8 +52,9 @@ def embedding(
         shapes = [tuple(table.shape) for table in (word, token_type, position)]
         raise InputError(f"word, token_type and position must be tables (rows, H) of one width H, got {shapes}")
     for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter.shape != word.shape[1:]:
-            raise InputError(f"{name} must have shape {tuple(word.shape[1:])}, got {tuple(parameter.shape)}")
+        if parameter is None or parameter.shape != word.shape[1:]:
+            got = None if parameter is None else tuple(parameter.shape)
+            raise InputError(f"{name} must have shape {tuple(word.shape[1:])}, got {got}")
     return _dispatch.call(
         "embedding",
         input_ids,

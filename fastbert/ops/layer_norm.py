@@ -36,14 +36,17 @@ def layer_norm(
         (..., H), dtype of x; statistics are float32 (float64 for float64).
 
     Raises:
-        InputError: the residual or a parameter has another shape.
+        InputError: the residual or a parameter has another shape, or the weight or bias is missing.
 
     Ref:
         Ba et al. 2016; Vaswani et al. 2017, section 5.4.
     """
     for name, parameter in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
-        if parameter is not None and parameter.shape != x.shape[-1:]:
-            raise InputError(f"{name} must have shape {tuple(x.shape[-1:])}, got {tuple(parameter.shape)}")
+        if parameter is None and name == "x_bias":
+            continue
+        if parameter is None or parameter.shape != x.shape[-1:]:
+            got = None if parameter is None else tuple(parameter.shape)
+            raise InputError(f"{name} must have shape {tuple(x.shape[-1:])}, got {got}")
     if residual is not None and residual.shape != x.shape:
         raise InputError(f"residual must have the shape of x {tuple(x.shape)}, got {tuple(residual.shape)}")
     return _dispatch.call("layer_norm", x, weight, bias, eps, x_bias=x_bias, residual=residual, dropout=dropout)

@@ -426,6 +426,13 @@ def test_an_adapter_in_the_place_of_a_norm_is_transformers_affair(first, caplog)
     assert_same({"x": got}, {"x": expected}, "prefix")
 
 
+@pytest.mark.parametrize("place", ["embeddings.LayerNorm", "encoder.layer.1.output.LayerNorm"])
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_a_norm_that_loses_its_weight_or_bias_is_transformers_affair(place, which, caplog):
+    _assert_alike(lambda model: setattr(model.get_submodule(place), which, None), backward=False)
+    assert "a LayerNorm has lost its weight or bias" in caplog.text
+
+
 # --- another forward for all modules of a class ---
 
 

@@ -229,6 +229,18 @@ def test_nothing_is_read_beyond_a_narrower_table(backend, which, said):
         ops.embedding(*ids, *leaves, 1e-12)
 
 
+@pytest.mark.parametrize("which", [3, 4])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_norm_without_weight_or_bias_is_refused(backend, which):
+    ids, leaves = ids_of(4, 9, 30), tables_of(9, 30, 8)
+    leaves[which] = None
+    with ops.backend(backend):
+        with pytest.raises(InputError, match=r"must have shape \(8,\), got None"):
+            ops.embedding(*ids, *leaves, 1e-12)
+        with pytest.raises(InputError, match=r"must have shape \(8,\), got None"):
+            ops.layer_norm(torch.randn(4, 8), *leaves[3:], 1e-12)
+
+
 def test_opcheck():
     ids, leaves = ids_of(6, 9, 30), [t.requires_grad_() for t in tables_of(9, 30, 20)]
     arguments = (*ids, *leaves, 1e-12, 0, 13107, 11, 4, 2)
