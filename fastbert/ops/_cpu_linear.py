@@ -181,7 +181,10 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
-    return None if x.device.type == "cpu" else f"the CPU kernels take CPU tensors, got one on {x.device}"
+    for tensor in (x, weight, bias):
+        if tensor is not None and tensor.device.type != "cpu":
+            return f"the CPU kernels take CPU tensors, got one on {tensor.device}"
+    return None
 
 
 @_dispatch.register("linear", "cpu", available=_native.why_missing, accepts=_accepts)

@@ -156,6 +156,19 @@ def test_a_pass_without_numbers_is_refused_in_one_sentence(which):
                 model(given["input_ids"])
 
 
+@pytest.mark.parametrize("part", ["encoder.layer.1.attention.self.query", "encoder.layer.0.output.LayerNorm"])
+def test_a_pass_through_one_part_without_numbers_is_refused(part):
+    """One that a file of weights did not have."""
+    config = fastbert.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
+    model = fastbert.BertModel(config).eval()
+    ids = torch.zeros(1, 3).long()
+    model(ids)
+    model.get_submodule(part).to("meta")
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients), pytest.raises(InputError, match="on the meta device"):
+            model(ids)
+
+
 # --- outputs ---
 
 

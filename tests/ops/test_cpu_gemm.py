@@ -377,3 +377,12 @@ def test_nothing_is_read_beyond_a_shorter_bias_or_weight(backend, dtype):
             ops.linear(x, weight, bias)
         with pytest.raises(InputError, match=r"weight \(N, K\), got \(5, 12\) and \(8, 11\)"):
             ops.linear(x, weight[:, :11])
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_weight_or_bias_without_numbers_is_refused(which, gradients):
+    given = [torch.randn(5, 12), torch.randn(8, 12), torch.randn(8)]
+    given[which] = given[which].to("meta").requires_grad_()
+    with torch.set_grad_enabled(gradients), pytest.raises(InputError, match=r"^linear: .* on the meta device"):
+        ops.linear(*given)
