@@ -55,7 +55,8 @@ def check_parts(encoder: nn.TransformerEncoder) -> None:
         raise InputError("expected at least one layer, got none")
     for weight in encoder.parameters():
         if not is_plain_tensor(weight):
-            raise InputError(f"expected weights of torch's own class, got {type(weight).__name__}")
+            kind = f"{type(weight).__name__} ({weight.layout})"
+            raise InputError(f"expected dense weights of torch's own class, got {kind}")
     if encoder.norm is not None and not _is_norm(encoder.norm):
         raise InputError(f"expected a LayerNorm or None as norm, got {type(encoder.norm).__name__}")
     for layer in encoder.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -23,9 +24,10 @@ PLAIN_TENSORS = (nn.Parameter, Tensor)
 
 
 def is_plain_tensor(weight: Tensor) -> bool:
-    """False for subclasses that compute otherwise, as torchao's quantised weights and DTensor do: our ops read numbers
-    where those may have none."""
-    return type(weight) in PLAIN_TENSORS or isinstance(weight, (FakeTensor, FunctionalTensor))
+    """False for subclasses that compute otherwise, as torchao's quantised weights and DTensor do, and for sparse ones:
+    our ops read numbers where those may have none."""
+    known = type(weight) in PLAIN_TENSORS or isinstance(weight, (FakeTensor, FunctionalTensor))
+    return known and weight.layout is torch.strided
 
 
 def is_watched(module: nn.Module) -> bool:

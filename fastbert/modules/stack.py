@@ -141,5 +141,7 @@ def _plain_parameters(
         each = [tensors[i : i + _PER_LAYER] for i in range(0, len(tensors), _PER_LAYER)]
         # Queries', keys' and values' weights come before their biases.
         layers = tuple(ops.LayerParameters(*t[:6:2], *t[1:6:2], *t[6:]) for t in each)
+        if any(t.layout is not torch.strided for t in tensors):
+            layers = ()  # sparse ones have no numbers in a row
         stack.found = tensors, layers, layers[:-1]
     return layers if len({p.intermediate_bias.shape for p in layers}) == 1 else None

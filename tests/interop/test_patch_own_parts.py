@@ -433,6 +433,21 @@ def test_a_norm_that_loses_its_weight_or_bias_is_transformers_affair(place, whic
     assert "a LayerNorm has lost its weight or bias" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("gradients", [True, False])
+def test_sparse_weights_are_packed(gradients, only_ours):
+    theirs, ours = twins("BertModel")
+    for model in (theirs, ours):
+        dense = model.encoder.layer[1].intermediate.dense
+        weight = dense.weight.detach().where(dense.weight > 0, 0).to_sparse_csr()
+        dense.weight = nn.Parameter(weight, requires_grad=False)
+    given = arguments("BertModel")
+    with torch.set_grad_enabled(gradients):
+        wanted = theirs(**given)
+        only_ours()
+        assert_same(ours(**given), wanted, "prefix")
+
+
 # --- another forward for all modules of a class ---
 
 
