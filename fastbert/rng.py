@@ -90,20 +90,28 @@ def current() -> DropoutKey:
     kernels that read them from memory (Triton's) follow, and those that are told numbers refuse.
     """
     if torch.compiler.is_compiling():
-        return DropoutKey(None, None, torch.ops.fastbert.dropout_state())
+        return DropoutKey(None, None, torch.ops.fastbert.dropout_state(torch.empty(0, device="cpu")))
     return _current.get() or draw()
 
 
-@torch.library.custom_op("fastbert::dropout_state", mutates_args=())
-def _dropout_state() -> Tensor:
+def _dropout_state(_call: Tensor) -> Tensor:
     key = current()
     seed = key.seed & 0xFFFFFFFFFFFFFFFF
-    return torch.tensor([seed - (1 << 64) if seed >> 63 else seed, key.offset], dtype=torch.int64)
+    return torch.tensor([seed - (1 << 64) if seed >> 63 else seed, key.offset], dtype=torch.int64, device="cpu")
 
 
-@_dropout_state.register_fake
-def _() -> Tensor:
-    return torch.empty(2, dtype=torch.int64)
+def _dropout_state_fake(_call: Tensor) -> Tensor:
+    return torch.empty(2, dtype=torch.int64, device="cpu")
+
+
+# The argument tells calls apart: two of equal arguments would be one to torch's compiler, and two forward passes drop
+# the same elements. The tag says that numbers are drawn, so that what is recomputed for backward draws them again.
+_library = torch.library.Library("fastbert", "FRAGMENT")
+_library.define(
+    "dropout_state(Tensor call) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
+)
+_library.impl("dropout_state", _dropout_state, "CompositeExplicitAutograd")
+torch.library.register_fake("fastbert::dropout_state", _dropout_state_fake, lib=_library)
 
 
 @contextmanager

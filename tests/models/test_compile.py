@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
-from fastbert import BertConfig, BertForPreTraining, BertModel, PackedBatch
+from fastbert import BertConfig, BertForPreTraining, BertModel, PackedBatch, rng
 
 LENGTHS = (128, 2, 512, 1, 300)
 
@@ -72,6 +73,31 @@ def test_dropout_that_would_repeat_is_refused():
     model = torch.compile(BertModel(config(hidden_dropout_prob=0.1)).train(), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="needs the Triton kernels"):
         model(torch.randint(5, 100, (2, 8)))
+
+
+def _drawn(x: torch.Tensor) -> torch.Tensor:
+    """What a dropout draws, such as it shows: x times a number of its own, squared."""
+    return (x * (rng.current().state[0] % 9973 + 1)).square()
+
+
+def test_two_passes_of_one_compiled_function_draw_apart():
+    """As two passes over one batch do for contrastive learning; equal ops without arguments would be one."""
+    both = torch.compile(lambda x: (_drawn(x), _drawn(x)), fullgraph=True, backend="aot_eager")
+    one = torch.ones(1, dtype=torch.float64, requires_grad=True)  # graphs of training are those that are simplified
+    first, second = both(one), both(one)
+    assert len({drawn.item() for drawn in (*first, *second)}) == 4
+    torch.manual_seed(0)
+    once = both(one)
+    torch.manual_seed(0)
+    assert once == both(one)
+
+
+def test_a_compiled_recomputation_draws_what_was_drawn():
+    again = torch.compile(lambda x: checkpoint(_drawn, x, use_reentrant=False), fullgraph=True, backend="aot_eager")
+    x = torch.full((1,), 3.0, dtype=torch.float64, requires_grad=True)
+    out = again(x)
+    out.backward()
+    assert x.grad.item() == pytest.approx(2 * out.item() / 3)
 
 
 @pytest.mark.slow
