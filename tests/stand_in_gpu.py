@@ -182,10 +182,9 @@ if os.environ.get(ENVIRONMENT):
             _library.stand_in_gpu_capture(0)
             _capture = None
 
+    # get_device_name and get_device_capability stay torch's own, which its compiler knows and does not look into.
     _FOUND = {
         "device_count": _COUNT,
-        "get_device_name": _PROPERTIES.name,
-        "get_device_capability": (9, 0),
         "get_device_properties": _PROPERTIES,
         "mem_get_info": (79 << 30, 80 << 30),
         "graph_pool_handle": (0, 0),

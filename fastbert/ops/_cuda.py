@@ -80,6 +80,8 @@ def why_not_measured(what: str, device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return f"the CUDA kernels take CUDA tensors, got one on {device}"
+    if torch.compiler.is_compiling():
+        return "a compiler can neither ask for the GPU's name nor read what was measured on it"
     gain = _gains(torch.cuda.get_device_name(device)).get(what)
     if gain is None:
         return f"no measurement of {what} on {torch.cuda.get_device_name(device)} is recorded"

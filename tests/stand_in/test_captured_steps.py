@@ -1,4 +1,5 @@
-"""Steps captured in a CUDA graph, by the Triton kernels, beside a stand-in for a GPU; and the stand-in itself."""
+"""Steps captured in a CUDA graph, or compiled, by the Triton kernels, beside a stand-in for a GPU; and the stand-in
+itself."""
 
 from __future__ import annotations
 
@@ -23,6 +24,11 @@ def test_a_graph_does_not_add_to_the_gradients_of_the_one_before(run):
 def test_a_step_on_another_device_than_the_current_one(run):
     """Triton and streams take the current device, where nobody says otherwise."""
     assert run(str(HERE / "other_device.py"), LOCAL_RANK="1", LOCAL_WORLD_SIZE="2").endswith("done\n")
+
+
+def test_a_compiled_step_is_the_step_that_was_not_compiled(run):
+    """Under autocast, with dropout: every op's way to a kernel is one that torch's compiler can follow on a GPU."""
+    assert run(str(HERE / "compiled.py")) == "equal\n"
 
 
 def test_a_captured_update_replays(run_tests):
