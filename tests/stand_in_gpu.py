@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 ENVIRONMENT = "FASTBERT_STAND_IN_GPU"
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -55,7 +54,9 @@ if os.environ.get(ENVIRONMENT):
 
     # --- torch.cuda ---
 
-    _PROPERTIES = SimpleNamespace(
+    # Of torch's own class, which its compiler takes for a constant.
+    _PROPERTIES = object.__new__(torch.cuda._CudaDeviceProperties)
+    vars(_PROPERTIES).update(
         name="a stand-in", major=9, minor=0, total_memory=80 << 30, multi_processor_count=4, warp_size=32,
         shared_memory_per_block_optin=227 << 10, L2_cache_size=50 << 20,
     )  # fmt: skip

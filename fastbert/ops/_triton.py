@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shutil
+import sysconfig
 from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,6 +22,10 @@ from ..rng import Dropout
 from . import _cpu
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# 3.2 cannot compile attention, and aborts the process in the optimisers' kernels.
+_LEAST_TRITON = (3, 3)
+# Older GPUs have less shared memory than attention takes, and no bfloat16.
+_LEAST_CAPABILITY = 8
 # The kernels run wherever the tensors are: `accepts` has said where that may be.
 define = partial(_cpu.define, key="CompositeExplicitAutograd")
 
@@ -28,9 +37,36 @@ _INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 def _reason_of_installation() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return 'triton is not installed (pip install "fastbert[gpu]")'
-    if torch.version.cuda is None and not _INTERPRETING:
+    if _INTERPRETING:
+        return None
+    if torch.version.cuda is None:
         return "this torch was built without CUDA"
+    return _reason_of_version() or _reason_of_compiler()
+
+
+def _reason_of_version() -> str | None:
+    for name in ("triton", "pytorch-triton"):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found and tuple(map(int, found.groups())) < _LEAST_TRITON:
+            least = ".".join(map(str, _LEAST_TRITON))
+            return f"the kernels need triton {least} or newer, got {version}, which comes with an older torch"
+        return None
     return None
+
+
+def _reason_of_compiler() -> str | None:
+    """Triton compiles what starts its kernels with the system's compiler, as triton.runtime.build looks for it."""
+    if os.name != "posix":
+        return None
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler on the machine, found none (install gcc, or name one in CC)"
+    scheme = sysconfig.get_default_scheme()
+    header = Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme), "Python.h")
+    return None if header.exists() else f"Triton needs Python's headers, found no {header} (install python3-dev)"
 
 
 # At import, where nothing traces it; a device is only looked for when it is asked for.
@@ -39,16 +75,34 @@ _REASON = _reason_of_installation()
 
 def why_missing() -> str | None:
     """None where Triton's kernels can run, else why not."""
-    if _REASON is not None or _INTERPRETING or torch.cuda.is_available():
+    if _REASON is not None or _INTERPRETING:
         return _REASON
-    return "torch finds no CUDA device"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    # Nothing begins to use a GPU for a question: a forked process could not. Of tensors that are on one, see below.
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return None
+    return _known_gpu(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _why_not_gpu(device: torch.device) -> str | None:
+    found = torch.cuda.get_device_properties(device)  # of all that tells a GPU, what torch's compiler can follow
+    if found.major >= _LEAST_CAPABILITY:
+        return None
+    got = f"{found.name} with {found.major}.{found.minor}"
+    return f"the Triton kernels need a GPU of compute capability {_LEAST_CAPABILITY}.0 or newer, got {got}"
+
+
+_known_gpu = cache(_why_not_gpu)
 
 
 def why_not_device(x: Tensor) -> str | None:
     """None for a tensor where Triton computes, else why it is not."""
     from ._dispatch import current_backend
 
-    if x.device.type == "cuda" or (_INTERPRETING and current_backend() == "triton"):
+    if x.device.type == "cuda":
+        return _why_not_gpu(x.device) if torch.compiler.is_compiling() else _known_gpu(x.device)
+    if _INTERPRETING and current_backend() == "triton":
         return None
     return f"the Triton kernels take CUDA tensors, got one on {x.device}"
 
