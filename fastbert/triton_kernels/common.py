@@ -10,7 +10,7 @@ import triton.language as tl
 
 # What differs between the calls of one model: its layers' dropouts, and how many rows there are. Triton would compile a
 # kernel anew for multiples of 16 and for 1, which it makes a constant.
-_VARIES = ["site", "T", "M", "rows_each"]
+_VARIES = ["site", "T", "M", "V", "rows_each"]
 
 
 class kernel:  # as a decorator is named

@@ -41,7 +41,9 @@ def _cross_entropy_fwd_kernel(
     top = tl.max(m, 0)
     above = tl.log(tl.sum(total * tl.exp(m - top), 0))
     counts = label != ignore_index
-    x = tl.load(logits_ptr + row * stride_m + tl.where(counts, label, 0)).to(tl.float32)
+    # Of a label that is no column the loss is NaN, in place of memory that is not ours.
+    known = (label >= 0) & (label < N)
+    x = tl.load(logits_ptr + row * stride_m + label, mask=known, other=float("nan")).to(tl.float32)
     # Not lse - x: a loss near 0 would be lost in the rounding of lse.
     tl.store(loss_ptr + row, tl.where(counts, above + (top - x), 0.0))
     tl.store(lse_ptr + row, top + above)
@@ -61,7 +63,7 @@ def _cross_entropy_bwd_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     label, lse = tl.load(labels_ptr + row), tl.load(lse_ptr + row)
-    dloss = tl.where(label != ignore_index, tl.load(dloss_ptr + row), 0.0)
+    dloss = tl.where((label >= 0) & (label < N), tl.load(dloss_ptr + row), float("nan"))
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits_ptr + row * stride_m + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
     dx = dloss * (tl.exp(x - lse) - tl.where(columns == label, 1.0, 0.0))

@@ -171,6 +171,7 @@ def _sum_runs_kernel(
     partial_ptr,  # (T, N) fp32
     dtable_ptr,  # (V, N), zeros
     T,
+    V,
     N,
     padding_idx,
     PARTS: tl.constexpr,
@@ -182,6 +183,8 @@ def _sum_runs_kernel(
     if (place > 0) & (before == here):
         return
     if here == padding_idx:
+        return
+    if (here < 0) | (here >= V):  # no row of the table, whose z was NaN, has no place in the gradient
         return
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
@@ -246,6 +249,6 @@ def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | 
         )
         none = -1 if padding_idx is None else padding_idx
         _sum_runs_kernel[(tokens, blocks)](
-            *(sorted_ids, partial, dtable, tokens, columns, none), PARTS=PARTS, BLOCK_N=256, num_warps=4
+            *(sorted_ids, partial, dtable, tokens, table.shape[0], columns, none), PARTS=PARTS, BLOCK_N=256, num_warps=4
         )
     return dtable

@@ -255,6 +255,26 @@ def test_an_id_that_is_no_row_is_noticed_and_reads_nothing():
     assert out.isnan().any(1).tolist() == [False, True, True, True, False]
 
 
+def test_an_id_that_is_no_row_writes_nothing_behind_the_gradient(monkeypatch):
+    from fastbert.triton_kernels import embedding as kernels
+
+    around = torch.zeros(9, 8, device=DEVICE)
+    monkeypatch.setattr(kernels.torch, "zeros", lambda *_, **__: around[3:6])
+    ids, table = torch.tensor([1, 3, -1, 5, 1], device=DEVICE), torch.randn(3, 8, device=DEVICE)
+    kernels.table_gradient(torch.ones(5, 8, device=DEVICE), ids, table)
+    assert around[:, 0].tolist() == [0, 0, 0, 0, 2, 0, 0, 0, 0]
+
+
+def test_a_label_that_is_no_column_is_noticed_and_reads_nothing():
+    """Beside a row lie the numbers of others: a label of -1 had the loss of one of theirs."""
+    logits = torch.randn(5, 13, device=DEVICE, requires_grad=True)
+    labels = torch.tensor([3, -1, 13, -100, 12], device=DEVICE)
+    loss = ops.cross_entropy(logits, labels, reduction="none")
+    loss.sum().backward()
+    assert loss.isnan().tolist() == logits.grad.isnan().all(1).tolist() == [False, True, True, False, False]
+    assert not logits.grad[3].any()
+
+
 LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
 
 
