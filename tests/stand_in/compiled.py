@@ -21,7 +21,7 @@ def main() -> None:
     def step(model) -> list[torch.Tensor]:
         torch.manual_seed(1)
         model.zero_grad()
-        with torch.autocast("cuda", torch.float16):  # which the interpreter multiplies rightly
+        with torch.autocast("cuda", torch.bfloat16):
             loss = model(batch).loss
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters())]
