@@ -8,34 +8,46 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
+
+# Of one request to stop, several signals may come: a batch system and a terminal tell the launcher and the processes
+# that it started, and the launcher tells these again. A person's second Ctrl-C is later.
+ONE_REQUEST_S = 1.0
 
 
 class StopRequest:
-    """While the block runs, the first SIGINT, SIGTERM or SIGHUP only sets ``asked``; the second acts as it always does,
-    but for a SIGHUP: the shell and the system each send one when a terminal closes.
+    """While the block runs, the first SIGINT, SIGTERM or SIGHUP only sets ``asked``, and those that come soon after it
+    do nothing. A later one acts as it always does, but for a SIGHUP: the shell and the system each send one when a
+    terminal closes.
 
     Where SIGHUP was ignored from the start (nohup) it stays so. Outside the main thread, where Python delivers no
     signals, it never asks.
+
+    Args:
+        one_request: for how many seconds signals belong to the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, one_request: float = ONE_REQUEST_S) -> None:
+        self._one_request = one_request
         self.asked: str | None = None
+        self._asked_at = 0.0
         self._previous: dict[int, object] = {}
 
     def _note(self, number: int, _frame) -> None:
-        self.asked = signal.Signals(number).name
-        hung_up = number == signal.SIGHUP
-        self._restore(but=signal.SIGHUP if hung_up else None)
-        if hung_up:
+        if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             leave_lost_terminal()
+        if self.asked is None:
+            self.asked, self._asked_at = signal.Signals(number).name, time.monotonic()
+        elif number != signal.SIGHUP and time.monotonic() - self._asked_at > self._one_request:
+            signal.signal(number, self._previous.pop(number))
+            signal.raise_signal(number)
 
-    def _restore(self, but: int | None = None) -> None:
+    def _restore(self) -> None:
         for number, handler in self._previous.items():
-            if number != but:
-                signal.signal(number, handler)
-        self._previous = {number: handler for number, handler in self._previous.items() if number == but}
+            signal.signal(number, handler)
+        self._previous = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -82,7 +94,7 @@ def held_signals() -> Iterator[None]:
 
     Outside the main thread, where Python delivers no signals, nothing changes.
     """
-    stop = StopRequest()
+    stop = StopRequest(one_request=0.0)  # a process that is started here must end when it is told to
     try:
         with stop:
             yield
