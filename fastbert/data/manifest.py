@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -85,6 +86,11 @@ class Manifest:
             split: {name: sum(getattr(e, name) for e in entries) for name in ("documents", "sentences", "tokens")}
             for split, entries in self.splits.items()
         }
+
+    def digest(self, folder: str = "") -> str:
+        """SHA-256 of the names and hashes of all files, or of those in a folder."""
+        hashes = {name: entry["sha256"] for name, entry in self.files.items() if name.startswith(folder)}
+        return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
     def dumps(self) -> str:
         """The text of manifest.json."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..train.distributed import on_first
+from ..train.distributed import on_first, same_on_all
 from .base import Row, Task
 from .config import FinetuneConfig
 from .runs import ENDED, FinetuneRun, Start, read_ended, starting_point
@@ -93,6 +93,8 @@ def finetune(
         return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
     start = on_first(launched(), lambda: starting_point(out, config.resume))
     now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
+    # Of weights those of the first are taken, new heads may have been drawn from other seeds.
+    same_on_all(launched(), {name: value for name, value in now.items() if name != "model's weights"})
     if start.ended:
         return result_again(task, model, tokenizer, dev_rows, config, out, now)
     data = prepare(task, model, tokenizer, train_rows, dev_rows, config)

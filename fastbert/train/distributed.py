@@ -36,15 +36,18 @@ class World:
 
 
 def launched() -> World:
-    """What the launcher said. Raises InputError where it said something else than numbers."""
+    """What the launcher said. Raises InputError where it said something else than numbers, or none of a process's."""
     words = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     if words["RANK"] is None or words["WORLD_SIZE"] is None:
         return World()
     try:
         rank, size = int(words["RANK"]), int(words["WORLD_SIZE"])
-        return World(rank, size, int(words["LOCAL_RANK"] or 0))
+        world = World(rank, size, int(words["LOCAL_RANK"] or 0))
     except ValueError:
         raise InputError(f"RANK, WORLD_SIZE and LOCAL_RANK must be numbers, got {words}") from None
+    if not 0 <= rank < size:  # all would wait for the one that is missing
+        raise InputError(f"RANK must be at least 0 and below WORLD_SIZE, got {rank} of {size}")
+    return world
 
 
 def current() -> World:
@@ -60,9 +63,14 @@ def joined(always: bool = False) -> Iterator[World]:
 
     Args:
         always: a group even for one process, which DeepSpeed wants.
+
+    Raises:
+        InputError: the processes cannot meet.
+        RankLost: while the block ran another process has died, or answers no more.
     """
     if dist.is_available() and dist.is_initialized():  # by whoever calls us as a library; the group is theirs
-        yield current()
+        with _told_of_loss(current()) as world:
+            yield world
         return
     world = launched()
     if world.size == 1 and not always:
@@ -77,14 +85,53 @@ def joined(always: bool = False) -> Iterator[World]:
     if unsaid:
         os.environ["LOCAL_RANK"] = str(world.local_rank)
     try:
-        dist.init_process_group(backend, rank=world.rank, world_size=world.size, **alone)
+        _meet(backend, world, alone)
         try:
-            yield world
+            with _told_of_loss(world):
+                yield world
         finally:
             dist.destroy_process_group()
     finally:
         if unsaid:
             os.environ.pop("LOCAL_RANK", None)
+
+
+def _meet(backend: str, world: World, options: dict) -> None:
+    """Opens the process group. Raises InputError where the processes cannot meet."""
+    place = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
+    if world.size > 1 and (not place["MASTER_ADDR"] or not (place["MASTER_PORT"] or "").isdecimal()):
+        raise InputError(
+            f"MASTER_ADDR and MASTER_PORT must say where the {world.size} processes of the run meet, got {place}"
+        )
+    try:
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size, **options)
+    except dist.DistError as error:
+        raise InputError(
+            f"rank {world.rank} cannot meet the others of {world.size} processes at {place['MASTER_ADDR']}, port "
+            f"{place['MASTER_PORT']}: {_first_line(error)}"
+        ) from error
+
+
+@contextmanager
+def _told_of_loss(world: World) -> Iterator[World]:
+    """Raises RankLost in place of what a collective of the block ends in where another process is gone."""
+    try:
+        yield world
+    except RuntimeError as error:
+        if world.size == 1 or not lost_a_rank(error):
+            raise
+        if "timed out" in str(error).lower():
+            what = f"has not answered in time ({_first_line(error)})"
+        else:
+            what = "has ended, and its own message says why"
+        raise RankLost(
+            f"rank {world.rank} stops because another of the {world.size} processes of this run {what}; go on with "
+            "--resume auto"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def device(world: World) -> torch.device:
@@ -122,6 +169,32 @@ def on_first(world: World, call: Callable[[], Result]) -> Result:
     return result
 
 
+def same_on_all(world: World, values: dict) -> None:
+    """Checks that processes which were started one by one were all started alike: each follows its own options, and
+    other ones would make it wait for the rest, or update its copy of the model in another way.
+
+    Args:
+        values: by name, what must be the same on every rank.
+
+    Raises:
+        InputError: naming the first value that differs and its rank; on every rank, see `on_first`.
+    """
+    if world.size == 1:
+        return
+    told: list = [None] * world.size
+    dist.all_gather_object(told, {name: str(value) for name, value in values.items()})
+    for rank, theirs in enumerate(told):
+        for name in told[0] | theirs:
+            first, got = told[0].get(name), theirs.get(name)
+            if got != first:
+                error = InputError(
+                    f"expected all {world.size} processes to be started alike, got {name} {got!s:.100} on rank {rank} "
+                    f"and {first!s:.100} on rank 0"
+                )
+                error.told_by_another_rank = not world.first
+                raise error
+
+
 def barrier(world: World) -> None:
     """Waits for all ranks."""
     if world.size > 1:
@@ -138,7 +211,7 @@ def total(values: Sequence[float]) -> list[float]:
 
 
 class RankLost(FastbertError):
-    """Another process of the run has ended, so that this one cannot go on."""
+    """Another process of the run has ended or does not answer, so that this one cannot go on."""
 
 
 # What gloo, NCCL and torch's store say where the other end of a connection is gone.
@@ -153,7 +226,7 @@ _GONE = (
 
 
 def lost_a_rank(error: BaseException) -> bool:
-    """Whether this is what a collective ends in when another process of the run has died."""
+    """Whether this is what a collective ends in when another process of the run has died, or answers no more."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _GONE)

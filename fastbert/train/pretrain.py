@@ -63,12 +63,13 @@ def pretrain(
         quiet: whether to print nothing.
 
     Raises:
-        InputError: options, data and model do not fit together, which is checked before anything is written; another
-            run is using the directory; or ``max_minutes`` are over before the first step.
+        InputError: options, data and model do not fit together, which is checked before anything is written; processes
+            cannot meet or were started with different options; another run is using the directory; or ``max_minutes``
+            are over before the first step.
         DataError: the data directory is damaged.
         CheckpointError: weights or a checkpoint cannot be read, or a checkpoint cannot be written.
         TrainingDiverged: the gradient was not finite in five steps in a row.
-        RankLost: another process of the run has died.
+        RankLost: another process of the run has died, or does not answer any more.
     """
     if not config.out:
         raise InputError("out: expected the run directory to make (--out RUN), got none")
@@ -82,11 +83,6 @@ def pretrain(
             # Rank 0 is still writing when others are done; a launcher may end it with them.
             distributed.barrier(world)
         except (RuntimeError, ConnectionError, EOFError) as error:
-            if world.size > 1 and distributed.lost_a_rank(error):
-                raise distributed.RankLost(
-                    f"rank {world.rank} stops because another of the {world.size} processes of this run has ended, and "
-                    "its own message says why; go on with --resume auto"
-                ) from error
             # torch has no type of its own for it, and its signal handler raises wherever the loop happens to be; or a
             # batch was on its way through a socket.
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
@@ -119,6 +115,8 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         data, heldout = open_data(config)
         if config.verify_data:
             distributed.on_first(world, data.shards.verify)
+    deepspeed = deepspeed_of(config)
+    distributed.same_on_all(world, _started_with(config, data.shards, deepspeed))
     if model is None:
         model = build_model(config, data)
     _check_fit(config, model, data)
@@ -130,7 +128,6 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()
     distributed.place(model, world)
-    deepspeed = deepspeed_of(config)
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world, deepspeed)
     if resume_from is not None:
         loop.checkpoints.restore(resume_from)
@@ -147,6 +144,15 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         if deepspeed is not None:
             write_whole(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n", CheckpointError)
     return loop
+
+
+def _started_with(config: PretrainConfig, shards: ShardSet, deepspeed: dict | None) -> dict:
+    """What has to be the same in every process of a run. Data may lie under another name on another machine."""
+    from .. import __version__
+
+    options = {name: value for name, value in config.options().items() if name not in IDLE | {"deepspeed"}}
+    every = {"save_every": config.save_every, "log_every": config.log_every}  # both need all ranks
+    return options | every | {"data": shards.manifest.digest(), "DeepSpeed": deepspeed, "fastbert": __version__}
 
 
 def _other_options(config: PretrainConfig, path: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -191,8 +190,7 @@ class RunCheckpoints:
         """What decides which tokens are in which batch: a place in the data means nothing under another order."""
         loop = self._loop
         manifest = loop.batches.data.shards.manifest
-        shards = {name: entry["sha256"] for name, entry in manifest.files.items() if name.startswith("train/")}
-        digest = hashlib.sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+        digest = manifest.digest("train/")
         samples = {f"samples.{name}": value for name, value in dataclasses.asdict(loop.batches.data.config).items()}
         shape = {"cuda_graph": True} if loop.fixed_shape else {}  # their batches hold other samples
         return json.loads(json.dumps({"data": digest, "token_budget": loop.phase.token_budget, **shape, **samples}))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import multiprocessing
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +17,9 @@ import pretraining_runs as runs
 import pytest
 import rank_runs
 import torch
+import torch.distributed as dist
 
-from fastbert.errors import CheckpointError
+from fastbert.errors import CheckpointError, FastbertError
 from fastbert.train import checkpoint, distributed
 from fastbert.train.pretrain import pretrain
 
@@ -126,6 +130,69 @@ def test_errors_that_tell_of_a_lost_rank():
     assert distributed.lost_a_rank(gone)
     assert not distributed.lost_a_rank(RuntimeError("shape mismatch"))
     assert not distributed.lost_a_rank(ValueError("Connection closed by peer"))
+
+
+def _caught(work) -> str:
+    try:
+        work()
+    except FastbertError as error:
+        return f"{type(error).__name__} {error} {getattr(error, 'told_by_another_rank', '')}"
+    return "nothing"
+
+
+def test_a_rank_that_fails_before_the_first_step_ends_the_others_in_one_sentence(data, tmp_path):
+    """On a second machine, say, whose copy of the data lacks a file."""
+    lacking = tmp_path / "lacking"
+    shutil.copytree(data, lacking)
+    next((lacking / "train").glob("*.bin")).unlink()
+
+    def work() -> str:
+        own = lacking if os.environ["RANK"] == "1" else data
+        return _caught(lambda: pretrain(runs.config(own, tmp_path / "run", steps=2), quiet=True))
+
+    first, second = rank_runs.launch(work, 2, tmp_path)
+    assert second.startswith("DataError ")
+    assert "got none" in second
+    assert first.startswith("RankLost rank 0 stops because another of the 2 processes of this run has ended")
+
+
+def test_a_rank_that_does_not_answer_ends_the_others_in_one_sentence(tmp_path):
+    def work() -> str:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=0.5))
+        if dist.get_rank() == 1:
+            time.sleep(2)
+            return ""
+
+        def alone() -> None:
+            with distributed.joined() as world:
+                distributed.barrier(world)
+
+        return _caught(alone)
+
+    told, _ = rank_runs.launch(work, 2, tmp_path)
+    assert told.startswith(
+        "RankLost rank 0 stops because another of the 2 processes of this run has not answered in time ("
+    )
+
+
+def test_ranks_that_were_started_with_other_options_are_refused(data, tmp_path):
+    """Of another rate each would update its own copy of the model in its own way; of other steps one would wait."""
+    other = runs.prepare_data(tmp_path / "other", vocab_size=90)
+
+    def work() -> list[str]:
+        second = os.environ["RANK"] == "1"
+        out, told = tmp_path / "run", []
+        with distributed.joined():
+            for changes in ({"lr": 1e-3}, {"steps": 9}, {"save_every": 3}, {"data": str(other)}):
+                config = dataclasses.replace(runs.config(data, out, steps=2), **(changes if second else {}))
+                told.append(_caught(lambda config=config: pretrain(config, quiet=True)))
+        return told
+
+    first, second = rank_runs.launch(work, 2, tmp_path)
+    for told, others, name in zip(first, second, ("lr 0.001", "steps 9", "save_every 3", "data "), strict=True):
+        assert told.startswith(f"InputError expected all 2 processes to be started alike, got {name}")
+        assert told.removesuffix("False") == others.removesuffix("True") != told  # rank 0 alone says it
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_full_disk_under_rank_0_is_met_by_all_alike(data, tmp_path):

@@ -1,6 +1,7 @@
 """Fine-tuning in two processes is that of one: under torch DDP, and under DeepSpeed's ZeRO."""
 
 import importlib.util
+import os
 
 import pytest
 import rank_runs
@@ -49,6 +50,20 @@ def test_two_processes_come_to_what_one_does(directory, tmp_path, options):
         for got, row in zip(history, expected, strict=True):
             assert got == {name: pytest.approx(value, rel=1e-4) for name, value in row.items()}
     assert {p.name for p in (tmp_path / "two").iterdir()} == {p.name for p in (tmp_path / "one").iterdir()}
+
+
+def test_processes_started_with_other_options_are_refused(directory, tmp_path):
+    def work() -> str:
+        options = {"weight_decay": 0.1} if os.environ["RANK"] == "1" else {}
+        try:
+            run(directory, tmp_path / "run", **options)
+        except InputError as error:
+            return str(error)
+
+    told = rank_runs.launch(work, 2, tmp_path)
+    what = "expected all 2 processes to be started alike, got weight_decay 0.1 on rank 1 and 0.01 on rank 0"
+    assert told == [what, what]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

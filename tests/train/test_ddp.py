@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import ddp_cases
 import pretraining_runs
 import pytest
@@ -9,7 +11,8 @@ import rank_runs
 import torch
 
 from fastbert.data import ranks
-from fastbert.train.distributed import World, launched
+from fastbert.errors import InputError
+from fastbert.train.distributed import World, joined, launched
 from fastbert.train.pretrain import pretrain
 
 
@@ -123,11 +126,32 @@ def test_ranks_get_the_batches_of_the_global_order(runs):
     assert tuple(state["place"]) == ranks.after(lambda epoch: len(data.batches(epoch, 256)), (0, 0), 18)
 
 
-def test_the_launcher_s_words_must_be_numbers(monkeypatch):
-    from fastbert.errors import InputError
-
+@pytest.mark.parametrize(
+    ("rank", "size", "what"),
+    [
+        ("one", "2", "must be numbers"),
+        ("2", "2", "RANK must be at least 0 and below WORLD_SIZE, got 2 of 2"),
+        ("0", "0", "got 0 of 0"),
+    ],
+)
+def test_the_launcher_s_words_must_be_those_of_a_process(monkeypatch, rank, size, what):
     assert launched() == World()
-    monkeypatch.setenv("RANK", "one")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="must be numbers"):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(InputError, match=what):
         launched()
+
+
+def test_processes_that_cannot_meet_say_where(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with pytest.raises(InputError, match=r"where the 2 processes of the run meet, got .*'MASTER_PORT': None"), joined():
+        pass
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(InputError, match=rf"rank 0 cannot meet .* 127.0.0.1, port {port}: .*in use"), joined():
+            pass
