@@ -169,6 +169,14 @@ def on_first(world: World, call: Callable[[], Result]) -> Result:
     return result
 
 
+def gathered(world: World, value: Result) -> list[Result]:
+    """Every rank's value, by rank, on every rank."""
+    told: list = [value] * world.size
+    if world.size > 1:
+        dist.all_gather_object(told, value)
+    return told
+
+
 def same_on_all(world: World, values: dict) -> None:
     """Checks that processes which were started one by one were all started alike: each follows its own options, and
     other ones would make it wait for the rest, or update its copy of the model in another way.
@@ -179,10 +187,7 @@ def same_on_all(world: World, values: dict) -> None:
     Raises:
         InputError: naming the first value that differs and its rank; on every rank, see `on_first`.
     """
-    if world.size == 1:
-        return
-    told: list = [None] * world.size
-    dist.all_gather_object(told, {name: str(value) for name, value in values.items()})
+    told = gathered(world, {name: str(value) for name, value in values.items()})
     for rank, theirs in enumerate(told):
         for name in told[0] | theirs:
             first, got = told[0].get(name), theirs.get(name)

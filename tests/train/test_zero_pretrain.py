@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import types
@@ -15,6 +16,7 @@ import rank_runs
 import zero_cases
 
 from fastbert.errors import CheckpointError, InputError
+from fastbert.train import checkpoint
 from fastbert.train.engines.zero import DeepSpeedEngine
 from fastbert.train.pretrain import pretrain
 
@@ -73,6 +75,35 @@ def check_stage(stage: int, data, alone, tmp_path, *, to_the_bit: bool = True, *
 
 def test_stage_3_in_short(data, alone, tmp_path):
     check_stage(3, data, alone, tmp_path, to_the_bit=False)
+
+
+def test_a_rank_that_cannot_write_its_shards_is_told_of(data, tmp_path):
+    """The second is elsewhere when step 2 is saved, as on a machine that does not see OUT, and its disk is full at step
+    4: both go on, and the next checkpoint is whole."""
+    resource = pytest.importorskip("resource")
+    zero_cases.load()
+    (tmp_path / "elsewhere").mkdir()
+
+    def trouble(row: dict) -> None:
+        if os.environ["RANK"] == "1" and row["kind"] == "train":
+            os.chdir(tmp_path / "elsewhere" if row["step"] in (1, 2) else tmp_path)
+            limit = 20_000 if row["step"] in (3, 4) else resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    def work() -> int:
+        os.chdir(tmp_path)
+        options = {"steps": 6, "save_every": 2, "save_errors": "continue", "zero": 1}
+        config = pretraining_runs.config(data, Path("run"), accumulate=1, **options)
+        return pretrain(config, callbacks=[trouble]).steps
+
+    assert rank_runs.launch(work, 2, tmp_path) == [6, 6]
+    told = [line for line in (tmp_path / "rank0.log").read_text().splitlines() if "goes on without it" in line]
+    assert len(told) == 2
+    assert "step_2: rank 1 could not write its part: it is not there: OUT must be one directory" in told[0]
+    assert "step_4: rank 1 could not write its part: the disk is full or fails (" in told[1]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_6"]
+    assert checkpoint.verify(tmp_path / "run" / "checkpoints" / "step_6")["world_size"] == 2
+    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.mark.slow

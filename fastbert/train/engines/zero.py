@@ -80,6 +80,10 @@ class DeepSpeedEngine(LocalEngine):
         if self.stage == 3:
             for reader, parameter in _read_by_parents(model):
                 deepspeed.zero.register_external_parameter(reader, parameter)
+        self._unwritten = ""
+        writer = self.deepspeed.checkpoint_engine
+        writer.save = self._noting_failure(writer.save)
+        self.deepspeed._copy_recovery_script = self._noting_failure(self.deepspeed._copy_recovery_script)
         # The losses are weighted already, by the labels of all ranks; DeepSpeed averages over the ranks.
         self._scale = float(world.size)
         if isinstance(optimizer, ShardedLamb):
@@ -149,13 +153,37 @@ class DeepSpeedEngine(LocalEngine):
             told.append(directory)
             place = distributed.on_first(self.world, lambda: directory)
             if place is not None:
-                self.deepspeed.save_checkpoint(str(place / FOLDER), tag=TAG, save_latest=False)
+                self._save_shards(place)
 
         try:
             yield write
         finally:
             if not told:  # another rank than 0; or rank 0 has come to no directory, and the others wait to hear of one
                 write(None)
+
+    def _save_shards(self, place: Path) -> None:
+        """Every rank writes its files. Raises CheckpointError on rank 0 where one of them could not."""
+        unseen = "" if place.is_dir() else "it is not there: OUT must be one directory that all ranks share"
+        problems = distributed.gathered(self.world, unseen)
+        if not any(problems):
+            self._unwritten = ""
+            self.deepspeed.save_checkpoint(str(place / FOLDER), tag=TAG, save_latest=False)
+            problems = distributed.gathered(self.world, self._unwritten)
+        if self.world.first and any(problems):
+            rank, problem = next((rank, problem) for rank, problem in enumerate(problems) if problem)
+            raise CheckpointError(f"{place.with_suffix('')}: rank {rank} could not write its part: {problem}")
+
+    def _noting_failure(self, write: Callable) -> Callable:
+        """``write`` for DeepSpeed, to which an error on one rank would leave the others waiting for it."""
+
+        def noting(*arguments, **options) -> None:
+            try:
+                write(*arguments, **options)
+            except (OSError, RuntimeError) as error:  # torch's files know no other than a RuntimeError
+                why = error.strerror if isinstance(error, OSError) else f"torch says {error}"
+                self._unwritten = self._unwritten or f"the disk is full or fails ({why})"
+
+        return noting
 
     def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
         if "deepspeed" not in state:
