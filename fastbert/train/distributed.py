@@ -105,7 +105,9 @@ def _meet(backend: str, world: World, options: dict) -> None:
         )
     try:
         dist.init_process_group(backend, rank=world.rank, world_size=world.size, **options)
-    except dist.DistError as error:
+    except RuntimeError as error:
+        if not lost_a_rank(error):
+            raise
         raise InputError(
             f"rank {world.rank} cannot meet the others of {world.size} processes at {place['MASTER_ADDR']}, port "
             f"{place['MASTER_PORT']}: {_first_line(error)}"

@@ -155,3 +155,10 @@ def test_processes_that_cannot_meet_say_where(monkeypatch):
         monkeypatch.setenv("MASTER_PORT", str(port))
         with pytest.raises(InputError, match=rf"rank 0 cannot meet .* 127.0.0.1, port {port}: .*in use"), joined():
             pass
+
+    def refused(*_arguments, **_options):
+        raise RuntimeError("Gloo connectFullMesh failed with: Connection refused\nand more")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", refused)
+    with pytest.raises(InputError, match=r"rank 0 cannot meet .*: Gloo connectFullMesh .* refused$"), joined():
+        pass
