@@ -61,6 +61,8 @@ def test_what_was_added_can_be_taken_away_again(data):
         assert (filled.num_real_tokens, filled.num_labels) == (plain.num_tokens, plain.num_labels)
         assert filled.num_pairs == plain.num_pairs
         assert bool((filled.mlm_labels[plain.num_labels :] == -100).all())
+        if plain.nsp_labels is not None:
+            assert bool((filled.nsp_labels[plain.num_sequences :] == -100).all())
 
 
 def test_batches_are_a_function_of_seed_epoch_and_budget(small_numbered):

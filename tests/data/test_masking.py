@@ -65,6 +65,20 @@ def test_shares_over_a_million_tokens():
     assert np.histogram(drawn, bins=10, range=(5, VOCAB))[0] / len(drawn) == pytest.approx(0.1, abs=0.01)
 
 
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_samples_of_one_length_have_the_share_too(whole_word):
+    """Of 10 tokens 1.5 are wanted: as often one as two, for always two would be 20 %."""
+    samples = 8_000
+    ids = np.tile([CLS, *range(WORD, WORD + 10), SEP], samples)
+    sample, position = np.repeat(np.arange(samples), 12), np.tile(np.arange(12), samples)
+    masker = make_masker(whole_word=whole_word, replacements=np.arange(5, 8), mask_mix=(0.5, 0.5, 0.0))
+    corrupted, positions, _ = masker(ids, sample, position, make_keys(samples))
+    assert 100 * len(positions) / (10 * samples) == pytest.approx(15, abs=0.2)
+    # Every replacement that there is comes as often as any other.
+    drawn = np.bincount(corrupted[positions][corrupted[positions] != MASK], minlength=8)[5:]
+    np.testing.assert_allclose(drawn / drawn.sum(), 1 / 3, atol=0.03)
+
+
 def test_only_ordinary_tokens_are_chosen_and_labels_are_the_originals():
     ids, sample, position = random_samples(2_000)
     before = ids.copy()

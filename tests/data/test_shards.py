@@ -123,7 +123,7 @@ def test_altered_index_is_refused_without_hashes(tmp_path):
     directory = write(tmp_path, some_documents())
     path = directory / "train" / "shard-00000.idx"
     table = np.fromfile(path, "<i8")
-    for place, value in ((0, 7), (4, 1), (6, 10**6), (6, -5)):
+    for place, value in ((0, 7), (4, 1), (6, 10**6), (6, -5), (6, 0)):
         wrong = table.copy()
         wrong[place] = value
         wrong.tofile(path)
@@ -197,5 +197,5 @@ def test_counts_that_do_not_fit_the_files(tmp_path):
 
 
 def test_ids_of_another_vocabulary(tmp_path):
-    directory = edited(write(tmp_path, some_documents()), lambda t: t.update(vocab_size=500))
-    refused(directory, "below the vocabulary's size 500", verify=True)
+    directory = edited(write(tmp_path, some_documents()), lambda t: t.update(vocab_size=999))
+    refused(directory, "below the vocabulary's size 999, got 999", verify=True)
