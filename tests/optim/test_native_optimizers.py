@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import subprocess
 import sys
 
@@ -211,11 +212,15 @@ def test_a_clipped_step_is_a_clip_and_a_step(level, max_norm):
     assert results[0][0] > 100
 
 
-def test_another_optimizer_is_clipped_and_stepped():
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_another_optimizer_is_clipped_and_stepped(scale):
     p = torch.nn.Parameter(torch.zeros(4))
-    p.grad = torch.full((4,), 3.0)
-    norm = clipped_step(torch.optim.SGD([p], lr=1.0), 1.0)
+    p.grad = torch.full((4,), 3.0 * scale)
+    norm = clipped_step(torch.optim.SGD([p], lr=1.0), 1.0, grad_scale=1 / scale)
     assert norm == 6.0
+    torch.testing.assert_close(p.detach(), torch.full((4,), -0.5))
+    p.grad = torch.tensor([1.0, math.nan, 1.0, 1.0])
+    assert clipped_step(torch.optim.SGD([p], lr=1.0), 1.0).isnan()
     torch.testing.assert_close(p.detach(), torch.full((4,), -0.5))
 
 
