@@ -1,5 +1,6 @@
 """SQuAD: files and their traps, windows, spans, the threshold for no answer, and whole runs of a tiny model."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -231,6 +232,10 @@ def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenize
     assert list(examples[1].token_type_ids) == [0] * 5 + [1] * 6
     # Tokens 6 and 7 of the context: in windows 3-7 (as 8 and 9) and 6-9 (as 5 and 6), not in 0-4.
     assert [e.label for e in examples] == [(0, 0), (8, 9), (5, 6)]
+    _, labels = task.collate(examples)
+    assert {name: found.tolist() for name, found in labels.items()} == {
+        "start_positions": [0, 8, 5], "end_positions": [0, 9, 6]
+    }  # fmt: skip
     kept = [context[w.starts[i] : w.ends[i]] for w in (e.meta for e in examples) for i in np.flatnonzero(w.owned)]
     assert kept == context.split()
     with pytest.raises(InputError, match="max_seqlen must be at least 7 for question q of 3 tokens, got 6"):
@@ -319,16 +324,36 @@ def test_no_answer_and_its_odds(tmp_path, tokenizer):
     assert "" in [e["text"] for e in answers[0].nbest]
     # Found on these rows: the odds of the last question that it pays to answer.
     config = fastbert.BertConfig()
-    task.settle(rows, answers, config)
+    assert [a.text for a in task.settle(rows, answers, config)] == ["book", ""]
     assert config.null_threshold == -4.0
     again = registry.get("squad2")
     again.restore(fastbert.BertConfig.from_dict(config.to_dict()))
     assert again.null_threshold == -4.0
     figures = task.metric(rows, answers)
     assert (figures["f1"], figures["best_f1"], figures["best_f1_thresh"]) == (100.0, 100.0, -4.0)
+    # What the best threshold would give is no matter of the one that is there.
+    figures = task.metric(rows, [dataclasses.replace(answer, text="") for answer in answers])
+    assert (figures["f1"], figures["best_f1"], figures["best_exact"]) == (50.0, 100.0, 100.0)
     # Where every answer is wrong, the threshold lies below all odds.
     wrong = [Answer("x", -7.0, "x"), Answer("y", -9.0, "y")]
     assert [a.text for a in task.settle(rows, wrong, config)] == ["", ""]
+
+
+def test_a_question_of_several_windows(tmp_path, tokenizer):
+    """No answer has the least score that any window gives it; an answer that of the window which owns its beginning."""
+    task = registry.get("squad2")
+    task.doc_stride, task.n_best = 3, 2
+    rows = task.read(write(tmp_path, squad(("q", "what is bad", [("book was", 23)]))))
+    examples = task.encode(rows, tokenizer, 11)
+    outputs = [np.zeros((example.num_tokens, 2), np.float32) for example in examples]
+    for scores, nothing in zip(outputs, (4.0, 1.5, 3.0), strict=True):
+        scores[0] = nothing
+    outputs[1][8, 0], outputs[1][9, 1] = 3, 2
+    outputs[2][5, 0] = 9  # "book" again, at the edge of a window
+    [answer] = task.decode(rows, examples, outputs)
+    assert (answer.text, answer.null_odds) == ("book was", 2 * 1.5 - 5)
+    assert len(answer.nbest) == 3  # two spans, and none
+    assert next(e["start_logit"] for e in answer.nbest if not e["text"]) == 1.5
 
 
 def test_official_files_and_back(tmp_path, tokenizer):
