@@ -16,7 +16,7 @@ from fastbert.errors import InputError
 from fastbert.tasks import registry
 from fastbert.tasks.batching import training_batches
 from fastbert.tasks.config import FinetuneConfig
-from fastbert.tasks.finetune import finetune
+from fastbert.tasks.finetune import Callbacks, finetune
 from fastbert.tasks.predict import predict, run_model
 
 
@@ -47,6 +47,38 @@ def test_learns_a_word(directory, task, tmp_path):
         said = [theirs(input_ids=torch.tensor(e.input_ids)[None]).logits.argmax().item() for e in examples]
     right = sum(found == e.label for found, e in zip(said, examples, strict=True))
     assert right == len(dev)
+
+
+def test_the_best_epoch_is_the_earliest_of_the_best_and_its_weights_are_kept(directory, task):
+    """Accuracies of 0.25, 0.75, 0.75 and 0.5."""
+    rows, right, weights = rows_of(8, 2), iter((2, 6, 6, 4)), []
+
+    class Scripted(type(task)):
+        def decode(self, rows, examples, outputs):
+            count = next(right)
+            return [row.label if i < count else str(1 - int(row.label)) for i, row in enumerate(rows)]
+
+    scripted = Scripted()
+    model = scripted.model(directory)
+    keep = Callbacks(on_epoch=lambda _: weights.append({k: v.clone() for k, v in model.state_dict().items()}))
+    config = FinetuneConfig(epochs=4, batch_size=8, lr=1e-3, max_seqlen=16)
+    result = finetune(scripted, model, fastbert.load_tokenizer(directory), rows, rows, config, callbacks=keep)
+    assert result.best == result.history[1]
+    assert [record["accuracy"] for record in result.history] == [0.25, 0.75, 0.75, 0.5]
+    assert all(torch.equal(value, weights[1][name]) for name, value in model.state_dict().items())
+    assert not torch.equal(weights[1]["classifier.weight"], weights[2]["classifier.weight"])
+
+
+def test_training_drops_out(tmp_path, task):
+    """Of a first step without and with dropout the loss differs, and the next one of the same seed drops the same."""
+    losses = []
+    for rate in (0.0, 0.5, 0.5):
+        rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
+        directory = tiny_bert.save(tmp_path, "BertForSequenceClassification", num_labels=2, **rates)
+        config = FinetuneConfig(epochs=1, batch_size=32, max_seqlen=16)
+        given = (task.model(directory), fastbert.load_tokenizer(directory), rows_of(32, 1), rows_of(8, 2), config)
+        losses.append(finetune(task, *given).history[0]["train_loss"])
+    assert losses[1] == losses[2] != pytest.approx(losses[0], rel=1e-2)
 
 
 def test_a_seed_gives_one_result(directory, task):
@@ -122,7 +154,7 @@ def test_a_batch_computes_no_pad_token(directory, task):
 
 def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
     out = tmp_path / "run"
-    config = FinetuneConfig(epochs=2, batch_size=8, max_seqlen=8, limit_train=24, limit_dev=12, log_every=1)
+    config = FinetuneConfig(epochs=2, batch_size=8, max_seqlen=8, limit_train=20, limit_dev=12, log_every=1)
     finetune(
         task, task.model(directory), fastbert.load_tokenizer(directory), rows_of(64, 1), rows_of(32, 2), config, out=out
     )
@@ -131,7 +163,10 @@ def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
     assert run_config(out)["task"] == "sst2"
     assert run_config(out)["max_seqlen"] == 8
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert sum("loss" in step for step in steps) >= 6
+    losses = [step["loss"] for step in steps if step["kind"] == "train"]
+    means = [step["train_loss"] for step in steps if step["kind"] == "dev"]
+    # Of rows, and not of batches: an epoch has 8, 8 and 4.
+    assert means == pytest.approx([(8 * a + 8 * b + 4 * c) / 20 for a, b, c in (losses[:3], losses[3:])])
     assert sum("accuracy" in key for step in steps for key in step) >= 2
     metrics = json.loads((out / "dev_metrics.json").read_text())
     predictions = (out / "dev_predictions.tsv").read_text().splitlines()
@@ -145,9 +180,10 @@ def test_what_does_not_fit_leaves_nothing(directory, task, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(InputError, match="max_position_embeddings, 32, got 64"):
         finetune(task, task.model(directory), tokenizer, rows, rows, FinetuneConfig(max_seqlen=64), out=out)
-    small = tiny_bert.save(tmp_path / "small", "BertModel", vocab=tiny_bert.VOCAB[:10])
-    with pytest.raises(InputError, match="ids go up to 28, but the model's vocab_size is 10"):
-        finetune(task, task.model(small), tokenizer, rows, rows, FinetuneConfig(max_seqlen=16), out=out)
+    for size in (10, 28):
+        small = tiny_bert.save(tmp_path / f"small-{size}", "BertModel", vocab=tiny_bert.VOCAB[:size])
+        with pytest.raises(InputError, match=f"ids go up to 28, but the model's vocab_size is {size}"):
+            finetune(task, task.model(small), tokenizer, rows, rows, FinetuneConfig(max_seqlen=16), out=out)
     with pytest.raises(InputError, match="token budget of 4 is below one sequence"):
         finetune(
             task, task.model(directory), tokenizer, rows, rows, FinetuneConfig(token_budget=4, max_seqlen=16), out=out

@@ -37,7 +37,7 @@ def train(directory, rows, dev, early, out=None, **recipe):
 def test_the_early_check_comes_once_before_half_an_epoch(directory, tmp_path):
     early = []
     dev = [Row(str(i), row.texts, "1" if i % 3 else "0") for i, row in enumerate(rows_of(30, 2))]
-    result = train(directory, rows_of(160, 1), dev, early, tmp_path / "run")
+    result = train(directory, rows_of(160, 1), dev, early, tmp_path / "run", log_every=5)
     [record] = early
     assert (record["step"], record["steps"], record["rows"]) == (4, 10, 30)
     assert 0 <= record["accuracy"] <= 1
@@ -45,6 +45,7 @@ def test_the_early_check_comes_once_before_half_an_epoch(directory, tmp_path):
     assert record["seconds_left"] > 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["accuracy"] for line in lines if line["kind"] == "early"] == [record["accuracy"]]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [5, 10, 15, 20]
 
 
 def test_the_early_check_takes_rows_from_all_over_a_large_file(directory):
