@@ -139,10 +139,10 @@ def test_a_models_vector_of_a_word_is_the_mean_of_its_pieces(tmp_path):
     directory = tiny_bert.save(tmp_path, "BertModel", vocab=vocabulary)
     model = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False)
     embed = polysemy.word_embedder(model, fastbert.load_tokenizer(directory))
-    sentences = ["the book is good .", "very bad , the Book"]
+    sentences = ["the book is good .", "very bad ,book."]  # a mark is no piece of the word beside it
     found = embed(sentences, "book")
     ids = [[vocabulary.index(t) for t in ("[CLS]", *text.split(), "[SEP]")] for text in
-           ("the bo ##ok is good .", "very bad , the bo ##ok")]  # fmt: skip
-    for vector, row, at in zip(found, ids, (2, 5), strict=True):
+           ("the bo ##ok is good .", "very bad , bo ##ok .")]  # fmt: skip
+    for vector, row, at in zip(found, ids, (2, 4), strict=True):
         hidden = model(fastbert.PackedBatch.from_sequences([row])).last_hidden_state.detach().numpy()
         np.testing.assert_allclose(vector, hidden[at : at + 2].mean(0), atol=1e-5)

@@ -8,6 +8,7 @@ import transformers
 
 import fastbert
 from fastbert.errors import DataError, InputError
+from fastbert.tasks import features
 from fastbert.tasks.features import LAYERS, select_layers, token_features
 
 TEXTS = ["the film is good .", "", "a great book !", "not bad , and very fine", "it", ("the film is good", "not bad")]
@@ -15,7 +16,7 @@ TEXTS = ["the film is good .", "", "a great book !", "not bad , and very fine", 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("features"), "BertModel")
+    return tiny_bert.save(tmp_path_factory.mktemp("features"), "BertModel", num_hidden_layers=5)
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +31,14 @@ def hidden(directory):
         ]
 
 
-# The paper's Table 7, written out on a list of the embeddings and four layers.
+# The paper's Table 7, written out on a list of the embeddings and five layers.
 BY_HAND = {
     "embeddings": lambda h: h[0],
-    "second-to-last": lambda h: h[3],
-    "last": lambda h: h[4],
-    "last4-sum": lambda h: h[1] + h[2] + h[3] + h[4],
-    "last4-concat": lambda h: torch.cat([h[1], h[2], h[3], h[4]], 1),
-    "all12-sum": lambda h: h[1] + h[2] + h[3] + h[4],
+    "second-to-last": lambda h: h[4],
+    "last": lambda h: h[5],
+    "last4-sum": lambda h: h[2] + h[3] + h[4] + h[5],
+    "last4-concat": lambda h: torch.cat([h[2], h[3], h[4], h[5]], 1),
+    "all12-sum": lambda h: h[1] + h[2] + h[3] + h[4] + h[5],
 }
 
 
@@ -46,17 +47,18 @@ def test_features_are_transformers(directory, hidden, layers):
     model = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False)
     found = list(token_features(model, fastbert.load_tokenizer(directory), TEXTS, layers, token_budget=16))
     assert found[0].tokens == ["[CLS]", "the", "film", "is", "good", ".", "[SEP]"]
-    for features, states in zip(found, hidden, strict=True):
-        np.testing.assert_allclose(features.values, BY_HAND[layers](states).numpy(), atol=1e-5)
+    for one, states in zip(found, hidden, strict=True):
+        np.testing.assert_allclose(one.values, BY_HAND[layers](states).numpy(), atol=1e-5)
 
 
-def test_long_texts_are_named_or_cut(directory):
+def test_long_texts_are_named_or_cut(directory, monkeypatch):
+    monkeypatch.setattr(features, "WINDOW", 2)
     model = fastbert.BertModel.from_pretrained(directory, add_pooling_layer=False)
     tokenizer = fastbert.load_tokenizer(directory)
-    texts = ["it", "the " * 40]
-    with pytest.raises(DataError, match=r"the texts, line 2: expected at most the model's 32 tokens .*, got 42"):
+    texts = ["it", "the film", "it is", "the " * 40]
+    with pytest.raises(DataError, match=r"the texts, line 4: expected at most the model's 32 tokens .*, got 42"):
         list(token_features(model, tokenizer, texts, "last"))
-    assert [len(f.ids) for f in token_features(model, tokenizer, texts, "last", truncate=True)] == [3, 32]
+    assert [len(f.ids) for f in token_features(model, tokenizer, texts, "last", truncate=True)] == [3, 4, 4, 32]
 
 
 def test_choices_that_do_not_fit():

@@ -10,7 +10,7 @@ import tiny_bert
 import torch
 
 import fastbert
-from fastbert import PackedBatch
+from fastbert import PackedBatch, rng
 from fastbert.cli.main import main
 from fastbert.data.characters import characters_of
 from fastbert.elmo_config import ElmoConfig
@@ -25,6 +25,7 @@ from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.feature_classifier import FeatureClassifier
 from fastbert.tasks.feature_files import Cached
+from fastbert.tasks.feature_tagger import FeatureTagger
 from fastbert.tasks.features import token_features
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.on_features import of_kind
@@ -172,6 +173,21 @@ def test_pooling_by_hand(directories):
     # u = (2, -3), v = (7, 1); the second sequence has no second text, which is zeros.
     expected = [[2.0, -3, 7, 1, 5, 4, 14, -3], [0.5, 3, 0, 0, 0.5, 3, 0, 0]]
     torch.testing.assert_close(two.pool(hidden, batch), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("head", [FeatureClassifier, FeatureTagger])
+def test_heads_drop_out_while_they_are_trained(directories, head):
+    options = {"feature_layers": "last", "num_labels": 2, "feature_pairs": False, "hidden_dropout_prob": 0.5}
+    model = of_kind(head, "bert")(read_config(directories["bert"], **options)).train()
+    batch, logits = PackedBatch.from_sequences([[2, 7, 8, 3]]), []
+    for mode, offset in ((True, 1), (True, 1), (True, 2), (False, 1), (False, 2)):
+        with rng.use(rng.DropoutKey(0, offset)):
+            logits.append(model.train(mode)(batch).logits)
+    one, again, other, *plain = logits
+    assert torch.equal(one, again)
+    assert torch.equal(*plain)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, plain[0])
 
 
 @pytest.mark.parametrize(("kind", "features"), [("elmo", "mix"), ("static", "last"), ("bert", "embeddings")])

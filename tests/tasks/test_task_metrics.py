@@ -89,6 +89,26 @@ def test_each_task_has_its_metrics_the_first_picks_the_best(name, expected):
     assert task.metrics == tuple(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("cola", ["unacceptable", "acceptable"]),
+        ("sst2", ["negative", "positive"]),
+        ("mrpc", ["not_equivalent", "equivalent"]),
+        ("qqp", ["not_duplicate", "duplicate"]),
+        ("mnli", ["entailment", "neutral", "contradiction"]),
+        ("qnli", ["entailment", "not_entailment"]),
+        ("rte", ["entailment", "not_entailment"]),
+        ("wnli", ["not_entailment", "entailment"]),
+    ],
+)
+def test_classes_have_glues_names_in_glues_order(name, names):
+    """What a written model calls its classes, for whoever reads its logits."""
+    head = registry.get(name).head()
+    assert head["id2label"] == dict(enumerate(names))
+    assert head["label2id"] == {word: index for index, word in enumerate(names)}
+
+
 def test_words_for_labels():
     for name in ("rte", "qnli", "mnli"):
         assert registry.get(name).metric(rows(["entailment"] * 4), ["entailment"] * 3 + ["x"]) == {"accuracy": 0.75}
