@@ -249,6 +249,17 @@ def test_a_sentence_of_one_token_has_no_loss():
             model(batch_of(sentences))
 
 
+def test_new_gates_remember_and_carry():
+    """Of an LSTM the gates that forget begin open, in torch's order input, forget, cell, output; those of a highway at
+    -2, so that most of x goes through."""
+    model = ElmoForPreTraining(config())
+    for layer in (*model.elmo.encoder.forward_layers, *model.elmo.encoder.backward_layers):
+        gates = (layer.bias_ih_l0 + layer.bias_hh_l0).detach().view(4, -1)
+        assert torch.equal(gates, torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None].expand_as(gates))
+    for highway in model.elmo.embeddings.cnn.highways:
+        assert set(highway.gate.bias.tolist()) == {-2.0}
+
+
 def test_dropout_is_each_directions_own_and_repeatable():
     model = pretraining(hidden_dropout_prob=0.5).train()
     with rng.use(rng.DropoutKey(3, 1)):
