@@ -231,6 +231,23 @@ def test_question_answering(mask_name, dtype):
     _compare(ours, theirs, dtype, got.loss, loss, SPAN_BIASES)
 
 
+def test_an_answer_on_a_pad_counts_for_nothing():
+    """As one past the end; of (B, S) and of packed tokens."""
+    _, ours = hf.pair("BertForQuestionAnswering", num_labels=2)
+    mask = hf.masks()["prefix"]
+    kept = hf.kept_tokens(mask)
+    start, end = _answers(kept)
+    shortest = int(kept.sum(1).argmin())
+    ids = hf.inputs()["input_ids"]
+    packed = PackedBatch.from_sequences([row[keep] for row, keep in zip(ids, kept, strict=True)])
+    losses = []
+    for place in (int(kept.sum(1)[shortest]), hf.LENGTH - 1, hf.LENGTH):
+        start[shortest] = place
+        answers = {"start_positions": start, "end_positions": end}
+        losses += [ours(ids, attention_mask=mask, **answers).loss.item(), ours(packed, **answers).loss.item()]
+    assert losses == pytest.approx([losses[-1]] * 6, rel=1e-5)
+
+
 def test_question_answering_clamps_answers_outside():
     theirs, ours = hf.pair("BertForQuestionAnswering", num_labels=2)
     start = torch.tensor([0, 3, hf.LENGTH, 500])
