@@ -56,6 +56,7 @@ def test_state_goes_on():
         rule.leaves_out(loss)
     other.restore(rule.state())
     assert (other.limit, other.count) == (rule.limit, 1)
+    assert [other.leaves_out(50.0) for _ in range(5)] == [True] * 4 + [False], "five in a row, the one before included"
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +45,9 @@ def test_a_broken_gradient_is_skipped_and_counted(bad):
     assert math.isfinite(one_step(model, engine))
     assert not torch.equal(before[0], model.weight)
     assert engine.skipped == 1
+    _, resumed = make()
+    resumed.restore(Path("step_3"), *engine.state())
+    assert (resumed.skipped, resumed.micro_step) == (1, 3)
 
 
 def test_five_in_a_row_end_the_training_with_the_parameters_unchanged():

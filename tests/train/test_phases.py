@@ -337,6 +337,15 @@ def test_the_phases_data_are_not_those_of_the_epoch_before(data, whole):
     assert epochs["long"] > epochs["short"] == 0
 
 
+def test_losses_of_another_phase_make_no_spike(data, tmp_path):
+    """A rule that leaves out whatever is over the mean: of a new phase it has to see so many steps first."""
+    config = two_phases(data, tmp_path / "run", log_every=1, eval_every=100, spike_sigma=1e-3, spike_window=3)
+    history = pretrain(config, quiet=True).history
+    counts = [row["left_out_steps"] for row in history if row["kind"] == "train"]
+    assert counts[:3] == [0] * 3
+    assert counts[6:10] == [counts[6]] * 4
+
+
 def test_a_phase_that_the_run_does_not_have(data, whole, tmp_path):
     path = str(whole / "checkpoints" / "step_13")
     config = two_phases(data, tmp_path / "run", phases=(dataclasses.replace(TWO[0], steps=20),), resume=path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +20,9 @@ from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
 from fastbert.train import checkpoint
+from fastbert.train.evaluation import evaluate
 from fastbert.train.loop import PretrainLoop
-from fastbert.train.pretrain import pretrain
+from fastbert.train.pretrain import build_model, pretrain
 
 
 def weights(run_dir) -> dict:
@@ -86,8 +89,6 @@ def test_logged_figures_are_those_of_the_model(recipe, prepared, tiny_model):
 
 
 def test_the_best_model_is_saved_and_scores_what_was_said(recipe, prepared):
-    from fastbert.train.evaluation import evaluate
-
     result = pretrain(recipe(steps=6, eval_every=2, warmup=0.0), quiet=True)
     model = BertForPreTraining.from_pretrained(result.model_dir)
     heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
@@ -97,13 +98,28 @@ def test_the_best_model_is_saved_and_scores_what_was_said(recipe, prepared):
     assert (result.model_dir / "vocab.txt").read_bytes() == (prepared / "vocab.txt").read_bytes()
 
 
+def test_the_best_is_by_both_losses_and_its_checkpoint_stays(recipe, monkeypatch):
+    """The masked-LM loss falls to the end, the sum has its least at step 2; a loss that is no number is never best."""
+    found = iter([(math.nan, 1.0), (2.0, 1.0), (1.9, 1.2), (1.8, 1.4)])
+    names = "mlm_acc unigram_entropy most_frequent_acc nsp_acc targets pairs tokens"
+    rest = dict.fromkeys(names.split(), 1)
+
+    def scripted(*_args, **_options):
+        mlm_loss, nsp_loss = next(found)
+        return {"mlm_loss": mlm_loss, "nsp_loss": nsp_loss, **rest}
+
+    monkeypatch.setattr("fastbert.train.loop.evaluate", scripted)
+    result = pretrain(recipe(eval_every=1, save_every=1, keep=1, warmup=0.0), quiet=True)
+    assert (result.heldout["step"], result.heldout["mlm_loss"]) == (2, 2.0)
+    points = result.run_dir / "checkpoints"
+    assert {path.name for path in points.iterdir()} == {"step_2", "step_4"}
+    written = BertForPreTraining.from_pretrained(result.model_dir)
+    saved = checkpoint.load(points / "step_2")[0]
+    assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in written.named_parameters())
+
+
 def test_evaluation_against_plain_sums(recipe, prepared, tiny_model):
     """Every figure of an evaluation, sample by sample in padded form and with Python's own counting."""
-    import math
-    from collections import Counter
-
-    from fastbert.train.evaluation import evaluate
-
     heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
     model = BertForPreTraining.from_pretrained(tiny_model).eval()
     got = evaluate(model, heldout)
@@ -164,6 +180,24 @@ def test_accumulated_gradients_are_those_of_one_batch(recipe, prepared, tmp_path
         for figure in ("loss", "mlm_loss", "grad_norm"):
             assert a[figure] == pytest.approx(b[figure], rel=1e-5), figure
         assert a["mlm_acc"] == b["mlm_acc"]
+
+
+def test_a_small_start(recipe, prepared):
+    """What `fastbert.train.initialisation` says of new weights, by hand."""
+    config, data = recipe(model="2x32x2", init="small"), PretrainingData(ShardSet.open(prepared), recipe().samples)
+    model, std = build_model(config, data).requires_grad_(False), 0.8 / 32**0.5
+    for layer in model.bert.encoder.layer:
+        assert torch.equal(layer.attention.self.key.weight, layer.attention.self.query.weight)
+        assert float(layer.attention.self.query.weight.std()) == pytest.approx(std, rel=0.1)
+        for branch in (layer.attention.output, layer.output):
+            assert float(branch.dense.weight.std()) == pytest.approx(0.2 * std, rel=0.1)
+    positions = model.bert.embeddings.position_embeddings.weight
+    assert float(positions.square().mean().sqrt()) == pytest.approx(std, rel=1e-3)
+    torch.testing.assert_close(positions[0], torch.tensor([0.0, std * 2**0.5]).repeat(16))
+    found = Counter(int(token) for shard in data.shards.tokens for token in shard)
+    vocabulary = data.shards.manifest.vocab_size
+    shares = [(found[token] + 1) / (found.total() + vocabulary) for token in range(vocabulary)]
+    torch.testing.assert_close(model.cls.predictions.bias.exp(), torch.tensor(shares))
 
 
 def test_bf16_autocast_keeps_float32_weights_and_learns_the_same(recipe, tmp_path):

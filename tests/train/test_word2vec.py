@@ -13,6 +13,7 @@ from fastbert.data.shards import ShardSet
 from fastbert.errors import DataError, InputError
 from fastbert.models.encoders import load_encoder
 from fastbert.models.static import StaticEncoder
+from fastbert.train import word2vec
 from fastbert.train.word2vec import ShardSentences, TextSentences, Word2VecConfig, train_word2vec
 
 gensim = pytest.importorskip("gensim")
@@ -44,6 +45,13 @@ def test_words_that_stand_together_come_together_and_a_seed_repeats(algorithm):
     assert torch.equal(again.embeddings.word_embeddings.weight, model.embeddings.word_embeddings.weight)
     other = train_word2vec(sentences(), 16, config(algorithm=algorithm, seed=1))
     assert not torch.equal(other.embeddings.word_embeddings.weight, model.embeddings.word_embeddings.weight)
+
+
+def test_nothing_of_a_long_sentence_is_left_out(monkeypatch):
+    """gensim itself passes over what stands after so many tokens."""
+    monkeypatch.setattr(word2vec, "_LONGEST", 4)
+    vectors = train_word2vec([list(range(5, 15)), []] * 4, 16, config()).embeddings.word_embeddings.weight
+    assert vectors[5:15].any(1).all()
 
 
 def test_vectors_are_gensims():
