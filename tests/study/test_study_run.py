@@ -124,7 +124,7 @@ def test_another_study_finds_the_models_and_the_cells(place, done):
     assert lines == []
 
 
-def test_what_determines_a_model_makes_another(place, done):
+def test_what_determines_a_model_makes_another(place, done, tmp_path):
     cache, _ = done
     study = study_runs.read(place)
     keys = {model.key for model in run.work_of(study, cache).models}
@@ -141,6 +141,14 @@ def test_what_determines_a_model_makes_another(place, done):
     assert cells == {cell.key for cell in run.work_of(study_runs.read(place, "same.yaml"), cache).cells}
     (place / "other-cells.yaml").write_text(other)
     assert cells != {cell.key for cell in run.work_of(study_runs.read(place, "other-cells.yaml"), cache).cells}
+    # So does what stands in the files: the corpus a model, the rows the cells alone.
+    files = shutil.copytree(place, tmp_path / "files")
+    (files / "tags-dev.txt").write_text((place / "tags-dev.txt").read_text() + "\nred X X O\n")
+    work = run.work_of(study_runs.read(files), cache)
+    assert keys == {model.key for model in work.models}
+    assert not cells & {cell.key for cell in work.cells}
+    (files / "corpus.txt").write_text((place / "corpus.txt").read_text() + "\nred cat\n")
+    assert not keys & {model.key for model in run.work_of(study_runs.read(files), cache).models}
 
 
 def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done):
