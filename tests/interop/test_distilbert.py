@@ -66,12 +66,14 @@ def test_distiluse_agrees_with_sentence_transformers(name, sinusoidal, tmp_path)
 
 
 def test_a_plain_directory_and_what_is_not_used(tmp_path):
-    source = save(tmp_path / "bert", "DistilBertForMaskedLM")
+    source = save(tmp_path / "bert", "DistilBertForMaskedLM", dropout=0.2, attention_dropout=0.3)
     theirs = transformers.DistilBertModel.from_pretrained(source).eval()
     found = convert(source, tmp_path / "out")
     assert type(found.model).__name__ == "BertModel"
     assert any(name.startswith("vocab_") for name in found.unused)
     model = fastbert.BertModel.from_pretrained(tmp_path / "out")
+    config = model.config
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.layer_norm_eps) == (0.2, 0.3, 1e-12)
     ids = torch.randint(5, len(VOCAB), (3, 9))
     mask = torch.tensor([9, 4, 1])[:, None] > torch.arange(9)
     with torch.no_grad():

@@ -262,6 +262,13 @@ def test_rates_are_read_from_the_modules_as_they_are_now():
         if isinstance(module, nn.Dropout):
             module.train()
     assert not torch.equal(ours(**given).logits, ours(**given).logits)
+    # Of attention's probabilities transformers asks the attention's own mode, and not that of its dropout.
+    theirs = _dropping(hidden_dropout_prob=0.0).eval()
+    for module in theirs.bert.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+    for model in (theirs, fastbert.patch(copy.deepcopy(theirs))):
+        assert torch.equal(model(**given).logits, model(**given).logits)
 
 
 def test_a_pass_without_dropout_leaves_the_generator_alone():
