@@ -1,12 +1,11 @@
-"""No two dropouts of a forward pass draw the same numbers."""
+"""No two dropouts of a forward pass draw the same numbers, and each drops the share that the configuration says."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
-import torch
 
 import fastbert
 from fastbert import BertConfig, PackedBatch, rng
@@ -16,33 +15,43 @@ from fastbert.models.gpt import GPTForPreTraining
 
 @dataclass(frozen=True)
 class Watched(rng.DropoutKey):
-    """A key that counts the places that ask it for their numbers."""
+    """A key that keeps which places have asked it for numbers, and the share that each drops."""
 
-    asked: Counter = None
+    asked: list[tuple[float, int]] = field(default_factory=list)
 
     def site(self, p, site):
-        self.asked[site] += 1
+        self.asked.append((p, site))
         return super().site(p, site)
 
 
+BERT = BertConfig(
+    vocab_size=20,
+    hidden_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    intermediate_size=16,
+    attention_probs_dropout_prob=0.2,
+    hidden_dropout_prob=0.1,
+    classifier_dropout=0.4,
+)
 SIZES = {"vocab_size": 20, "n_embd": 8, "n_layer": 3, "n_head": 2}
-# Of the embeddings; of probabilities and both branches in each of three layers; and of a head.
-MODELS = {
-    "bert": (10, lambda: fastbert.BertForSequenceClassification(
-        BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16)
-    )),
-    "gpt": (10, lambda: GPTForPreTraining(GPTConfig(**SIZES))),
-    "gpt2": (10, lambda: GPTForPreTraining(GPT2Config(**SIZES))),
-}  # fmt: skip
+RATES = {"attn_pdrop": 0.2, "resid_pdrop": 0.1, "embd_pdrop": 0.4}
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_every_dropout_has_a_place_of_its_own(kind):
-    count, make = MODELS[kind]
-    torch.manual_seed(0)
-    model, key = make().train(), Watched(3, 1, asked=Counter())
+@pytest.mark.parametrize(
+    ("make", "shares"),
+    [
+        # In each of three layers probabilities and two branches; the embeddings; and the head, where there is one.
+        (lambda: fastbert.BertForSequenceClassification(BERT), {0.2: 3, 0.1: 6 + 1, 0.4: 1}),
+        (lambda: GPTForPreTraining(GPTConfig(**SIZES, **RATES)), {0.2: 3, 0.1: 6, 0.4: 1}),
+        (lambda: GPTForPreTraining(GPT2Config(**SIZES, **RATES)), {0.2: 3, 0.1: 6, 0.4: 1}),
+    ],
+    ids=["bert", "gpt", "gpt2"],
+)
+def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
+    model, key = make().train(), Watched(3, 1)
     with rng.use(key):
         model(PackedBatch.from_sequences([[2, 7, 8, 3]]))
     assert rng.current() != key
-    assert set(key.asked.values()) == {1}
-    assert len(key.asked) == count + (kind == "bert")
+    assert Counter(p for p, _ in key.asked) == shares
+    assert len({site for _, site in key.asked}) == len(key.asked)
