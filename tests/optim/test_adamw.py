@@ -232,7 +232,10 @@ def test_a_model_of_another_dtype_goes_on_with_the_state(optimizer_class, dtype,
     for optimizer in optimizers:
         optimizer.step()
     for p, q in zip(plain, other, strict=True):
-        torch.testing.assert_close(optimizers[1].state[q].get("master", q).double(), p.double(), rtol=1e-6, atol=1e-7)
+        state = optimizers[1].state[q]
+        torch.testing.assert_close(state.get("master", q).double(), p.double(), rtol=1e-6, atol=1e-7)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        assert {value.dtype for value in state.values() if isinstance(value, torch.Tensor)} == {wide}
 
 
 def test_a_state_may_be_loaded_again():
@@ -243,6 +246,13 @@ def test_a_state_may_be_loaded_again():
         optimizer.step()
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert optimizer.state[p]["step"] == 3
+    # An optimiser that goes on from the state of another leaves that one its own.
+    q, held = torch.nn.Parameter(torch.ones(3)), copy.deepcopy(optimizer.state[p])
+    other = AdamW([q])
+    other.load_state_dict(optimizer.state_dict())
+    q.grad = torch.ones_like(q)
+    other.step()
+    assert all(torch.equal(optimizer.state[p][name], held[name]) for name in ("exp_avg", "exp_avg_sq"))
 
 
 def test_another_optimisers_state_is_refused():
