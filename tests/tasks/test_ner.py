@@ -295,6 +295,8 @@ def test_long_sentences_and_words_are_never_cut(tmp_path, tokenizer):
     examples = task.encode(rows, tokenizer, 16)
     assert len(examples) > 6
     assert max(e.num_tokens for e in examples) == 16
+    # Of 25 x 2, 40 and 10 tokens a quarter of each window comes again in the next, as context.
+    assert sum(e.num_tokens - 2 for e in examples) > 1.2 * 100
     assert sorted(w for e in examples for w in e.meta.words) == list(range(36))
     assert sum((e.label >= 0).sum() for e in examples) == 36
     # The labels as scores come back as the labels.

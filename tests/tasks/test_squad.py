@@ -81,6 +81,15 @@ def test_bom_and_missing_answers(tmp_path):
     path = write(tmp_path, "\ufeff" + json.dumps(squad(("q", "what is good", None))))
     assert registry.get("squad1").read(path)[0].label is None
     assert registry.get("squad2").read(path)[0].label is None
+    # Marked as impossible a question has no answer, with or without the key; of two that say otherwise one is wrong.
+    for answers in (None, []):
+        value = squad(("q", "what is good", answers))
+        value["data"][0]["paragraphs"][0]["qas"][0]["is_impossible"] = True
+        assert registry.get("squad2").read(write(tmp_path, value))[0].label.texts == ()
+    value = squad(("q", "what is good", [("film", 4)]))
+    value["data"][0]["paragraphs"][0]["qas"][0]["is_impossible"] = True
+    with pytest.raises(DataError, match="question q: expected no answer to an impossible question, got one"):
+        registry.get("squad2").read(write(tmp_path, value))
 
 
 @pytest.mark.parametrize(
@@ -237,6 +246,11 @@ def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenize
         "start_positions": [0, 8, 5], "end_positions": [0, 9, 6]
     }  # fmt: skip
     kept = [context[w.starts[i] : w.ends[i]] for w in (e.meta for e in examples) for i in np.flatnonzero(w.owned)]
+    assert kept == context.split()
+    # A stride that is longer than what a window has room for leaves nothing out.
+    task.doc_stride = 128
+    kept = [context[w.starts[i] : w.ends[i]] for w in (e.meta for e in task.encode(rows, tokenizer, 11))
+            for i in np.flatnonzero(w.owned)]  # fmt: skip
     assert kept == context.split()
     with pytest.raises(InputError, match="max_seqlen must be at least 7 for question q of 3 tokens, got 6"):
         task.encode(rows, tokenizer, 6)
