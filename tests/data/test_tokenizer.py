@@ -11,7 +11,14 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from fastbert.data.alphabet import alphabet
-from fastbert.data.tokenizer import load_tokenizer, resolved_settings, save_tokenizer, special_ids, train_wordpiece
+from fastbert.data.tokenizer import (
+    load_tokenizer,
+    resolved_settings,
+    save_tokenizer,
+    save_vocab,
+    special_ids,
+    train_wordpiece,
+)
 from fastbert.data.truncation import cut_at, side_of
 from fastbert.errors import InputError
 
@@ -129,7 +136,10 @@ def test_configuration_beats_the_guess(shared_data, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert load_tokenizer(tmp_path).encode("Hello", add_special_tokens=False).tokens == ["[UNK]"]
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
-    assert load_tokenizer(tmp_path).encode("École", add_special_tokens=False).tokens == ["[UNK]"]  # no é in there
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("École", add_special_tokens=False).tokens == ["[UNK]"]  # no é in there
+    save_vocab(tokenizer, tmp_path / "again" / "vocab.txt")
+    assert load_tokenizer(tmp_path / "again").encode("École", add_special_tokens=False).tokens == ["[UNK]"]
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     assert load_tokenizer(tmp_path).encode("École", add_special_tokens=False).tokens == ["ecole"]
 

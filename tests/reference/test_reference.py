@@ -207,5 +207,6 @@ def test_packed_batch_from_sequences():
     assert batch.position_ids.tolist() == [0, 1, 2, 0]
     assert batch.cu_seqlens.tolist() == [0, 3, 3, 4]
     assert (batch.num_tokens, batch.num_sequences, batch.max_seqlen) == (4, 3, 3)
-    with pytest.raises(InputError, match="lengths of input_ids"):
-        PackedBatch.from_sequences([[1, 2]], [[0]])
+    for ids, types in (([[1, 2]], [[0]]), ([[1, 2], [3]], [[0], [0, 1]])):
+        with pytest.raises(InputError, match="lengths of input_ids, row for row"):
+            PackedBatch.from_sequences(ids, types)
