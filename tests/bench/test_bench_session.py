@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastbert.bench import gate, plot, pool, results, table
@@ -170,6 +171,8 @@ def test_document_tables_and_picture(tmp_path):
     for row in rows:
         if row["status"] == "ok":
             assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["p50_ms"] * 1e3)
+            for percent in (20, 50, 80, 99):
+                assert row[f"p{percent}_ms"] == pytest.approx(1e3 * np.percentile(row["seconds"], percent))
     first = written["ratios"][0]
     assert first["workload"] == "A"
     assert first["fp32"]["peer"] == "other fp32"
@@ -189,12 +192,13 @@ def test_ratios_by_hand():
     def row(variant, dtype, speed, ours=False, peer="x", status="ok"):
         return {
             "workload": "W", "status": status, "dtype": dtype, "ours": ours, "variant": variant,
-            "peer": "fastbert" if ours else peer, "tokens_per_second": speed,
+            "peer": peer, "tokens_per_second": speed,
         }  # fmt: skip
 
     rows = [
-        row("us", "fp32", 300.0, ours=True),
-        row("us16", "bf16", 900.0, ours=True),
+        row("us", "fp32", 300.0, ours=True, peer="fastbert"),
+        row("us16", "bf16", 900.0, ours=True, peer="fastbert"),
+        row("our reference", "fp32", 290.0, ours=True, peer="reference"),  # no peer of ours
         row("eager", "fp32", 100.0, peer="eager"),
         row("sdpa", "fp32", 150.0, peer="sdpa"),
         row("best", "fp32", 200.0),
