@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -118,15 +119,17 @@ def test_the_best_is_by_both_losses_and_its_checkpoint_stays(recipe, monkeypatch
     assert all(torch.equal(value, saved[f"model.{name}"]) for name, value in written.named_parameters())
 
 
-def test_evaluation_against_plain_sums(recipe, prepared, tiny_model):
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_evaluation_against_plain_sums(recipe, prepared, tiny_model, epochs):
     """Every figure of an evaluation, sample by sample in padded form and with Python's own counting."""
     heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
     model = BertForPreTraining.from_pretrained(tiny_model).eval()
-    got = evaluate(model, heldout)
+    got = evaluate(model, heldout, epochs=epochs)
+    samples = [(epoch, sample) for epoch in range(epochs) for sample in range(len(heldout.lengths(epoch)))]
     nll, pair_nll, right, pair_right, labels = 0.0, 0.0, 0, 0, []
     with torch.no_grad():
-        for sample in range(len(heldout.lengths(0))):
-            batch = heldout.collate(0, [sample])
+        for epoch, sample in samples:
+            batch = heldout.collate(epoch, [sample])
             out = model.bert(input_ids=batch.input_ids[None], token_type_ids=batch.token_type_ids[None])
             logits = model.cls.predictions(out.last_hidden_state[0])
             pair_logits = model.cls.seq_relationship(out.pooler_output)
@@ -136,7 +139,7 @@ def test_evaluation_against_plain_sums(recipe, prepared, tiny_model):
             labels += batch.mlm_labels.tolist()
             pair_nll -= float(pair_logits.log_softmax(-1)[0, batch.nsp_labels[0]])
             pair_right += int(pair_logits.argmax(-1)[0] == batch.nsp_labels[0])
-    counts, pairs = Counter(labels), len(heldout.lengths(0))
+    counts, pairs = Counter(labels), len(samples)
     assert got["mlm_loss"] == pytest.approx(nll / len(labels), rel=1e-5)
     assert got["mlm_acc"] == pytest.approx(right / len(labels))
     assert got["nsp_loss"] == pytest.approx(pair_nll / pairs, rel=1e-5)
@@ -149,14 +152,13 @@ def test_evaluation_against_plain_sums(recipe, prepared, tiny_model):
 
 
 class _SameSamples(PretrainingData):
-    """Two samples a batch or four, whatever the budget: 2 x 2 and 1 x 4 then hold the same samples."""
+    """Four samples a batch, or one and three, whatever the budget: a step of either then holds the same samples."""
 
-    per_batch = 4
+    parts = (4,)
 
     def _make_batches(self, epoch, token_budget, shuffle):
-        order = [i for ids in super()._make_batches(epoch, token_budget, shuffle) for i in ids]
-        whole = len(order) // 4 * 4
-        return [order[i : i + self.per_batch] for i in range(0, whole, self.per_batch)]
+        order = iter([i for ids in super()._make_batches(epoch, token_budget, shuffle) for i in ids])
+        return [list(islice(order, size)) for _ in range(len(self.lengths(epoch)) // 4) for size in self.parts]
 
 
 @pytest.mark.parametrize("nsp", [True, False])
@@ -165,7 +167,7 @@ def test_accumulated_gradients_are_those_of_one_batch(recipe, prepared, tmp_path
     found = []
     for accumulate in (1, 2):
         data = _SameSamples(ShardSet.open(prepared), samples)
-        data.per_batch = 4 // accumulate
+        data.parts = {1: (4,), 2: (1, 3)}[accumulate]
         # A rate that lets 4 steps move the weights by 0.01; Adam's division by tiny second moments is kept out by eps.
         config = recipe(
             out=str(tmp_path / str(accumulate)), accumulate=accumulate, token_budget=160 // accumulate,
@@ -240,12 +242,14 @@ def test_activation_checkpointing_option_changes_nothing(recipe, tmp_path):
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
 
 
-def test_epochs_are_whole_passes(recipe, prepared):
+@pytest.mark.parametrize("epochs", [2, 1.5])
+def test_epochs_are_passes(recipe, prepared, epochs):
     data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
     batches = [len(data.batches(epoch, 320)) for epoch in (0, 1)]
-    result = pretrain(recipe(steps=None, epochs=2, token_budget=320, log_every=100), quiet=True)
-    assert result.steps == sum(batches)
-    assert result.tokens == sum(int(data.lengths(epoch).sum()) for epoch in (0, 1))
+    result = pretrain(recipe(steps=None, epochs=epochs, token_budget=320, log_every=100), quiet=True)
+    assert result.steps == round(batches[0] + (epochs - 1) * batches[1])
+    if epochs == 2:
+        assert result.tokens == sum(int(data.lengths(epoch).sum()) for epoch in (0, 1))
 
 
 def test_the_clock_can_bound_a_run(recipe, monkeypatch):
