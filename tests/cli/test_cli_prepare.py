@@ -61,6 +61,9 @@ def test_vocab_cased_into_a_directory(corpus, tmp_path, capsys):
     tokenizer = load_tokenizer(out)
     assert tokenizer.decode(tokenizer.encode("The House").ids) == "The House"
     assert sorted(path.name for path in out.iterdir()) == ["tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+    # No two pieces meet so often: of letters alone there are fewer.
+    assert main(["vocab", str(corpus), "--min-frequency", "1000000", "--size", "1000", "--out", str(out)]) == 0
+    assert ", of the 1,000 asked for" in capsys.readouterr().out
 
 
 def test_one_document_is_enough(corpus, tmp_path, capsys):

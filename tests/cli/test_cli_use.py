@@ -328,6 +328,7 @@ def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
     assert score["task"] == "sst2"
     assert score["rows"] == 16
     assert score["accuracy"] == 1.0
+    assert score["loss"] == pytest.approx(json.loads((out / "dev_metrics.json").read_text())["dev_loss"], rel=1e-5)
     test = tmp_path / "test.tsv"
     test.write_text("index\tsentence\n" + "".join(f"{i}\t{text}\n" for i, (text, _) in enumerate(ROWS)))
     predictions = tmp_path / "SST-2.tsv"

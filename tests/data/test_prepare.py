@@ -18,7 +18,7 @@ from fastbert.data import prepare as module
 from fastbert.data.corpus import Document, read_documents
 from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
-from fastbert.data.tokenizer import load_tokenizer
+from fastbert.data.tokenizer import Normalisation, build_tokenizer, load_tokenizer
 from fastbert.errors import DataError, InputError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -42,6 +42,20 @@ def books(shared_data, tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "books.txt"
     path.write_text((shared_data / "corpus" / "books.txt").read_text(encoding="utf-8")[:1_000_000], encoding="utf-8")
     return path
+
+
+def test_a_tokenizer_that_cuts_and_fills_up_does_neither(tmp_path):
+    """As many that a caller has used before; its own settings stay."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "bo", "##ok", "film"]
+    tokenizer = build_tokenizer({word: index for index, word in enumerate(words)}, Normalisation())
+    documents = [("a", ["the book the film", "film"]), ("b", ["book book"])]
+    plain = prepare(documents, tokenizer, tmp_path / "plain", num_workers=1)
+    tokenizer.enable_truncation(1)
+    tokenizer.enable_padding(length=8)
+    assert prepare(documents, tokenizer, tmp_path / "other", num_workers=1).counts == plain.counts
+    one, other = (ShardSet.open(tmp_path / name).tokens[0].tolist() for name in ("plain", "other"))
+    assert one == other == [5, 6, 7, 5, 8, 8, 6, 7, 6, 7]
+    assert tokenizer.truncation["max_length"] == 1
 
 
 def content(directory):

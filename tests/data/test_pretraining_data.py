@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import pickle
@@ -72,6 +73,15 @@ def test_the_shapes_and_types_of_a_batch(small_numbered):
     assert batch.cu_seqlens.diff().tolist() == data.lengths(0)[[5, 2, 9]].tolist()
     assert batch.max_seqlen == data.lengths(0)[[5, 2, 9]].max()
     assert PretrainingData(small_numbered.shards, CONFIGS["runs"]).collate(0, np.array([1])).nsp_labels is None
+
+
+def test_special_tokens_that_a_tokenizer_adds_are_no_words(small_numbered):
+    shards = ShardSet.open(small_numbered.shards.directory)
+    special = dataclasses.replace(shards.manifest.special_ids, others=(6, 9))
+    shards.manifest = dataclasses.replace(shards.manifest, special_ids=special)
+    data = PretrainingData(shards, CONFIGS["pairs"])
+    ids = np.arange(12)
+    assert ids[~data.is_maskable(ids)].tolist() == [0, 1, 2, 3, 4, 6, 9]
 
 
 _CHILD = """

@@ -183,7 +183,7 @@ def test_mnlis_submission_is_called_after_the_data():
     hub = "test-00000-of-00001.parquet"
     named = {
         "MNLI-m.tsv": ["test_matched.tsv", "mismatched/dev.tsv", "ax/test.tsv", f"mnli/{hub}", f"mnli_matched/{hub}"],
-        "MNLI-mm.tsv": ["TEST_mismatched.tsv", f"mnli_mismatched/{hub}", f"mnli/test_mismatched-{hub}"],
+        "MNLI-mm.tsv": ["TEST_Mismatched.tsv", f"mnli_mismatched/{hub}", f"mnli/test_mismatched-{hub}"],
         "AX.tsv": ["x/diagnostic.tsv", "AX.tsv", f"glue/ax/{hub}"],
     }
     for name, files in named.items():

@@ -524,6 +524,19 @@ def test_evaluate_prints_the_official_figures(shared_data, capsys):
     assert (found["best_f1"], found["best_f1_thresh"]) == (58.543931516667485, 1.0)
 
 
+def test_the_threshold_on_probabilities_is_the_one_that_is_given(tmp_path, capsys):
+    data = write(tmp_path, squad(("q", "what", [("film", 4)]), ("r", "what", [])))
+    answers, odds = (
+        write(tmp_path, {"q": "film", "r": "film"}, "p.json"),
+        write(tmp_path, {"q": 0.2, "r": 0.7}, "o.json"),
+    )
+    given = ["evaluate", "squad2", "--data", data, "--predictions", answers, "--na-prob", odds]
+    for threshold, exact in (([], 50.0), (["--na-prob-threshold", 0.5], 100.0), (["--na-prob-threshold", 0.1], 50.0)):
+        assert main(list(map(str, given + threshold))) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["exact"], found["best_exact"]) == (exact, 100.0)
+
+
 def test_an_answer_that_is_not_found_costs_no_other_its_place_in_the_loss(directory, tokenizer, tmp_path):
     """The mean is over the windows of all other questions, and not over the batches that are free of it; without any
     answer that is found there is no loss."""

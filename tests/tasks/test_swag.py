@@ -66,6 +66,17 @@ def test_quotes_line_ends_and_byte_order_mark(tmp_path):
     assert row.label == "2"
 
 
+def test_a_full_row_takes_the_distractors_that_it_has(tmp_path):
+    """Some rows have three of the four, and not always the first; the right ending goes round the places."""
+    header = "video-id,sent1,sent2,gold-ending,distractor-0,distractor-1,distractor-2,distractor-3"
+    task = registry.get("swag")
+    rows = task.read(write(tmp_path, f"{header}\nv,a,b,gold,,x,y,z\nv,a,b,gold,w,x,,z\n"))
+    assert [row.texts[1:] for row in rows] == [("b gold", "b x", "b y", "b z"), ("b w", "b gold", "b x", "b z")]
+    assert [row.label for row in rows] == ["0", "1"]
+    wrong = {"id": "0", "context": "a", "right": "b gold", "chosen": "b y"}
+    assert list(task.errors(rows, ["2", "1"])) == [wrong]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
