@@ -18,6 +18,8 @@ from fastbert.data.tokenizer import (
     save_vocab,
     special_ids,
     train_wordpiece,
+    vocab_size,
+    vocab_text,
 )
 from fastbert.data.truncation import cut_at, side_of
 from fastbert.errors import InputError
@@ -129,6 +131,14 @@ def test_save_and_load_in_every_form(shared_data, tmp_path):
         # The pair of old files alone must do as well: cased and uncased by the configuration, not by guess.
         (directory / "tokenizer.json").unlink()
         assert load_tokenizer(directory).encode(sentence).ids == ids
+
+
+def test_a_token_that_stands_twice_leaves_every_id_its_row(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfilm\nbook\nfilm\ngood\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("film good").ids == [2, 7, 8, 3]
+    assert vocab_size(tokenizer) == 9
+    assert vocab_text(tokenizer) == "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused_id_5]\nbook\nfilm\ngood\n"
 
 
 def test_configuration_beats_the_guess(shared_data, tmp_path):

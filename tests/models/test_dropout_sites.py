@@ -11,6 +11,7 @@ import fastbert
 from fastbert import BertConfig, PackedBatch, rng
 from fastbert.gpt_config import GPT2Config, GPTConfig
 from fastbert.models.gpt import GPTForPreTraining
+from fastbert.models.gpt_heads import GPTForSequenceClassification
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ RATES = {"attn_pdrop": 0.2, "resid_pdrop": 0.1, "embd_pdrop": 0.4}
         (lambda: fastbert.BertForSequenceClassification(BERT), {0.2: 3, 0.1: 6 + 1, 0.4: 1}),
         (lambda: GPTForPreTraining(GPTConfig(**SIZES, **RATES)), {0.2: 3, 0.1: 6, 0.4: 1}),
         (lambda: GPTForPreTraining(GPT2Config(**SIZES, **RATES)), {0.2: 3, 0.1: 6, 0.4: 1}),
+        (lambda: GPTForSequenceClassification(GPTConfig(**SIZES, **RATES)), {0.2: 3, 0.1: 6 + 1, 0.4: 1}),
     ],
-    ids=["bert", "gpt", "gpt2"],
+    ids=["bert", "gpt", "gpt2", "gpt and a head"],
 )
 def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
     model, key = make().train(), Watched(3, 1)

@@ -7,10 +7,17 @@ import math
 import pytest
 
 from fastbert import svg
-from fastbert.study import compare, page
+from fastbert.study import compare, page, results
 from fastbert.study.compare import Figure
+from fastbert.study.definition import TaskSpec
 
 CLEAR = {"a": 2.0, "b": 2.0}
+
+
+@pytest.mark.parametrize(("task", "value", "figure"), [("ner", 0.5, 50.0), ("squad1", 88.5, 88.5), ("squad2", 77, 77)])
+def test_figures_are_per_cent_as_the_papers(task, value, figure):
+    """SQuAD's official ones are so already."""
+    assert results.scaled(TaskSpec(column="c", task=task, train="t"), value) == figure
 
 
 def one_pair(a: Figure, b: Figure) -> compare.Pair:

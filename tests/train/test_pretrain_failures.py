@@ -140,3 +140,15 @@ def test_a_run_goes_on_without_such_a_model_where_it_is_told_to(recipe, failing_
     result = pretrain(config)
     assert (len(failing_renames), result.steps, (result.model_dir / "config.json").is_file()) == (1, 2, True)
     assert "training goes on without it: " in capsys.readouterr().out
+
+
+def test_the_last_checkpoint_has_to_be_written_all_the_same(recipe, monkeypatch, capsys):
+    """Without it nothing would be left of the run to go on from."""
+
+    def full(directory, step, *_args, **_options):
+        raise CheckpointError(f"{directory}/step_{step}: 9 bytes could not be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(CheckpointError, match=r"step_2: .* No space left on device"):
+        pretrain(recipe(steps=2, save_every=1, save_errors="continue"))
+    assert capsys.readouterr().out.count("training goes on without it: ") == 2
