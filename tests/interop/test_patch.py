@@ -269,6 +269,11 @@ def test_rates_are_read_from_the_modules_as_they_are_now():
             module.train()
     for model in (theirs, fastbert.patch(copy.deepcopy(theirs))):
         assert torch.equal(model(**given).logits, model(**given).logits)
+    # A layer that drops more after its feed-forward network than after its attention is transformers' to run.
+    theirs = _dropping(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    theirs.bert.encoder.layer[0].output.dropout.p = 1.0
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    hf.assert_near(ours(**given).logits, theirs(**given).logits, torch.float64, "logits")
 
 
 def test_a_pass_without_dropout_leaves_the_generator_alone():
