@@ -60,6 +60,15 @@ def test_ids_and_text_are_those_of_transformers(files):
             assert decoded == text
 
 
+def test_a_text_begins_as_the_configuration_says(files, tmp_path):
+    byte_level, directory = files
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": true}', encoding="utf-8")
+    theirs, ours = CLASSES[byte_level].from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    for text in TEXT:
+        assert ours.encode(text).ids == theirs.encode(text), text
+
+
 def test_saved_it_is_the_same_here_and_in_transformers(files, tmp_path):
     byte_level, directory = files
     ours = load_tokenizer(directory)

@@ -17,7 +17,7 @@ from fastbert.errors import InputError
 
 CONFIGS = {
     "pairs": PretrainingConfig(max_seqlen=64),
-    "runs": PretrainingConfig(max_seqlen=64, nsp=False, short_seq_prob=0.9),
+    "runs": PretrainingConfig(max_seqlen=16, nsp=False, short_seq_prob=0.9),
     "limited": PretrainingConfig(max_seqlen=48, max_predictions=3, seed=7),
 }
 
