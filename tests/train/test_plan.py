@@ -207,6 +207,8 @@ def test_by_the_clock_steps_follow_from_the_rate():
     made = plan.make_plan(config, throughput=1000.0)
     assert made.phases[0].steps == round(120 / 1.28)
     assert made.seconds == pytest.approx(120, rel=0.01)
+    # Steps that there is no time for are not waited for.
+    assert plan.make_plan(dataclasses.replace(config, steps=1000), throughput=1000.0).seconds == pytest.approx(120)
 
 
 @pytest.mark.slow
