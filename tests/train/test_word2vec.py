@@ -102,7 +102,7 @@ def test_what_does_not_fit(monkeypatch):
         config(window=0)
     with pytest.raises(InputError, match="readable more than once"):
         train_word2vec(iter(sentences()), 16, config())
-    with pytest.raises(DataError, match="tokens that stand 9999 times"):
+    with pytest.raises(DataError, match="tokens that occur 9999 times"):
         train_word2vec(sentences(4), 16, config(min_count=9999))
     with pytest.raises(DataError, match="ids from 0 to vocab_size - 1, 11, got 5 to 14"):
         train_word2vec(sentences(), 12, config(epochs=1))
