@@ -35,6 +35,32 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return os.cpu_count() or 1 if config.args_source is config.ArgsSource.TESTPATHS else 0
 
 
+# Files whose tests take minutes or half a minute, longest first: a worker that begins one of them last leaves the
+# others without work. pytest-xdist orders files by how many tests they have, and these have few.
+LONG = (
+    "triton_backend/test_triton_in_ci.py",
+    "stand_in/test_captured_steps.py",
+    "ops/test_trapped_tiles.py",
+    "stand_in/test_beside_gpu.py",
+    "stand_in/test_two_devices.py",
+    "stand_in/test_gpu_suite.py",
+    "train/test_signals.py",
+    "train/test_resume.py",
+    "tasks/test_finetune_resume.py",
+    "bench/test_bench_session.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # pytest-xdist's --no-loadscope-reorder, which its older releases lack
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {str(Path(__file__).parent / name): number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(str(item.path), len(place)))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The directory of real data sets; tests that need it are skipped where it is not there."""

@@ -216,7 +216,7 @@ def test_what_is_there_stays(vocab, tmp_path):
     out = tmp_path / "data"
     prepare([("d", ["first"])], vocab, out)
     before = content(out)
-    with pytest.raises(InputError, match="existing"):
+    with pytest.raises(InputError, match="exists"):
         prepare([("d", ["second"])], vocab, out)
     with pytest.raises(DataError):
         prepare([], vocab, out, overwrite=True)
@@ -238,7 +238,7 @@ def test_what_another_call_wrote_meanwhile_stays(vocab, tmp_path):
         yield "d", ["first"]
         prepare([("d", [other])], vocab, out, **options)
 
-    with pytest.raises(InputError, match="existing"):
+    with pytest.raises(InputError, match="exists"):
         prepare(documents("second"), vocab, out)
     assert ShardSet.open(out).tokenizer().decode(ShardSet.open(out).sentence(0)) == "second"
     prepare(documents("third", overwrite=True), vocab, out, overwrite=True)
