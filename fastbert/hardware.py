@@ -263,3 +263,20 @@ def keep_freed_memory() -> bool:
         return False
     largest = (1 << 31) - 1
     return bool(mallopt(mmap_threshold, 1 << 30)) and bool(mallopt(trim_threshold, largest))
+
+
+def give_back_freed_memory() -> bool:
+    """Makes glibc's allocator give the system what was freed and lies between what is still used: of a model that was
+    quantised, up to a fifth of what the process holds.
+
+    Returns:
+        False where the C library is another one.
+    """
+    import ctypes
+
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return False
+    trim(ctypes.c_size_t(0))
+    return True

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from typing_extensions import Self
 
 from ..config import BertConfig
@@ -16,10 +17,20 @@ from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig, read_config_file
 from ..modules.embeddings import SinusoidalEmbedding
 from ..modules.quantized_linear import check_trainable
-from ..weights.loading import LoadReport, canonical_keys, check_unquantized, load_into
+from ..weights.loading import LoadReport, canonical_keys, check_unquantized, is_complete, load_into
 from ..weights.reading import read_state_dict
 from ..weights.saving import save_directory
 from .loading_options import check_fields, check_saving_options, without_loading_options
+
+
+class _WithoutInitialWeights(TorchFunctionMode):
+    """Leaves new parameters as the memory is that they get: to draw them takes ten times as long as to read a file."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 class PreTrainedModel(nn.Module):
@@ -128,7 +139,11 @@ class PreTrainedModel(nn.Module):
         check_unquantized(config, directory)
         state = cls.tensors_from_file(read_state_dict(directory))
         _check_size(config, state, directory)
-        model = cls(config, **init)
+        names = {"prefix": cls.base_model_prefix, "trunk": cls.trunk}
+        with _WithoutInitialWeights():
+            model = cls(config, **init)
+        if not is_complete(model, state, **names):
+            model = cls(config, **init)
         if isinstance(dtype, str):
             dtype = next(iter(state.values())).dtype if dtype == "auto" else getattr(torch, dtype, None)
             if not isinstance(dtype, torch.dtype):
@@ -136,12 +151,7 @@ class PreTrainedModel(nn.Module):
         if dtype is not None:
             model.to(dtype)
         model.load_report = load_into(
-            model,
-            state,
-            prefix=cls.base_model_prefix,
-            trunk=cls.trunk,
-            ignore_mismatched_sizes=ignore_mismatched_sizes,
-            source=directory,
+            model, state, ignore_mismatched_sizes=ignore_mismatched_sizes, source=directory, **names
         )
         for module in model.modules():
             if isinstance(module, SinusoidalEmbedding):  # not to be taken from the file of a model with learned ones

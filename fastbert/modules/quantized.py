@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import _native
+from .. import _native, hardware
 from ..errors import InputError
 from ..packing import PackedBatch
 from .encoder import BertEncoder
@@ -116,14 +116,23 @@ def quantize(model: Model) -> Model:
     elsewhere = next((p.device for p in inner.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         raise InputError(f"quantize needs a model on the CPU, got a parameter on {elsewhere}")
-    replacements = []
-    with evaluating(inner):
-        for encoder, found in places.items():
-            linears = [getattr(parent, name) for parent, name in found]
-            channels = _largest_channels(inner, encoder, linears)
-            quantized = [QuantizedLinear(linear, channels[linear]) for linear in linears]
-            replacements += [(*place, layer) for place, layer in zip(found, quantized, strict=True)]
-    for parent, name, layer in replacements:
+    for (parent, name), layer in _quantized(inner, places).items():
         setattr(parent, name, layer)
     inner.eval().requires_grad_(False)
+    hardware.give_back_freed_memory()  # the float weights'
     return model
+
+
+def _quantized(
+    model: nn.Module, places: dict[BertEncoder, list[tuple[nn.Module, str]]]
+) -> dict[tuple[nn.Module, str], QuantizedLinear]:
+    """The layer for each place."""
+    made = {}
+    with evaluating(model):
+        for encoder, found in places.items():
+            linears = [getattr(parent, name) for parent, name in found]
+            channels = _largest_channels(model, encoder, linears)
+            made |= {
+                place: QuantizedLinear(linear, channels[linear]) for place, linear in zip(found, linears, strict=True)
+            }
+    return made

@@ -104,11 +104,7 @@ def load_into(
         CheckpointError: a tensor of the embeddings or the encoder is missing, or a shape differs; nothing was written.
     """
     state = canonical_keys(state, prefix)
-    own: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        name = canonical_name(name, prefix)
-        own.setdefault(f"{prefix}.{name}" if name.startswith(trunk) else name, tensor)
-    own = {name: tensor for name, tensor in own.items() if not is_computed(name)}
+    own = _own_tensors(model, prefix, trunk)
 
     needed = tuple(f"{prefix}.{part}" for part in trunk)
     left_out = ()
@@ -145,6 +141,28 @@ def load_into(
         strange = any(name.startswith(f"{prefix}.") and not name.startswith(f"{prefix}.pooler.") for name in unexpected)
         _logger.log(logging.WARNING if strange else logging.INFO, "%s: %s", source, _shown("not used", unexpected))
     return LoadReport(missing, unexpected, left_out, missing)
+
+
+def is_complete(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "bert", trunk: tuple[str, ...]) -> bool:
+    """Whether `load_into` would find every parameter and buffer of a model, so that no value of its own would be left.
+
+    Args:
+        model: may be on the meta device.
+        state, prefix, trunk: as there.
+    """
+    state = canonical_keys(state, prefix)
+    own = _own_tensors(model, prefix, trunk)
+    found = {id(tensor) for name, tensor in own.items() if name in state and _fits(state[name], tensor)}
+    return all(id(tensor) in found for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _own_tensors(model: nn.Module, prefix: str, trunk: tuple[str, ...]) -> dict[str, Tensor]:
+    """A model's tensors under canonical names, a tied one under each of its own; what is computed is left out."""
+    own: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        name = canonical_name(name, prefix)
+        own.setdefault(f"{prefix}.{name}" if name.startswith(trunk) else name, tensor)
+    return {name: tensor for name, tensor in own.items() if not is_computed(name)}
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -144,3 +145,31 @@ def test_environment_says_what_serves_each_op():
     assert rows["gelu"]["why_not"]["cuda"]
     # A second call: importing a module must not have taken the name's place.
     assert fastbert.environment()["hardware"]["cores"] == len(os.sched_getaffinity(0))
+
+
+_FREED = """
+import ctypes
+from fastbert import hardware
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes, c.free.argtypes = ctypes.c_void_p, (ctypes.c_size_t,), (ctypes.c_void_p,)
+blocks = [c.malloc(1 << 16) for _ in range(1000)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 16)
+for block in blocks[:-1]:  # the last of them keeps the heap from shrinking
+    c.free(block)
+before = resident()
+print(hardware.give_back_freed_memory(), before - resident() > 30_000_000)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_freed_memory_is_given_back():
+    run = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, timeout=120)
+    if platform.libc_ver()[0] == "glibc":
+        assert run.stdout.split() == ["True", "True"], run.stderr
+    else:
+        assert run.stdout.split()[:1] == ["False"], run.stderr

@@ -315,6 +315,47 @@ def test_every_form_of_file_is_read(tmp_path, theirs, state, form):
     assert_holds(fastbert.BertForPreTraining.from_pretrained(tmp_path), theirs)
 
 
+class _Initialised(torch.overrides.TorchFunctionMode):
+    """Counts the parameters that are given initial values."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += getattr(func, "__module__", "") == "torch.nn.init"
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_file_holds_is_not_drawn_before(tmp_path):
+    model = new("BertForMaskedLM")
+    model.save_pretrained(tmp_path)
+    before = torch.random.get_rng_state()
+    with _Initialised() as initialised:
+        loaded = fastbert.BertForMaskedLM.from_pretrained(tmp_path)
+    assert initialised.count == 0
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert loaded.cls.predictions.decoder.weight is loaded.bert.embeddings.word_embeddings.weight
+    assert_holds(loaded, model)
+
+
+def test_a_head_that_a_file_lacks_is_drawn_as_in_a_new_model(tmp_path):
+    new("BertModel").save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    expected = new("BertForSequenceClassification").classifier.weight
+    torch.manual_seed(5)
+    got = fastbert.BertForSequenceClassification.from_pretrained(tmp_path).classifier
+    assert torch.equal(got.weight, expected)
+    assert not got.bias.any()
+
+
+def test_a_model_that_is_read_under_the_meta_device_has_numbers(tmp_path):
+    new("BertModel").save_pretrained(tmp_path)
+    with torch.device("meta"):
+        held = fastbert.BertModel.from_pretrained(tmp_path)
+    assert all(parameter.device.type == "cpu" for parameter in held.parameters())
+
+
 def test_safetensors_come_before_pickles(tmp_path, state):
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     torch.save(state, tmp_path / "pytorch_model.bin")
