@@ -26,8 +26,9 @@ def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
 def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) -> tuple[Tensor, int]:
     """A caller's bounds of packed sequences as (B+1,) int32, and the longest sequence, computed if it is not given.
 
-    On a GPU the numbers are not looked at. There a kernel leaves out what is beyond ``max_seqlen``, so that one that is
-    too small is refused on a CPU too, although nothing depends on it there.
+    On a GPU the numbers are looked at only where ``max_seqlen`` is not given, for which they must be read. There a kernel
+    leaves out what is beyond ``max_seqlen``, so that one that is too small is refused on a CPU too, although nothing
+    depends on it there.
 
     Raises:
         InputError: the bounds are no integers, or do not belong to so many tokens; or max_seqlen is below the longest.
@@ -36,7 +37,7 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
         got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise InputError(f"cu_seqlens must be a tensor of int32 or int64, got {got}")
     lengths = cu_seqlens.diff()
-    visible = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
+    visible = (cu_seqlens.device.type == "cpu" or max_seqlen is None) and not torch.compiler.is_compiling()
     if visible:
         ends = cu_seqlens[[0, -1]].tolist() if cu_seqlens.numel() else []
         if cu_seqlens.dim() != 1 or ends != [0, num_tokens] or bool((lengths < 0).any()):

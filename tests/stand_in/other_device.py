@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import stand_in_gpu  # noqa: F401  (before torch)
 import test_triton_step
 import torch
 
 from fastbert import ops, optim
+from fastbert.errors import InputError
+from fastbert.packing import checked_bounds
 from fastbert.train import graph
 from fastbert.train.background_save import BackgroundSave
 from fastbert.train.timing import StepTimer
@@ -51,6 +54,15 @@ def saved() -> None:
     save.wait()
 
 
+def bounds() -> None:
+    """Of packed sequences: read where the longest has to be, and then held to the tokens that are there."""
+    tokens, longest = torch.tensor([0, 3, 9], device="cuda:1"), 6
+    assert checked_bounds(tokens, 9, None)[1] == longest
+    with pytest.raises(InputError, match="must ascend from 0 to the 8 tokens"):
+        checked_bounds(tokens, 8, None)
+    assert checked_bounds(tokens, 8, longest)[1] == longest  # nothing waits for the device
+
+
 def main() -> None:
     with torch.cuda.device(0):
         assert torch.cuda.current_device() == 0
@@ -58,6 +70,7 @@ def main() -> None:
             kernels()
         captured()
         saved()
+        bounds()
         with StepTimer(torch.device("cuda", 1)).part("forward"):
             pass
     print("done")
