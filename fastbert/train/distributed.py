@@ -171,6 +171,27 @@ def on_first(world: World, call: Callable[[], Result]) -> Result:
     return result
 
 
+def on_each_machine(world: World, call: Callable[[], object]) -> None:
+    """Runs ``call`` on the first process of every machine: what lies on a machine's own disk is for its processes to
+    look at.
+
+    Raises:
+        FastbertError: what ``call`` raised on the first of those where it did, on every rank and with that rank's
+            number; on the others marked as told already.
+    """
+    error = None
+    if world.local_rank == 0:
+        try:
+            call()
+        except FastbertError as raised:
+            error = raised
+    for rank, raised in enumerate(gathered(world, error)):
+        if raised is not None:
+            told = raised if world.size == 1 else type(raised)(f"rank {rank}: {raised}")
+            told.told_by_another_rank = rank != world.rank
+            raise told
+
+
 def gathered(world: World, value: Result) -> list[Result]:
     """Every rank's value, by rank, on every rank."""
     told: list = [value] * world.size

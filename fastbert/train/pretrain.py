@@ -114,7 +114,7 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     if data is None:
         data, heldout = open_data(config)
         if config.verify_data:
-            distributed.on_first(world, data.shards.verify)
+            distributed.on_each_machine(world, data.shards.verify)
     deepspeed = deepspeed_of(config)
     distributed.same_on_all(world, _started_with(config, data.shards, deepspeed))
     if model is None:

@@ -156,6 +156,29 @@ def test_a_rank_that_fails_before_the_first_step_ends_the_others_in_one_sentence
     assert first.startswith("RankLost rank 0 stops because another of the 2 processes of this run has ended")
 
 
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_each_machine_verifies_its_own_copy_of_the_data(data, tmp_path, damaged):
+    """The copy of one has a bit that is not the manifest's; its size is right and its ids are of the vocabulary."""
+    copy = tmp_path / "copy"
+    shutil.copytree(data, copy)
+    shard = next((copy / "train").glob("*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2 & ~1] ^= 1
+    shard.write_bytes(content)
+
+    def work() -> str:
+        rank = int(os.environ["RANK"])
+        os.environ["LOCAL_RANK"] = "0"  # each on a machine of its own
+        own = copy if rank == damaged else data
+        return _caught(lambda: pretrain(runs.config(own, tmp_path / "run", steps=2), quiet=True))
+
+    told = rank_runs.launch(work, 2, tmp_path)
+    for rank, sentence in enumerate(told):
+        assert sentence.startswith(f"DataError rank {damaged}: {shard}: expected SHA-256 ")
+        assert sentence.endswith(str(rank != damaged)), "the rank that found it says it, and no other"
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_rank_that_does_not_answer_ends_the_others_in_one_sentence(tmp_path):
     def work() -> str:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=0.5))
