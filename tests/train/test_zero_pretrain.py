@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,9 @@ import zero_cases
 
 from fastbert.errors import CheckpointError, InputError
 from fastbert.train import checkpoint
+from fastbert.train.engine import TrainingDiverged
 from fastbert.train.engines.zero import DeepSpeedEngine
+from fastbert.train.loop import PretrainLoop
 from fastbert.train.pretrain import pretrain
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed (pip install 'fastbert[deepspeed]')")
@@ -126,7 +129,18 @@ def test_bf16(data, alone, tmp_path, stage):
     assert_close(pretraining_runs.rows(tmp_path / "whole")[:1], alone[:1], rel=2e-2)
 
 
+@pytest.fixture
+def fp16_anywhere(monkeypatch):
+    """DeepSpeed asks oneDNN, which has fast products of it on some processors; torch computes it on every one."""
+    zero_cases.load()
+    import deepspeed
+
+    monkeypatch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _self: True)
+    return monkeypatch
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("fp16_anywhere")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_fp16_trains_under_a_loss_scale(data, tmp_path, stage):
     options = {"precision": "fp16", "steps": 30, "save_every": 30, "eval_every": 30, "zero": stage}
@@ -134,6 +148,30 @@ def test_fp16_trains_under_a_loss_scale(data, tmp_path, stage):
     assert rows[-1]["skipped_steps"] < 25
     assert rows[-1]["loss_scale"] > 1
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
+
+
+def test_gradients_that_no_loss_scale_saves_end_the_training_in_one_sentence(data, tmp_path, fp16_anywhere):
+    """DeepSpeed ends the process by a bare Exception once its scale is at the least."""
+    fp16_anywhere.setattr(PretrainLoop, "_loss", lambda self, *_: self.model.cls.seq_relationship.bias.sum() * math.nan)
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 1}, "fp16": {"initial_scale_power": 2}}))
+    options = {**STEPS, "steps": 20, "precision": "fp16", "deepspeed": str(file)}
+    config = pretraining_runs.config(data, tmp_path / "run", accumulate=1, **options)
+    with pytest.raises(TrainingDiverged, match="the gradient was not finite in 5 steps in a row"):
+        zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
+    scales = [row["loss_scale"] for row in pretraining_runs.rows(tmp_path / "run") if row["kind"] == "train"]
+    assert scales[:4] == [4.0, 2.0, 1.0, 1.0], "DeepSpeed forgives one overflow before it lowers the scale"
+    assert len(scales) < 10
+
+
+def test_a_precision_that_deepspeed_does_not_find_on_the_machine_is_refused(data, tmp_path, fp16_anywhere):
+    import deepspeed
+
+    fp16_anywhere.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _self: False)
+    config = pretraining_runs.config(data, tmp_path / "run", zero=1, precision="fp16", **STEPS)
+    with pytest.raises(InputError, match="precision fp16 does not go with DeepSpeed on this machine, whose cpu"):
+        zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -68,6 +68,12 @@ class DeepSpeedEngine(LocalEngine):
         **options,
     ) -> None:
         deepspeed = load_deepspeed()
+        computes = {"fp16": "is_fp16_supported", "bf16": "is_bf16_supported"}
+        if precision in computes and not getattr(deepspeed.get_accelerator(), computes[precision])():
+            raise InputError(
+                f"precision {precision} does not go with DeepSpeed on this machine, whose "
+                f"{next(model.parameters()).device.type} computes nothing in it by what DeepSpeed finds"
+            )
         if isinstance(optimizer, Lamb):
             optimizer = ShardedLamb.of(optimizer, dist.all_reduce)
         # Low precision and the loss scale are DeepSpeed's, so `LocalEngine` hears nothing of them.
@@ -125,6 +131,9 @@ class DeepSpeedEngine(LocalEngine):
             else:
                 self.deepspeed.zero_grad()
             return norm
+        scaler = getattr(inner, "loss_scaler", None)
+        if hasattr(scaler, "raise_error_at_min_scale"):
+            scaler.raise_error_at_min_scale = False  # by a bare Exception; `_count` ends the training in a sentence
         self.deepspeed.step()
         norm = float(self.deepspeed.get_global_grad_norm())
         return norm if self.deepspeed.was_step_applied() else math.inf
