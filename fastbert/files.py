@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ from .errors import DataError, FastbertError, InputError
 # A file that claims to be a model's settings may be of any size.
 _MAX_JSON_BYTES = 64 << 20
 _JSON_KINDS = {dict: "object", list: "array"}
+
+_YOUNG_SECONDS = 60.0
 
 STANDARD_OUTPUT = ("-", "/dev/stdout")
 """Where a file or a directory would be made, one of the first name, or in place of the second, which is a link."""
@@ -87,6 +91,35 @@ def put_in_place(finished: Path, path: Path, aside: Path) -> None:
     except OSError:
         os.rename(aside, path)
         raise
+
+
+@contextlib.contextmanager
+def held(directory: str | os.PathLike) -> Iterator[bool]:
+    """Locks a directory of unfinished work, and the system lets go of it when the process ends in any way.
+
+    False where another process holds it, or where the file system knows no locks: there leftovers stay.
+    """
+    import fcntl  # of Unix alone, which nothing else here needs
+
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        free = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            free = False
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(parent: Path, pattern: str) -> None:
+    """Removes directories that killed processes left: those of a pattern that no process holds by `held`."""
+    for left in parent.glob(pattern):
+        with contextlib.suppress(OSError), held(left) as free:
+            # One that is a moment old may be about to be held.
+            if free and time.time() - left.stat().st_mtime > _YOUNG_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def check_new(directory: str | os.PathLike) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..files import held, remove_leftovers
 from ..signals import removed_on_sigterm
 from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
@@ -59,11 +59,9 @@ def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also
     task.features, task.feature_units = args.features, args.feature_units
     args.out.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{args.out.name}.features-"
-    if args.resume is not None:
-        for left in args.out.parent.glob(f"{glob.escape(prefix)}*"):  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
+    remove_leftovers(args.out.parent, f"{glob.escape(prefix)}*")
     unfinished = tempfile.TemporaryDirectory(dir=args.out.parent, prefix=prefix)
-    with removed_on_sigterm(), unfinished as folder:
+    with removed_on_sigterm(), unfinished as folder, held(folder):
 
         def prepared(model) -> None:
             task.cache = Cached(model, folder)

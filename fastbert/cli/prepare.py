@@ -46,10 +46,11 @@ def run(args: Prepare) -> None:
     """Writes the shards and prints what they hold."""
     from ..data.corpus import corpus_files
     from ..data.prepare import prepare
+    from ..signals import removed_on_sigterm
     from ._progress import corpus_progress
 
     files = corpus_files(args.corpus, args.vocab)
-    with corpus_progress("preparing", files) as advance:
+    with removed_on_sigterm(), corpus_progress("preparing", files) as advance:
         manifest = prepare(
             files,
             args.vocab,

@@ -7,14 +7,12 @@ nor the split depend on the number of workers.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import itertools
 import logging
 import os
 import shutil
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -25,7 +23,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
-from ..files import put_in_place
+from ..files import held, put_in_place, remove_leftovers
 from ..hardware import MOST_PROCESSES, num_cores
 from ..signals import held_signals
 from . import bpe
@@ -47,7 +45,6 @@ BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
 # Below this a second process costs more to start than it saves.
 _SERIAL_CHARS = 4 * BATCH_CHARS
-_YOUNG_SECONDS = 60.0
 
 
 def prepare(
@@ -107,7 +104,7 @@ def prepare(
         _clear_leftovers(out)
         temporary.mkdir(parents=True)
         # Closed here, so that the workers have ended before the directory goes.
-        with _held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
+        with held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
             manifest = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
         _check_target(out, overwrite)  # another call may have been quicker
         _publish(temporary, out)
@@ -149,30 +146,11 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 
 def _clear_leftovers(out: Path) -> None:
-    """Removes what killed calls left beside ``out``: directories that no process holds."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.tmp-{'?' * 12}"):
-        with contextlib.suppress(OSError), _held(left) as held:
-            # One that is a moment old may be about to be held.
-            if held and time.time() - left.stat().st_mtime > _YOUNG_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _held(directory: Path) -> Iterator[bool]:
-    """Locks a directory, and the system lets go of it when the process ends in any way.
-
-    False where another process holds it, or where the file system knows no locks: there leftovers stay.
-    """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        held = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            held = False
-        yield held
-    finally:
-        os.close(descriptor)
+    """Removes what killed calls left beside ``out``: data that were not finished, and data that had been replaced."""
+    name = f".{glob.escape(out.name)}"
+    remove_leftovers(out.parent, f"{name}.tmp-{'?' * 12}")
+    if out.exists():  # else a call was killed between its two renames, and these are all there is
+        remove_leftovers(out.parent, f"{name}.old-{'?' * 12}")
 
 
 def _raw(corpus, errors: str, progress, vocab) -> Iterator[RawDocument | Document]:

@@ -484,9 +484,10 @@ def test_a_full_disk_is_one_sentence(model, lines, tmp_path, capsys, monkeypatch
     assert not (tmp_path / "vectors.npy").exists()
 
 
-@pytest.mark.parametrize("command", ["encode", "extract", "finetune"])
+@pytest.mark.parametrize("command", ["encode", "extract", "finetune", "prepare"])
 def test_sigterm_leaves_no_unfinished_file(model, data, lines, tmp_path, monkeypatch, command):
     from fastbert import SentenceEncoder
+    from fastbert.data import prepare as preparing
     from fastbert.tasks import features
     from fastbert.tasks.feature_files import Cached
 
@@ -502,13 +503,16 @@ def test_sigterm_leaves_no_unfinished_file(model, data, lines, tmp_path, monkeyp
     monkeypatch.setattr(SentenceEncoder, "encode", terminated)
     monkeypatch.setattr(features, "token_features", terminated)
     monkeypatch.setattr(Cached, "add", terminated)
+    monkeypatch.setattr(preparing, "encode_job", terminated)
     given = {
         "encode": [lines, "--out", out / "vectors.npy"],
         "extract": [lines, "--out", out / "features"],
         "finetune": ["sst2", "--features", "last", "--train", data, "--dev", data, "--out", out / "run"],
+        "prepare": [lines, "--out", out / "data"],
     }
     options = ["--max-seqlen", 16] if command == "finetune" else []
-    assert run(command, "--model", model, *given[command], *options) == 128 + signal.SIGTERM
+    source = "--vocab" if command == "prepare" else "--model"
+    assert run(command, source, model, *given[command], *options) == 128 + signal.SIGTERM
     assert seen
     assert not list(out.rglob("*"))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fastbert import files
 from fastbert.data import prepare as module
 from fastbert.data.corpus import Document, read_documents
 from fastbert.data.prepare import prepare
@@ -314,16 +315,17 @@ def test_interrupt_when_half_of_the_workers_are_started(vocab, tmp_path):
 
 
 def test_what_a_killed_call_left_goes_with_the_next_one(vocab, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_YOUNG_SECONDS", 0.0)
-    left, lives, alien = (
-        tmp_path / name for name in (".data.tmp-0123456789ab", ".data.tmp-ba9876543210", ".data.tmp-x")
+    """Unfinished data, unless a process is at them, and data that had been replaced but not yet removed."""
+    monkeypatch.setattr(files, "_YOUNG_SECONDS", 0.0)
+    left, lives, alien, old = (
+        tmp_path / f".data.{name}" for name in ("tmp-0123456789ab", "tmp-ba9876543210", "tmp-x", "old-0123456789ab")
     )
-    for directory in (left, lives, alien):
+    for directory in (left, lives, alien, old):
         directory.mkdir()
         (directory / "shard-00000.bin").write_bytes(b"words")
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom fastbert.data import prepare as module\n"
-        "with module._held(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "import sys, time\nfrom fastbert.files import held\n"
+        "with held(sys.argv[1]): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(lives)], stdout=subprocess.PIPE, text=True, cwd=REPO
@@ -331,9 +333,13 @@ def test_what_a_killed_call_left_goes_with_the_next_one(vocab, tmp_path, monkeyp
         try:
             assert other.stdout.readline() == "held\n"
             prepare([("a", ["one two"])], vocab, tmp_path / "data")
+            # A call that was killed between its two renames has left no other data than these.
+            assert old.exists()
+            prepare([("a", ["one two"])], vocab, tmp_path / "data", overwrite=True)
         finally:
             other.kill()
     assert not left.exists()
+    assert not old.exists()
     assert lives.exists()
     assert alien.exists()
 

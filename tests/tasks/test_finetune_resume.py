@@ -19,6 +19,7 @@ import tiny_bert
 import torch
 from tiny_bert import rows_of
 
+from fastbert import files
 from fastbert.cli.main import main
 from fastbert.tasks import base, predict, registry
 from fastbert.tasks.config import SearchConfig
@@ -331,9 +332,13 @@ def test_all_features_go_on(directory, tmp_path, capsys, monkeypatch):
     assert main([*given, "--out", str(out)]) == 0
     assert "stopped by SIGTERM" in capsys.readouterr().out
     assert sorted(p.name for p in out.iterdir()) == ["embeddings", "second-to-last"]
-    left = out / ".second-to-last.features-abc"
+    left, lives = (out / f".second-to-last.features-{name}" for name in ("abc", "def"))
     left.mkdir()
-    assert main([*given, "--out", str(out), "--resume", "auto"]) == 0
+    lives.mkdir()
+    monkeypatch.setattr(files, "_YOUNG_SECONDS", 0.0)
+    with files.held(lives):  # by the same command, started twice
+        assert main([*given, "--out", str(out), "--resume", "auto"]) == 0
+        assert lives.exists()
     assert len(steps) == 6 * 3 + 9
     assert not left.exists()
     # Those of the training that had ended, and of the one that went on, count from their beginning.
