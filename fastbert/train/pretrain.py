@@ -110,6 +110,11 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         held: an ExitStack that keeps the directory to this run.
     """
     run_dir = Path(config.out)
+    hold = lambda: held.enter_context(only_run(run_dir))  # noqa: E731
+    # What a run goes on from, another one that is at work may be writing or removing.
+    goes_on = config.resume is not None and distributed.on_first(world, run_dir.is_dir)
+    if goes_on:
+        distributed.on_first(world, hold)
     resume_from = distributed.on_first(world, lambda: _resume_point(config, run_dir))
     if data is None:
         data, heldout = open_data(config)
@@ -136,7 +141,8 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         if others:
             console.say(f"other options than before: {', '.join(others)}")
     run_dir.mkdir(parents=True, exist_ok=True)
-    distributed.on_first(world, lambda: held.enter_context(only_run(run_dir)))
+    if not goes_on:
+        distributed.on_first(world, hold)
     if resume_from is not None and config.resume != "auto":
         _go_back(loop)
     if world.first:

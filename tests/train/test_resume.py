@@ -409,8 +409,8 @@ def test_saved_moments_are_those_of_the_optimiser(whole):
     assert all(bool((tensors[f"optimizer.exp_avg_sq.{name}"] >= 0).all()) for name in names)
 
 
-def test_two_runs_in_one_directory_are_refused(tmp_path):
-    """The second by another process, and only while the first is at work."""
+def test_two_runs_in_one_directory_are_refused(tmp_path, monkeypatch):
+    """The second by another process, and only while the first is at work; what that one has is not even read."""
     held = tmp_path / "run"
     held.mkdir()
     code = f"""
@@ -429,6 +429,10 @@ with only_run(Path({str(held)!r})):
     data = runs.prepare_data(tmp_path / "data")
     with pytest.raises(InputError, match=f"no other run in this directory, got one by process {other.pid}"):
         pretrain(runs.config(data, held, steps=1), quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "newest", lambda directory: pytest.fail(f"{directory} was read"))
+        with pytest.raises(InputError, match=f"got one by process {other.pid}"):
+            pretrain(runs.config(data, held, steps=1, resume="auto"), quiet=True)
     other.kill()
     other.communicate()
     pretrain(runs.config(data, held, steps=1), quiet=True)
