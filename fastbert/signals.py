@@ -65,26 +65,63 @@ def removed_on_sigterm() -> Iterator[None]:
     """While the block runs SIGTERM or SIGHUP ends it by an exception, so that what is unfinished is removed; by itself
     it would end the process on the spot. A second SIGTERM does that.
 
+    Python passes an exception over that is raised while an object is removed, in `__del__` or in the callback of a weak
+    reference, of which torch has many. That of a signal, Ctrl-C too, is raised again soon after.
+
     Outside the main thread, where Python delivers no signals, and where they are ignored nothing changes.
     """
     in_main = threading.current_thread() is threading.main_thread()
     ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if in_main and signal.getsignal(n) is signal.SIG_DFL]
+    raised: SystemExit | None = None
+    previous = sys.unraisablehook
 
     def end(number: int, _frame) -> None:
+        nonlocal raised
         for own in ours:
             signal.signal(own, signal.SIG_DFL)
         if number == signal.SIGHUP:  # see StopRequest
             signal.signal(number, signal.SIG_IGN)
             leave_lost_terminal()
-        sys.exit(128 + number)  # what a shell shows for a process that the signal ended
+        raised = SystemExit(128 + number)  # what a shell shows for a process that the signal ended
+        raise raised
+
+    def passed_over(unraisable) -> None:
+        error = unraisable.exc_value
+        if isinstance(error, KeyboardInterrupt):
+            number = signal.SIGINT
+        elif error is not None and error is raised:
+            number = error.code - 128
+            for own in ours:
+                signal.signal(own, end)
+        else:
+            previous(unraisable)
+            return
+        threading.Thread(target=again, args=(number,), daemon=True).start()
+
+    def again(number: int) -> None:
+        while _main_runs(passed_over.__code__):  # what is raised there is passed over too
+            time.sleep(0.001)
+        os.kill(os.getpid(), number)
 
     for number in ours:
         signal.signal(number, end)
+    if in_main:
+        sys.unraisablehook = passed_over
     try:
         yield
     finally:
+        if in_main:
+            sys.unraisablehook = previous
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _main_runs(code) -> bool:
+    """Whether the main thread is in a function of this code, or in what that has called."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager

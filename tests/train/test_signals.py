@@ -210,6 +210,29 @@ def test_a_second_hangup_is_passed_over():
     assert signal.getsignal(signal.SIGHUP) is before
 
 
+@pytest.mark.parametrize(
+    ("number", "ends"),
+    [(signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit), (signal.SIGINT, KeyboardInterrupt)],
+)
+def test_a_signal_while_an_object_is_removed_still_ends_the_work(number, ends, capsys):
+    """Python passes over what is raised there: the work went on to its end, hours later, and a batch system sends no
+    second SIGTERM."""
+
+    class Thing:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    def work() -> None:
+        Thing()
+        time.sleep(2.0)
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with removed_on_sigterm(), removed_on_sigterm(), pytest.raises(ends):  # one in the other, as in a study
+        work()
+    assert {n: signal.getsignal(n) for n in before} == before
+    assert capsys.readouterr().err == ""
+
+
 def test_a_hangup_that_is_ignored_from_the_start_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts a process
     try:
