@@ -26,9 +26,9 @@ def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
 def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) -> tuple[Tensor, int]:
     """A caller's bounds of packed sequences as (B+1,) int32, and the longest sequence, computed if it is not given.
 
-    On a GPU the numbers are looked at only where ``max_seqlen`` is not given, for which they must be read. There a kernel
-    leaves out what is beyond ``max_seqlen``, so that one that is too small is refused on a CPU too, although nothing
-    depends on it there.
+    On a GPU the numbers are looked at only where ``max_seqlen`` is not given, and they must be read for it. A kernel
+    there leaves out what is beyond ``max_seqlen``, so that one that is too small is refused on a CPU too, although
+    nothing depends on it there.
 
     Raises:
         InputError: the bounds are no integers, or do not belong to so many tokens; or max_seqlen is below the longest.
