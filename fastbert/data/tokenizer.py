@@ -337,6 +337,9 @@ def _read_settings(vocab_path: Path) -> dict[str, Any]:
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         if not isinstance(settings.get(name), bool | None):
             raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")
+    # Null says nothing here; of accents it says that they are stripped where case is.
+    bools = ("do_lower_case", "tokenize_chinese_chars")
+    settings = {name: value for name, value in settings.items() if name not in bools or value is not None}
     names = settings.get("model_input_names")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise InputError(f"{path}: expected model_input_names as a list of names, got {names!r:.50}")

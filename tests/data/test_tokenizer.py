@@ -314,6 +314,23 @@ def test_the_configuration_beats_tokenizer_json_too(tmp_path, settings):
 
 
 @pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json"])
+def test_a_setting_of_null_is_as_one_that_is_not_there(tmp_path, form):
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "中", "国", "中国", "Film"]) + "\n", "utf-8")
+    settings = {"do_lower_case": False, "tokenize_chinese_chars": False}
+    if form == "tokenizer.json":  # which keeps its own
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        save_tokenizer(load_tokenizer(tmp_path), tmp_path)
+
+    def read(settings):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return load_tokenizer(tmp_path / form).encode("Film 中国").tokens[1:-1]
+
+    silent = read({})
+    assert silent == (["Film", "中国"] if form == "tokenizer.json" else ["Film", "中", "国"])
+    assert read(dict.fromkeys(settings)) == silent
+
+
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json"])
 @pytest.mark.parametrize(
     "settings",
     [
