@@ -42,16 +42,15 @@ def read_texts(path: Path) -> list[tuple[int, str]]:
 
 
 def encode_all(encoder: SentenceEncoder, texts: Iterable[str]) -> np.ndarray:
-    """(N, H) float32 vectors of length 1."""
+    """(N, H) float32 vectors of length 1.
+
+    Every model has the prompts "document", for texts, and "query", for questions; empty where it was trained without.
+    Its default prompt, which may be the other one, then stands before neither.
+    """
     texts, parts = iter(texts), []
     while window := list(islice(texts, WINDOW)):
-        parts.append(encoder.encode(window, prompt_name=prompt_of(encoder, "document"), normalize=True))
+        parts.append(encoder.encode(window, prompt_name="document", normalize=True))
     return np.concatenate(parts)
-
-
-def prompt_of(encoder: SentenceEncoder, name: str) -> str | None:
-    """The prompt that a model was trained with for questions ("query") or texts ("document"), where it has one."""
-    return name if encoder.prompts.get(name) else None
 
 
 def index(encoder: SentenceEncoder, texts: list[tuple[int, str]], maker: str, path: Path | None) -> np.ndarray:
@@ -99,7 +98,7 @@ def made_by(model: Path, precision: str) -> str:
 
 def search(encoder: SentenceEncoder, vectors: np.ndarray, questions: list[str], top: int) -> list[list[tuple]]:
     """For each question its nearest rows, the best first, as (cosine, row)."""
-    scores = encoder.encode(questions, prompt_name=prompt_of(encoder, "query"), normalize=True) @ vectors.T
+    scores = encoder.encode(questions, prompt_name="query", normalize=True) @ vectors.T
     top = min(top, scores.shape[1])
     found = []
     for row in scores:

@@ -104,11 +104,13 @@ def test_an_index_of_other_sizes_is_made_anew(desk, search):
     assert np.load(desk / "texts.npy").shape == (4, 32)
 
 
-def test_prompts_for_questions_and_texts(desk, search):
+@pytest.mark.parametrize(("document", "default"), [("the book : ", None), ("", "query")])
+def test_prompts_for_questions_and_texts(desk, search, document, default):
     """A model that was trained with them: the cosines are those of sentence-transformers' two ways to encode."""
     library = pytest.importorskip("sentence_transformers", exc_type=ImportError)
     model = library.SentenceTransformer(str(desk / "model"), device="cpu")
-    model.prompts = {"query": "is it good , ", "document": "the book : "}
+    model.prompts = {"query": "is it good , ", "document": document}
+    model.default_prompt_name = default
     model.save(str(desk / "prompted"))
     done = search("texts.txt", "france", "--top", 9, "--model", "prompted")
     lines = [text for text in TEXTS if text]
