@@ -57,7 +57,9 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            got = f"0x{raw[error.start]:02x} at byte {error.start + 1}; iconv -f latin1 -t utf-8 converts Latin-1"
+            # Its quotes and dashes are control characters in Latin-1, which it holds otherwise: tokenizers drop them.
+            hint = "iconv -f windows-1252 -t utf-8 converts Windows' and Latin-1's Western text"
+            got = f"0x{raw[error.start]:02x} at byte {error.start + 1}; {hint}"
             bad_rows.refuse(f"{name}, line {number}: expected UTF-8, got {got}")
             continue
         yield number, text

@@ -497,7 +497,8 @@ def test_conll_in_its_many_forms(content, words, tags, end, read):
     [
         (b"a O\nb X-PER\n", "line 2: expected the tag O, B-TYPE or I-TYPE.* got 'X-PER'"),
         (b"a X O\nb O\n", "line 2: expected 3 columns, got 2"),
-        (b"caf\xe9 O\n", "line 1: expected UTF-8, got 0xe9 at byte 4; iconv -f latin1"),
+        (b"caf\xe9 O\n", "line 1: expected UTF-8, got 0xe9 at byte 4; iconv -f windows-1252 -t utf-8"),
+        (b"it\x92s O\n", "line 1: expected UTF-8, got 0x92 at byte 3; iconv -f windows-1252 -t utf-8"),
         (
             b"#begin document (nw/a); part 000\nnw/a 0 0 Paris NNP (TOP* - - - - (GPE) -\n\n#end document\n",
             "line 1: .* got a document of CoNLL-2012",
