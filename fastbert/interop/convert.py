@@ -86,6 +86,7 @@ def convert(
     if to != "onnx":
         if Path(target).suffix == ".onnx":
             raise InputError(f"{target}: expected a directory to write as {to}, got an ONNX file's name: add --to onnx")
+        _check_there(Path(source))  # before: of two that were swapped, the model is in the way
         check_new(target)
     found = read_model(source, config)
     if to != "sentence-transformers":
@@ -146,14 +147,19 @@ def read_model(source, config=None) -> Source:
     return Source(model.eval(), home, report.unexpected, source if source.is_dir() else home)
 
 
+def _check_there(source: Path) -> None:
+    """Raises CheckpointError where there is nothing to read."""
+    if not (source.is_dir() or source.is_file() or source.with_name(f"{source.name}.index").is_file()):
+        hint = not_downloaded(source)
+        raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing{hint}")
+
+
 def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
+    _check_there(source)
     if source.is_dir():
         home = model_directory(source)
         return read_state_dict(home), home
-    if source.is_file() or source.with_name(f"{source.name}.index").is_file():
-        return read_weights_file(source), source.parent
-    hint = not_downloaded(source)
-    raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing{hint}")
+    return read_weights_file(source), source.parent
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -182,6 +182,9 @@ def test_what_is_there_is_not_mixed_with(tmp_path):
         with pytest.raises(InputError, match="already exists and is not empty"):
             convert(source, target)
         assert before == {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    # Swapped: that the model is in the way, and might be removed, is not what is told.
+    with pytest.raises(CheckpointError, match=r"nowhere: expected a directory.* found nothing"):
+        convert(tmp_path / "nowhere", source)
 
 
 def test_an_old_pickle_with_gamma_and_beta(tmp_path):
