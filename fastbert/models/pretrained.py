@@ -148,8 +148,8 @@ class PreTrainedModel(nn.Module):
             dtype = next(iter(state.values())).dtype if dtype == "auto" else getattr(torch, dtype, None)
             if not isinstance(dtype, torch.dtype):
                 raise InputError("dtype must be a torch dtype or its name, or 'auto'")
-        if dtype is not None:
-            model.to(dtype)
+        # Also without one: the modules were made in torch's default dtype, which is another program's affair.
+        model.to(torch.float32 if dtype is None else dtype)
         model.load_report = load_into(
             model, state, ignore_mismatched_sizes=ignore_mismatched_sizes, source=directory, **names
         )

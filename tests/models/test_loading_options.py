@@ -29,6 +29,18 @@ def test_both_names_of_the_dtype(saved, options):
     assert fastbert.BertModel.from_pretrained(saved, **options).dtype == torch.float16
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_is_not_that_of_the_parameters(saved, default):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        model = fastbert.BertModel.from_pretrained(saved)
+    finally:
+        torch.set_default_dtype(before)
+    expected = fastbert.BertModel.from_pretrained(saved).state_dict()
+    torch.testing.assert_close(dict(model.state_dict()), dict(expected), rtol=0, atol=0)  # dtypes too
+
+
 def test_loading_options_that_change_nothing_are_passed_over(saved):
     model = fastbert.BertModel.from_pretrained(
         saved, low_cpu_mem_usage=True, attn_implementation="sdpa", device_map=None
