@@ -3,7 +3,7 @@
 Each encoder inside the model is given a subclass of its own class, of the same name, whose ``forward`` is ours. Nothing
 else is touched: parameters, modules and their names, configuration and heads stay the objects they were, so optimisers,
 adapters, trainers, copies and files do not notice. Whatever a packed pass cannot serve (see `Unservable`), and every
-pass that is compiled or traced, is computed by the class's own ``forward``.
+pass that is exported or traced, is computed by the class's own ``forward``. `torch.compile` leaves ours as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +33,16 @@ _log = logging.getLogger("fastbert")
 
 PADS = ("zeros", "computed")
 _READ_PADS = ("ForQuestionAnswering", "LMHeadModel", "ForCausalLM")
+
+# What torch.compile(fullgraph=True) tells, from torch 2.7 on.
+_REASON = (
+    "a patched model is computed by fastbert's kernels outside of the compiler's graphs; leave fullgraph=True out, or "
+    "have the model's own code compiled after fastbert.unpatch(model)"
+)
+_REASONS = {"reason": _REASON} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
+# Set during an export alone, but for the strict one of torch 2.6. Not torch.compiler.is_exporting(): it is not in torch
+# 2.6, and to torch.compile's tracing the older releases that have it say that it is true.
+_EXPORTING = "_is_exporting_flag" if hasattr(torch.compiler, "_is_exporting_flag") else "_is_compiling_flag"
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -164,11 +174,10 @@ def patched_class(original: type, family: Family | None) -> type:
     own_forward = original.forward
     run = _run_torch if family is None else _runner(family, own_forward)
 
-    @wraps(own_forward)
-    def forward(self, *args, **kwargs):
-        # A compiler or tracer gets the class's own code: packing has shapes that depend on data.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or _is_traced(args, kwargs):
-            return original.forward(self, *args, **kwargs)
+    # A graph of packed tokens would be made for each way in which a model is used, to call the same kernels: the host
+    # reads the mask, and looks at what has become of the model since the last pass.
+    @partial(torch.compiler.disable, **_REASONS)
+    def computed_by_fastbert(self, args, kwargs):
         try:
             if original.forward is not own_forward:
                 raise Unservable("its class has been given another forward")
@@ -180,6 +189,14 @@ def patched_class(original: type, family: Family | None) -> type:
             _say_original(original.__name__, whose, str(reason))
             return original.forward(self, *args, **kwargs)
         return ready()
+
+    @wraps(own_forward)
+    def forward(self, *args, **kwargs):
+        # A graph that is kept is one of the class's own code. torch.compile asks no more than the first of these.
+        exported = getattr(torch.compiler, _EXPORTING)
+        if exported or (not torch.compiler.is_compiling() and _is_traced(args, kwargs)):
+            return original.forward(self, *args, **kwargs)
+        return computed_by_fastbert(self, args, kwargs)
 
     def __reduce_ex__(self, protocol):
         # Copies and pickles name the original class: ours is made anew on the other side, which may be another process.
@@ -197,8 +214,11 @@ def patched_class(original: type, family: Family | None) -> type:
 
 
 def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether torch.fx traces a pass: its operators (make_fx), or its code, which gets what only notes its use."""
-    return get_proxy_mode() is not None or any(isinstance(x, Proxy) for x in (*args, *kwargs.values()))
+    """Whether torch.jit or torch.fx traces a pass: its operators (make_fx), or its code, which gets what only notes its
+    use."""
+    if torch.jit.is_tracing() or get_proxy_mode() is not None:
+        return True
+    return any(isinstance(x, Proxy) for x in (*args, *kwargs.values()))
 
 
 def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:

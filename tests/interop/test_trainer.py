@@ -99,6 +99,16 @@ def test_a_patched_model_trains_as_before(task, options, tmp_path, only_ours):
             assert (x - trained[name]).abs().max() <= 1e-2 * step + 1e-7, name
 
 
+def test_a_patched_model_that_the_trainer_compiles(tmp_path, passes):
+    task = "BertForSequenceClassification"
+    theirs, _ = hf.pair(task)
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    truth = _train(theirs, task, tmp_path / "theirs")
+    options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    _assert_same_run(_train(ours, task, tmp_path / "ours", **options), truth)
+    assert len(passes) >= _STEPS
+
+
 @pytest.mark.parametrize("task", TASKS[:3])
 def test_our_own_models_train_like_those_of_transformers(task, tmp_path):
     theirs, ours = hf.pair(task)

@@ -1,0 +1,117 @@
+"""`fastbert.patch` and `torch.compile`, in either order: a compiled model is computed by fastbert's kernels too."""
+
+from __future__ import annotations
+
+import copy
+
+import hf_parity as hf
+import pytest
+import torch
+from patched import arguments, twins
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import fastbert
+
+SHAPES = ((4, 11), (3, 7), (2, 9), (4, 5))
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def cut(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    """A padded batch of this shape, with labels for a class of each sequence."""
+    given = {key: x[:rows] for key, x in arguments("BertForSequenceClassification").items()}
+    return {key: x[:, :columns] if x.dim() == 2 else x for key, x in given.items()}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_one_recompile_over_all_shapes_and_the_same_bits(train):
+    """With dropout in training, of which every pass draws another and a seed the same."""
+    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    ours = twins("BertForSequenceClassification", num_hidden_layers=1, **rates)[1].train(train)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(ours, backend=counter)
+    for shape in SHAPES:
+        found = []
+        for model in (compiled, ours):
+            torch.manual_seed(0)
+            ours.zero_grad()
+            out = model(**cut(*shape))
+            out.loss.backward()
+            found.append([out.logits, *(p.grad.clone() for p in ours.parameters())])
+        assert all(map(torch.equal, *found))
+    assert 1 <= counter.frame_count <= 2
+    given = cut(4, 11)
+    assert torch.equal(compiled(**given).logits, compiled(**given).logits) is not train
+
+
+def _compiled_before(model):
+    compiled = torch.compile(model, backend="eager")
+    compiled(**cut(4, 11))  # a graph of transformers' code, which no longer holds
+    fastbert.patch(model)
+    return compiled
+
+
+def _compiled_in_place(model):
+    fastbert.patch(model).compile(backend="eager")
+    return model
+
+
+def _its_encoder_alone(model):
+    model.bert = torch.compile(model.bert, backend="eager")
+    return fastbert.patch(model)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        _compiled_before,
+        _compiled_in_place,
+        _its_encoder_alone,
+        lambda model: fastbert.patch(torch.compile(model, backend="eager")),
+        lambda model: torch.compile(fastbert.patch(model), backend="eager", dynamic=True),
+    ],
+    ids=["before", "in_place", "encoder", "patched_after", "dynamic"],
+)
+def test_in_whatever_order(way, passes):
+    theirs, _ = hf.pair("BertForSequenceClassification", num_hidden_layers=1)
+    given = cut(4, 11)
+    with torch.no_grad():
+        wanted = theirs(**given).logits
+        compiled = way(copy.deepcopy(theirs))
+        assert not passes
+        hf.assert_near(compiled(**given).logits, wanted, torch.float32, "logits")
+    assert len(passes) == 1
+
+
+def test_unpatched_it_is_transformers_again(passes):
+    _, ours = twins("BertModel", num_hidden_layers=1)
+    compiled = torch.compile(ours, backend="eager")
+    given = {key: x for key, x in arguments("BertModel").items() if x is not None}
+    with torch.no_grad():
+        compiled(**given)
+        assert len(passes) == 1
+        fastbert.unpatch(ours)
+        assert torch.equal(compiled(**given).last_hidden_state, ours(**given).last_hidden_state)
+    assert len(passes) == 1
+
+
+def test_one_whole_graph_is_refused_in_words():
+    _, ours = twins("BertModel")
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="computed_by_fastbert"):  # in torch 2.6 all that is told
+        compiled(torch.ones(2, 3, dtype=torch.int64))
+
+
+def test_torchs_encoder():
+    layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, activation="gelu", batch_first=True)
+    ours = fastbert.patch(nn.TransformerEncoder(layer, 2))
+    x, ignore = torch.randn(2, 5, 32), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    compiled = torch.compile(ours, backend="eager")(x, src_key_padding_mask=ignore)
+    assert torch.equal(compiled, ours(x, src_key_padding_mask=ignore))
+    assert not compiled[ignore].any()  # torch's own code computes those in training
