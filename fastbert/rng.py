@@ -86,8 +86,8 @@ def draw() -> DropoutKey:
 def current() -> DropoutKey:
     """The key that `use` set, or a fresh one.
 
-    Under `torch.compile` seed and offset come out of an op, so that a compiled pass draws anew whenever it runs;
-    kernels that read them from memory (Triton's) follow, and those that are told numbers refuse.
+    Under `torch.compile` seed and offset come out of an op, so that a compiled pass draws anew whenever it runs: every
+    implementation of a dropout reads them from memory where they are not numbers.
     """
     if torch.compiler.is_compiling():
         return DropoutKey(None, None, torch.ops.fastbert.dropout_state(torch.empty(0, device="cpu")))

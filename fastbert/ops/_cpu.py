@@ -168,25 +168,25 @@ def reduction_workspace(rows: int, columns: int) -> Tensor:
     return buffer(_native.extension().reduction_chunks(rows) * columns)
 
 
-# How a schema carries a `Dropout`: threshold 0 means none.
-DROPOUT_SCHEMA = "int threshold, int seed, int offset, int site"
+# How a schema carries a `Dropout`: threshold 0 means none. Where seed and offset are not known before the op is run, as
+# in a compiler's graph, they are in rng (2,) int64, which nothing writes to.
+DROPOUT_SCHEMA = "int threshold, int seed, int offset, int site, Tensor? rng"
 
 
-def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int]:
-    """(threshold, seed, offset, site) for a schema, in torch's signed integers."""
+def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int, Tensor | None]:
+    """(threshold, seed, offset, site, rng) for a schema, in torch's signed integers."""
     if dropout is None:
-        return 0, 0, 0, 0
+        return 0, 0, 0, 0, None
     if dropout.seed is None:
-        raise BackendError(
-            "dropout in a compiled model needs the Triton kernels, whose bits are drawn anew in every call: on a CPU, "
-            "compile for inference or with the dropout probabilities at 0"
-        )
+        return dropout.threshold, 0, 0, dropout.site, dropout.state
     seed = dropout.seed & 0xFFFFFFFFFFFFFFFF
-    return dropout.threshold, seed if seed <= _LOW63 else seed - (1 << 64), dropout.offset, dropout.site
+    return dropout.threshold, seed if seed <= _LOW63 else seed - (1 << 64), dropout.offset, dropout.site, None
 
 
-def native_dropout(threshold: int, seed: int, offset: int, site: int):
+def native_dropout(threshold: int, seed: int, offset: int, site: int, rng: Tensor | None):
     """The same for the kernels."""
+    if rng is not None:
+        seed, offset = rng.tolist()
     return _native.extension().Dropout(
         seed=seed & 0xFFFFFFFFFFFFFFFF, offset=offset & 0xFFFFFFFF, site=site & 0xFFFFFFFF, threshold=threshold
     )

@@ -49,28 +49,30 @@ def _bounds(cu_seqlens: Tensor) -> Tensor:
     return cu_seqlens.to(torch.int32).contiguous()
 
 
-def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, save):
+def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng, save):
     q, k, v, bounds = _rows(q), _rows(k), _rows(v), _bounds(cu_seqlens)
     num_tokens, nheads, _ = q.shape
     out = _cpu.buffer(q.shape, q.dtype)
     lse = _cpu.buffer((nheads, num_tokens) if save else 0)
-    dropout = (threshold, seed, offset, site)
+    dropout = (threshold, seed, offset, site, rng)
     arguments = _arguments(q, k, v, out, lse if save else None, bounds, max_seqlen, softmax_scale, causal, dropout)
     _native.extension().attention_forward(arguments)
     return out, lse
 
 
-def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, save):
+def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng, save):
     num_tokens, nheads, _ = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     return out, q.new_empty((nheads, num_tokens) if save else (0,), dtype=torch.float32)
 
 
-def _backward(dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site):
+def _backward(
+    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng
+):
     dout, q, k, v, out, bounds = *(_rows(x) for x in (dout, q, k, v, out)), _bounds(cu_seqlens)
     lse = lse.contiguous()
     gradients = [_cpu.buffer(q.shape, q.dtype) for _ in range(3)]
-    dropout = (threshold, seed, offset, site)
+    dropout = (threshold, seed, offset, site, rng)
     arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout)
     _native.extension().attention_backward(
         arguments,
@@ -83,7 +85,7 @@ def _backward(dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, ca
 
 
 def _backward_fake(
-    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site
+    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng
 ):
     return tuple(torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3))
 
@@ -98,7 +100,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _gradient(ctx, dout: Tensor, _dlse):
-    return *_attention_backward(dout, *ctx.saved_tensors, *ctx.options), *(None,) * 9
+    return *_attention_backward(dout, *ctx.saved_tensors, *ctx.options), *(None,) * 10
 
 
 _OPTIONS = f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_cpu.DROPOUT_SCHEMA}"

@@ -10,15 +10,15 @@ from ..rng import Dropout
 from . import _cpu, _dispatch
 
 
-def _forward(x: Tensor, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+def _forward(x: Tensor, threshold: int, seed: int, offset: int, site: int, rng: Tensor | None) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
-    native = _cpu.native_dropout(threshold, seed, offset, site)
+    native = _cpu.native_dropout(threshold, seed, offset, site, rng)
     _native.extension().dropout(_cpu.code(x), x.data_ptr(), out.data_ptr(), *_cpu.rows_and_columns(x), native)
     return out
 
 
-def _forward_fake(x: Tensor, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+def _forward_fake(x: Tensor, threshold: int, seed: int, offset: int, site: int, rng: Tensor | None) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -27,7 +27,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _gradient(ctx, dout: Tensor):
-    return _dropout(dout, *ctx.dropout), None, None, None, None
+    return _dropout(dout, *ctx.dropout), *(None,) * 5
 
 
 _dropout = _cpu.define(
@@ -39,15 +39,19 @@ _dropout = _cpu.define(
 )
 
 
-def _mask(rows: Tensor, num_columns: int, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+def _mask(
+    rows: Tensor, num_columns: int, threshold: int, seed: int, offset: int, site: int, rng: Tensor | None
+) -> Tensor:
     rows = rows.contiguous()
     keep = _cpu.buffer((rows.numel(), num_columns), torch.bool)
-    native = _cpu.native_dropout(threshold, seed, offset, site)
+    native = _cpu.native_dropout(threshold, seed, offset, site, rng)
     _native.extension().keep_mask(rows.data_ptr(), rows.numel(), num_columns, native, keep.data_ptr())
     return keep
 
 
-def _mask_fake(rows: Tensor, num_columns: int, threshold: int, seed: int, offset: int, site: int) -> Tensor:
+def _mask_fake(
+    rows: Tensor, num_columns: int, threshold: int, seed: int, offset: int, site: int, rng: Tensor | None
+) -> Tensor:
     return rows.new_empty(rows.numel(), num_columns, dtype=torch.bool)
 
 

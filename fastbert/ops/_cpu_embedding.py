@@ -29,7 +29,7 @@ def _pointers(tensors) -> list[int]:
 
 def _forward(
     input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias, eps, padding_idx,
-    threshold, seed, offset, site,
+    threshold, seed, offset, site, rng,
 ):  # fmt: skip
     ids = _ids(input_ids, token_type_ids, position_ids)
     tables = [t.contiguous() for t in (word, token_type, position)]
@@ -44,7 +44,7 @@ def _forward(
         weight.data_ptr(),
         bias.data_ptr(),
         eps,
-        _cpu.native_dropout(threshold, seed, offset, site),
+        _cpu.native_dropout(threshold, seed, offset, site, rng),
         *_pointers((out, mean, rstd)),
         rows,
         columns,
@@ -56,7 +56,7 @@ def _forward(
 
 def _forward_fake(
     input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias, eps, padding_idx,
-    threshold, seed, offset, site,
+    threshold, seed, offset, site, rng,
 ):  # fmt: skip
     rows = input_ids.shape[0]
     return word.new_empty(rows, word.shape[1]), *(word.new_empty(rows, dtype=torch.float32) for _ in range(2))
@@ -64,7 +64,7 @@ def _forward_fake(
 
 def _backward(
     dout, input_ids, token_type_ids, position_ids, word, token_type, position, weight, mean, rstd, padding_idx,
-    wanted, threshold, seed, offset, site,
+    wanted, threshold, seed, offset, site, rng,
 ):  # fmt: skip
     ids = _ids(input_ids, token_type_ids, position_ids)
     tables = [t.contiguous() for t in (word, token_type, position)]
@@ -81,7 +81,7 @@ def _backward(
         _pointers(tables),
         [len(t) for t in tables],
         weight.data_ptr(),
-        _cpu.native_dropout(threshold, seed, offset, site),
+        _cpu.native_dropout(threshold, seed, offset, site, rng),
         *_pointers((mean, rstd)),
         [_cpu.pointer(d if want else None) for d, want in zip(dtables, wanted, strict=True)],
         padding_idx,
@@ -94,7 +94,7 @@ def _backward(
 
 def _backward_fake(
     dout, input_ids, token_type_ids, position_ids, word, token_type, position, weight, mean, rstd, padding_idx,
-    wanted, threshold, seed, offset, site,
+    wanted, threshold, seed, offset, site, rng,
 ):  # fmt: skip
     tables = (word, token_type, position)
     dtables = [t.new_empty(t.shape if want else 0) for t, want in zip(tables, wanted, strict=True)]
@@ -103,12 +103,13 @@ def _backward_fake(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    *ids_and_tables, weight, bias, _eps, ctx.padding_idx, threshold, seed, offset, site = inputs
+    inputs, dropout = inputs[:-5], inputs[-5:]
+    *ids_and_tables, weight, bias, _eps, ctx.padding_idx = inputs
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*ids_and_tables, weight, mean, rstd)
-    ctx.dropout, ctx.bias_dtype = (threshold, seed, offset, site), bias.dtype
+    ctx.dropout, ctx.bias_dtype = dropout, bias.dtype
     ctx.own = getattr(_own, "word", None)
 
 
@@ -120,7 +121,7 @@ def _gradient(ctx, dout: Tensor, *_):
     if ctx.own is not None:
         _in_place.add_rows(ctx.own, input_ids.to(torch.int64), rows, ctx.padding_idx)
     dtables = [d if want else None for d, want in zip(dtables, wanted, strict=True)]
-    return None, None, None, *dtables, dweight.to(weight.dtype), dbias.to(ctx.bias_dtype), *(None,) * 6
+    return None, None, None, *dtables, dweight.to(weight.dtype), dbias.to(ctx.bias_dtype), *(None,) * 7
 
 
 _INPUTS = (

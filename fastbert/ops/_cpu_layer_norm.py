@@ -21,7 +21,7 @@ def _is_plain(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, thresho
     return x.dtype == torch.float32 and x_bias is None and residual is None and threshold == 0
 
 
-def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, save):
+def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, rng, save):
     keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     weight, bias, x_bias = (_cpu.as_float32(p) for p in (weight, bias, x_bias))
@@ -33,7 +33,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, si
         _cpu.code(x),
         *(_cpu.pointer(t) for t in (x, x_bias, residual, weight, bias)),
         eps,
-        _cpu.native_dropout(threshold, seed, offset, site),
+        _cpu.native_dropout(threshold, seed, offset, site, rng),
         *(_cpu.pointer(t) for t in (out, total if keep_sum else None, mean, rstd)),
         rows,
         columns,
@@ -41,7 +41,7 @@ def _forward(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, si
     return out, total, mean, rstd
 
 
-def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, save):
+def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offset, site, rng, save):
     keep_sum = save and not _is_plain(x, x_bias, residual, threshold)
     rows = math.prod(x.shape[:-1])  # Size.numel() would make a number of a symbol
     statistics = [x.new_empty(rows, dtype=torch.float32) for _ in range(2)]
@@ -49,7 +49,7 @@ def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offse
     return torch.empty_like(x, memory_format=torch.contiguous_format), total, *statistics
 
 
-def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, has_residual, has_x_bias):
+def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, rng, has_residual, has_x_bias):
     dout, total, weight = dout.contiguous(), total.contiguous(), _cpu.as_float32(weight)
     rows, columns = _cpu.rows_and_columns(dout)
     # Without dropout one tensor is the gradient of both the branch and the residual.
@@ -70,7 +70,7 @@ def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, ha
     _native.extension().layer_norm_backward(
         _cpu.code(dout),
         *(_cpu.pointer(t) for t in (dout, total, mean, rstd, weight)),
-        _cpu.native_dropout(threshold, seed, offset, site),
+        _cpu.native_dropout(threshold, seed, offset, site, rng),
         *(_cpu.pointer(t) for t in outputs),
         rows,
         columns,
@@ -78,7 +78,7 @@ def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, ha
     return dx, dresidual, dweight, dbias, dx_bias
 
 
-def _backward_fake(dout, total, mean, rstd, weight, threshold, seed, offset, site, has_residual, has_x_bias):
+def _backward_fake(dout, total, mean, rstd, weight, threshold, seed, offset, site, rng, has_residual, has_x_bias):
     columns = dout.shape[-1]
     dx = torch.empty_like(dout, memory_format=torch.contiguous_format)
     dresidual = torch.empty_like(dx) if threshold != 0 and has_residual else dout.new_empty(0)
@@ -109,7 +109,7 @@ def _gradient(ctx, dout: Tensor, *_):
         None,
         dx_bias.to(x_bias_dtype) if ctx.has_x_bias else None,
         (dresidual if ctx.dropout[0] else dx) if ctx.has_residual else None,
-        *(None,) * 5,
+        *(None,) * 6,
     )
 
 

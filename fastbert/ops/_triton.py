@@ -138,7 +138,7 @@ def random_arguments(dropout: Dropout | None, device: torch.device) -> tuple[Ten
         return None, 0, 0, 1.0
     if dropout.state is not None:
         return dropout.state.to(device, non_blocking=True), dropout.site, dropout.threshold, dropout.scale
-    _, seed, offset, site = _cpu.dropout_arguments(dropout)
+    _, seed, offset, site, _ = _cpu.dropout_arguments(dropout)
     if _state.cache_info().currsize > 64:
         _state.cache_clear()
     return _state(seed, offset, device), site, dropout.threshold, dropout.scale

@@ -50,20 +50,22 @@ def keep_mask(rows: Tensor, num_columns: int, dropout) -> Tensor:
     Args:
         rows: (R,) int64, the row number of each row, below 2^32.
         num_columns: C.
-        dropout: an object with ``seed``, ``offset``, ``site`` and ``threshold`` (`fastbert.rng.Dropout`).
+        dropout: an object with ``seed``, ``offset``, ``site`` and ``threshold``, and with ``state``, which holds seed
+            and offset where those are None (`fastbert.rng.Dropout`).
 
     Returns:
         (R, C) bool.
     """
     num_blocks = (num_columns + 7) // 8
+    seed, offset = (dropout.seed, dropout.offset) if dropout.seed is not None else dropout.state.to(rows.device)
     block = torch.arange(num_blocks, device=rows.device).expand(rows.numel(), num_blocks)
     counter = (
         block,
         (rows & _LOW32)[:, None].expand_as(block),
         torch.full_like(block, dropout.site & _LOW32),
-        torch.full_like(block, dropout.offset & _LOW32),
+        torch.zeros_like(block) + (offset & _LOW32),
     )
-    words = philox_4x32(counter, (dropout.seed & _LOW32, (dropout.seed >> 32) & _LOW32))
+    words = philox_4x32(counter, (seed & _LOW32, (seed >> 32) & _LOW32))
     halves = torch.stack([half for word in words for half in (word & 0xFFFF, word >> 16)], dim=-1)
     return (halves >= dropout.threshold).reshape(rows.numel(), num_blocks * 8)[:, :num_columns]
 

@@ -69,10 +69,32 @@ def test_one_recompile_over_all_lengths(kind, train):
     assert counter.frame_count <= 2
 
 
-def test_dropout_that_would_repeat_is_refused():
-    model = torch.compile(BertModel(config(hidden_dropout_prob=0.1)).train(), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match="needs the Triton kernels"):
-        model(torch.randint(5, 100, (2, 8)))
+def test_dropout_is_drawn_anew_in_every_call_and_by_the_seed():
+    """Of all four places: after embeddings, in attention, after its projection and the feed-forward network's."""
+    model = BertForPreTraining(config(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)).train()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (12, 7):
+        given, found = packed(length), []
+        for either in (compiled, model, compiled):
+            torch.manual_seed(length)
+            model.zero_grad()
+            either(given).loss.backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+        for got, wanted, again in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-6)
+            assert torch.equal(got, again)
+        assert len({compiled(given).loss.item() for _ in range(3)}) == 3
+
+
+def test_dropout_of_a_batch_that_is_computed_with_its_padding():
+    model = BertModel(config(attention_probs_dropout_prob=0.3)).train()
+    compiled = torch.compile(model, backend="eager")
+    ids, left = torch.randint(5, 100, (2, 6)), torch.tensor([[1] * 6, [0] * 2 + [1] * 4])
+    states = []
+    for either in (compiled, model):
+        torch.manual_seed(2)
+        states.append(either(ids, left).last_hidden_state)
+    torch.testing.assert_close(*states, rtol=2e-5, atol=2e-6)
 
 
 def _drawn(x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from levels import ALL_LEVELS, TILES
 import fastbert
 from fastbert import _native, ops
 from fastbert.errors import BackendError, InputError
+from fastbert.ops import _cpu
 from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -95,7 +96,7 @@ def test_tiles_go_on_from_another_levels_forward(p, causal):
     vectors = [level for level in ALL_LEVELS if not level.startswith("amx")][-1]
     native, before = _native.extension(), _native.isa()
     place = (bounds_of(ODD), max(ODD), 64**-0.5, causal)
-    rest = (options["dropout"].threshold, options["dropout"].seed, options["dropout"].offset, options["dropout"].site)
+    rest = _cpu.dropout_arguments(options["dropout"])
     found = []
     try:
         for level in (vectors, TILES):
@@ -329,7 +330,7 @@ def test_no_matrix_of_scores_in_memory(tmp_path):
 @pytest.mark.parametrize(("threshold", "causal", "save"), [(0, False, True), (13107, True, True), (0, False, False)])
 def test_opcheck(threshold, causal, save):
     q, k, v = (torch.randn(11, 2, 16, requires_grad=save) for _ in range(3))
-    bits = (threshold, 11, 4, 2)
+    bits = (threshold, 11, 4, 2, None)
     arguments = (q, k, v, bounds_of((4, 0, 7)), 7, 0.25, causal, *bits, save)
     assert set(torch.library.opcheck(torch.ops.fastbert.attention, arguments).values()) == {"SUCCESS"}
     if not save:

@@ -243,6 +243,6 @@ def test_a_norm_without_weight_or_bias_is_refused(backend, which):
 
 def test_opcheck():
     ids, leaves = ids_of(6, 9, 30), [t.requires_grad_() for t in tables_of(9, 30, 20)]
-    arguments = (*ids, *leaves, 1e-12, 0, 13107, 11, 4, 2)
+    arguments = (*ids, *leaves, 1e-12, 0, 13107, 11, 4, 2, None)
     results = torch.library.opcheck(torch.ops.fastbert.embedding, arguments)
     assert set(results.values()) == {"SUCCESS"}

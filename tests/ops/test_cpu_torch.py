@@ -19,7 +19,8 @@ from fastbert.rng import Dropout
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
 DROPOUT = Dropout(p=0.2, seed=11, offset=4, site=2)
-BITS = (13107, 11, 4, 2)  # threshold, seed, offset, site
+BITS = (13107, 11, 4, 2, None)  # threshold, seed, offset, site
+LATER = (13107, 0, 0, 2, torch.tensor([11, 4]))  # the same, of a compiler that knows neither seed nor offset
 
 
 def _leaf(*shape):
@@ -32,9 +33,11 @@ def _samples():
     yield "gelu", (x, w, False)
     yield "gelu", (x, None, True)
     yield "dropout", (x, *BITS)
+    yield "dropout", (x, *LATER)
     yield "keep_mask", (torch.arange(6), 20, *BITS)
-    yield "layer_norm", (x, w, _leaf(20), 1e-5, None, None, 0, 0, 0, 0, True)
+    yield "layer_norm", (x, w, _leaf(20), 1e-5, None, None, 0, 0, 0, 0, None, True)
     yield "layer_norm", (x, w, _leaf(20), 1e-5, _leaf(20), _leaf(6, 20), *BITS, True)
+    yield "layer_norm", (x, w, _leaf(20), 1e-5, _leaf(20), _leaf(6, 20), *LATER, True)
     yield "cross_entropy", (x, labels, -100)
 
 
