@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# Terminal marks, closing quotes or brackets, white space; then something that can open a sentence.
+# Terminal marks, closing quotes or brackets, white space; then something that can open a sentence. Marks are tried from
+# the first of a row of them alone: from each, a row of thousands would take the square of its length.
 _BOUNDARY = re.compile(
-    r"""[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""  # noqa: RUF001
+    r"""(?<![.!?…])[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\Wa-z_])"""  # noqa: RUF001
     r"""|[。！？]+[”’」』）]*(?=\S)"""  # noqa: RUF001
 )
 # What stands before a full stop without ending a sentence.
@@ -27,9 +28,10 @@ ONE_PER_LINE = 0.2
 def split_sentences(text: str) -> list[str]:
     """Splits a paragraph into sentences, stripped and never empty; together they hold all its words in order."""
     out = []
-    start = 0
+    start = looked_at = 0
     for match in _BOUNDARY.finditer(text):
-        if _is_abbreviation(text, start, match):
+        before, looked_at = text[looked_at : match.start()], match.end()
+        if _is_abbreviation(text, before, match):
             continue
         out.append(text[start : match.end()].strip())
         start = match.end()
@@ -50,13 +52,16 @@ def segment_lines(lines: Sequence[str]) -> list[str]:
     return [sentence for sentences in split for sentence in sentences]
 
 
-def _is_abbreviation(text: str, start: int, match: re.Match) -> bool:
-    """Whether a match of _BOUNDARY is the full stop of an abbreviation or an initial."""
+def _is_abbreviation(text: str, before: str, match: re.Match) -> bool:
+    """Whether a match of _BOUNDARY is the full stop of an abbreviation or an initial.
+
+    Args:
+        before: the text between the match before this one and this one.
+    """
     mark = match.group()
     if mark[0] != "." or mark.rstrip() != ".":
         return False
-    at = match.start()
-    word = text[max(text.rfind(" ", start, at) + 1, start) : at].lstrip(_OPENING)
+    word = f"{before}.".rsplit(maxsplit=1)[-1][:-1].lstrip(_OPENING)
     if len(word) == 1:
         # An initial: "J. Austen"; but the pronoun ends a sentence.
         return word.isupper() and word != "I"
