@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.truncation import cut_at
+from ..data.truncation import cut_at, kept_tokens, side_of
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def encodings_of(inputs: Sequence[Any], encoder: Tokenizer, **options: Any) -> I
 
 
 def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[Encoded]:
-    """Encodes rows of one text or of a pair, with [CLS] and [SEP], cut as `data.truncation.cut_at` says.
+    """Encodes rows of one text or of a pair, with [CLS] and [SEP], cut as `data.truncation.kept_tokens` says.
 
     Raises:
         InputError: max_seqlen has no room for the marks alone, with which the library would cut nothing.
@@ -51,7 +51,11 @@ def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqle
     marks = tokenizer.num_special_tokens_to_add(any(isinstance(row, tuple) for row in inputs))
     if max_seqlen is not None and max_seqlen < marks:
         raise InputError(f"max_seqlen must hold the marks around texts alone, {marks}, got {max_seqlen}")
-    return [
-        Encoded(np.array(e.ids, np.int32), np.array(e.type_ids, np.int32), bool(e.overflowing))
-        for e in encodings_of(inputs, private_copy(tokenizer, max_seqlen))
-    ]
+    side = side_of(tokenizer)
+    return [_cut(encoding, max_seqlen, side) for encoding in encodings_of(inputs, private_copy(tokenizer, None))]
+
+
+def _cut(encoding: Encoding, max_seqlen: int | None, side: str) -> Encoded:
+    ids, types = np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32)
+    kept = kept_tokens(encoding, max_seqlen, side)
+    return Encoded(ids, types, False) if kept is None else Encoded(ids[kept], types[kept], True)

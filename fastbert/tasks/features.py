@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from tokenizers import Encoding, Tokenizer
 
+from ..data.truncation import kept_tokens, side_of
 from ..errors import DataError, InputError
 from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
@@ -93,33 +95,46 @@ def token_features(
     if layers not in LAYERS:
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     limit = model.config.max_position_embeddings
-    encoder = private_copy(tokenizer, limit if truncate else None)
+    encoder, side = private_copy(tokenizer, None), side_of(tokenizer)
     source, start = iter(texts), 1
     while window := list(islice(source, WINDOW)):
-        encodings = encoder.encode_batch(window)
-        for number, encoding in enumerate(encodings, start):
-            if limit is not None and len(encoding.ids) > limit:
+        rows = [_tokens(encoding, limit if truncate else None, side) for encoding in encoder.encode_batch(window)]
+        for number, row in enumerate(rows, start):
+            if limit is not None and len(row.ids) > limit:
                 raise DataError(
                     f"{name}, line {number}: expected at most the model's {limit} tokens unless told to truncate, "
-                    f"got {len(encoding.ids)}"
+                    f"got {len(row.ids)}"
                 )
         start += len(window)
-        values = _window_features(model, encodings, layers, token_budget)
-        for encoding, features in zip(encodings, values, strict=True):
-            yield TokenFeatures(encoding.tokens, encoding.ids, features)
+        values = _window_features(model, rows, layers, token_budget)
+        for row, features in zip(rows, values, strict=True):
+            yield TokenFeatures(row.tokens, row.ids, features)
+
+
+class _Tokens(NamedTuple):
+    """A text's tokens, with their ids and types."""
+
+    tokens: list[str]
+    ids: list[int]
+    type_ids: list[int]
+
+
+def _tokens(encoding: Encoding, max_seqlen: int | None, side: str) -> _Tokens:
+    whole, kept = _Tokens(encoding.tokens, encoding.ids, encoding.type_ids), kept_tokens(encoding, max_seqlen, side)
+    return whole if kept is None else _Tokens(*([part[place] for place in kept.tolist()] for part in whole))
 
 
 @torch.inference_mode()
 def _window_features(
-    model: torch.nn.Module, encodings: Sequence[Encoding], layers: str, token_budget: int
+    model: torch.nn.Module, rows: Sequence[_Tokens], layers: str, token_budget: int
 ) -> list[np.ndarray]:
     device = next(model.parameters()).device
     wanted = plain_outputs(model) | {"output_hidden_states": True}
-    values: list = [None] * len(encodings)
+    values: list = [None] * len(rows)
     with evaluating(model):
-        for indices in evaluation_batches([len(encoding.ids) for encoding in encodings], token_budget):
-            chosen = [encodings[index] for index in indices]
-            batch = PackedBatch.from_sequences([e.ids for e in chosen], [e.type_ids for e in chosen]).to(device)
+        for indices in evaluation_batches([len(row.ids) for row in rows], token_budget):
+            chosen = [rows[index] for index in indices]
+            batch = PackedBatch.from_sequences([row.ids for row in chosen], [row.type_ids for row in chosen]).to(device)
             out = model(batch, **wanted)
             flat = select_layers(out.hidden_states, layers).float().cpu().numpy()
             bounds = batch.cu_seqlens.tolist()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.truncation import kept_tokens, side_of
 from ..errors import InputError
 from .base import Example
 from .encoding import encodings_of, private_copy
@@ -60,15 +61,18 @@ class Transform:
                 f"max_seqlen must hold the {special} tokens that a transform adds and one of each text, at least "
                 f"{special + most}, got {max_seqlen}"
             )
-        cutter = private_copy(tokenizer, max_seqlen - special)
+        encoder, side = private_copy(tokenizer, None), side_of(tokenizer)
         inputs = [row[0] if len(row) == 1 else tuple(row) for row in texts]
         made = []
-        for row, encoding in zip(texts, encodings_of(inputs, cutter, add_special_tokens=False), strict=True):
+        for row, encoding in zip(texts, encodings_of(inputs, encoder, add_special_tokens=False), strict=True):
+            kept = kept_tokens(encoding, max_seqlen - special, side)
+            found, owners = encoding.ids, encoding.sequence_ids
+            places = range(len(found)) if kept is None else kept.tolist()
             ids = [self.start]
             for number in range(len(row)):
                 ids += [self.delimiter] if number else []
-                ids += [i for i, part in zip(encoding.ids, encoding.sequence_ids, strict=True) if part == number]
-            made.append(Ids([*ids, self.extract], bool(encoding.overflowing)))
+                ids += [found[place] for place in places if owners[place] == number]
+            made.append(Ids([*ids, self.extract], kept is not None))
         return made
 
 

@@ -7,10 +7,13 @@ import pytest
 import tiny_bert
 
 import fastbert
-from fastbert.tasks import encoding, registry
+from fastbert.data.truncation import SIDES, cut_at
+from fastbert.tasks import encoding, features, registry, transforms
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
 
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+SMALL["max_position_embeddings"] = 32
 TEXTS = {"sst2": 1, "mrpc": 2, "swag": 5, "ner": 4, "squad1": 2}
 
 
@@ -59,3 +62,52 @@ def test_chunks_change_no_example_and_examples_are_arrays(name, tokenizer, monke
             assert a.dtype == np.int32
             np.testing.assert_array_equal(a, b)
     assert any(example.truncated for example in whole)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_texts_and_pairs_are_cut_as_the_library_cuts_them(side, tokenizer):
+    rng, words = np.random.default_rng(1), tiny_bert.WORDS.split()
+    cutter = encoding.private_copy(tokenizer, None)
+    rows = [
+        tuple(" ".join(rng.choice(words, size)) for size in rng.integers(0, 9, count))
+        for count in (1, 2)
+        for _ in range(100)
+    ]
+    truncated = 0
+    for max_seqlen in (3, 4, 7, 8, 13):
+        cut_at(cutter, max_seqlen, side)
+        for row, found in zip(rows, encoding.encode_texts(rows, cutter, max_seqlen), strict=True):
+            theirs = cutter.encode(*row)
+            assert (found.ids.tolist(), found.type_ids.tolist()) == (theirs.ids, theirs.type_ids)
+            assert found.truncated == bool(theirs.overflowing)
+            truncated += found.truncated
+    assert truncated > 100
+
+
+@pytest.mark.parametrize("made_by", ["encode_texts", "token_features", "Transform"])
+def test_what_is_cut_off_of_a_pair_is_not_kept(made_by, tokenizer, monkeypatch):
+    """Of a pair the library keeps an encoding for each two pieces of both: two texts of 1,200 words took 38 MB."""
+    private_copy = encoding.private_copy
+    kept, texts = [], ("the film is good . " * 20, "a book " * 30)
+
+    class Watched:
+        def __init__(self, *arguments):
+            self.encoder = private_copy(*arguments)
+
+        def encode_batch(self, inputs, **options):
+            found = self.encoder.encode_batch(inputs, **options)
+            kept.extend(len(e.overflowing) for e in found)
+            return found
+
+    for module in (encoding, features, transforms):
+        monkeypatch.setattr(module, "private_copy", Watched, raising=True)
+    if made_by == "encode_texts":
+        [row] = encoding.encode_texts([texts], tokenizer, 32)
+    elif made_by == "token_features":
+        model = fastbert.BertModel(fastbert.BertConfig(**SMALL, vocab_size=len(tiny_bert.VOCAB)))
+        [row] = features.token_features(model, tokenizer, [texts], "last", truncate=True)
+        assert len(row.tokens) == len(row.values) == 32
+        assert row.ids == encoding.encode_texts([texts], tokenizer, 32)[0].ids.tolist()
+    else:
+        [row] = transforms.Transform(1, 2, 3).sequences([texts], tokenizer, 32)
+    assert (len(row.ids), kept[0]) == (32, 0)
