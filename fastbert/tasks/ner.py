@@ -126,7 +126,8 @@ class NER(Task):
         return load_head(FeatureTagger, directory, **head)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
-        """Windows over sentences, or over documents; each word is decided on in the one where it has most context.
+        """Windows over sentences, or over documents; each word is decided on in the one where it has most context. One
+        that no word begins in is left out.
 
         A sentence that fits is one window.
         """
@@ -145,6 +146,8 @@ class NER(Task):
             begins, owners = plan_windows(len(ids), room, max(1, room - room // 4))
             for number, begin in enumerate(begins):
                 mine = owners[at] == number
+                if not mine.any():  # it lies within one long word, and a loss over nothing is no number
+                    continue
                 part = np.concatenate(([cls], ids[begin : begin + room], [sep])).astype(np.int32)
                 owned = Owned(at[mine] - begin + 1, owner_rows[mine], words[mine])
                 target = None

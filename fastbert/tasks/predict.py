@@ -23,8 +23,8 @@ class NotFiniteError(FastbertError):
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model said of each example, in the examples' order, and its mean loss over those that have a label (None
-    where none has)."""
+    """What a model said of each example, in the examples' order, and its mean loss over those that have a label, or the
+    tokens of them that have one (None where none has)."""
 
     values: list[np.ndarray]
     loss: float | None
@@ -33,6 +33,14 @@ class Outputs:
 def to_device(keywords: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """What a task's `collate` gives for the model, its tensors on a device."""
     return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in keywords.items()}
+
+
+def count_targets(keywords: dict[str, Any], rows: int) -> int:
+    """How many labels a loss is the mean over: of classes of tokens those that count, else one a row."""
+    values = keywords.get("labels")
+    if values is None or values.is_floating_point():
+        return rows
+    return int((values != -100).sum())
 
 
 def run_model(
@@ -69,8 +77,8 @@ def run_model(
                         "has diverged, or its weights are damaged"
                     )
                 values[index] = value
-            if out.loss is not None:
-                count = sum(example.label is not None for example in chosen)
+            count = 0 if out.loss is None else count_targets(keywords, sum(e.label is not None for e in chosen))
+            if count:  # of no target the mean is no number
                 loss_sum += float(out.loss) * count
                 labelled += count
             if progress is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ..modules.mode import plain_outputs
 from ..optim import schedules
 from .base import Example, Task
 from .config import FinetuneConfig
-from .predict import to_device
+from .predict import count_targets, to_device
 from .world import make_engine
 
 
@@ -50,7 +49,7 @@ class Stepper:
         weight, tokens = 1.0, batch.num_tokens
         if engine.world.size > 1:
             # A batch with fewer rows than there are processes leaves some with a row that does not count.
-            count = _targets(labels, len(own)) if engine.world.rank < len(indices) else 0
+            count = count_targets(labels, len(own)) if engine.world.rank < len(indices) else 0
             total, tokens = engine.reduce([count, tokens if count else 0])
             weight, tokens = count / max(total, 1), int(tokens)
         loss = engine.backward(lambda: engine.forward(batch, **labels, **self._plain).loss * weight)
@@ -69,11 +68,3 @@ def _numbers(loss: Tensor, norm: float | Tensor) -> tuple[float, float]:
         return float(loss), norm
     loss, norm = torch.stack([loss.double(), norm.double()]).tolist()
     return loss, norm
-
-
-def _targets(labels: dict[str, Any], rows: int) -> int:
-    """How many labels a loss is the mean over: of classes of tokens those that count, else one a row."""
-    values = labels.get("labels")
-    if values is None or values.is_floating_point():
-        return rows
-    return int((values != -100).sum())
