@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from ..errors import DataError, InputError
@@ -40,6 +41,10 @@ _log = logging.getLogger("fastbert")
 # Share of [UNK] from which a vocabulary is told not to be the text's: its own leaves well below 1 % unknown, and text
 # of another domain a few; from another script most of it is, but for digits and marks.
 MANY_UNKNOWN = 0.1
+# Tokens of a sentence that a sample can hold at the most; a pair of sentences is cut to it, as in google-research/bert.
+LONG_SENTENCE = 512
+# Share of the tokens behind that from which it is told: of prose hardly one is.
+MANY_BEHIND = 0.1
 # Text handed to a worker at a time: enough to hide the hand-over, little enough that a few in flight are small.
 BATCH_CHARS = 1 << 19
 SHARD_TOKENS = 1 << 24
@@ -62,7 +67,8 @@ def prepare(
 ) -> Manifest:
     """Writes a directory of token shards, which appears whole or not at all.
 
-    A warning says if more than a tenth of the tokens are unknown to the vocabulary.
+    A warning says if more than a tenth of the tokens are unknown to the vocabulary, or stand behind the 512th of their
+    sentence, where pairs of sentences leave them out.
 
     Args:
         corpus: paths, as `read_documents` takes them, or documents: `Document`, or (name, sentences).
@@ -105,7 +111,7 @@ def prepare(
         temporary.mkdir(parents=True)
         # Closed here, so that the workers have ended before the directory goes.
         with held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
-            manifest = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
+            manifest, behind = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
         _check_target(out, overwrite)  # another call may have been quicker
         _publish(temporary, out)
     except OSError as error:
@@ -113,13 +119,23 @@ def prepare(
         raise DataError(f"{named}: expected to read or write it, got: {error.strerror}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    unknown = manifest.unknown_tokens / sum(count["tokens"] for count in manifest.counts.values())
+    tokens = sum(count["tokens"] for count in manifest.counts.values())
+    unknown = manifest.unknown_tokens / tokens
     if unknown > MANY_UNKNOWN:
         _log.warning(
             "%s: %.1f %% of the tokens are [UNK], of which a model learns nothing: is the vocabulary this text's? "
             "(fastbert vocab trains one)",
             out,
             100 * unknown,
+        )
+    if behind > MANY_BEHIND * tokens:
+        _log.warning(
+            "%s: pairs of sentences leave out %.1f %% of the tokens, which stand behind the %dth of their sentence: is "
+            "this text without the full stops that prepare knows? (a sentence a line, or --samples.no-nsp of pretrain, "
+            "uses them)",
+            out,
+            100 * behind / tokens,
+            LONG_SENTENCE,
         )
     return manifest
 
@@ -233,17 +249,19 @@ def _remedy(split: str, heldout: float | Collection[str]) -> str:
 
 def _write(
     root: Path, tokenizer: Tokenizer, encoded: Iterator[Encoded], shard_tokens: int, heldout: float | Collection[str]
-) -> Manifest:
+) -> tuple[Manifest, int]:
+    """Writes all files; returns the manifest, and how many tokens stand behind the first `LONG_SENTENCE` of theirs."""
     size = vocab_size(tokenizer)
     splits = ("train", "heldout") if heldout else ("train",)
     writers = {split: ShardWriter(root, split, size, shard_tokens) for split in splits}
-    unknown = 0
+    unknown = behind = 0
     try:
         for batch in encoded:
             for split, writer in writers.items():
                 part = batch.part(split == "heldout")
                 writer.add_documents(part.tokens, part.sentence_lengths, part.document_lengths)
             unknown += batch.unknown
+            behind += int(np.maximum(batch.sentence_lengths - LONG_SENTENCE, 0).sum())
         entries = {split: tuple(writer.close()) for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -274,7 +292,7 @@ def _write(
         file.write(manifest.dumps().encode())
         file.flush()
         os.fsync(file.fileno())
-    return manifest
+    return manifest, behind
 
 
 def _publish(temporary: Path, out: Path) -> None:

@@ -59,6 +59,19 @@ def test_a_tokenizer_that_cuts_and_fills_up_does_neither(tmp_path):
     assert tokenizer.truncation["max_length"] == 1
 
 
+def test_sentences_that_pairs_leave_most_of_out_are_told(tmp_path, caplog):
+    """A transcript of a million words without a full stop gave one sample of 128 tokens, and nobody was told."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film"]
+    tokenizer = build_tokenizer({word: index for index, word in enumerate(words)}, Normalisation())
+    short = [("a", ["the film"] * 300)]
+    prepare([*short, ("b", ["the film " * 300])], tokenizer, tmp_path / "few", num_workers=1)
+    assert not caplog.records
+    prepare([*short, ("b", ["the film " * 500])], tokenizer, tmp_path / "many", num_workers=1)
+    [record] = caplog.records
+    share = 100 * (1000 - 512) / 1600
+    assert f"{tmp_path / 'many'}: pairs of sentences leave out {share:.1f} % of the tokens" in record.getMessage()
+
+
 def content(directory):
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
