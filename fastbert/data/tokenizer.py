@@ -19,6 +19,7 @@ from ..config import BertConfig
 from ..errors import InputError
 from ..files import decode_text, not_downloaded, of_run, read_json, write_whole
 from . import added_tokens, bpe
+from .alphabet import FEW
 from .alphabet import alphabet as letters_of
 from .manifest import SpecialIds
 from .special_tokens import (
@@ -132,7 +133,7 @@ def train_wordpiece(
     *,
     strip_accents: bool | None = None,
     min_frequency: int = 2,
-    limit_alphabet: int = 1000,
+    limit_alphabet: int | None = None,
     alphabet: Sequence[str] | None = None,
 ) -> Tokenizer:
     """Trains a WordPiece vocabulary; ids 0 to 4 are [PAD] [UNK] [CLS] [SEP] [MASK].
@@ -146,7 +147,8 @@ def train_wordpiece(
         size: the largest number of tokens; a small corpus gives fewer.
         lowercase, strip_accents: how texts are cleaned; accents are stripped by default where case is.
         min_frequency: how often two pieces must meet to become one.
-        limit_alphabet: the largest number of single characters to keep, the most frequent first.
+        limit_alphabet: the largest number of single characters to keep, the most frequent first; by default all
+            of ``alphabet`` or of `alphabet.alphabet`, and 1000 of an iterator.
         alphabet: the characters to keep, as many of the first as fit, in place of counting them.
 
     Raises:
@@ -166,6 +168,8 @@ def train_wordpiece(
         Normalisation(lowercase, strip_accents),
     )
     # The trainer keeps every letter twice (alone and as a continuation) whatever the size asked for.
+    if limit_alphabet is None:
+        limit_alphabet = len(alphabet) if alphabet else FEW
     limit_alphabet = max(1, min(limit_alphabet, (size - len(SPECIAL_TOKENS)) // 2))
     letters = sorted(alphabet[:limit_alphabet]) if alphabet is not None else []
     trainer = trainers.WordPieceTrainer(
