@@ -92,8 +92,14 @@ def define(
                 'fastbert.backend("reference")'
             )
 
-    torch.library.register_autograd(f"fastbert::{name}", backward, setup_context=setup_context, lib=library)
-    return _directly(getattr(torch.ops.fastbert, name), kernel, backward, setup_context)
+    def gradient(ctx, *grads):
+        # What comes after may give no gradient back: then there is none from here on, as for torch's own ops.
+        if all(grad is None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
+        return backward(ctx, *grads)
+
+    torch.library.register_autograd(f"fastbert::{name}", gradient, setup_context=setup_context, lib=library)
+    return _directly(getattr(torch.ops.fastbert, name), kernel, gradient, setup_context)
 
 
 def _directly(op: Callable, kernel: Callable, backward: Callable, setup_context: Callable | None) -> Callable:

@@ -168,3 +168,33 @@ def test_other_tensors_transforms_and_compilers_see_the_op(probe):
     compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
     assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
     assert reached == [True] * 4
+
+
+class _GivesNothingBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dout):
+        return None
+
+
+@pytest.mark.parametrize("context", [nullcontext, _Functions], ids=["directly", "through torch"])
+@pytest.mark.parametrize("op", ["layer_norm", "attention", "cross_entropy", "embedding", "gelu", "linear"])
+def test_nothing_comes_back_from_what_follows(op, context):
+    """As through torch's own ops: no gradient, or one of zeros, and no error."""
+    x, w, ids = _leaf(6, 20), _leaf(20), torch.arange(6)
+    calls = {
+        "layer_norm": lambda: ops.layer_norm(x, w, w, 1e-5),
+        "attention": lambda: ops.attention(*[x.view(6, 2, 10)] * 3, torch.tensor([0, 6], dtype=torch.int32), 6),
+        "cross_entropy": lambda: ops.cross_entropy(x, ids, reduction="none"),
+        "embedding": lambda: ops.embedding(ids, ids, ids, x, x, x, w, w, 1e-5),
+        "gelu": lambda: ops.gelu(x, w),
+        "linear": lambda: ops.linear(x.bfloat16(), x.bfloat16()),
+    }
+    with ops.backend("cpu"), context():
+        out = calls[op]()
+    _GivesNothingBack.apply(out).sum().backward()
+    for leaf in (x, w):
+        assert leaf.grad is None or not leaf.grad.any()
