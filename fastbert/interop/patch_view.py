@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..modules import hooks
 from ..modules.embeddings import BertEmbeddings, is_plain_table
 from ..modules.encoder import BertEncoder
+from ..modules.norm import is_plain_norm
 from .patch_families import BERT, INNER, LEAVES, Family
 from .patch_parts import TOKENWISE, is_tokenwise
 
@@ -158,7 +159,7 @@ class View:
                 raise Unservable(f"the activation of a layer is {type(activation).__name__}, not a GELU")
             for name in LEAVES:
                 leaf = _part(layer, family, name)
-                if leaf is None or (name.endswith("LayerNorm") and not _is_plain_norm(leaf)):
+                if leaf is None or (name.endswith("LayerNorm") and not is_plain_norm(leaf)):
                     raise _reason(leaf)(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
                 if not is_tokenwise(leaf):
                     raise OwnPart(f"{name} of a layer is {_kind(leaf)}{_OWN}")
@@ -167,7 +168,7 @@ class View:
             self._check_heads(*_scoring(layer, family))
         if family is BERT:
             tables = model._modules["embeddings"]._modules
-            if not _is_plain_norm(tables["LayerNorm"]):
+            if not is_plain_norm(tables["LayerNorm"]):
                 raise _reason(tables["LayerNorm"])(f"the embeddings' LayerNorm is {_kind(tables['LayerNorm'])}{_NORM}")
             if type(tables["dropout"]).forward is not nn.Dropout.forward:
                 raise Unservable(f"the embeddings' dropout is {_kind(tables['dropout'])}, not torch's Dropout")
@@ -216,7 +217,7 @@ class View:
         Raises:
             Unservable: rates that our layer has no place for.
         """
-        if not all(map(_is_plain_norm, self.norms)):
+        if not all(map(is_plain_norm, self.norms)):
             raise Unservable("a LayerNorm has lost its weight or bias")
         drops = False
         usual = self.config.head_dim**-0.5
@@ -290,13 +291,6 @@ def _reason(module: nn.Module | None) -> type[Unservable]:
 def _in_a_line(module: nn.Module) -> str:
     """A module's name, with its options where they fit into a sentence: those of one with parts inside do not."""
     return type(module).__name__ if module._modules else str(module)
-
-
-def _is_plain_norm(module: nn.Module) -> bool:
-    if type(module) is not nn.LayerNorm:
-        return False
-    own = module._parameters  # in which a plain tensor in a parameter's place is not
-    return own.get("weight", own) is not None and own.get("bias", own) is not None
 
 
 def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:

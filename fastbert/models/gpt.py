@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .. import ops, rng
 from ..errors import InputError
 from ..gpt_config import GPTConfig
-from ..modules.decoder import GPTBlock, normalise
+from ..modules.decoder import GPTBlock
 from ..modules.layout import PackedLayout
+from ..modules.norm import apply_norm
 from ..outputs import BertModelOutput, CausalLMOutput
 from ..packing import PackedBatch
 from ..rng import EMBEDDING_SITE, DropoutKey
@@ -145,7 +145,7 @@ class GPTModel(GPTPreTrainedModel):
         """dropout(word + position), (T,) -> (T, H): no LayerNorm, so `ops.embedding` is not its op."""
         words, positions = (getattr(self, name) for name in self.names)
         x = words(input_ids) if inputs_embeds is None else inputs_embeds
-        x = x + F.embedding(position_ids, positions.weight)
+        x = x + positions(position_ids)
         return ops.dropout(x, key.site(self.config.embd_pdrop, EMBEDDING_SITE) if key else None)
 
     def run(
@@ -175,7 +175,7 @@ class GPTModel(GPTPreTrainedModel):
             else:
                 x = block(x, layout, key)
             if number == len(self.h) and self.config.pre_norm:
-                x = normalise(self.ln_f, x)
+                x = apply_norm(self.ln_f, x)
             if show is not None:
                 shown, x = show(x)
                 states.append(shown)

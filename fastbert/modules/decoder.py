@@ -18,6 +18,7 @@ from ..gpt_config import GPTConfig
 from ..rng import FIRST_LAYER_SITE, LAYER_SITES, Dropout, DropoutKey
 from .layout import Layout
 from .linear import apply_gelu, apply_linear, is_plain, split_bias
+from .norm import apply_norm
 
 
 class GPTAttention(nn.Module):
@@ -78,20 +79,12 @@ class GPTBlock(nn.Module):
             on_attention = key.site(self.config.resid_pdrop, site + 1)
             on_mlp = key.site(self.config.resid_pdrop, site + 2)
         if self.config.pre_norm:
-            context = self.attn(normalise(self.ln_1, x), layout, on_probs)
+            context = self.attn(apply_norm(self.ln_1, x), layout, on_probs)
             x = x + ops.dropout(apply_linear(self.attn.c_proj, context), on_attention)
-            branch, bias = self.mlp(normalise(self.ln_2, x))
+            branch, bias = self.mlp(apply_norm(self.ln_2, x))
             return x + ops.dropout(branch if bias is None else branch + bias, on_mlp)
         context = self.attn(x, layout, on_probs)
-        x = _add_and_normalise(self.ln_1, *split_bias(self.attn.c_proj, context), x, on_attention)
-        return _add_and_normalise(self.ln_2, *self.mlp(x), x, on_mlp)
-
-
-def normalise(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    return ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
-
-
-def _add_and_normalise(norm: nn.LayerNorm, x: Tensor, bias: Tensor | None, residual: Tensor, dropout) -> Tensor:
-    # Under autocast the first residual may be wider than the branch.
-    residual = residual.to(x.dtype)
-    return ops.layer_norm(x, norm.weight, norm.bias, norm.eps, x_bias=bias, residual=residual, dropout=dropout)
+        branch, bias = split_bias(self.attn.c_proj, context)
+        x = apply_norm(self.ln_1, branch, x_bias=bias, residual=x, dropout=on_attention)
+        branch, bias = self.mlp(x)
+        return apply_norm(self.ln_2, branch, x_bias=bias, residual=x, dropout=on_mlp)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from .. import ops
 from ..config import BertConfig
 from ..rng import EMBEDDING_SITE, DropoutKey
-from .linear import is_plain_tensor
+from .linear import is_plain_tensor, is_watched
+from .norm import apply_norm, is_plain_norm
 
 
 def sinusoids(positions: int, size: int) -> Tensor:
@@ -50,10 +51,13 @@ class SinusoidalEmbedding(nn.Module):
 
 
 def is_plain_table(module: nn.Module) -> bool:
-    """It does nothing but look rows up, with dense gradients of them, in a table of torch's own class."""
+    """It does nothing but look rows up, with dense gradients of them, in a table of torch's own class or the fixed one,
+    and nobody listens to it."""
+    if is_watched(module):
+        return False
     odd = ("max_norm", "scale_grad_by_freq", "sparse")
     if type(module) is not nn.Embedding or any(getattr(module, name) for name in odd):
-        return False
+        return type(module) is SinusoidalEmbedding
     return is_plain_tensor(module.weight)
 
 
@@ -81,24 +85,24 @@ class BertEmbeddings(nn.Module):
     ) -> Tensor:
         """input_ids, token_type_ids, position_ids (T,) -> (T, H); inputs_embeds (T, H) in place of input_ids."""
         dropout = key.site(self.config.hidden_dropout_prob, EMBEDDING_SITE) if key else None
-        norm = self.LayerNorm
-        words = self.word_embeddings
-        if inputs_embeds is None and (not is_plain_table(words) or words._forward_hooks):
-            inputs_embeds = words(input_ids)  # an adapter in its place, or someone listening to it
-        if inputs_embeds is not None:
-            x = inputs_embeds + F.embedding(token_type_ids, self.token_type_embeddings.weight)
-            x = x + F.embedding(position_ids, self.position_embeddings.weight)
-            return ops.dropout(ops.layer_norm(x, norm.weight, norm.bias, norm.eps), dropout)
+        words, types, positions, norm = (
+            self.word_embeddings, self.token_type_embeddings, self.position_embeddings, self.LayerNorm,
+        )  # fmt: skip
+        plain = all(map(is_plain_table, (words, types, positions))) and is_plain_norm(norm) and not is_watched(norm)
+        if inputs_embeds is not None or not plain:  # with an adapter in the place of one, or someone listening to it
+            x = words(input_ids) if inputs_embeds is None else inputs_embeds
+            x = x + types(token_type_ids) + positions(position_ids)
+            return ops.dropout(apply_norm(norm, x), dropout)
         return ops.embedding(
             input_ids,
             token_type_ids,
             position_ids,
-            self.word_embeddings.weight,
-            self.token_type_embeddings.weight,
-            self.position_embeddings.weight,
+            words.weight,
+            types.weight,
+            positions.weight,
             norm.weight,
             norm.bias,
             norm.eps,
-            padding_idx=self.word_embeddings.padding_idx,
+            padding_idx=words.padding_idx,
             dropout=dropout,
         )

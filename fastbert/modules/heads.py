@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..config import BertConfig
 from .linear import apply_linear, split_bias
+from .norm import apply_norm
 
 
 class BertPooler(nn.Module):
@@ -33,8 +34,7 @@ class BertPredictionHeadTransform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x, bias = split_bias(self.dense, x)
-        norm = self.LayerNorm
-        return ops.layer_norm(ops.gelu(x, bias, self.approximate), norm.weight, norm.bias, norm.eps)
+        return apply_norm(self.LayerNorm, ops.gelu(x, bias, self.approximate))
 
 
 class BertLMPredictionHead(nn.Module):

@@ -14,6 +14,7 @@ from ..config import BertConfig
 from ..rng import FIRST_LAYER_SITE, LAYER_SITES, Dropout, DropoutKey
 from .layout import Layout, PackedLayout
 from .linear import apply_gelu, apply_linear, is_plain, is_watched, split_bias
+from .norm import apply_norm
 from .quantized_linear import QuantizedLinear
 
 
@@ -53,10 +54,7 @@ class ResidualOutput(nn.Module):
 
     def normalise(self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout | None) -> Tensor:
         """What follows the dense layer, whose bias may still be missing from x."""
-        norm = self.LayerNorm
-        # Under autocast the first residual may be wider than the branch.
-        residual = residual.to(x.dtype)
-        return ops.layer_norm(x, norm.weight, norm.bias, norm.eps, x_bias=bias, residual=residual, dropout=dropout)
+        return apply_norm(self.LayerNorm, x, x_bias=bias, residual=residual, dropout=dropout)
 
 
 class BertAttention(nn.Module):
@@ -64,6 +62,21 @@ class BertAttention(nn.Module):
         super().__init__()
         self.self = BertSelfAttention(config)
         self.output = ResidualOutput(config.hidden_size, config)
+
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        dropouts: tuple[Dropout | None, Dropout | None],
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """x (T, H) -> LN(x + attention) (T, H), or (R, H) of the ``rows`` alone, and the probabilities where the layout
+        keeps them. ``dropouts`` are the probabilities' and the branch's."""
+        on_probs, on_output = dropouts
+        context, probs = self.self(x, layout, on_probs)
+        if rows is not None:
+            context, x = context.index_select(0, rows), x.index_select(0, rows)
+        return self.output(context, x, on_output), probs
 
 
 class BertIntermediate(nn.Module):
@@ -105,10 +118,7 @@ class BertLayer(nn.Module):
         are computed beyond the attention, and (R, H) comes back; all tokens are attended to.
         """
         on_probs, on_attention, on_output = self.dropouts(key, rates)
-        context, probs = self.attention.self(x, layout, on_probs)
-        if rows is not None:
-            context, x = context.index_select(0, rows), x.index_select(0, rows)
-        x = self.attention.output(context, x, on_attention)
+        x, probs = self.attention(x, layout, (on_probs, on_attention), rows)
         given = self._feed_forward(x)
         if given is not None and ops.is_fused("mlp", *given):
             return self.output.normalise(ops.mlp(*given), self.output.dense.bias, x, on_output), probs

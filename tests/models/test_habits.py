@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from contextlib import nullcontext
+from functools import partial
 
 import hf_parity as hf
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 import fastbert
 from fastbert import rng
 from fastbert.errors import InputError
+from fastbert.modules.layer import BertAttention
 from fastbert.packing import PackedBatch
 
 # --- copies ---
@@ -274,6 +276,58 @@ def test_hooks_on_dense_layers_fire():
         module.register_forward_hook(lambda module, _inputs, _output: seen.append(module))
     got = ours(**hf.inputs()).last_hidden_state
     assert seen == linears
+    hf.assert_near(got, expected, torch.float32, "last_hidden_state")
+
+
+def test_hooks_on_norms_tables_and_attention_fire():
+    _, ours = hf.pair("BertForMaskedLM")
+    wanted = (nn.LayerNorm, nn.Embedding, BertAttention)
+    listened = [module for module in ours.modules() if isinstance(module, wanted)]
+    assert len(listened) == 3 + 1 + 3 * 3 + 1
+    expected = ours(**hf.inputs()).logits
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        seen = []
+        handles = [getattr(module, register)(lambda module, *_, to=seen: to.append(module)) for module in listened]
+        got = ours(**hf.inputs()).logits
+        assert len(seen) == len(listened)
+        assert set(seen) == set(listened)
+        hf.assert_near(got, expected, torch.float32, "logits")
+        for handle in handles:
+            handle.remove()
+
+
+class _RMSNorm(nn.LayerNorm):
+    """Another norm with all that a LayerNorm has."""
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight + self.bias
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("make", [_RMSNorm, partial(nn.LayerNorm, bias=False)], ids=["a class of its own", "no bias"])
+def test_another_norm_in_the_place_of_a_layer_norm_is_called(make, gradient):
+    theirs, ours = hf.pair("BertForMaskedLM")
+    for model in (theirs, ours):
+        for module in list(model.modules()):
+            if hasattr(module, "LayerNorm"):
+                module.LayerNorm = make(32)
+                nn.init.uniform_(module.LayerNorm.weight)
+        model.load_state_dict(theirs.state_dict())
+    with torch.set_grad_enabled(gradient):
+        got, expected = ours(**hf.inputs()).logits, theirs(**hf.inputs()).logits
+    hf.assert_near(got, expected, torch.float32, "logits")
+
+
+def test_another_module_in_the_place_of_the_positions_is_called():
+    class Reversed(nn.Embedding):
+        def forward(self, ids):
+            return super().forward(self.num_embeddings - 1 - ids)
+
+    theirs, ours = hf.pair("BertModel")
+    for model in (theirs, ours):
+        table = model.embeddings.position_embeddings
+        model.embeddings.position_embeddings = Reversed.from_pretrained(table.weight.detach())
+    got, expected = ours(**hf.inputs())[0], theirs(**hf.inputs())[0]
     hf.assert_near(got, expected, torch.float32, "last_hidden_state")
 
 
