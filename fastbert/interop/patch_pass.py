@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..errors import InputError
 from ..models.inputs import Tokens, open_packed, open_padded
+from ..modules.encoder import IDLE
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
@@ -28,7 +29,7 @@ _SERVED = (
 # Arguments of decoders and of trainers that say nothing to an encoder, and what stays among the features that a loss of
 # sentence-transformers encodes twice.
 _IDLE = (
-    *("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx"),
+    *IDLE,
     *("token_embeddings", "sentence_embedding", "all_layer_embeddings"),
 )
 

@@ -122,6 +122,11 @@ def _check_square(mask: Tensor, batch_size: int, seqlen: int) -> None:
         )
 
 
+# What transformers' models and trainers hand on and an encoder does not need.
+IDLE = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx")
+_IDLE_HERE = (*IDLE, "position_ids", "cu_seq_lens_k", "max_length_k")  # positions are in the embeddings
+
+
 def refuse(**arguments) -> None:
     """Raises InputError for arguments of a decoder, or a head mask that masks something."""
     for name, value in arguments.items():
@@ -247,9 +252,10 @@ class BertEncoder(nn.Module):
         dropout_key: DropoutKey | None = None,
         head_mask: Any = None,
         encoder_hidden_states: Any = None,
+        encoder_attention_mask: Any = None,
         past_key_values: Any = None,
         cache: Any = None,
-        **ignored: Any,
+        **more: Any,
     ) -> EncoderOutput | tuple[Any, ...]:
         """Encodes a padded or a packed batch.
 
@@ -261,7 +267,8 @@ class BertEncoder(nn.Module):
             output_hidden_states, output_attentions: whether these are returned too.
             return_dict: False returns a tuple.
             dropout_key: which random numbers dropout draws in this pass; new ones by default.
-            ignored: further arguments that transformers' model passes and an encoder does not need.
+            more: what transformers' model passes and an encoder does not need (``position_ids``, ``use_cache``, ...);
+                anything else must be None or False.
 
         Returns:
             ``last_hidden_state`` in the shape of the input, with zeros at masked tokens (except for a masked column 0,
@@ -269,11 +276,15 @@ class BertEncoder(nn.Module):
             dtypes are those of transformers: float32 for float32 hidden_states.
 
         Raises:
-            InputError: shapes do not fit, or an argument is a decoder's.
+            InputError: shapes do not fit, or an argument is a decoder's or unknown.
         """
+        unknown = [name for name, value in more.items() if not (value is None or value is False or name in _IDLE_HERE)]
+        if unknown:  # a mask under another library's name would be left unread
+            raise InputError(f"unknown argument of the encoder: {', '.join(sorted(unknown))}")
         refuse(
             head_mask=head_mask,
             encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
             past_key_values=past_key_values,
             cache=cache,
         )

@@ -329,6 +329,19 @@ def test_the_encoder_keeps_no_keys_and_values_under_either_name(name):
         encoder(x, **{name: object()})
 
 
+@pytest.mark.parametrize("name", ["mask", "key_padding_mask", "src_key_padding_mask", "encoder_attention_mask"])
+def test_a_mask_under_another_name_is_refused(name):
+    encoder = fastbert.BertEncoder(hf.hf_config()).eval()
+    x, mask = torch.randn(hf.BATCH, hf.LENGTH, 32), hf.masks()["prefix"]
+    with pytest.raises(InputError, match=name):
+        encoder(x, **{name: mask})
+    with pytest.raises(InputError, match=r"^unknown argument of the encoder: is_causal$"):
+        encoder(x, is_causal=True)
+    # What transformers' model hands on is no one's mask.
+    idle = {"use_cache": True, "position_ids": torch.arange(hf.LENGTH), "num_items_in_batch": torch.tensor(3)}
+    assert torch.equal(encoder(x, mask, **idle, is_causal=False, new_in_some_release=None)[0], encoder(x, mask)[0])
+
+
 @pytest.mark.parametrize(
     ("mask", "reason"),
     [
