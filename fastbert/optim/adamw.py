@@ -57,6 +57,7 @@ class AdamW(MasterWeightOptimizer):
         batches = self._collect()
         if batches:
             _dispatch.call("adamw", batches, grad_scale)
+            self.agree(batches)
         return loss
 
 

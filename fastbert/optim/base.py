@@ -68,7 +68,9 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     """Collects the tensors of its groups, for one call that updates all of them.
 
     Parameters in bfloat16 or float16 get a float32 copy, ``master``, which is what is updated: small updates would be
-    lost in the rounding of the narrow type.
+    lost in the rounding of the narrow type. Where somebody else writes to a parameter between two steps (loaded
+    weights, a mask), the next step goes on from what he wrote; writes through ``.data``, which torch does not count,
+    are not seen.
     """
 
     _add_param_group = _without_dynamo(torch.optim.Optimizer.add_param_group)
@@ -113,9 +115,36 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         for name in ("exp_avg", "exp_avg_sq", "master"):
             if name in state and state[name].dtype != wide:
                 state[name] = state[name].to(wide)
-        if p.dtype != wide and "master" not in state:
-            state["master"] = p.detach().to(wide)
+        self._agree(p, state, wide)
         return state
+
+    @torch.no_grad()
+    def _agree(self, p: Tensor, state: dict[str, Any], wide: torch.dtype) -> None:
+        """Makes or drops the master, and takes over what others wrote to the parameter since the two agreed."""
+        master = state.get("master")
+        written = self._agreed.get(p, p._version) != p._version
+        if p.dtype == wide:
+            if master is not None:  # the parameter was narrow once
+                del state["master"]
+                if not written:
+                    p.copy_(master)
+        elif master is None:
+            state["master"] = p.detach().to(wide)
+            self._agreed[p] = p._version
+        elif written:
+            master.copy_(torch.where(p == master.to(p.dtype), master, p.to(wide)))
+
+    @property
+    def _agreed(self) -> dict[Tensor, int]:
+        """torch's count of writes to each parameter that has a master, as of when the two agreed. Made when it is first
+        asked for: a copy or a pickle of an optimiser has none."""
+        return self.__dict__.setdefault("agreed", {})
+
+    def agree(self, batches: list[Batch]) -> None:
+        """To be called after an update, which has rounded the masters into the parameters."""
+        self._agreed.update(
+            (p, p._version) for b in batches for p, t in zip(b.params, b.targets, strict=True) if t is not p
+        )
 
     def collect_uncounted(self) -> list[Batch]:
         """What `_collect` gives, the step counts as they are; those of the states where the device keeps its own."""
@@ -169,6 +198,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor):
                     self.state[p][name] = value.detach().clone().to(p.device)
+            self._agreed[p] = p._version
 
 
 def scaled_gradients(batch: Batch, scale: Tensor | float) -> list[Tensor]:

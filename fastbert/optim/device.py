@@ -125,7 +125,9 @@ def device_step(
     kind = "lamb" if "variant" in first else "adamw"
     most = float(first["max_grad_norm"]) if kind == "lamb" and divides_by_norm(first) else math.inf
     most_clip = math.inf if max_norm is None else float(max_norm)
-    return _dispatch.call("device_step", kind, batches, rows, lr.reshape(1), grad_scale.reshape(1), most_clip, most)
+    outcome = _dispatch.call("device_step", kind, batches, rows, lr.reshape(1), grad_scale.reshape(1), most_clip, most)
+    optimizer.agree(batches)
+    return outcome
 
 
 @_dispatch.register("device_step", "reference")

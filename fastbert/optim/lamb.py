@@ -74,6 +74,7 @@ class Lamb(MasterWeightOptimizer):
         batches = self._collect()
         if batches:
             _dispatch.call("lamb", batches, grad_scale if divisor is None else grad_scale / divisor)
+            self.agree(batches)
         return loss
 
 

@@ -134,6 +134,7 @@ class ShardedLamb(Lamb):
         for batch in batches:
             if batch.params[0] in self.layouts:
                 self._update_shards(batch, scale)
+        self.agree(batches)
         return loss
 
     def _update_shards(self, batch: Batch, scale: float) -> None:

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from fastbert import ops
 from fastbert.errors import InputError
 from fastbert.optim import AdamW, Lamb, clipped_step, device_step
 
@@ -236,6 +237,62 @@ def test_a_model_of_another_dtype_goes_on_with_the_state(optimizer_class, dtype,
         torch.testing.assert_close(state.get("master", q).double(), p.double(), rtol=1e-6, atol=1e-7)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         assert {value.dtype for value in state.values() if isinstance(value, torch.Tensor)} == {wide}
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_others_write_to_a_narrow_parameter_counts(optimizer_class, dtype, backend):
+    narrow, wide = random_pair(1, dtype), [torch.nn.Parameter(p.detach().float()) for p in random_pair(1, dtype)]
+    optimizers = [optimizer_class(params, lr=1e-2) for params in (narrow, wide)]
+
+    def step(seed):
+        for p, q in zip(narrow, wide, strict=True):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            q.grad = p.grad.float()
+        with ops.backend(backend):
+            for optimizer in optimizers:
+                optimizer.step()
+
+    step(1)
+    step(2)
+    with torch.no_grad():
+        for params in (narrow, wide):
+            params[0][:3] = 0.5  # the other rows keep the digits that only their masters have
+            params[1].copy_(torch.arange(5))
+    step(3)
+    for p, q in zip(narrow, wide, strict=True):
+        torch.testing.assert_close(optimizers[0].state[p]["master"], q.detach(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(p.detach(), q.detach().to(dtype), rtol=2**-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_model_that_becomes_wide_goes_on_from_its_masters(optimizer_class, backend, loaded):
+    params, plain = (
+        random_pair(1, torch.bfloat16),
+        [torch.nn.Parameter(p.float()) for p in random_pair(1, torch.bfloat16)],
+    )
+    optimizers = [optimizer_class(list_of, lr=1e-2) for list_of in (params, plain)]
+    with ops.backend(backend):
+        for p, q in zip(params, plain, strict=True):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+            q.grad = p.grad.float()
+        for optimizer in optimizers:
+            optimizer.step()
+        for p, q in zip(params, plain, strict=True):
+            p.grad, p.data = None, p.detach().float()
+            p.grad = q.grad
+        if loaded:
+            state = optimizers[0].state_dict()
+            optimizers[0] = optimizer_class(params, lr=1e-2)
+            optimizers[0].load_state_dict(state)
+        for optimizer in optimizers:
+            optimizer.step()
+    for p, q in zip(params, plain, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+        assert "master" not in optimizers[0].state[p]
 
 
 def test_a_state_may_be_loaded_again():
