@@ -235,7 +235,10 @@ class HeadDropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        return ops.dropout(x, tokens.key.site(self.p, rng.HEAD_SITE) if tokens.key else None)
+        if not self.training or not self.p:
+            return x
+        # A head may be trained over a model that its owner keeps in evaluation mode, which has drawn no key.
+        return ops.dropout(x, (tokens.key or rng.current()).site(self.p, rng.HEAD_SITE))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -84,7 +84,7 @@ class BertEmbeddings(nn.Module):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """input_ids, token_type_ids, position_ids (T,) -> (T, H); inputs_embeds (T, H) in place of input_ids."""
-        dropout = key.site(self.config.hidden_dropout_prob, EMBEDDING_SITE) if key else None
+        dropout = key.site(self.config.hidden_dropout_prob, EMBEDDING_SITE) if key and self.training else None
         words, types, positions, norm = (
             self.word_embeddings, self.token_type_embeddings, self.position_embeddings, self.LayerNorm,
         )  # fmt: skip

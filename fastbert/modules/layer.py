@@ -108,14 +108,14 @@ class BertLayer(nn.Module):
         layout: Layout,
         key: DropoutKey | None,
         rows: Tensor | None = None,
-        rates: tuple[float, float] | None = None,
+        rates: tuple[float, float, float] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """x (T, H) -> (T, H), and attention probabilities where the layout keeps them.
 
         ``key`` names the random numbers of this forward pass; it is an argument, so recomputing the layer for the
-        backward pass drops the same elements. So are the ``rates``, the layer's own by default: those of a patched
-        model follow its modes, which may change before the backward pass. With ``rows`` (R,) int64 only these tokens
-        are computed beyond the attention, and (R, H) comes back; all tokens are attended to.
+        backward pass drops the same elements. So are the ``rates``, the layer's own by default: they follow the modes
+        of its parts, which may change before the backward pass. With ``rows`` (R,) int64 only these tokens are computed
+        beyond the attention, and (R, H) comes back; all tokens are attended to.
         """
         on_probs, on_attention, on_output = self.dropouts(key, rates)
         x, probs = self.attention(x, layout, (on_probs, on_attention), rows)
@@ -125,17 +125,24 @@ class BertLayer(nn.Module):
         return self.output(self.intermediate(x), x, on_output), probs
 
     @property
-    def rates(self) -> tuple[float, float]:
-        """Dropout of the attention's probabilities, and of both branches."""
-        return self.config.attention_probs_dropout_prob, self.config.hidden_dropout_prob
+    def rates(self) -> tuple[float, float, float]:
+        """Dropout of the attention's probabilities, of its branch and of the feed-forward one; 0 where the part that
+        drops is in evaluation mode, as in a layer that is frozen."""
+        of_probs, of_hidden = self.config.attention_probs_dropout_prob, self.config.hidden_dropout_prob
+        attention = self.attention
+        return (
+            of_probs if attention.self.training else 0.0,
+            of_hidden if attention.output.training else 0.0,
+            of_hidden if self.output.training else 0.0,
+        )
 
-    def dropouts(self, key: DropoutKey | None, rates: tuple[float, float] | None = None) -> ops.LayerDropouts:
+    def dropouts(self, key: DropoutKey | None, rates: tuple[float, float, float] | None = None) -> ops.LayerDropouts:
         """Where in the random stream this layer's dropouts are; ``rates`` as `forward` takes them."""
         if key is None:
             return None, None, None
         site = FIRST_LAYER_SITE + LAYER_SITES * self.index
-        of_probs, of_hidden = self.rates if rates is None else rates
-        return key.site(of_probs, site), key.site(of_hidden, site + 1), key.site(of_hidden, site + 2)
+        on_probs, on_attention, on_output = self.rates if rates is None else rates
+        return key.site(on_probs, site), key.site(on_attention, site + 1), key.site(on_output, site + 2)
 
     def _feed_forward(self, x: Tensor) -> tuple | None:
         """What `ops.mlp` takes, or None where the block is not what it was built as."""

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 import fastbert
 from fastbert import BertConfig, PackedBatch, rng
@@ -57,3 +58,40 @@ def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
     assert rng.current() != key
     assert Counter(p for p, _ in key.asked) == shares
     assert len({site for _, site in key.asked}) == len(key.asked)
+
+
+@pytest.mark.parametrize(
+    ("names", "shares"),
+    [
+        (("bert.encoder.layer.0", "bert.encoder.layer.2"), {0.2: 1, 0.1: 2 + 1, 0.4: 1}),
+        (("bert.encoder", "bert.embeddings"), {0.4: 1}),
+        (("bert",), {0.4: 1}),
+        (("dropout",), {0.2: 3, 0.1: 6 + 1}),
+        (("bert.encoder.layer.1.attention",), {0.2: 2, 0.1: 5 + 1, 0.4: 1}),
+    ],
+    ids=["two layers", "encoder and embeddings", "all below the head", "the head's", "attention"],
+)
+def test_parts_in_evaluation_mode_drop_nothing(names, shares):
+    """As layers are frozen: the rest is trained, and drops as it did."""
+    model, key = fastbert.BertForSequenceClassification(BERT).train(), Watched(3, 1)
+    for name in names:
+        model.get_submodule(name).eval()
+    with rng.use(key):
+        model(PackedBatch.from_sequences([[2, 7, 8, 3]]))
+    assert Counter(p for p, _ in key.asked if p) == shares
+
+
+def test_a_mode_that_changes_before_the_backward_pass_changes_nothing():
+    gradients = []
+    for change in (False, True):
+        torch.manual_seed(0)
+        model = fastbert.BertForSequenceClassification(BERT).train()
+        model.gradient_checkpointing_enable()
+        model.bert.encoder.layer[1].eval()
+        with rng.use(rng.DropoutKey(3, 1)):
+            out = model(PackedBatch.from_sequences([[2, 7, 8, 3]]))
+        if change:
+            model.eval()
+        out.logits.sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
