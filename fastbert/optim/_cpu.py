@@ -33,7 +33,7 @@ def _accepts_norm(tensors: list[Tensor]) -> str | None:
 def grad_norm(tensors: list[Tensor]) -> Tensor:
     tensors = [t.contiguous() for t in tensors]  # these copies, if any, must live until the call is over
     places = [number for t in tensors for number in (t.data_ptr(), t.numel(), _cpu.code(t))]
-    return torch.tensor(_native.extension().grad_norm(places), dtype=torch.float32)
+    return torch.tensor(_native.extension().grad_norm(places), dtype=torch.float32, device="cpu")
 
 
 def _accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:

@@ -58,3 +58,17 @@ def test_default_dtypes(call, default):
     with fastbert.backend("cpu"):
         expected, got = value_and_gradients(call, torch.float32), value_and_gradients(call, default)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("optimizer_class", [fastbert.optim.AdamW, fastbert.optim.Lamb])
+def test_a_default_device_of_another_kind(optimizer_class):
+    """As where `torch.set_default_device` names a GPU and this model is trained on the CPU."""
+    trained = []
+    for device in ("cpu", "meta"):
+        p = torch.nn.Parameter(torch.arange(8, dtype=torch.float32, device="cpu"))
+        p.grad = torch.full((8,), 3.0, device="cpu")
+        with torch.device(device):
+            norm = fastbert.optim.clipped_step(optimizer_class([p], lr=0.1), 1.0)
+            assert float(fastbert.optim.clip_grad_norm([p], 2.0)) == float(norm)
+        trained.append((p.detach(), p.grad))
+    torch.testing.assert_close(*trained, rtol=0, atol=0)
