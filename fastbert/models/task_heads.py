@@ -163,11 +163,17 @@ class BertForMultipleChoice(BertHead):
             ``loss``: (), mean cross-entropy; ``logits``: (B, C).
 
         Raises:
-            InputError: inputs or labels do not fit, or a `PackedBatch` comes without ``num_choices``.
+            InputError: inputs or labels do not fit, or a `PackedBatch` comes without ``num_choices`` or with a question
+                that has fewer.
         """
         if isinstance(input_ids, PackedBatch):
             if num_choices is None:
                 raise InputError("a packed batch of choices needs num_choices, got none")
+            if num_choices < 1 or input_ids.num_sequences % num_choices:
+                raise InputError(
+                    f"a packed batch must hold num_choices = {num_choices} sequences for each question, got "
+                    f"{input_ids.num_sequences} sequences"
+                )
         else:
             embeds = options.get("inputs_embeds")
             check_tensors(input_ids=input_ids, inputs_embeds=embeds)

@@ -55,6 +55,13 @@ def test_inputs_that_do_not_fit():
     assert ours(ids, **idle).last_hidden_state.isfinite().all()
 
 
+@pytest.mark.parametrize("num_choices", [2, 4, 0, -3])
+def test_a_packed_batch_of_questions_with_fewer_choices(num_choices):
+    _, ours = hf.pair("BertForMultipleChoice")
+    batch = PackedBatch.from_sequences([[1, 2], [3], [4, 5]])
+    _one_sentence(ours, f"num_choices = {num_choices}", "got 3 sequences", input_ids=batch, num_choices=num_choices)
+
+
 @pytest.mark.parametrize("row", [[1.5], ["a"], "text", 3, None, [[1, 2]]])
 def test_sequences_that_are_no_ids(row):
     with pytest.raises(InputError, match="input_ids must be sequences of ids, got"):
