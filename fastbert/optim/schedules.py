@@ -1,7 +1,7 @@
 """Learning-rate schedules: the multiplier of the peak rate as a pure function of how much of the training is done.
 
 ``progress`` and ``warmup`` are shares of the training, 0 to 1, be it measured in steps or in time. All rise linearly
-during the warm-up.
+during the warm-up, and raise InputError for one that is no such share, as a number of steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from ..errors import InputError
 
 
 def _rise(progress: float, warmup: float) -> float | None:
+    if not 0 <= warmup <= 1:  # a number of steps, say: the rate would hardly rise at all
+        raise InputError(f"warmup must be a share of the training, from 0 to 1, got {warmup}")
     return progress / warmup if progress < warmup else None
 
 

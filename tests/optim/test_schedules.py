@@ -63,3 +63,10 @@ def test_is_transformers_at_every_step(name, theirs):
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(InputError, match="linear, poly, constant"):
         schedules.by_name("cosine")
+
+
+@pytest.mark.parametrize("name", ["linear", "poly", "constant"])
+@pytest.mark.parametrize("warmup", [100, -0.1, float("nan")])
+def test_a_warm_up_that_is_no_share_is_refused(name, warmup):
+    with pytest.raises(InputError, match="warmup must be a share of the training, from 0 to 1, got"):
+        schedules.by_name(name)(0.5, warmup)
