@@ -14,12 +14,23 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..config import BertConfig
+from ..errors import InputError
 from ..modules.heads import BertPreTrainingHeads
 from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, PreTrainingOutput
 from ..packing import PackedBatch
 from .bert import BertHead, Encoded, as_asked
-from .checks import check_labels
+from .checks import check_labels, check_range
+
+
+def _check_targets(batch) -> None:
+    """Raises InputError for labels of a `PackedBatch` without their places, or places without labels or outside."""
+    if not isinstance(batch, PackedBatch) or batch.mlm_positions is batch.mlm_labels is None:
+        return
+    if batch.mlm_positions is None or batch.mlm_labels is None:
+        missing = "mlm_positions" if batch.mlm_positions is None else "mlm_labels"
+        raise InputError(f"a PackedBatch must have both mlm_positions and mlm_labels or neither, got no {missing}")
+    check_range("mlm_positions", batch.mlm_positions, batch.num_tokens, "the number of tokens is")
 
 
 def _only_labelled(model: BertHead, batch, labels: Tensor | None, output_logits: bool | None, options: dict):
@@ -118,6 +129,7 @@ class BertForPreTraining(BertHead):
             InputError: inputs or labels do not fit.
         """
         batch = input_ids
+        _check_targets(batch)
         only = _only_labelled(self, batch, labels, output_logits, options)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
         mlm_loss, mlm_logits, logits = _masked_lm(
@@ -184,6 +196,7 @@ class BertForMaskedLM(BertHead):
         Raises:
             InputError: inputs or labels do not fit.
         """
+        _check_targets(input_ids)
         only = _only_labelled(self, input_ids, labels, output_logits, options)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
         loss, mlm_logits, logits = _masked_lm(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import reference
 from ..errors import InputError
+from ..packing import checked_bounds
 from ..rng import Dropout
 from . import _dispatch, _invariant
 
 
 @_dispatch.register("attention", "reference")
 def _reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
+    if not (torch.compiler.is_compiling() or _dispatch.is_transformed()):
+        checked_bounds(cu_seqlens, q.shape[0], None)  # as the kernels do: tokens beyond the bounds would attend to none
     if not _invariant.active():
         return reference.attention(q, k, v, cu_seqlens, max_seqlen, **options)
     if options.get("dropout") is not None:
@@ -45,7 +49,7 @@ def attention(
         (T, nheads, head_dim), dtype of q; softmax in float32 (float64 for float64).
 
     Raises:
-        InputError: shapes do not fit.
+        InputError: shapes do not fit, or on a CPU cu_seqlens that do not ascend from 0 to T.
 
     Ref:
         Vaswani et al. 2017, equation 1.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import hf_parity as hf
 import pytest
 import torch
@@ -53,6 +55,31 @@ def test_inputs_that_do_not_fit():
     _one_sentence(ours, "cache is not supported", input_ids=ids, cache=object())
     idle = {"head_mask": [None] * 3, "use_cache": False, "past_key_values": None, "cache": None}
     assert ours(ids, **idle).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("bounds", [[0, 3], [0, 2, 4, 3], [0, 5], [1, 4]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the kernels', and the reference's
+def test_bounds_of_a_packed_batch_that_are_not_its_tokens(bounds, dtype):
+    _, ours = hf.pair("BertModel")
+    batch = dataclasses.replace(PackedBatch.from_sequences([[1, 2, 3, 4]]), cu_seqlens=torch.tensor(bounds).int())
+    _one_sentence(ours.to(dtype), "cu_seqlens must ascend from 0 to the 4 tokens", bounds, input_ids=batch)
+
+
+@pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMaskedLM"])
+@pytest.mark.parametrize("last_layer", ["all", "needed"])
+def test_labels_of_a_packed_batch_without_their_places(name, last_layer):
+    _, ours = hf.pair(name)
+    ours.last_layer = last_layer
+    one = torch.tensor([1])
+    for words, labels in {
+        "got no mlm_positions": {"mlm_labels": one},
+        "got no mlm_labels": {"mlm_positions": one},
+        "mlm_positions must be between 0 and 3 (the number of tokens is 4), got 4": {
+            "mlm_labels": one,
+            "mlm_positions": one + 3,
+        },
+    }.items():
+        _one_sentence(ours, words, input_ids=PackedBatch.from_sequences([[1, 2, 3, 4]], **labels))
 
 
 @pytest.mark.parametrize("num_choices", [2, 4, 0, -3])
