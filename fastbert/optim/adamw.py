@@ -72,7 +72,7 @@ def _adamw(batches: list[Batch], scale: float = 1.0) -> None:
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
         roots = torch._foreach_sqrt(second)
-        rate = group["lr"]
+        rate = float(group["lr"])  # which may be a tensor, and torch takes numbers alone or tensors alone
         if group["correct_bias"]:
             torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in batch.steps])
             rates = [-rate / (1 - beta1**step) for step in batch.steps]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -237,6 +238,20 @@ def test_a_model_of_another_dtype_goes_on_with_the_state(optimizer_class, dtype,
         torch.testing.assert_close(state.get("master", q).double(), p.double(), rtol=1e-6, atol=1e-7)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         assert {value.dtype for value in state.values() if isinstance(value, torch.Tensor)} == {wide}
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("make", [AdamW, partial(AdamW, correct_bias=True), Lamb])
+def test_a_rate_may_be_a_tensor(make, backend):
+    stepped = []
+    for rate in (0.125, torch.tensor(0.125)):
+        params = random_pair(1)
+        torch.manual_seed(0)
+        feed(params, 0)
+        with ops.backend(backend):
+            make(params, lr=rate).step()
+        stepped.append([p.detach() for p in params])
+    torch.testing.assert_close(*stepped, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
