@@ -15,7 +15,8 @@ from . import _dispatch, _invariant
 @_dispatch.register("attention", "reference")
 def _reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
     if not (torch.compiler.is_compiling() or _dispatch.is_transformed()):
-        checked_bounds(cu_seqlens, q.shape[0], None)  # as the kernels do: tokens beyond the bounds would attend to none
+        # As the kernels do on a CPU: tokens beyond the bounds would attend to none.
+        checked_bounds(cu_seqlens, q.shape[0], max_seqlen)
     if not _invariant.active():
         return reference.attention(q, k, v, cu_seqlens, max_seqlen, **options)
     if options.get("dropout") is not None:
