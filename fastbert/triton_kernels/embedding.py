@@ -27,10 +27,10 @@ PARTS = 16  # of a run, added up at a time
 @triton.jit
 def _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns):
     """(1, BLOCK_N) fp32 z of a token; NaN where an id is no row of its table, in place of memory that is not ours."""
-    inside = columns < N
     word, kind, place = tl.load(ids_ptr + token), tl.load(types_ptr + token), tl.load(places_ptr + token)
     valid = (word >= 0) & (word < V) & (kind >= 0) & (kind < TYPES) & (place >= 0) & (place < P)
-    here = inside & valid
+    # One comparison: Triton 3.9's interpreter takes no mask of a block's and a number's.
+    here = columns < tl.where(valid, N, 0)
     z = tl.load(word_ptr + word * N + columns, mask=here, other=0.0).to(tl.float32)
     z += tl.load(type_ptr + kind * N + columns, mask=here, other=0.0).to(tl.float32)
     z += tl.load(position_ptr + place * N + columns, mask=here, other=0.0).to(tl.float32)
