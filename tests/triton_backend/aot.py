@@ -21,7 +21,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fastbert import fp8
-from fastbert.triton_kernels import attention, attention_backward, cross_entropy, dropout, gelu, layer_norm, optimizer
+from fastbert.triton_kernels import (
+    attention,
+    attention_backward,
+    common,
+    cross_entropy,
+    dropout,
+    gelu,
+    layer_norm,
+    optimizer,
+)
 from fastbert.triton_kernels import embedding as embedding_kernels
 from fastbert.triton_kernels import fp8 as fp8_kernels
 
@@ -227,7 +236,7 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
             if argument.endswith("_ptr") or argument in ("N", "M_up") or argument.startswith("stride_")
         },
     )
-    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch)
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={**common.OPTIONS, **launch})
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
