@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -74,6 +75,15 @@ class Family:
 
     def field(self, name: str) -> str:
         return dict(self.config).get(name, name)
+
+
+@cache
+def is_before_5() -> bool:
+    """Whether transformers is of version 4."""
+    import transformers
+    from packaging.version import Version
+
+    return Version(transformers.__version__) < Version("5.0.0.dev0")
 
 
 def _embed(model: nn.Module, given: dict[str, Any]) -> Tensor:

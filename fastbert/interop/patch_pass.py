@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..modules.encoder import IDLE
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
-from .patch_families import Family
+from .patch_families import Family, is_before_5
 from .patch_view import Unservable, View, view_of
 
 # What an encoder that is patched says of its pads, in its __dict__.
@@ -108,11 +108,11 @@ class Pass:
         """Of the mask that transformers adds to its scores, where those are asked for: from version 5 on it makes none
         where nothing is masked."""
         mask = self.given.get("attention_mask")
-        if not self.attentions or (mask is None and not _is_before_5()):
+        if not self.attentions or (mask is None and not is_before_5()):
             return None
         if mask is not None and mask.dim() == 4:
             return mask.dtype if mask.is_floating_point() else None
-        return hidden.dtype if _is_before_5() or not bool((mask != 0).all()) else None
+        return hidden.dtype if is_before_5() or not bool((mask != 0).all()) else None
 
     def _embedded(self) -> tuple[Tokens, Tensor]:
         """The tokens and their (T, H) embeddings."""
@@ -174,24 +174,16 @@ class Pass:
         cls = self.family.output_class()
         if "pooler_output" in cls.__dataclass_fields__:
             fields["pooler_output"] = pooled
-        if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not _is_before_5():
+        if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not is_before_5():
             # transformers 5 answers for the cross-attention that an encoder has not, too.
             fields["cross_attentions"] = ()
         output = cls(**fields)
         if self.return_dict:
             return output
-        if "pooler_output" in fields and _is_before_5():
+        # Version 4's tuple of a model without a pooler has a None for it.
+        if "pooler_output" in fields and is_before_5():
             return (last, pooled, *(x for x in (states, attentions) if x is not None))
         return output.to_tuple()
-
-
-@cache
-def _is_before_5() -> bool:
-    """Whether transformers is of version 4, whose tuple of a model without a pooler has a None for it."""
-    import transformers
-    from packaging.version import Version
-
-    return Version(transformers.__version__) < Version("5.0.0.dev0")
 
 
 def _someones_attention(config: Any) -> str | None:
@@ -237,4 +229,4 @@ def _keys_of(mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
 def _is_square_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
     """A ready 4-D mask, as transformers 5 takes it; 4.x would convert it, so there it is not ours to read."""
     known = mask.dtype == torch.bool or mask.is_floating_point()
-    return mask.dim() == 4 and known and mask.shape[-1] == shape[1] and not _is_before_5()
+    return mask.dim() == 4 and known and mask.shape[-1] == shape[1] and not is_before_5()

@@ -20,7 +20,7 @@ from ..modules import hooks
 from ..modules.embeddings import BertEmbeddings, is_plain_table
 from ..modules.encoder import BertEncoder
 from ..modules.norm import is_plain_norm
-from .patch_families import BERT, INNER, LEAVES, Family
+from .patch_families import BERT, INNER, LEAVES, Family, is_before_5
 from .patch_parts import TOKENWISE, is_tokenwise
 
 _ERF = ("GELUActivation",)
@@ -225,7 +225,6 @@ class View:
             self.encoder.layer, self.layers, self.scoring, self.dropouts, strict=True
         ):
             ours.training = theirs.training  # not train(): the leaves are the caller's
-            # transformers asks the attention module, not its dropout, whether probabilities are dropped.
             attention = scoring[0]
             scaling = getattr(attention, "scaling", usual)
             if scaling != usual:
@@ -233,7 +232,7 @@ class View:
             if getattr(attention, "is_causal", False):
                 raise Unservable("the attention of a layer is causal")
             self._check_heads(*scoring)
-            probs = on_probs.p if attention.training else 0.0
+            probs = _share_of_probs(attention, on_probs)
             hidden = on_output.p if on_output.training else 0.0
             after = 0.0 if on_attention is None or not on_attention.training else on_attention.p
             if hidden != after:
@@ -276,6 +275,17 @@ def _part(layer: nn.Module, family: Family, name: str) -> nn.Module | None:
 def _paths(family: Family, names: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
     paths = map(family.path, names)
     return tuple(None if path is None else tuple(path.split(".")) for path in paths)
+
+
+def _share_of_probs(attention: nn.Module, dropout: nn.Module) -> float:
+    """What a layer drops of attention's probabilities: transformers asks the attention whether, its dropout how much.
+    Version 4 asks the dropout both, and in the attention by SDPA the attention, which keeps a number of its own.
+    """
+    if not is_before_5():
+        return dropout.p if attention.training else 0.0
+    share = attention.__dict__.get("dropout_prob")
+    asked, share = (dropout, dropout.p) if share is None else (attention, share)
+    return share if asked.training else 0.0
 
 
 def _kind(module: nn.Module | None) -> str:

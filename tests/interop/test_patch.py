@@ -262,18 +262,31 @@ def test_rates_are_read_from_the_modules_as_they_are_now():
         if isinstance(module, nn.Dropout):
             module.train()
     assert not torch.equal(ours(**given).logits, ours(**given).logits)
-    # Of attention's probabilities transformers asks the attention's own mode, and not that of its dropout.
-    theirs = _dropping(hidden_dropout_prob=0.0).eval()
-    for module in theirs.bert.modules():
-        if isinstance(module, nn.Dropout):
-            module.train()
-    for model in (theirs, fastbert.patch(copy.deepcopy(theirs))):
-        assert torch.equal(model(**given).logits, model(**given).logits)
     # A layer that drops more after its feed-forward network than after its attention is transformers' to run.
     theirs = _dropping(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     theirs.bert.encoder.layer[0].output.dropout.p = 1.0
     ours = fastbert.patch(copy.deepcopy(theirs))
     hf.assert_near(ours(**given).logits, theirs(**given).logits, torch.float64, "logits")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attentions_probabilities_are_dropped_where_transformers_drops_them(attention):
+    """It asks the attention, its dropout or a number, by its version and kind of attention."""
+    given = arguments("BertForSequenceClassification", labels=False)
+
+    def repeats(training: bool, mode_of_dropouts: bool, rate: float) -> tuple[bool, bool]:
+        theirs = _dropping(hidden_dropout_prob=0.0, attention=attention).train(training)
+        for layer in theirs.bert.encoder.layer:
+            layer.attention.self.dropout.train(mode_of_dropouts).p = rate
+        models = theirs, fastbert.patch(copy.deepcopy(theirs))
+        return tuple(torch.equal(model(**given).logits, model(**given).logits) for model in models)
+
+    assert repeats(True, True, 0.3) == (False, False)
+    assert repeats(False, False, 0.3) == (True, True)
+    of_version_4 = not V5 and attention == "eager"
+    assert repeats(False, True, 0.3) == (not of_version_4,) * 2
+    assert repeats(True, False, 0.3) == (of_version_4,) * 2
+    assert repeats(True, True, 0.0) == (V5 or attention == "eager",) * 2
 
 
 def test_a_pass_without_dropout_leaves_the_generator_alone():
