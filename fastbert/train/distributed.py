@@ -106,7 +106,8 @@ def _meet(backend: str, world: World, options: dict) -> None:
     try:
         dist.init_process_group(backend, rank=world.rank, world_size=world.size, **options)
     except RuntimeError as error:
-        if not lost_a_rank(error):
+        taken = "failed to listen" in str(error)  # torch 2.6 has no class of errors for it
+        if not (taken or lost_a_rank(error)):
             raise
         raise InputError(
             f"rank {world.rank} cannot meet the others of {world.size} processes at {place['MASTER_ADDR']}, port "

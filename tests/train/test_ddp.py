@@ -156,9 +156,14 @@ def test_processes_that_cannot_meet_say_where(monkeypatch):
         with pytest.raises(InputError, match=rf"rank 0 cannot meet .* 127.0.0.1, port {port}: .*in use"), joined():
             pass
 
-    def refused(*_arguments, **_options):
-        raise RuntimeError("Gloo connectFullMesh failed with: Connection refused\nand more")
+    for message in (
+        "Gloo connectFullMesh failed with: Connection refused",
+        "The server socket has failed to listen on any local network address: in use",  # torch 2.6's
+    ):
 
-    monkeypatch.setattr(torch.distributed, "init_process_group", refused)
-    with pytest.raises(InputError, match=r"rank 0 cannot meet .*: Gloo connectFullMesh .* refused$"), joined():
-        pass
+        def refused(*_arguments, message=message, **_options):
+            raise RuntimeError(f"{message}\nand more")
+
+        monkeypatch.setattr(torch.distributed, "init_process_group", refused)
+        with pytest.raises(InputError, match=rf"rank 0 cannot meet .*: {message}$"), joined():
+            pass
