@@ -79,6 +79,8 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
     rows = optimizer.rows
     if rows is not None and len(rows.states) == len(states) and all(map(_same, rows.states, states)):
         return rows
+    # Parameters came or went: what was counted of those that stay is theirs. States that were replaced get none of it.
+    optimizer.settle()
     devices = {p.device for p, _ in pairs}
     if len(devices) != 1:
         raise InputError(f"a step on the device takes parameters of one device, got {sorted(map(str, devices))}")

@@ -327,6 +327,49 @@ def test_a_state_may_be_loaded_again():
     assert all(torch.equal(optimizer.state[p][name], held[name]) for name in ("exp_avg", "exp_avg_sq"))
 
 
+def test_steps_of_the_device_and_of_the_host_go_on_from_each_other():
+    """The counts, which bias correction needs, whoever made the steps before and whoever asks for them."""
+    host, device = random_pair(1, torch.float32), random_pair(1, torch.float32)
+    optimizers = [AdamW(params, lr=1e-2, correct_bias=True) for params in (host, device)]
+    lr = torch.tensor([1e-2])
+    for number, on_device in enumerate((True, True, False, True, True, False, True), 1):
+        for params, optimizer in zip((host, device), optimizers, strict=True):
+            torch.manual_seed(number)
+            feed(params, number)
+            if on_device and params is device:
+                device_step(optimizer, lr)
+            else:
+                optimizer.step()
+        saved = optimizers[1].state_dict()["state"] if number % 2 else copy.deepcopy(optimizers[1]).state
+        assert {state["step"] for state in saved.values()} == {number}
+        if number == 4:
+            optimizers[1].load_state_dict(copy.deepcopy(optimizers[1].state_dict()))
+    for p, q in zip(host, device, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+    assert {state["step"] for state in optimizers[1].state_dict()["state"].values()} == {7}
+
+
+def test_parameters_that_come_and_go_leave_the_others_their_counts():
+    """A layer that is trained for a while, and one that comes in later, between steps on the device."""
+    host, device = random_pair(1, torch.float32), random_pair(1, torch.float32)
+    optimizers = [AdamW(params[:2], lr=1e-2, correct_bias=True) for params in (host, device)]
+    for number in range(1, 7):
+        for params, optimizer in zip((host, device), optimizers, strict=True):
+            torch.manual_seed(number)
+            feed(params, number)
+            params[1].requires_grad_(number in (3, 4))
+            if not params[1].requires_grad:
+                params[1].grad = None
+            if number == 5:
+                optimizer.add_param_group({"params": params[2:]})
+            optimizer.step() if params is host else device_step(optimizer, torch.tensor([1e-2]))
+    optimizers[1].settle()
+    for params, optimizer in zip((host, device), optimizers, strict=True):
+        assert [optimizer.state[p]["step"] for p in params] == [6, 2, 2, 2]
+    for p, q in zip(host, device, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
 def test_another_optimisers_state_is_refused():
     (p, *_) = params = random_pair(1, torch.float32)
     feed(params, 0)
