@@ -33,6 +33,9 @@ def test_a_new_level_is_no_spike():
         rule.leaves_out(loss)
     assert [rule.leaves_out(5.0) for _ in range(8)] == [True] * 5 + [False] * 3
     assert rule.count == 5
+    # On the new level five are left out again.
+    assert not rule.leaves_out(5.1)
+    assert [rule.leaves_out(50.0) for _ in range(6)] == [True] * 5 + [False]
 
 
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])

@@ -98,6 +98,15 @@ def test_a_broken_gradient_is_reported_and_nothing_is_scaled(bad):
         torch.testing.assert_close(p.grad, old, rtol=0, atol=0, equal_nan=True)
 
 
+def test_one_wide_gradient_makes_the_norm_wide():
+    narrow, wide = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    narrow.grad, wide.grad = torch.ones(1), torch.full((1,), 1e-9, dtype=torch.float64)
+    norm = clip_grad_norm([narrow, wide], 10.0)
+    assert norm.dtype == torch.float64
+    wide.grad.fill_(1e100)  # which float32 has not
+    assert clip_grad_norm([narrow, wide], math.inf).item() == pytest.approx(1e100)
+
+
 def test_no_gradients_at_all():
     assert clip_grad_norm([nn.Parameter(torch.zeros(2))], 1.0).item() == 0.0
 

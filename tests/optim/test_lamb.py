@@ -71,6 +71,26 @@ def test_is_the_algorithm(variant, dtype, rtol, scale):
         np.testing.assert_allclose(p.detach().numpy(), expected, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.parametrize("scale", [10.0, 0.01])
+@pytest.mark.parametrize("variant", ["nvlamb", "apex", "clamped"])
+def test_a_step_on_the_device_is_the_algorithm(variant, scale):
+    def steps(max_norm):
+        arrays, gradients = start_and_gradients(scale)
+        params = [torch.nn.Parameter(torch.tensor(a)) for a in arrays]
+        groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "weight_decay": 0.0}]
+        optimizer = Lamb(groups, 9.0, (BETA1, BETA2), EPS, variant=variant)
+        for step in gradients:
+            for p, g in zip(params, step, strict=True):
+                p.grad = torch.tensor(g)
+            device_step(optimizer, torch.tensor([LR]), max_norm=max_norm)
+        return params
+
+    # The rate is a float32. A clip to two leaves what LAMB divides by to be two; the clamped variant has none.
+    for max_norm in (None, 2.0)[: 1 if variant == "clamped" else 2]:
+        for p, expected in zip(steps(max_norm), by_hand(variant, scale), strict=True):
+            np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_the_variants_differ_where_they_should():
     nvlamb, apex, clamped = (by_hand(variant, 10.0) for variant in ("nvlamb", "apex", "clamped"))
     assert np.allclose(nvlamb[0], apex[0])
@@ -99,6 +119,18 @@ def test_a_step_has_the_length_of_lr_times_the_weights():
         Lamb([p], lr=0.1, weight_decay=0.01).step()
         moved = (p.detach() - torch.tensor([3.0, 4.0], dtype=torch.float64)).norm().item()
         assert moved == pytest.approx(0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["nvlamb", "apex", "clamped"])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_tensor_of_zeros_and_an_update_of_zeros_have_trust_one(variant, on_device):
+    zeros, still = (torch.nn.Parameter(f(4, dtype=torch.float64)) for f in (torch.zeros, torch.ones))
+    zeros.grad, still.grad = torch.ones_like(zeros), torch.zeros_like(still)
+    # Without memory the update is the sign of the gradient.
+    optimizer = Lamb([zeros, still], lr=0.5, betas=(0.0, 0.0), eps=1e-12, weight_decay=0.0, variant=variant)
+    device_step(optimizer, torch.tensor(0.5)) if on_device else optimizer.step()
+    torch.testing.assert_close(zeros.detach(), torch.full_like(zeros, -0.5))
+    assert torch.equal(still.detach(), torch.ones_like(still))
 
 
 @pytest.mark.parametrize("variant", ["nvlamb", "clamped"])

@@ -41,6 +41,7 @@ def test_by_hand(name, warmup, progress, expected):
 
 def test_poly_power():
     assert schedules.poly(0.5, 0.0, power=2.0) == pytest.approx(0.25)
+    assert schedules.poly(1.0, 1.0, offset=True) == 0.0  # of which nothing is left after the warm-up
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,31 @@ def test_without_a_largest_norm_nothing_is_divided(none):
         return p
 
     assert torch.equal(after(none), after(1e9))
+
+
+def test_a_scale_is_a_gradient_that_was_multiplied():
+    """Also in the norm by which all gradients are divided."""
+
+    def after(factor):
+        p = torch.nn.Parameter(torch.arange(1.0, 7.0))
+        optimizer = ShardedLamb([p], lambda squares: None, variant="apex")
+        optimizer.layouts[p] = Layout.of_range([4, 2], 0, 6)
+        for step in (1.0, 3.0):
+            p.grad = torch.arange(6.0) * step * factor
+            optimizer.step(grad_scale=1 / factor)
+        return p
+
+    assert torch.equal(after(1.0), after(1024.0))  # a power of two
+
+
+def test_a_shard_of_which_nothing_was_in_use_is_updated_with_the_others():
+    """It may have been in use in another process, and all sum up together."""
+    sums = []
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = ShardedLamb(params, lambda squares: sums.append(squares.clone()), variant="apex", lr=0.5)
+    optimizer.layouts = {p: Layout.of_range([2, 2], 0, 3) for p in params}
+    params[0].grad = torch.ones(3)
+    optimizer.step()
+    assert [len(squares) for squares in sums] == [1, 4, 4]  # the norm of all, and two tensors' of each shard
+    assert [optimizer.state[p]["step"] for p in params] == [1, 1]
+    torch.testing.assert_close(params[1].detach(), torch.full((3,), 0.5))  # by its decay, scaled to its own length

@@ -61,11 +61,22 @@ def test_five_in_a_row_end_the_training_with_the_parameters_unchanged():
     assert all(torch.equal(a, b) for a, b in zip(before, state_of(engine), strict=True))
 
 
-def test_a_good_step_between_starts_the_count_again():
-    model, engine = make(patience=2)
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_good_step_between_starts_the_count_again(on_device):
+    model, engine = make(patience=2, on_device=on_device)
     for scale in (math.nan, 1.0, math.nan, 1.0, math.nan):
         one_step(model, engine, scale)
+    engine.settle()
     assert engine.skipped == 3
+    one_step(model, engine)
+
+    def break_one():
+        one_step(model, engine, math.nan)
+        engine.settle()
+
+    break_one()
+    with pytest.raises(TrainingDiverged, match="2 steps in a row"):
+        break_one()
 
 
 def test_the_update_is_that_of_the_clipped_mean():

@@ -107,6 +107,12 @@ def test_scales_come_of_the_steps_before(tiny_model, batches):
     limits = torch.tensor([fp8.LARGEST[kind] for kind in scales.kinds])
     used = scales.scale[:, 0] * scales.history[:, 0] / limits
     assert ((used > 0.5) & (used <= 1)).all()
+    # A step that is left out was measured too, and leaves nothing to the next.
+    engine.backward(lambda: engine.model(batches[1]).loss)
+    engine.leave_out()
+    assert not scales.maxima.any()
+    assert (scales.history[:, :2] > 0).all()
+    assert all(p.grad is None for p in engine.parameters)
 
 
 def test_recomputed_layers_multiply_the_same_8_bits(tiny_model, batches):

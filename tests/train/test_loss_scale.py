@@ -54,6 +54,7 @@ def test_state_goes_on():
     for finite in (0, 0, 1, 1):
         scale.update(torch.tensor(finite))
     other.restore(scale.state())
+    assert float(other.inverse) == 1 / float(scale.scale)
     for _ in range(2):
         scale.update(torch.tensor(1))
         other.update(torch.tensor(1))
