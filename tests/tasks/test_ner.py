@@ -87,6 +87,13 @@ def test_figures_are_conllevals(shared_data):
     assert counts in printed
 
 
+def test_a_type_that_is_invented_has_a_line_of_its_own():
+    gold = [Row("0", ("Paris", "said"), ("B-PER", "O"))]
+    header, *lines = registry.get("ner").tables(gold, [("B-PER", "B-LOC")])["entities"]
+    assert header == ("type", "precision", "recall", "f1", "entities", "found")
+    assert lines == [("LOC", 0.0, 0.0, 0.0, 0, 1), ("PER", 1.0, 1.0, 1.0, 1, 1)]
+
+
 def write(tmp_path, text, name="f.txt"):
     path = tmp_path / name
     path.write_bytes(text.encode())

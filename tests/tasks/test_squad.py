@@ -187,6 +187,9 @@ def test_windows_by_hand():
     assert plan_windows(9, 6, 3)[1].tolist() == [0] * 5 + [1] * 4
     assert plan_windows(5, 5, 3)[0] == [0]
     assert plan_windows(0, 5, 3)[0] == [0]
+    # A hundredth for each token of a window's length counts too: of 0-299 and 200-349, token 250 has 49 + 3 in the
+    # first and 50 + 1.5 in the second, token 251 has 48 + 3 and 51 + 1.5.
+    assert plan_windows(350, 300, 200)[1].tolist() == [0] * 251 + [1] * 99
 
 
 def test_windows_of_a_book_take_memory_by_its_tokens():
@@ -245,6 +248,9 @@ def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenize
     assert {name: found.tolist() for name, found in labels.items()} == {
         "start_positions": [0, 8, 5], "end_positions": [0, 9, 6]
     }  # fmt: skip
+    # Tokens 5 and 6: of window 6-9 they are not all, although their end is.
+    before = task.read(write(tmp_path, squad(("q", "what is bad", [("the book", 19)]))))
+    assert [e.label for e in task.encode(before, tokenizer, 11)] == [(0, 0), (7, 8), (0, 0)]
     kept = [context[w.starts[i] : w.ends[i]] for w in (e.meta for e in examples) for i in np.flatnonzero(w.owned)]
     assert kept == context.split()
     # A stride that is longer than what a window has room for leaves nothing out.
@@ -277,9 +283,13 @@ def test_labels_of_odd_answers(tmp_path, tokenizer, answers, label):
 
 
 def test_long_questions_are_cut(tmp_path, tokenizer):
-    rows = registry.get("squad1").read(write(tmp_path, squad(("q", "good " * 100, [("film", 4)]))))
-    examples = registry.get("squad1").encode(rows, tokenizer, 80)
+    task = registry.get("squad1")
+    rows = task.read(write(tmp_path, squad(("q", "film " + "good " * 100, [("film", 4)]))))
+    examples = task.encode(rows, tokenizer, 80)
     assert examples[0].meta.first == 64 + 2
+    assert tokenizer.id_to_token(examples[0].input_ids[1]) == "film"  # it is the end that goes
+    # What google-research/bert's run_squad.py does without options.
+    assert (task.doc_stride, task.max_question, task.max_answer, task.n_best) == (128, 64, 30, 20)
 
 
 @pytest.mark.parametrize("types", [True, False])
@@ -303,6 +313,11 @@ def test_spans_by_hand():
         (10, 25, 5.0), (30, 35, 5.0), (10, 15, 4.0), (0, 15, 2.0), (0, 5, 1.0),
     ]  # fmt: skip
     assert len(best_spans(window, scores, n_best=1, max_answer=4)) == 1
+    # Of equals the earlier comes first.
+    places = np.arange(64)
+    window = Window(0, places, places + 1, np.ones(64, bool))
+    best = best_spans(window, np.stack([places % 3] * 2, 1).astype(np.float32), n_best=20, max_answer=1)
+    assert [span.begin for span in best] == list(range(2, 62, 3))
 
 
 def test_text_is_the_original():
@@ -351,6 +366,12 @@ def test_no_answer_and_its_odds(tmp_path, tokenizer):
     # Where every answer is wrong, the threshold lies below all odds.
     wrong = [Answer("x", -7.0, "x"), Answer("y", -9.0, "y")]
     assert [a.text for a in task.settle(rows, wrong, config)] == ["", ""]
+    # One of which no span was found is right as it is, and costs nothing that comes after it.
+    empty = [Answer("x", -4.0, "book"), Answer("", -9.0, "")]
+    assert [a.text for a in task.settle(rows, empty, config)] == ["book", ""]
+    # Scores whose exponentials no float holds.
+    _, answers = decoded(task, tmp_path, tokenizer, [[(11, 0, 500), (11, 1, 500)], nothing])
+    assert [e["probability"] for e in answers[0].nbest][:2] == pytest.approx([1.0, 0.0])
 
 
 def test_a_question_of_several_windows(tmp_path, tokenizer):
@@ -408,6 +429,8 @@ def test_odds_of_questions_without_a_prediction_are_not_asked_for(tmp_path):
     answers = task.read_na_probs(rows, task.read_predictions(rows, path), odds)
     figures = task.metric(rows, answers)
     assert (figures["total"], figures["exact"], figures["best_f1_thresh"]) == (2, 100, 0.25)
+    # But the official script begins with all questions of the file that have no answer, s too: 3 of 2 are right.
+    assert (figures["best_exact"], figures["best_f1"]) == (150, 150)
     with pytest.raises(InputError, match="expected a number for each predicted question, got none for r"):
         task.read_na_probs(rows, answers, write(tmp_path, {"q": 0.25}, "odds.json"))
 

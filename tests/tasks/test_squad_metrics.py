@@ -65,6 +65,9 @@ def test_best_threshold_by_hand():
     # bird +0 (0.5), the empty one +0 (0.9).
     figures = best_thresholds(references, predictions, [0.1, 0.5, 0.3, 0.9])
     assert figures == {"best_exact": 75.0, "best_exact_thresh": 0.1, "best_f1": 75.0, "best_f1_thresh": 0.1}
+    # Of one probability those that stand first in its file are taken in first.
+    assert best_thresholds([["cat"], []], ["cat", "fish"], [0.5, 0.5], [0, 1])["best_exact"] == 100.0
+    assert best_thresholds([["cat"], []], ["cat", "fish"], [0.5, 0.5], [1, 0])["best_exact"] == 50.0
     # Nothing is gained: the threshold that no answer passes.
     assert best_thresholds([[], ["x"]], ["y", "z"], [0.2, 0.4])["best_f1_thresh"] == 0.0
 

@@ -81,6 +81,7 @@ def test_which_scheme_a_file_has():
         tagged = [convert(tags) for tags in sequences("BI", 50, 4)]
         assert scheme(tagged) == name
         assert letters_of(tagged) == ("IOB" if name.startswith("IOB") and name != "IOBES" else name)
+    assert scheme([["I-A", "B-A", "B-A"]]) == "IOB1"  # in which those that follow another begin with B- as well
     assert scheme([["S-A"], ["O"]]) == "IOBES"
     assert scheme([["O", "U-A"]]) == "BILOU"
     assert scheme([["O"]]) == "IOB2"

@@ -123,6 +123,10 @@ def test_text_classification_learns_and_restores_its_labels(tmp_path):
     again = TextClassification()
     again.restore(BertConfig(**task.head()))
     assert again.labels == task.labels
+    # Of twelve: the keys of config.json are texts, of which "10" would stand before "2".
+    many, again = TextClassification([f"class {n}" for n in range(12)]), TextClassification()
+    again.restore(BertConfig.from_dict(json.loads(json.dumps(BertConfig(**many.head()).to_dict(), sort_keys=True))))
+    assert again.labels == many.labels
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,11 @@ def test_by_hand():
 
 @pytest.mark.parametrize("found", [["1"] * 10, ["0"] * 10])
 def test_one_answer_for_all_has_no_matthews_correlation(found):
-    assert metrics.matthews(GOLD, found) == 0
-    assert metrics.matthews(found, GOLD) == 0
-    assert metrics.matthews(found, found) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert metrics.matthews(GOLD, found) == 0
+        assert metrics.matthews(found, GOLD) == 0
+        assert metrics.matthews(found, found) == 0
 
 
 def test_f1_of_a_label_that_never_occurs_is_zero():
@@ -50,12 +52,19 @@ def test_f1_of_a_label_that_never_occurs_is_zero():
 @pytest.mark.parametrize("correlation", [metrics.pearson, metrics.spearman])
 @pytest.mark.parametrize(
     ("gold", "found"),
-    [([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]), ([1.0, 1.0], [1.0, 2.0]), ([1.0], [2.0]), ([1.0, 2.0], [math.nan, 1.0])],
+    [
+        ([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]),
+        ([1.0, 1.0], [1.0, 2.0]),
+        ([1.0], [2.0]),
+        ([1.0, 2.0], [math.nan, 1.0]),
+        ([1.0, 2.0, 3.0], [1.0, math.inf, 2.0]),  # which has ranks
+    ],
 )
 def test_an_undefined_correlation_is_zero_and_quiet(correlation, gold, found):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert correlation(gold, found) == 0.0
+        assert metrics.pearson([1.0, 2.0, 3.0], [1.7e308, 1.6e308, 1.5e308]) == 0.0  # their mean overflows
 
 
 def test_turned_round_and_perfect():
