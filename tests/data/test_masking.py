@@ -193,6 +193,10 @@ def test_a_cut_word_at_the_front_of_a_segment_does_not_belong_to_the_word_before
     _, positions, _ = masker(*tiled, keys)
     assert len(positions) == samples
     assert (positions % 5 == 1).mean() == pytest.approx(0.5, abs=0.1)
+    # The first of a batch has no word before it at all.
+    cut = np.array([CLS, PIECE, PIECE, SEP]), np.zeros(4, np.int64), np.arange(4)
+    _, positions, _ = make_masker(whole_word=True, mlm_probability=1.0)(*cut, make_keys(1))
+    assert positions.tolist() == [1, 2]
 
 
 def test_pieces_after_an_unknown_token_are_a_word_of_their_own():

@@ -306,6 +306,8 @@ def test_long_sentences_and_words_are_never_cut(tmp_path, tokenizer):
     assert all(len(e.meta.words) for e in examples)
     assert max(e.num_tokens for e in examples) == 16
     assert examples[0].input_ids[12:15].tolist() == examples[1].input_ids[1:4].tolist()
+    assert all(e.truncated for e in examples)
+    assert [e.truncated for e in task.encode(rows, tokenizer, 128)] == [False]
     assert sorted(w for e in examples for w in e.meta.words) == list(range(36))
     assert sum((e.label >= 0).sum() for e in examples) == 36
     # The labels as scores come back as the labels.
@@ -345,13 +347,17 @@ def test_document_context_by_hand(tmp_path, tokenizer, caplog):
     assert task.decode(rows, [first, second], scores) == [row.label for row in rows]
     # Rows that were neighbours in no file are no context to each other.
     assert len(task.encode([rows[0], rows[0]], tokenizer, 16)) == 2
+    # Nor those before the first document.
+    before = task.read(write(tmp_path, "a O\n\nb I-LOC\n\n-DOCSTART- O\n\nc O\n\nd O\n"))
+    assert [e.meta.rows.tolist() for e in task.encode(before, tokenizer, 16)] == [[0], [1], [2, 3]]
     assert len(task.encode(task.read(write(tmp_path, "a O\n\nb I-LOC\n")), tokenizer, 16)) == 2
     assert "expected -DOCSTART- lines, got none" in caplog.text
 
 
 def test_labels_of_other_models(tmp_path):
     task = registry.get("ner")
-    task.restore(fastbert.BertConfig(id2label={0: "I-PER", 1: "O", 2: "B-LOC", 3: "I-LOC"}, num_labels=4))
+    task.restore(fastbert.BertConfig(id2label={3: "I-LOC", 1: "O", 0: "I-PER", 2: "B-LOC"}, num_labels=4))
+    assert task.labels == ("I-PER", "O", "B-LOC", "I-LOC")
     # A model trained on IOB1 tags has no B-PER.
     assert task._labels([Row("0", ("a", "b"), ("B-PER", "B-ORG"))]).tolist() == [0, -100]
     with pytest.raises(InputError, match=r"expected a model with the labels O, B-TYPE and I-TYPE .*, got LABEL_0"):

@@ -25,6 +25,10 @@ def test_training_batches_cover_all_once_and_repeat(budget):
         assert all(sum(LENGTHS[i] for i in b) <= budget for b in batches)
 
 
+def test_a_budget_may_be_filled():
+    assert [list(b) for b in budget_batches([3, 5, 2, 8, 1], 8)] == [[0, 1], [2], [3], [4]]
+
+
 def test_evaluation_batches_are_longest_first():
     batches = evaluation_batches(LENGTHS, 300)
     flat = np.concatenate(batches)

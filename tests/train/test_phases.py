@@ -155,6 +155,10 @@ def test_micro_batches_follow_from_the_batch_wanted():
     assert count({"batch_sequences": 250}, 2) == 4
     assert count({"batch_tokens": 131072}, 4) == 8
     assert count({"accumulate": 3}, 4) == 3
+    # One micro-batch may be half as much again as the batch.
+    assert count({"batch_sequences": 22}, 1) == 1
+    with pytest.raises(InputError, match="token_budget of at most 2,688 on 1 rank"):
+        count({"batch_sequences": 21}, 1)
     with pytest.raises(InputError, match="token_budget of at most 1,024 on 32 rank"):
         count({"batch_sequences": 256}, 32)
     with pytest.raises(InputError, match="must be of at most 1,000,000 micro-batches on a rank, got 250,000,000"):
@@ -308,14 +312,18 @@ def test_the_optimiser_is_the_one_asked_for(data, tmp_path):
             raise KeyboardInterrupt
 
     for name in ("lamb", "adamw"):
-        config = two_phases(data, tmp_path / name, optimizer=name, lamb_variant="clamped", clip=0.5)
+        config = two_phases(data, tmp_path / name, optimizer=name, lamb_variant="clamped", clip=0.5, eps=1e-5)
+        config = dataclasses.replace(config, betas=(0.8, 0.95), correct_bias=True)
         pretraining = PretrainingData(ShardSet.open(data), config.samples)
         loop = Spy(config, build_model(config, pretraining), pretraining, None, tmp_path, None)
         with pytest.raises(KeyboardInterrupt):
             loop.run()
     assert (type(made["lamb"]), type(made["adamw"])) == (Lamb, AdamW)
     assert {(g["variant"], g["max_grad_norm"]) for g in made["lamb"].param_groups} == {("clamped", 0.5)}
-    assert sorted(g["weight_decay"] for g in made["lamb"].param_groups) == [0.0, 0.01]
+    assert {g["correct_bias"] for g in made["adamw"].param_groups} == {True}
+    for optimizer in made.values():
+        assert sorted(g["weight_decay"] for g in optimizer.param_groups) == [0.0, 0.01]
+        assert {(g["betas"], g["eps"]) for g in optimizer.param_groups} == {((0.8, 0.95), 1e-5)}
 
 
 @pytest.mark.parametrize(("step", "phase"), [(7, 0), (9, 1)])

@@ -149,6 +149,9 @@ def test_evaluation_against_plain_sums(recipe, prepared, tiny_model, epochs):
     )
     assert got["most_frequent_acc"] == pytest.approx(max(counts.values()) / len(labels))
     assert (got["targets"], got["pairs"]) == (len(labels), pairs)
+    # So many tokens as the first batch has, and not one more.
+    few = int(heldout.lengths(0)[heldout.batches(0, 64)[0]].sum())
+    assert evaluate(model, heldout, max_tokens=few, token_budget=64, epochs=epochs)["tokens"] == few
 
 
 class _SameSamples(PretrainingData):

@@ -17,6 +17,7 @@ from fastbert.train import step_rows
 from fastbert.train.metrics import from_line, read_metrics, to_line
 from fastbert.train.pretrain import build_model, pretrain
 from fastbert.train.timing import StepTimer, _covered
+from fastbert.train.window import Window
 
 STEPS = 7
 NAMES = {
@@ -99,6 +100,17 @@ def test_a_resumed_run_has_each_step_once(data, whole, tmp_path):
         file.write('{"step": 7, "lo')
     pretrain(dataclasses.replace(config, resume="auto"), quiet=True)
     runs.assert_same_run(out, whole, STEPS)
+
+
+def test_a_line_goes_on_with_another_number_of_ranks():
+    """Each with its own sums, or the first with those of all: then the line counts everything once."""
+    none = [0] * (len(Window().sums()) - 1)
+    saved = [Window().with_sums([loss, *none]).state() for loss in (1.0, 2.0)]
+
+    def losses(ranks):
+        return [Window.of_rank(saved, rank, ranks).sums()[0] for rank in range(ranks)]
+
+    assert (losses(1), losses(2), losses(3)) == ([3.0], [1.0, 2.0], [3.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("tail", ["", '{"step": 9', "\n", "\x00\x00", "no json\n"])
