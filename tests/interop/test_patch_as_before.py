@@ -59,6 +59,25 @@ def test_gradients_of_hidden_states_can_be_kept(mask, own, only_ours):
             hf.assert_near_gradient(got[keep], wanted[keep], torch.float64, f"state {number}", wanted)
 
 
+@pytest.mark.parametrize("row", [False, True])
+def test_gradients_of_packed_hidden_states_can_be_kept(row):
+    """(T, H) or (1, T, H), as the tokens came; those of each sequence are what they are when it is alone."""
+    _, ours = hf.pair("BertModel", torch.float64)
+    ids, weights = torch.arange(5, 12), torch.randn(7, 32, dtype=torch.float64)
+
+    def kept(weights, *given, **options):
+        states = ours(*given, **options, output_hidden_states=True).hidden_states
+        for state in states:
+            state.retain_grad()
+        (states[-1] * weights).sum().backward()
+        return [state.grad.reshape(-1, 32) for state in states]
+
+    alone = [kept(weights[part], ids[None, part]) for part in (slice(0, 3), slice(3, 7))]
+    packed = kept(weights, ids[None] if row else ids, cu_seqlens=torch.tensor([0, 3, 7]), max_seqlen=4)
+    for number, (got, *wanted) in enumerate(zip(packed, *alone, strict=True)):
+        hf.assert_near_gradient(got, torch.cat(wanted), torch.float64, f"state {number}", torch.cat(wanted))
+
+
 def test_chunks_of_the_feed_forward_network_change_nothing(only_ours):
     theirs, _ = hf.pair("BertModel")
     with torch.no_grad():

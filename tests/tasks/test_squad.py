@@ -15,7 +15,7 @@ from fastbert.cli.main import main
 from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
-from fastbert.tasks.base import Row
+from fastbert.tasks.base import Example, Row
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import predict, run_model
@@ -318,6 +318,15 @@ def test_spans_by_hand():
     window = Window(0, places, places + 1, np.ones(64, bool))
     best = best_spans(window, np.stack([places % 3] * 2, 1).astype(np.float32), n_best=20, max_answer=1)
     assert [span.begin for span in best] == list(range(2, 62, 3))
+
+
+def test_a_piece_without_letters_is_no_answer():
+    """The blank before a word, of SentencePiece and GPT-2: from the letter after it to the one before."""
+    window = Window(1, np.array([2, 2]), np.array([1, 3]), np.array([True, True]))
+    example = Example(0, np.arange(4), np.zeros(4), meta=window)
+    scores = np.array([[0, 0], [9, 9], [1, 1], [0, 0]], dtype=np.float32)
+    [answer] = registry.get("squad2").decode([Row("q", ("what", "a b"), None)], [example], [scores])
+    assert (answer.text, answer.null_odds) == ("b", -10.0)
 
 
 def test_text_is_the_original():

@@ -297,10 +297,17 @@ def test_each_phase_has_its_own_batches_and_rates(data, tmp_path):
     assert max(tokens for _, tokens in seen[:7]) > 128 >= max(tokens for _, tokens in seen[7:])
 
 
-def test_the_best_model_is_one_of_the_last_phase(whole):
-    """Losses of samples of another length are others."""
-    state = runs.checkpoint_of(whole, 13)[1]
-    assert state["best"]["phase_index"] == state["phase"] == 1
+def test_the_best_model_is_one_of_the_last_phase(data, tmp_path, monkeypatch):
+    """Losses of samples of another length are others: 1 after step 4 is of the first phase, the rest of the second."""
+    found = iter([1.0, 3.0, 2.5, 2.7])
+    names = ("mlm_acc", "unigram_entropy", "most_frequent_acc", "targets", "pairs", "tokens")
+    monkeypatch.setattr(
+        "fastbert.train.loop.evaluate", lambda *_, **__: {"mlm_loss": next(found), **dict.fromkeys(names, 1)}
+    )
+    result = pretrain(two_phases(data, tmp_path / "run"), quiet=True)
+    assert (result.heldout["step"], result.heldout["loss"]) == (12, 2.5)
+    state = runs.checkpoint_of(tmp_path / "run", 13)[1]
+    assert (state["best"]["phase_index"], state["best"]["step"], state["phase"]) == (1, 12, 1)
 
 
 def test_the_optimiser_is_the_one_asked_for(data, tmp_path):

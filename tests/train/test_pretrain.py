@@ -271,6 +271,15 @@ def test_the_clock_can_bound_a_run(recipe, monkeypatch):
     assert rates == pytest.approx([rates[0] * share for share in shares]), "the schedule follows the clock"
 
 
+@pytest.mark.parametrize(
+    ("steps", "seconds", "progress"), [(100, 2.4, 0.02), (100, 6.0, 0.1), (100, 90.0, 1.0), (None, 2.4, 0.04)]
+)
+def test_the_first_seconds_of_a_run_that_steps_end_too_do_not_count(steps, seconds, progress):
+    """Two steps of a hundred, or so many seconds of a minute, whichever is ahead; the clock from a twentieth on."""
+    run = SimpleNamespace(step=2, total_steps=steps, config=SimpleNamespace(max_minutes=1.0), seconds=seconds)
+    assert PretrainLoop.progress.fget(run) == pytest.approx(progress)
+
+
 def test_a_clock_that_leaves_no_step_is_an_error_and_leaves_the_directory_free(recipe):
     """A script that takes 0 for a trained model would go on with the first weights."""
     with pytest.raises(InputError, match="max_minutes must leave time for a step, got 1e-09, which were over before"):
