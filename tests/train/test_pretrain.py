@@ -21,6 +21,8 @@ from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
 from fastbert.train import checkpoint
+from fastbert.train.batch_source import BatchSource
+from fastbert.train.distributed import World
 from fastbert.train.evaluation import evaluate
 from fastbert.train.loop import PretrainLoop
 from fastbert.train.pretrain import build_model, pretrain
@@ -253,6 +255,15 @@ def test_epochs_are_passes(recipe, prepared, epochs):
     assert result.steps == round(batches[0] + (epochs - 1) * batches[1])
     if epochs == 2:
         assert result.tokens == sum(int(data.lengths(epoch).sum()) for epoch in (0, 1))
+
+
+def test_ranks_share_the_steps_of_an_epoch(recipe, prepared):
+    data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
+    config = recipe(steps=None, epochs=1, token_budget=64, accumulate=2)
+    batches = len(data.batches(0, 64))
+    for size in (1, 3):
+        source = BatchSource(config, data, World(rank=size - 1, size=size), fixed_shape=False)
+        assert source.steps_of_run() == round(batches / (2 * size))
 
 
 def test_the_clock_can_bound_a_run(recipe, monkeypatch):
