@@ -70,6 +70,7 @@ def test_a_plain_directory_and_what_is_not_used(tmp_path):
     theirs = transformers.DistilBertModel.from_pretrained(source).eval()
     found = convert(source, tmp_path / "out")
     assert type(found.model).__name__ == "BertModel"
+    assert not found.model.training
     assert any(name.startswith("vocab_") for name in found.unused)
     model = fastbert.BertModel.from_pretrained(tmp_path / "out")
     config = model.config

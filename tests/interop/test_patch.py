@@ -289,6 +289,36 @@ def test_attentions_probabilities_are_dropped_where_transformers_drops_them(atte
     assert repeats(True, True, 0.0) == (V5 or attention == "eager",) * 2
 
 
+_PLACES = {
+    "embeddings": ["embeddings.dropout"],
+    "probabilities of the first layer": ["encoder.layer.0.attention.self.dropout"],
+    "probabilities of the last layer": ["encoder.layer.2.attention.self.dropout"],
+    "hidden states of the first layer": [f"encoder.layer.0.{name}.dropout" for name in ("attention.output", "output")],
+    "hidden states of the last layer": [f"encoder.layer.2.{name}.dropout" for name in ("attention.output", "output")],
+}
+
+
+@pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize("dropping", [True, False])
+def test_each_module_drops_by_its_own_rate_and_mode(place, dropping, only_ours):
+    """All or nothing, at one place, in a model whose mode is the other: so that nothing is left to chance."""
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    theirs = _dropping(**none, attention="eager").bert.train(not dropping)
+    plain = fastbert.patch(copy.deepcopy(theirs))
+    for name in _PLACES[place]:
+        module = theirs.get_submodule(name)
+        module.p, module.training = 1.0, dropping
+        if "self" in name:  # which of the two is asked is a matter of transformers' version
+            theirs.get_submodule(name.removesuffix(".dropout")).training = dropping
+    ours, given = fastbert.patch(copy.deepcopy(theirs)), arguments("BertModel")
+    keep = hf.kept_tokens(hf.masks()["prefix"])
+    wanted = theirs(**given).last_hidden_state
+    only_ours()
+    got = ours(**given).last_hidden_state
+    hf.assert_near(got[keep], wanted[keep], torch.float64, place)
+    assert torch.equal(got, plain(**given).last_hidden_state) is not dropping
+
+
 def test_a_pass_without_dropout_leaves_the_generator_alone():
     _, ours = twins("BertForSequenceClassification")
     state = torch.random.get_rng_state()
