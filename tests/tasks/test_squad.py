@@ -21,6 +21,7 @@ from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import predict, run_model
 from fastbert.tasks.squad import Answer
 from fastbert.tasks.squad_windows import Span, Window, answer_text, best_spans, plan_windows
+from fastbert.tasks.training import Best, EvaluationSet
 
 
 def squad(*questions, context="the film is good . the book was bad ."):
@@ -329,6 +330,18 @@ def test_a_piece_without_letters_is_no_answer():
     assert (answer.text, answer.null_odds) == ("b", -10.0)
 
 
+def test_spans_are_listed_by_their_score_and_a_text_once():
+    """Of a text that stands there twice the better span counts."""
+    task = registry.get("squad2")
+    task.max_answer = 1
+    window = Window(0, np.array([0, 2, 4]), np.array([1, 3, 5]), np.ones(3, bool))
+    scores = np.array([[1, 5], [4, 1], [2, 1]], dtype=np.float32)
+    example = Example(0, np.arange(3), np.zeros(3), meta=window)
+    [answer] = task.decode([Row("q", ("what", "b c b"), None)], [example], [scores])
+    assert (answer.text, answer.null_odds) == ("b", 6.0 - 6.0)
+    assert [(e["text"], e["start_logit"]) for e in answer.nbest if e["text"]] == [("b", 1.0), ("c", 4.0)]
+
+
 def test_text_is_the_original():
     assert answer_text("The CAFE\u0301s, open", Span(4, 8, 0, 0)) == "CAFE\u0301"
     assert answer_text("a  b", Span(0, 4, 0, 0)) == "a  b"
@@ -381,6 +394,19 @@ def test_no_answer_and_its_odds(tmp_path, tokenizer):
     # Scores whose exponentials no float holds.
     _, answers = decoded(task, tmp_path, tokenizer, [[(11, 0, 500), (11, 1, 500)], nothing])
     assert [e["probability"] for e in answers[0].nbest][:2] == pytest.approx([1.0, 0.0])
+
+
+def test_the_best_figures_are_those_after_the_threshold_was_found(tmp_path, tokenizer):
+    """At the threshold that the task began with nothing was answered."""
+    task = registry.get("squad2")
+    rows, answers = decoded(task, tmp_path, tokenizer, [[(11, 0, 3), (0, 0, 9)], [(8, 0, 1), (0, 0, 19)]])
+    assert [answer.text for answer in answers] == ["", ""]
+    model, best = torch.nn.Linear(1, 1), Best("best_f1")
+    model.config = fastbert.BertConfig()
+    best.offer(task.metric(rows, answers), answers, model)
+    assert (best.record["f1"], best.record["best_f1"]) == (50.0, 100.0)
+    best.settle(task, EvaluationSet(rows, [], {}), model)
+    assert best.record["f1"] == 100.0
 
 
 def test_a_question_of_several_windows(tmp_path, tokenizer):

@@ -151,6 +151,11 @@ def test_evaluation_against_plain_sums(recipe, prepared, tiny_model, epochs):
     )
     assert got["most_frequent_acc"] == pytest.approx(max(counts.values()) / len(labels))
     assert (got["targets"], got["pairs"]) == (len(labels), pairs)
+    # Nothing is dropped, and a model that was being trained goes on so.
+    rates = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
+    dropping = BertForPreTraining.from_pretrained(tiny_model, **rates).train()
+    assert evaluate(dropping, heldout, epochs=epochs) == got
+    assert dropping.training
     # So many tokens as the first batch has, and not one more.
     few = int(heldout.lengths(0)[heldout.batches(0, 64)[0]].sum())
     assert evaluate(model, heldout, max_tokens=few, token_budget=64, epochs=epochs)["tokens"] == few

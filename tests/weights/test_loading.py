@@ -16,7 +16,7 @@ from tiny_bert import config as tiny_config
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.signals import removed_on_sigterm
-from fastbert.weights.loading import canonical_keys, load_into
+from fastbert.weights.loading import canonical_keys, load_into, padded_vocabulary
 from fastbert.weights.reading import read_state_dict, read_weights_file
 
 WORD = "bert.embeddings.word_embeddings.weight"
@@ -279,6 +279,12 @@ def test_a_decoder_of_its_own_is_kept_where_the_configuration_says_tied(tmp_path
         assert torch.equal(fastbert.BertForMaskedLM.from_pretrained(tmp_path / name)(ids).logits, ours(ids).logits)
     with pytest.raises(CheckpointError, match="tied"):
         convert(source, tmp_path / "tf1", to="tf1")
+
+
+def test_a_vocabulary_without_padding_is_not_padded():
+    """NVIDIA's and DeepSpeed's examples fill it up to a multiple of eight."""
+    assert [rows for rows in range(30520, 30540) if padded_vocabulary(rows, 30522)] == [30528]
+    assert not padded_vocabulary(30528, 30528)
 
 
 # --- files ---
