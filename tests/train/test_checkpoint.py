@@ -114,6 +114,22 @@ def test_writing_a_step_again_replaces_it(tmp_path):
     assert names(tmp_path) == ["step_5"]
 
 
+def test_one_that_is_written_again_while_it_is_read_is_no_mixture(tmp_path, monkeypatch):
+    from safetensors import torch as library
+
+    checkpoint.save(tmp_path, 1, {"model.a": torch.zeros(1), "optimizer.step.a": torch.zeros(1)}, {})
+    read = library.load_file
+
+    def interrupted(path):
+        tensors = read(path)
+        checkpoint.save(tmp_path, 1, {"model.a": torch.ones(1), "optimizer.step.a": torch.ones(1)}, {})
+        return tensors
+
+    monkeypatch.setattr(library, "load_file", interrupted)
+    with pytest.raises(CheckpointError, match="step_1: expected one checkpoint, but it was written again while it was"):
+        checkpoint.load(tmp_path / "step_1")
+
+
 def test_nothing_there(tmp_path):
     assert checkpoint.latest_valid(tmp_path / "missing") == (None, [])
     assert checkpoint.latest_valid(tmp_path) == (None, [])
