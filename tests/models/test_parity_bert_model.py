@@ -200,6 +200,17 @@ def test_packed_positions_count_from_zero_in_each_sequence():
     hf.assert_near(got.last_hidden_state, expected, torch.float32, "last_hidden_state")
 
 
+def test_an_empty_sequence_is_pooled_as_zeros():
+    """In the middle, where the next one's token is in its place, and at the end, where no token is."""
+    _, ours = hf.pair("BertModel")
+    tokens = hf.inputs()["input_ids"].flatten()[:5]
+    full = ours(tokens, cu_seqlens=torch.tensor([0, 3, 5]))
+    got = ours(tokens, cu_seqlens=torch.tensor([0, 3, 3, 5, 5]))
+    assert torch.equal(got.last_hidden_state, full.last_hidden_state)
+    hf.assert_near(got.pooler_output[[0, 2]], full.pooler_output, torch.float32, "pooler_output")
+    hf.assert_near(got.pooler_output[[1, 3]], ours.pooler.dense.bias.tanh().expand(2, -1), torch.float32, "of zeros")
+
+
 # --- no pad is computed ---
 
 
