@@ -111,7 +111,7 @@ def padded() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, (ids > 0).long()
 
 
-@pytest.mark.parametrize("way", ["packed", "padded", "rectangle"])
+@pytest.mark.parametrize("way", ["packed", "padded", "rectangle", "left"])
 def test_a_sequence_is_the_two_ends(way):
     model = make(BertForSequenceClassification)
     assert model.bert.pooler is None
@@ -121,6 +121,12 @@ def test_a_sequence_is_the_two_ends(way):
         expected = model.classifier(ends)
         if way == "packed":
             logits = model(PackedBatch.from_sequences(ROWS)).logits
+        elif way == "left":  # padded there, where the first token that counts is not the first of the row
+            ids, mask = ids.flip(1), mask.flip(1)
+            for row, kept in zip(ids, mask.bool(), strict=True):
+                row[kept] = row[kept].flip(0)
+            places = (mask.cumsum(1) - 1).clamp(min=0)
+            logits = model(ids, attention_mask=mask, position_ids=places, output_attentions=True).logits
         else:
             logits = model(ids, attention_mask=mask, output_attentions=way == "rectangle").logits
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)

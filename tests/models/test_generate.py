@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
 
 import fastbert
 from fastbert.errors import BackendError, InputError
-from fastbert.models.generation import filtered
+from fastbert.models.generation import _draw, filtered
 from fastbert.models.gpt import GPTForPreTraining
 
 
@@ -140,6 +140,11 @@ def test_draws_have_the_distribution_of_the_logits(pair):
     found = torch.bincount(out[:, 3], minlength=SIZES["vocab_size"]) / count
     assert int((found > 0).sum()) <= 6
     assert bool(((found - shares).abs() <= 5 * (shares * (1 - shares) / count).sqrt()).all())
+
+
+def test_the_least_draw_takes_no_token_that_was_left_out():
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0]]).expand(3, 3)
+    assert _draw(logits, torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64)).tolist() == [1, 2, 2]
 
 
 def test_batch_invariant_a_prompt_goes_on_alike_in_any_batch(pair):
