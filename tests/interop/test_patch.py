@@ -61,6 +61,18 @@ def test_gradients_of_every_parameter(name, mask, only_ours):
     hf.assert_same_gradients(ours, theirs, torch.float64, zero.get(name, ()))
 
 
+def test_a_masked_first_column_is_computed_for_heads_that_read_it(only_ours):
+    """As RoBERTa's classifier does, which has no pooler; zeros stand at the other masked tokens."""
+    theirs, ours = twins("BertModel")
+    mask = hf.masks()["left"]
+    assert not mask[:, 0].all()
+    with torch.no_grad():
+        wanted = theirs(**arguments("BertModel", "left", labels=False)).last_hidden_state[:, 0]
+        only_ours()
+        got = ours(**arguments("BertModel", "left", labels=False)).last_hidden_state[:, 0]
+    hf.assert_near(got, wanted, torch.float32, "the first column")
+
+
 @pytest.mark.parametrize("name", ["BertModel", "BertForTokenClassification"])
 def test_attention_probabilities(name):
     theirs, ours = twins(name)
