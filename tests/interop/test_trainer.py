@@ -106,7 +106,7 @@ def test_a_patched_model_that_the_trainer_compiles(tmp_path, passes):
     truth = _train(theirs, task, tmp_path / "theirs")
     options = {"torch_compile": True, "torch_compile_backend": "eager"}
     _assert_same_run(_train(ours, task, tmp_path / "ours", **options), truth)
-    assert len(passes) >= _STEPS
+    assert len(passes) >= 2 * _STEPS  # of training, and of the evaluation after it, which is not compiled
 
 
 @pytest.mark.parametrize("task", TASKS[:3])
