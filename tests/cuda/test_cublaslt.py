@@ -58,6 +58,53 @@ def log(library, monkeypatch, tmp_path):
     return read
 
 
+def _header_folders() -> list[Path]:
+    """Folders that cuBLASLt's header can be read with: of the toolkit and of a torch that was built for CUDA."""
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+    wheels = [folder for place in sys.path for folder in Path(place).glob("nvidia/*/include")]
+    folders = [*wheels, toolkit]  # a wheel's headers with the wheel's; nvcc's own are in the toolkit alone
+    needed = ("cublasLt.h", "crt/host_defines.h")
+    return folders if all(any((folder / name).exists() for folder in folders) for name in needed) else []
+
+
+def test_numbers_are_those_of_nvidias_header(tmp_path):
+    """They are written down in csrc/cublaslt.cpp, which is built where there is no header."""
+    folders = _header_folders()
+    if not folders or not shutil.which("g++"):
+        pytest.skip("no cublasLt.h with the headers that it needs, or no g++")
+    csrc = Path(__file__).resolve().parents[2] / "csrc"
+    names = {
+        "COMPUTE_32F": "CUBLAS_COMPUTE_32F",
+        "R_32F": "CUDA_R_32F",
+        "R_16F": "CUDA_R_16F",
+        "R_16BF": "CUDA_R_16BF",
+        "MAX_WORKSPACE": "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES",
+        **{name: f"CUBLASLT_MATMUL_DESC_{name}" for name in ("TRANSA", "TRANSB", "EPILOGUE", "BIAS_POINTER")},
+        **{f"AUX_{name}": f"CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_{name}" for name in ("POINTER", "LD")},
+        "BIAS_TYPE": "CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE",
+        **{name: f"CUBLASLT_EPILOGUE_{name}" for name in ("DEFAULT", "BIAS", "GELU_AUX_BIAS", "DGELU_BGRAD", "BGRADB")},
+    }
+    checks = [f"int({ours}) == int({theirs})" for ours, theirs in names.items()]
+    checks += [
+        "sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t)",
+        "sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t)",
+    ]
+    for ours, theirs in (("workspace", "workspaceSize"), ("state", "state"), ("waves", "wavesCount")):
+        checks.append(f"offsetof(Heuristic, {ours}) == offsetof(cublasLtMatmulHeuristicResult_t, {theirs})")
+    source = tmp_path / "numbers.cpp"
+    source.write_text(
+        f'#include <cstddef>\n#include "{csrc / "cublaslt.cpp"}"\n#include <cublasLt.h>\n'
+        "namespace fastbert { namespace cublaslt {\n"
+        + "".join(f'static_assert({check}, "");\n' for check in checks)
+        + "} }\n"
+    )
+    include = [f"-I{folder}" for folder in (csrc / "include", *folders)]
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-w", "-fsyntax-only", *include, source], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_cannot_be_loaded_says_why(monkeypatch, tmp_path):
     # In a process of its own: the first library that loads stays.
     bad = tmp_path / "libcublasLt.so.13"
