@@ -240,6 +240,8 @@ def _answer(argv: list[str]) -> int:
     command = argv[0] if argv else ""
     if command not in COMMANDS:
         return _fail(f"no such command: {command}; known are {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
+    if sys.platform == "win32":  # which has neither the file locks nor all the signals that a run relies on
+        return _fail("expected Linux or macOS for its commands, got Windows, in whose WSL they run", EXIT_BAD_INPUT)
     run_command(command, argv[1:])
     return 0
 

@@ -108,6 +108,14 @@ def test_unknown_command_names_the_known(capsys):
     assert "no such command: studies; known are demo, vocab" in error
 
 
+def test_windows_is_refused_in_one_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(cli.sys, "platform", "win32")
+    assert cli.main(["doctor"]) == 2
+    error = capsys.readouterr().err
+    assert one_sentence(error)
+    assert "expected Linux or macOS for its commands, got Windows" in error
+
+
 def test_unknown_option_exits_2(capsys):
     assert cli.main(["doctor", "--nonsense"]) == 2
     assert "--nonsense" in capsys.readouterr().err
