@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny_bert
+import tokenizers
 
 import fastbert
 from fastbert.data.truncation import SIDES, cut_at
@@ -64,6 +65,10 @@ def test_chunks_change_no_example_and_examples_are_arrays(name, tokenizer, monke
     assert any(example.truncated for example in whole)
 
 
+@pytest.mark.skipif(
+    tokenizers.__version__ in ("0.23.1", "0.23.2"),
+    reason="these two cut each text of a pair to max_seqlen first, and then take them for equally long",
+)
 @pytest.mark.parametrize("side", SIDES)
 def test_texts_and_pairs_are_cut_as_the_library_cuts_them(side, tokenizer):
     rng, words = np.random.default_rng(1), tiny_bert.WORDS.split()
