@@ -128,13 +128,12 @@ def encode(
     causal, scores = _query_mask(mask, batch_size, seqlen, encoder.layers[0].self_attn.num_heads, x)
     if scores is None and bias is None:
         packing = Packing.full(batch_size, seqlen, x.device) if keep is None else Packing.from_mask(keep)
-        layout: Layout = PackedLayout(packing.cu_seqlens, packing.max_seqlen)
+        layout: Layout = PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal)
     else:
         packing = Packing.full(batch_size, seqlen, x.device)
         layout = PaddedLayout(_added(scores, bias, causal, keep, x), batch_size, seqlen)
-        causal = False
     # Under autocast layers compute in its dtype, and torch's residuals keep their own.
-    out = packing.unpack(_run(encoder, packing.pack(x), layout, causal).to(x.dtype))
+    out = packing.unpack(_run(encoder, packing.pack(x), layout).to(x.dtype))
     if keep is not None and type(layout) is PaddedLayout:
         out = out.masked_fill(~keep[..., None], 0.0)
     return out[0] if alone else out if batch_first else out.transpose(0, 1)
@@ -187,14 +186,14 @@ def _added(scores: Tensor | None, bias: Tensor | None, causal: bool, keep: Tenso
     return total if keep is None else total.masked_fill(~keep[:, None, None], float("-inf"))
 
 
-def _run(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout, causal: bool) -> Tensor:
-    whole = None if causal else _run_whole(encoder, x, layout)
+def _run(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Tensor:
+    whole = _run_whole(encoder, x, layout)
     if whole is not None:
         x = whole
     else:
         key = rng.current() if _drops(encoder) else None
         for index, layer in enumerate(encoder.layers):
-            x = _layer(layer, x, layout, causal, key, FIRST_LAYER_SITE + LAYER_SITES * index)
+            x = _layer(layer, x, layout, key, FIRST_LAYER_SITE + LAYER_SITES * index)
     return x if encoder.norm is None else _norm(encoder.norm, x)
 
 
@@ -211,7 +210,7 @@ def _norm(norm: nn.LayerNorm, x: Tensor, **more) -> Tensor:
     return ops.layer_norm(x, norm.weight, bias, norm.eps, **more)
 
 
-def _layer(layer, x: Tensor, layout: Layout, causal: bool, key: DropoutKey | None, site: int) -> Tensor:
+def _layer(layer, x: Tensor, layout: Layout, key: DropoutKey | None, site: int) -> Tensor:
     """One layer on (T, E) tokens."""
     attention = layer.self_attn
 
@@ -227,12 +226,7 @@ def _layer(layer, x: Tensor, layout: Layout, causal: bool, key: DropoutKey | Non
     inner = _norm(layer.norm1, x) if layer.norm_first else x
     qkv = ops.linear(inner, attention.in_proj_weight, attention.in_proj_bias)
     q, k, v = qkv.unflatten(-1, (3, attention.num_heads, attention.head_dim)).unbind(-3)
-    on_probs = rate(0, attention, attention.dropout)
-    if causal:
-        bounds = (layout.cu_seqlens, layout.max_seqlen)
-        context = ops.attention(q, k, v, *bounds, dropout=on_probs, causal=True)
-    else:
-        context = layout.attend(q, k, v, on_probs)[0]
+    context, _ = layout.attend(q, k, v, rate(0, attention, attention.dropout))
     branch = ops.linear(context.flatten(-2), attention.out_proj.weight, attention.out_proj.bias)
     x = add(branch, x, layer.norm1, 1, layer.dropout1)
 
@@ -247,7 +241,9 @@ def _layer(layer, x: Tensor, layout: Layout, causal: bool, key: DropoutKey | Non
 
 def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Tensor | None:
     """All layers in one op, or None where they must be computed one by one."""
-    if type(layout) is not PackedLayout or torch.is_autocast_enabled(x.device.type) or _drops(encoder):
+    if type(layout) is not PackedLayout or layout.causal:
+        return None
+    if torch.is_autocast_enabled(x.device.type) or _drops(encoder):
         return None
     layers = []
     for layer in encoder.layers:
