@@ -24,7 +24,6 @@ _LIMITS = {
     "num_labels": 100_000,
     "bilstm_units": 1 << 16,
 }
-_MAX_PARAMETERS = 10**11
 
 _ALIASES = {
     "tiny": "2x128",
@@ -174,13 +173,7 @@ class BertConfig(ModelConfig):
             )
         if not isinstance(self.is_decoder, bool):
             raise InputError(f"is_decoder must be true (left to right) or false, got {self.is_decoder!r:.100}")
-        if self.add_cross_attention:
-            raise InputError("add_cross_attention must be false: fastbert has no encoder-decoder models")
-        problems = ("regression", "single_label_classification", "multi_label_classification")
-        if self.problem_type is not None and self.problem_type not in problems:
-            raise InputError(f"problem_type must be one of {', '.join(problems)}, got {self.problem_type!r}")
-        if self.num_parameters() > _MAX_PARAMETERS:
-            raise InputError(f"a model must have at most {_MAX_PARAMETERS} parameters, got {self.num_parameters()}")
+        super().validate()
 
     def num_parameters(self) -> int:
         """How many parameters embeddings, encoder and pooler have, without heads."""

@@ -113,6 +113,7 @@ class ElmoConfig(ModelConfig):
             raise InputError(
                 f"pad_token_id must be an id below vocab_size {self.vocab_size}, got {self.pad_token_id!r:.100}"
             )
+        super().validate()
 
     def _check_filters(self) -> None:
         filters = self.character_filters

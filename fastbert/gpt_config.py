@@ -23,7 +23,6 @@ _LIMITS = {
     "num_labels": 100_000,
 }
 _MAX_INNER = 1 << 18
-_MAX_PARAMETERS = 10**11
 _RATES = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 _SHARED: dict[str, Any] = {
@@ -169,10 +168,7 @@ class GPTConfig(ModelConfig):
                 raise InputError(
                     f"{name}_token_id must be an id below vocab_size {self.vocab_size}, got {token!r:.100}"
                 )
-        if getattr(self, "add_cross_attention", False):
-            raise InputError("add_cross_attention must be false: fastbert has no encoder-decoder models")
-        if self.num_parameters() > _MAX_PARAMETERS:
-            raise InputError(f"a model must have at most {_MAX_PARAMETERS} parameters, got {self.num_parameters()}")
+        super().validate()
 
     def num_parameters(self) -> int:
         """Parameters of the decoder with its embeddings, without heads."""

@@ -27,6 +27,9 @@ COMMON: dict[str, Any] = {
 }
 """Fields that every kind has, with their defaults."""
 
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+_MAX_PARAMETERS = 10**11
+
 OWN_ACTIVATION = "transformers_hidden_act"
 """In a bert_config.json that `fastbert convert` wrote: transformers' name of an activation that google-research/bert
 calls "gelu", a word that means the error function here."""
@@ -64,7 +67,7 @@ class ModelConfig(abc.ABC):
 
     A kind of model gives ``model_type`` (config.json's word), ``defaults`` (its fields), ``limits`` (the integers among
     them and their upper bounds: a config.json comes from outside, and a size in it must not make us allocate the
-    machine away) and ``validate``.
+    machine away), ``num_parameters`` and ``validate``, which ends in this class's.
     """
 
     model_type: ClassVar[str]
@@ -149,7 +152,14 @@ class ModelConfig(abc.ABC):
 
     @abc.abstractmethod
     def validate(self) -> None:
-        """Checks every field; raises InputError at the first that does not fit."""
+        """Checks every field; raises InputError at the first that does not fit. Here what all kinds share, to be called
+        when a kind's own fields were checked: of those the number of parameters is made."""
+        if getattr(self, "add_cross_attention", False):
+            raise InputError("add_cross_attention must be false: fastbert has no encoder-decoder models")
+        if self.problem_type is not None and self.problem_type not in PROBLEM_TYPES:
+            raise InputError(f"problem_type must be one of {', '.join(PROBLEM_TYPES)}, got {self.problem_type!r:.100}")
+        if self.num_parameters() > _MAX_PARAMETERS:
+            raise InputError(f"a model must have at most {_MAX_PARAMETERS} parameters, got {self.num_parameters()}")
 
     @abc.abstractmethod
     def num_parameters(self) -> int:

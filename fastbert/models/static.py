@@ -48,6 +48,7 @@ class StaticConfig(ModelConfig):
         for name in ("hidden_dropout_prob", "classifier_dropout"):
             self._check_float(name, 0.0, 1.0, optional=name == "classifier_dropout")
         self._check_float("initializer_range", 0.0, 100.0)
+        super().validate()
 
     def num_parameters(self) -> int:
         return self.vocab_size * self.hidden_size

@@ -7,7 +7,10 @@ import pickle
 import pytest
 
 from fastbert import BertConfig
+from fastbert.elmo_config import ElmoConfig
 from fastbert.errors import InputError
+from fastbert.gpt_config import GPT2Config, GPTConfig
+from fastbert.models.static import StaticConfig
 
 # Table 6 of Devlin et al. 2019: layers, hidden size, heads; the inner layer is 4 x hidden size (section 3).
 TABLE_6 = [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)]
@@ -216,6 +219,25 @@ def test_a_value_that_does_not_fit_is_named_in_one_sentence(changes, named):
         BertConfig(**changes)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+HUGE = {
+    GPTConfig: {"n_layer": 1000, "n_embd": 65536, "n_head": 64},
+    GPT2Config: {"n_layer": 1000, "n_embd": 65536, "n_head": 64},
+    ElmoConfig: {"num_hidden_layers": 64, "hidden_size": 1 << 16, "lstm_size": 1 << 16},
+    StaticConfig: {"vocab_size": 1 << 24, "hidden_size": 1 << 16},
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_what_all_kinds_share_is_checked_of_each(kind):
+    for changes, named in (
+        ({"problem_type": "guessing"}, "problem_type must be one of regression, .* got 'guessing'"),
+        ({"add_cross_attention": True}, "add_cross_attention must be false"),
+        (HUGE[kind], "a model must have at most 100000000000 parameters, got "),
+    ):
+        with pytest.raises(InputError, match=named):
+            kind(**changes)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b'{"vocab_size": -1}', b"[" * 100_000])
