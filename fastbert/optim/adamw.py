@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,23 +42,8 @@ class AdamW(MasterWeightOptimizer):
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "correct_bias": correct_bias}
         )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any:
-        """One update of every parameter that has a gradient.
-
-        Args:
-            closure: computes the loss and its gradients anew; its value is returned.
-            grad_scale: a factor that the gradients are multiplied by while they are read.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        batches = self._collect()
-        if batches:
-            _dispatch.call("adamw", batches, grad_scale)
-            self.agree(batches)
-        return loss
+    def _update(self, batches: list[Batch], grad_scale: float) -> None:
+        _dispatch.call("adamw", batches, grad_scale)
 
 
 @_dispatch.register("adamw", "reference")

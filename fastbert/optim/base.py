@@ -100,6 +100,28 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         self.settle()
         return self._state_dict()
 
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any:
+        """One update of every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss and its gradients anew; its value is returned.
+            grad_scale: a factor that the gradients are multiplied by while they are read.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        batches = self._collect()
+        if batches:
+            self._update(batches, grad_scale)
+            self.agree(batches)
+        return loss
+
+    def _update(self, batches: list[Batch], grad_scale: float) -> None:
+        """The optimiser's own arithmetic, on what `_collect` gave."""
+        raise NotImplementedError
+
     def ensure_state(self, p: Tensor) -> dict[str, Any]:
         """The parameter's entry of ``state``, made where it is missing."""
         state = self.state[p]

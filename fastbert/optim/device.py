@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops import _dispatch
 from .base import Batch, MasterWeightOptimizer, write_back
+from .lamb import trust_ratios
 from .rates import divides_by_norm, has_trust, is_corrected
 
 
@@ -166,10 +167,6 @@ def _update(kind: str, batch: Batch, i: int, count: Tensor, lr: Tensor, scale: T
     u = direction / (roots + group["eps"]) + group["weight_decay"] * target
     rate = lr.to(target.dtype)
     if kind == "lamb" and has_trust(group):
-        weights, updates = target.norm(), u.norm()
-        trust = weights / updates
-        if group["variant"] == "clamped":
-            trust = trust.clamp(*group["trust_range"])
-        rate = rate * torch.where((weights > 0) & (updates > 0), trust, torch.ones_like(trust))
+        rate = rate * trust_ratios(group, target.norm(), u.norm())
     for old, new in ((target, target - rate * u), (first, m), (second, v)):
         old.copy_(torch.where(finite, new, old))

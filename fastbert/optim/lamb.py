@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -59,23 +59,11 @@ class Lamb(MasterWeightOptimizer):
         if not divides_by_norm(first):
             return None
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not gradients:
-            return None
         return (global_norm(gradients) * grad_scale / first["max_grad_norm"]).clamp(min=1.0)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: float = 1.0) -> Any:
-        """One update of every parameter that has a gradient; the arguments are those of `AdamW.step`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self, batches: list[Batch], grad_scale: float) -> None:
         divisor = self._divisor(grad_scale)
-        batches = self._collect()
-        if batches:
-            _dispatch.call("lamb", batches, grad_scale if divisor is None else grad_scale / divisor)
-            self.agree(batches)
-        return loss
+        _dispatch.call("lamb", batches, grad_scale if divisor is None else grad_scale / divisor)
 
 
 @_dispatch.register("lamb", "reference")
@@ -116,7 +104,7 @@ def _trusts(group: dict, targets: list[torch.Tensor], updates: list[torch.Tensor
 
 
 def trust_ratios(group: dict, weights: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """|p| / |u| as the variant has it, (n,), from the norms of n tensors and of their updates, (n,) each."""
+    """|p| / |u| as the variant has it, from the norms of tensors and of their updates, of one shape."""
     trust = weights / updates
     if group["variant"] == "clamped":
         trust = trust.clamp(*group["trust_range"])

@@ -115,27 +115,21 @@ class ShardedLamb(Lamb):
         self.reduce(total)
         return total.sqrt().squeeze(0)
 
-    @torch.no_grad()
-    def step(self, closure: Callable | None = None, *, grad_scale: float = 1.0):
-        """One update of every parameter; the arguments are those of `AdamW.step`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for p in (p for group in self.param_groups for p in group["params"] if p in self.layouts):
+    def _collect(self) -> list[Batch]:
+        for p in self.layouts:
             if p.grad is None:  # nothing of it was in use here, but it may have been elsewhere
                 p.grad = torch.zeros_like(p)
+        return super()._collect()
+
+    def _update(self, batches: list[Batch], grad_scale: float) -> None:
         divisor = self._divisor(grad_scale)
         scale = grad_scale if divisor is None else grad_scale / float(divisor)
-        batches = self._collect()
         whole = [batch for batch in batches if batch.params[0] not in self.layouts]
         if whole:
             _dispatch.call("lamb", whole, scale)
         for batch in batches:
             if batch.params[0] in self.layouts:
                 self._update_shards(batch, scale)
-        self.agree(batches)
-        return loss
 
     def _update_shards(self, batch: Batch, scale: float) -> None:
         updates = directions(batch, scaled_gradients(batch, scale))
