@@ -175,14 +175,7 @@ class Task(abc.ABC):
     def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, Any]]:
         """Makes a packed batch, and the keyword arguments to call the model with: labels, unless an example has none,
         and what else the head needs."""
-        import torch
-
-        from ..packing import PackedBatch
-
-        batch = PackedBatch.from_sequences([e.input_ids for e in examples], [e.token_type_ids for e in examples])
-        if any(e.label is None for e in examples):
-            return batch, {}
-        return batch, {"labels": torch.tensor([e.label for e in examples])}
+        return packed(examples), labels_of(examples)
 
     def outputs(self, out: Any, batch: PackedBatch) -> list[np.ndarray]:
         """The model's output for each example of a batch: by default its row of the (B, C) logits, in fp32."""
@@ -230,6 +223,22 @@ class Task(abc.ABC):
         for row, prediction in zip(rows, predictions, strict=True):
             if row.label != prediction:
                 yield {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": prediction}
+
+
+def packed(examples: Iterable[Example]) -> PackedBatch:
+    """The sequences of examples, end to end."""
+    from ..packing import PackedBatch
+
+    pairs = [(e.input_ids, e.token_type_ids) for e in examples]
+    return PackedBatch.from_sequences([ids for ids, _ in pairs], [types for _, types in pairs])
+
+
+def labels_of(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
+    """The keyword ``labels`` with a number of each example; none where one has no label."""
+    import torch
+
+    labels = [e.label for e in examples]
+    return {} if any(label is None for label in labels) else {"labels": torch.tensor(labels)}
 
 
 @dataclass(frozen=True)

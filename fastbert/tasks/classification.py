@@ -77,14 +77,11 @@ class Classification(TextTask):
         )
 
     def head(self) -> dict:
-        """The configuration of the head: how many labels, and their names."""
+        """The configuration of the head: the names of its labels."""
         if len(self.labels) < 2:
             raise InputError(f"task {self.name} needs at least two labels, got {list(self.labels)}")
-        names = self.label_names or self.labels
         return {
-            "num_labels": len(names),
-            "id2label": dict(enumerate(names)),
-            "label2id": {name: index for index, name in enumerate(names)},
+            "id2label": dict(enumerate(self.label_names or self.labels)),
             "problem_type": "single_label_classification",  # whatever the model was of that is started from
         }
 

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..packing import PackedBatch
-from .base import Example
+from .base import Example, packed
 from .batching import evaluation_batches
 from .predict import TOKEN_BUDGET
 
@@ -48,7 +47,7 @@ class FeatureFile:
         values = _new_map(path, (int(starts[-1]), width))
         for indices in evaluation_batches(lengths, TOKEN_BUDGET):
             chosen = [examples[index] for index in indices]
-            batch = PackedBatch.from_sequences([e.input_ids for e in chosen], [e.token_type_ids for e in chosen])
+            batch = packed(chosen)
             found = model.eval().stored(batch.to(device)).float().cpu().numpy()
             bounds = batch.cu_seqlens.tolist()
             for index, begin, end in zip(indices, bounds[:-1], bounds[1:], strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from .bad_rows import called
-from .base import Example, Row, Task
+from .base import Example, Row, Task, packed
 from .conll import read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
 from .files import atomic_write, shorten
@@ -111,11 +111,7 @@ class NER(Task):
     def model(self, directory: str | os.PathLike):
         from ..models import BertForTokenClassification
 
-        head = {
-            "num_labels": len(self.labels),
-            "id2label": dict(enumerate(self.labels)),
-            "label2id": {name: index for index, name in enumerate(self.labels)},
-        }
+        head = {"id2label": dict(enumerate(self.labels))}
         if self.features is None:
             options = head | self.on_top()
             return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **options)
@@ -189,14 +185,14 @@ class NER(Task):
     def collate(self, examples: Sequence[Example]):
         import torch
 
-        batch, keywords = super().collate([Example(e.row, e.input_ids, e.token_type_ids) for e in examples])
+        keywords: dict = {}
         if self.cache is not None:
             from .feature_files import gather
 
-            keywords |= gather(examples)
+            keywords = gather(examples)
         if all(example.label is not None for example in examples):
             keywords["labels"] = torch.from_numpy(np.concatenate([example.label for example in examples]))
-        return batch, keywords
+        return packed(examples), keywords
 
     def outputs(self, out, batch) -> list[np.ndarray]:
         """(tokens, C) scores of each window."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import DataError, InputError
 from . import squad_metrics as official
-from .base import Example, Row, Task
+from .base import Example, Row, Task, packed
 from .files import shorten
 from .squad_files import companions, read_questions, read_values, span, write_values
 from .squad_windows import answer_text, best_spans, encode_windows
@@ -95,7 +95,7 @@ class Squad(Task):
     def collate(self, examples: Sequence[Example]):
         import torch
 
-        batch, _ = super().collate([replace(example, label=None) for example in examples])
+        batch = packed(examples)
         if all(example.label is None for example in examples):
             return batch, {}
         # An answer that was not found counts for nothing: it is past the end.

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DataError
 from . import metrics
 from .bad_rows import called, numbered
-from .base import Example, LabelColumns, Row, Task
+from .base import Example, LabelColumns, Row, Task, labels_of, packed
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten
@@ -140,15 +140,10 @@ class SWAG(Task):
         return cls.from_pretrained(directory, ignore_mismatched_sizes=True, **self.on_top())
 
     def collate(self, examples: Sequence[Example]):
-        batch, _ = super().collate(list(parts_of(examples)))
-        keywords: dict = {"num_choices": CHOICES}
-        if self.transform is not None:
-            batch, keywords["lm_weight"] = with_next_words(batch), self.auxiliary_lm
-        if all(e.label is not None for e in examples):
-            import torch
-
-            keywords["labels"] = torch.tensor([e.label for e in examples])
-        return batch, keywords
+        batch, keywords = packed(parts_of(examples)), {"num_choices": CHOICES, **labels_of(examples)}
+        if self.transform is None:
+            return batch, keywords
+        return with_next_words(batch), {"lm_weight": self.auxiliary_lm, **keywords}
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:
         return [str(int(np.argmax(scores))) for scores in outputs]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.special_tokens import has_types
 from ..errors import DataError, InputError
 from .bad_rows import called
-from .base import Example, LabelColumns, Row, Task
+from .base import Example, LabelColumns, Row, Task, labels_of, packed
 from .encoding import encode_texts
 from .exported import exported_rows, id_names, naming_column, read_table_of_hub, text_forms
 from .files import atomic_write, of_rows, read_lines
@@ -205,13 +205,8 @@ class TextTask(Task):
 
                 keywords |= gather(examples)
             return batch, keywords
-        batch, _ = super().collate(list(parts_of(examples)))
-        keywords = {"orders": self._orders, "lm_weight": self.auxiliary_lm}
-        if all(e.label is not None for e in examples):
-            import torch
-
-            keywords["labels"] = torch.tensor([e.label for e in examples])
-        return with_next_words(batch), keywords
+        keywords = {"orders": self._orders, "lm_weight": self.auxiliary_lm, **labels_of(examples)}
+        return with_next_words(packed(parts_of(examples))), keywords
 
     def _target(self, row: Row) -> int | float:
         try:
