@@ -167,15 +167,12 @@ def embedding(
     padding_idx: int | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    if padding_idx is None:
-        padding_idx = -1
-    elif padding_idx < 0:  # counted from the end, as torch does
-        padding_idx += word.shape[0]
+    padding = -1 if padding_idx is None else padding_idx
     # Something else must lead backward here when the word table does not.
     if _in_place.is_allowed(word) and any(t.requires_grad for t in (token_type, position, weight, bias)):
         _own.word, word = word, word.detach()
     try:
         tensors = (input_ids, token_type_ids, position_ids, word, token_type, position, weight, bias)
-        return _embedding(*tensors, eps, padding_idx, *_cpu.dropout_arguments(dropout))[0]
+        return _embedding(*tensors, eps, padding, *_cpu.dropout_arguments(dropout))[0]
     finally:
         _own.word = None

@@ -32,7 +32,7 @@ def embedding(
         input_ids, token_type_ids, position_ids: (T,) int64, each below the number of rows of its table.
         word, token_type, position: (V, H), (types, H), (positions, H) floating.
         weight, bias: (H,) of the LayerNorm; ``eps`` is added to its variance.
-        padding_idx: the row of ``word`` that gets no gradient, or None.
+        padding_idx: the row of ``word`` that gets no gradient, below 0 counted from the end; or None.
         dropout: its rate and place in the random stream (`DropoutKey.site`), or None.
 
     Returns:
@@ -55,6 +55,8 @@ def embedding(
         if parameter is None or parameter.shape != word.shape[1:]:
             got = None if parameter is None else tuple(parameter.shape)
             raise InputError(f"{name} must have shape {tuple(word.shape[1:])}, got {got}")
+    if padding_idx is not None and padding_idx < 0:  # counted from the end, as torch does
+        padding_idx += word.shape[0]
     return _dispatch.call(
         "embedding",
         input_ids,
