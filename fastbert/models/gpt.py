@@ -20,9 +20,10 @@ from ..packing import PackedBatch
 from ..rng import EMBEDDING_SITE, DropoutKey
 from . import gpt_files
 from .bert import Encoded, as_asked
-from .checks import check_labels, check_tensors
+from .checks import check_tensors
 from .inputs import open_tokens
 from .pretrained import PreTrainedModel
+from .pretraining_heads import check_targets, word_loss
 
 
 class GPTPreTrainedModel(PreTrainedModel):
@@ -280,26 +281,21 @@ class GPTForPreTraining(GPTPreTrainedModel):
         Raises:
             InputError: inputs or labels that do not fit.
         """
+        check_targets(input_ids)
         encoded = self.transformer.encode(input_ids, attention_mask, position_ids, **options)
-        tokens, loss, at_labels, logits = encoded.tokens, None, None, None
-        positions = input_ids.mlm_positions if isinstance(input_ids, PackedBatch) else None
-        targets = input_ids.mlm_labels if positions is not None else None
+        following = None
         if labels is not None:
             check_tensors(labels=labels)
-            shifted = torch.full_like(labels, -100)
-            shifted[..., :-1] = labels[..., 1:]
-            packed = tokens.pack(shifted)
+            following = torch.full_like(labels, -100)
+            following[..., :-1] = labels[..., 1:]
+            tokens = encoded.tokens
+            following = tokens.pack(following)
             if tokens.packing is None:  # end to end: what stands after a sequence's last token is another's first
                 last = tokens.cu_seqlens[1:][tokens.cu_seqlens.diff() > 0].long() - 1
-                packed = packed.index_fill(0, last, -100)
-            positions = (packed != -100).nonzero().flatten()
-            targets = packed.index_select(0, positions)
-        if positions is not None:
-            check_labels(targets, self.lm_head.out_features)
-            at_labels = self.logits(encoded.hidden.index_select(0, positions))
-            loss = ops.cross_entropy(at_labels, targets)
-        if output_logits or (output_logits is None and positions is None):
-            logits = tokens.unpack(self.logits(encoded.hidden))
+                following = following.index_fill(0, last, -100)
+        loss, at_labels, logits = word_loss(
+            self.logits, self.lm_head.out_features, encoded, following, input_ids, output_logits
+        )
         output = CausalLMOutput(loss, logits, encoded.hidden_states, None, at_labels, loss)
         return as_asked(output, return_dict, self.config)
 

@@ -23,7 +23,7 @@ from .bert import BertHead, Encoded, as_asked
 from .checks import check_labels, check_range
 
 
-def _check_targets(batch) -> None:
+def check_targets(batch) -> None:
     """Raises InputError for labels of a `PackedBatch` without their places, or places without labels or outside."""
     if not isinstance(batch, PackedBatch) or batch.mlm_positions is batch.mlm_labels is None:
         return
@@ -43,22 +43,33 @@ def _only_labelled(model: BertHead, batch, labels: Tensor | None, output_logits:
     return {} if model.config.output_hidden_states else {"only": batch.mlm_positions}
 
 
-def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, batch, output_logits: bool | None, gathered: bool):
-    """The masked-LM loss over labelled tokens, their logits (N, V), and all logits where they are asked for."""
+def word_loss(predict, vocab_size: int, encoded: Encoded, labels: Tensor | None, batch, output_logits, gathered=False):
+    """The mean loss over labelled tokens, their logits (N, V), and all logits where they are asked for.
+
+    Args:
+        predict: hidden states (N, H) -> logits (N, V).
+        labels: (T,) of the packed tokens, -100 = none; without them those count that a `PackedBatch` brings.
+        gathered: whether ``encoded`` holds nothing but the labelled tokens of the batch.
+    """
     hidden, loss, at_labels, logits = encoded.hidden, None, None, None
     positions = batch.mlm_positions if isinstance(batch, PackedBatch) else None
     targets = batch.mlm_labels if positions is not None else None
     if labels is not None:
-        packed = encoded.tokens.pack(labels)
-        positions = (packed != -100).nonzero().flatten()
-        targets = packed.index_select(0, positions)
+        positions = (labels != -100).nonzero().flatten()
+        targets = labels.index_select(0, positions)
     if positions is not None:
-        check_labels(targets, predictions.decoder.out_features)
-        at_labels = predictions(hidden if gathered else hidden.index_select(0, positions))
+        check_labels(targets, vocab_size)
+        at_labels = predict(hidden if gathered else hidden.index_select(0, positions))
         loss = ops.cross_entropy(at_labels, targets)
     if output_logits or (output_logits is None and positions is None):
-        logits = encoded.tokens.unpack(predictions(hidden))
+        logits = encoded.tokens.unpack(predict(hidden))
     return loss, at_labels, logits
+
+
+def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, *given):
+    """`word_loss` of the masked-LM head; labels are in the caller's shape."""
+    packed = None if labels is None else encoded.tokens.pack(labels)
+    return word_loss(predictions, predictions.decoder.out_features, encoded, packed, *given)
 
 
 def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
@@ -129,7 +140,7 @@ class BertForPreTraining(BertHead):
             InputError: inputs or labels do not fit.
         """
         batch = input_ids
-        _check_targets(batch)
+        check_targets(batch)
         only = _only_labelled(self, batch, labels, output_logits, options)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
         mlm_loss, mlm_logits, logits = _masked_lm(
@@ -196,7 +207,7 @@ class BertForMaskedLM(BertHead):
         Raises:
             InputError: inputs or labels do not fit.
         """
-        _check_targets(input_ids)
+        check_targets(input_ids)
         only = _only_labelled(self, input_ids, labels, output_logits, options)
         encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
         loss, mlm_logits, logits = _masked_lm(

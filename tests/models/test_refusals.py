@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import fastbert
+from fastbert import GPTForPreTraining
 from fastbert.errors import InputError
+from fastbert.gpt_config import GPTConfig
 from fastbert.packing import PackedBatch
 
 
@@ -65,10 +67,15 @@ def test_bounds_of_a_packed_batch_that_are_not_its_tokens(bounds, dtype):
     _one_sentence(ours.to(dtype), "cu_seqlens must ascend from 0 to the 4 tokens", bounds, input_ids=batch)
 
 
-@pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMaskedLM"])
+def _gpt():
+    sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    return GPTForPreTraining(GPTConfig(**sizes)).eval()
+
+
+@pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMaskedLM", "GPTForPreTraining"])
 @pytest.mark.parametrize("last_layer", ["all", "needed"])
 def test_labels_of_a_packed_batch_without_their_places(name, last_layer):
-    _, ours = hf.pair(name)
+    ours = _gpt() if name == "GPTForPreTraining" else hf.pair(name)[1]
     ours.last_layer = last_layer
     one = torch.tensor([1])
     for words, labels in {
