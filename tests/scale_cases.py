@@ -153,7 +153,7 @@ def page_tables(large) -> list[str]:
         for batch, micro, rate, what in (
             (65536, 512, 2055, {}),
             (32768, 128, 485, {}),
-            (65536, 512, 2055, {"zero": 1, "parameter_bytes": 2}),
+            (65536, 512, 2055, {"zero": 1, "parameter_bytes": 2, "gradient_bytes": 2}),
             (65536, 512, 2055, {"zero": 3, "parameter_bytes": 2, "gradient_bytes": 2}),
         )
     ]

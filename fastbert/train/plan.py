@@ -129,6 +129,7 @@ def make_plan(
     rates = _rates(config, settings, found, samples, data, throughput, device)
     plans = []
     for stretch, sample, rate in zip(found, samples, rates or [None] * len(found), strict=True):
+    travels = 4 if zero is None or config.precision == "fp32" else 2  # DeepSpeed sends in the precision of its weights
         micro = stretch.micro_batches((sample.sequences, sample.tokens), ranks)
         steps, seconds = _length(config, stretch, sample.tokens * micro, rate)
         memory = Memory(
@@ -140,7 +141,8 @@ def make_plan(
             parameters,
             zero=zero,
             micro_batches=micro,
-            parameter_bytes=2 if zero and config.precision != "fp32" else 4,
+            gradient_bytes=travels,
+            parameter_bytes=travels,
             lamb_tensors=tensors if config.optimizer == "lamb" else 0,
         )
         plans.append(

@@ -45,8 +45,8 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
     """Bytes of parameters, gradients and optimiser on a rank; Rajbhandari et al. 2020, section 3.
 
     Without DeepSpeed weights are float32 and so are gradients and two moments. Under it weights are in the precision,
-    gradients add up in float32 (at stage 0 in the precision), and the optimiser has float32 masters besides its
-    moments; not at stage 0 in float32. In fp8 each weight has its 8 bits and their transpose besides; here all are
+    gradients add up in it too, but for bf16 at stages 2 and 3 in float32, and the optimiser has float32 masters besides
+    its moments; not at stage 0 in float32. In fp8 each weight has its 8 bits and their transpose besides; here all are
     counted, though embeddings and heads have none.
 
     Args:
@@ -56,9 +56,10 @@ def state_bytes(parameters: int, *, zero: int | None, ranks: int, precision: str
         return (6 if precision == "fp8" else 4) * parameters, 4 * parameters, 8 * parameters
     share = -(-parameters // ranks)
     weight = 4 if precision == "fp32" else 2
+    summed = 4 if precision == "bf16" and zero >= 2 else weight
     return (
         weight * (share if zero == 3 else parameters),
-        weight * parameters if zero == 0 else 4 * (share if zero >= 2 else parameters),
+        summed * (share if zero >= 2 else parameters),
         12 * (share if zero >= 1 else parameters),
     )
 

@@ -126,17 +126,19 @@ def test_gradients_come_as_activations_go():
 
 
 def test_zero_divides_state_among_the_ranks():
-    """Rajbhandari et al. 2020, figure 1: 2 + 4 + 12 bytes a parameter in low precision, with float32 sums; stage 0 of
-    DeepSpeed sums in the low precision."""
+    """Rajbhandari et al. 2020, figure 1: 2 + 4 + 12 bytes a parameter in low precision, with float32 sums; stages 0 and
+    1 of DeepSpeed sum in the low precision, and so do all of fp16."""
     count = 1000
     expected = {
         0: (2000, 2000, 12000),
-        1: (2000, 4000, 3000),
+        1: (2000, 2000, 3000),
         2: (2000, 1000, 3000),
         3: (500, 1000, 3000),
     }
     for zero, parts in expected.items():
         assert state_bytes(count, zero=zero, ranks=4, precision="bf16") == parts
+    for zero in (2, 3):
+        assert state_bytes(count, zero=zero, ranks=4, precision="fp16")[1] == 500
     for zero in (None, 0):
         assert state_bytes(count, zero=zero, ranks=4, precision="fp32") == (4000, 4000, 8000)
     assert state_bytes(count, zero=None, ranks=4, precision="fp8") == (6000, 4000, 8000)
@@ -166,6 +168,8 @@ def test_a_plan_is_of_the_stage_that_the_run_asks_for():
     assert "ZeRO 2" in told
     assert "in the memory of the CPU" in told
 
+    # An all-reduce of gradients and an all-gather of weights, both in bfloat16.
+    assert made.phases[0].sent == pytest.approx(3 / 4 * (2 * 2 + 2) * made.parameters, rel=1e-3)
 
 # --- steps, tokens, time ---
 
