@@ -83,6 +83,9 @@ class PretrainLoop:
         deepspeed: dict | None = None,
     ) -> None:
         self.config, self.model = config, model
+        model.last_layer = config.last_layer
+        if config.activation_checkpointing:
+            model.gradient_checkpointing_enable()
         self.run_dir, self.console, self.callbacks = run_dir, console, callbacks
         self.optimizer = make_optimizer(config, model)
         self.num_parameters = model.num_parameters()  # of which an engine may leave this process a part

@@ -14,8 +14,9 @@ from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from ..model_config import ModelConfig
 from . import flops, phases, scale
-from .batch_source import of_phase
+from .batch_source import BatchSource, of_phase
 from .config import PretrainConfig
+from .distributed import World
 from .engines import deepspeed_config
 from .plan_memory import Memory, activation_bytes, state_bytes
 from .pretrain import build_model, deepspeed_of, model_settings
@@ -128,8 +129,8 @@ def make_plan(
     samples = [_samples(config, data, stretch) for stretch in found]
     rates = _rates(config, settings, found, samples, data, throughput, device)
     plans = []
-    for stretch, sample, rate in zip(found, samples, rates or [None] * len(found), strict=True):
     travels = 4 if zero is None or config.precision == "fp32" else 2  # DeepSpeed sends in the precision of its weights
+    for stretch, sample, rate in zip(found, samples, rates or [None] * len(found), strict=True):
         micro = stretch.micro_batches((sample.sequences, sample.tokens), ranks)
         steps, seconds = _length(config, stretch, sample.tokens * micro, rate)
         memory = Memory(
@@ -176,11 +177,10 @@ def make_plan(
 
 def _total_steps(config: PretrainConfig, data: PretrainingData | None, ranks: int) -> int | None:
     """Steps of the run; None where the clock alone ends it."""
-    total = phases.total_steps(config)
-    if total is None and config.epochs is not None:
-        if data is None:
-            raise InputError("epochs are steps only by the data, got no --data")
-        total = max(round(config.epochs * len(data.batches(0, config.token_budget)) / (config.accumulate * ranks)), 1)
+    if config.epochs is not None and data is None:
+        raise InputError("epochs are steps only by the data, got no --data")
+    # In batches that are filled up to one shape, as a step in a CUDA graph has them, there are hardly more.
+    total = BatchSource(config, data, World(size=ranks), fixed_shape=False).steps_of_run()
     if total is None and config.max_minutes is None:
         raise InputError("a plan needs the length of the run: steps, epochs or max_minutes, got none")
     return total
@@ -273,9 +273,6 @@ def measured_rate(
         samples=own.config, num_workers=0, log_every=10**9,
     )  # fmt: skip
     model = build_model(once, data).to(device)
-    model.last_layer = once.last_layer
-    if once.activation_checkpointing:
-        model.gradient_checkpointing_enable()
     loop = PretrainLoop(once, model, own, None, Path(), Console(quiet=True))
     # A step accumulates as the run's would, or updates would weigh too much; a few micro-batches are enough for that.
     loop.batches.accumulate = min(stretch.micro_batches(phases.mean_micro_batch(own, stretch.token_budget)), 8)

@@ -129,9 +129,6 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
         _tell_of_other_words(config, data.shards)
     _check_heldout(heldout)
     check_installed(config.wandb)
-    model.last_layer = config.last_layer
-    if config.activation_checkpointing:
-        model.gradient_checkpointing_enable()
     distributed.place(model, world)
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world, deepspeed)
     if resume_from is not None:

@@ -38,11 +38,8 @@ def small(data, **changes) -> PretrainConfig:
 
 def loop_of(config: PretrainConfig) -> PretrainLoop:
     split, _ = open_data(config)
-    model = build_model(config, split)
-    model.last_layer = config.last_layer
-    if config.activation_checkpointing:
-        model.gradient_checkpointing_enable()
-    return PretrainLoop(config, model.train(), split, None, Path("nowhere"), Console(quiet=True))
+    model = build_model(config, split).train()
+    return PretrainLoop(config, model, split, None, Path("nowhere"), Console(quiet=True))
 
 
 def planned(config: PretrainConfig) -> plan.Plan:
@@ -125,6 +122,13 @@ def test_gradients_come_as_activations_go():
     assert Memory(1, 10, 100, 1000, False).total == 1101
 
 
+def test_epochs_are_as_many_steps_as_the_run_takes(data):
+    """Here the first epoch has a batch more than those after it."""
+    config = small(data, model="1x64x1", token_budget=128, accumulate=1, steps=None, epochs=3.0)
+    (phase,) = planned(config).phases
+    assert phase.steps == loop_of(config).total_steps < 3 * len(open_data(config)[0].batches(0, 128))
+
+
 def test_zero_divides_state_among_the_ranks():
     """Rajbhandari et al. 2020, figure 1: 2 + 4 + 12 bytes a parameter in low precision, with float32 sums; stages 0 and
     1 of DeepSpeed sum in the low precision, and so do all of fp16."""
@@ -164,12 +168,12 @@ def test_a_plan_is_of_the_stage_that_the_run_asks_for():
     made = plan.make_plan(config, ranks=4)
     assert (made.zero, made.offload) == (2, True)
     assert made.memory.optimizer == 12 * -(-made.parameters // 4)
+    # An all-reduce of gradients and an all-gather of weights, both in bfloat16.
+    assert made.phases[0].sent == pytest.approx(3 / 4 * (2 * 2 + 2) * made.parameters, rel=1e-3)
     told = plan.text(made)
     assert "ZeRO 2" in told
     assert "in the memory of the CPU" in told
 
-    # An all-reduce of gradients and an all-gather of weights, both in bfloat16.
-    assert made.phases[0].sent == pytest.approx(3 / 4 * (2 * 2 + 2) * made.parameters, rel=1e-3)
 
 # --- steps, tokens, time ---
 
