@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..errors import InputError
 from ..models.inputs import Tokens, open_packed, open_padded
-from ..modules.encoder import IDLE
+from ..modules.encoder import IDLE, with_first_column
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
@@ -28,10 +28,7 @@ _SERVED = (
 )
 # Arguments of decoders and of trainers that say nothing to an encoder, and what stays among the features that a loss of
 # sentence-transformers encodes twice.
-_IDLE = (
-    *IDLE,
-    *("token_embeddings", "sentence_embedding", "all_layer_embeddings"),
-)
+_IDLE = (*IDLE, "token_embeddings", "sentence_embedding", "all_layer_embeddings")
 
 
 class Pass:
@@ -142,31 +139,27 @@ class Pass:
         mask = given.get("attention_mask")
         shape = tuple((input_ids if inputs_embeds is None else inputs_embeds).shape[:2])
         keep = _keys_of(mask, shape) if self.model.__dict__.get(PADS_KEY) == "computed" else None
-        whole = keep is not None
         tokens = open_padded(
             view.config,
             self.key,
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
-            attention_mask=None if whole else mask,
+            attention_mask=mask if keep is None else None,
             token_type_ids=types,
             position_ids=position_ids,
             # Heads read column 0 also where it is masked: the pooler's, and those of models without one.
             needs_first_column=True,
             needs_attentions=bool(self.attentions),
         )
-        if whole:
-            padded = not bool(keep.all())
-            if padded:
+        if keep is not None:
+            if not bool(keep.all()):
                 ops.refuse_variant(
                     'pads are computed where a head reads their outputs; patch(model, pads="zeros") leaves them out'
                 )
                 keep = keep.to(tokens.cu_seqlens.device)
                 return replace(tokens, layout=PaddedLayout(additive_mask(keep), *shape))
         elif tokens.keep is not None:
-            kept = tokens.keep.clone()
-            kept[:, 0] |= kept.any(1)
-            return replace(tokens, keep=kept)
+            return replace(tokens, keep=with_first_column(tokens.keep))
         return tokens
 
     def _output(self, last, pooled, states, attentions):

@@ -109,6 +109,13 @@ def lay_out(
     return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
 
 
+def with_first_column(keep: Tensor) -> Tensor:
+    """The tokens to give back where column 0 is read even if it is masked, in sequences that have tokens."""
+    keep = keep.clone()
+    keep[:, 0] |= keep.any(1)
+    return keep
+
+
 def _check_square(mask: Tensor, batch_size: int, seqlen: int) -> None:
     """Raises InputError for a 4-D mask of another shape, or of integers, which could mean either kind."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -326,11 +333,7 @@ class BertEncoder(nn.Module):
             probabilities=keep_attentions,
             causal=self.config.is_decoder,
         )
-        if keep is not None:
-            keep = keep.clone()
-            keep[:, 0] |= keep.any(1)
-
-        shape = CallerShape(packing, keep)
+        shape = CallerShape(packing, None if keep is None else with_first_column(keep))
         additive = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.is_floating_point()
         x, states, attentions = self.run_as_transformers(
             packing.pack(hidden_states),
@@ -362,7 +365,6 @@ class BertEncoder(nn.Module):
             )
         cu_seqlens, max_seqlen = checked_bounds(cu_seqlens, hidden_states.shape[-2], max_seqlen)
         layout = PackedLayout(cu_seqlens, max_seqlen, self.config.is_decoder)
-
         shape = CallerShape(row=row)
         x = hidden_states[0] if row else hidden_states
         x, states, _ = self.run_as_transformers(x, layout, key, shape.show if keep_states else None)
