@@ -9,11 +9,6 @@ from . import registry
 from .pretrained import PreTrainedModel
 
 
-def encoder_class(model_type: str) -> type[PreTrainedModel]:
-    """The class of a kind. Raises InputError where there is none."""
-    return registry.of_type(model_type, registry.ARCHITECTURES).encoder_class
-
-
 def read_config(directory: str | os.PathLike[str], **overrides) -> ModelConfig:
     """The configuration of a directory, of whatever kind its config.json says; one that says nothing is a BERT's.
 

@@ -124,7 +124,12 @@ ARCHITECTURES = (
         prefix="elmo",
         dropout_fields=("hidden_dropout_prob",),
     ),
-    Architecture(model_type="static", config="models.static:StaticConfig", encoder="models.static:StaticEncoder"),
+    Architecture(
+        model_type="static",
+        config="models.static:StaticConfig",
+        encoder="models.static:StaticEncoder",
+        dropout_fields=("hidden_dropout_prob",),
+    ),
 )
 PRETRAINABLE = tuple(kind for kind in ARCHITECTURES if kind.pretraining is not None)
 

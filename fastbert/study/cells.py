@@ -214,9 +214,11 @@ def _folder(cell: Cell) -> Iterator[Path]:
 
 def set_dropout(model, p: float) -> None:
     """Dropout of every part of a model that was pre-trained with another; layers read it when they run."""
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        if hasattr(model.config, name):
-            setattr(model.config, name, p)
+    from ..models import registry
+
+    kind = registry.of_type(model.config.model_type, registry.ARCHITECTURES)
+    for name, rate in kind.rates(p).items():
+        setattr(model.config, name, rate)
     for module in model.modules():
         part = getattr(module, "dropout", None)
         if hasattr(part, "p"):

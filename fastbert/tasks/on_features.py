@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..models.encoders import encoder_class, new_encoder, read_config
+from ..models import registry
+from ..models.encoders import new_encoder, read_config
 from ..models.pretrained import PreTrainedModel
 from ..modules.mode import plain_outputs
 from ..modules.scalar_mix import ScalarMix
@@ -99,7 +100,7 @@ class OnFeatures(PreTrainedModel):
 @lru_cache
 def of_kind(head: type[OnFeatures], model_type: str) -> type[OnFeatures]:
     """The class of a head for a kind of model. Raises InputError for a kind that has no encoder."""
-    encoder = encoder_class(model_type)
+    encoder = registry.of_type(model_type, registry.ARCHITECTURES).encoder_class
     name = encoder.__name__.removesuffix("Model").removesuffix("Encoder")
     # How a kind's files are read and written is said by the class above its encoder.
     bases = (head, *encoder.__bases__)
