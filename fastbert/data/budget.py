@@ -129,11 +129,7 @@ class BudgetData:
     """
 
     def __init__(self, data: PretrainingData, token_budget: int) -> None:
-        if token_budget < data.config.max_seqlen:
-            raise InputError(
-                f"token_budget must hold at least one sample of max_seqlen {data.config.max_seqlen} tokens, "
-                f"got {token_budget}"
-            )
+        data.check_budget(token_budget)
         self._data, self._budget = data, token_budget
         self.config, self.shards = data.config, data.shards
         self._pad = data.shards.manifest.special_ids.pad

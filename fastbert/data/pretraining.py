@@ -118,12 +118,16 @@ class PretrainingData:
         Raises:
             InputError: the budget is smaller than max_seqlen.
         """
+        self.check_budget(token_budget)
+        return self._batches(epoch, token_budget, shuffle)
+
+    def check_budget(self, token_budget: int) -> None:
+        """Raises InputError where a batch of so many tokens may have no room for a sample."""
         if token_budget < self.config.max_seqlen:
             raise InputError(
                 f"token_budget must hold at least one sample of max_seqlen {self.config.max_seqlen} tokens, "
                 f"got {token_budget}"
             )
-        return self._batches(epoch, token_budget, shuffle)
 
     def _make_batches(self, epoch: int, token_budget: int, shuffle: bool) -> list[np.ndarray]:
         lengths = self.lengths(epoch)

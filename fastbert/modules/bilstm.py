@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..packing import cu_seqlens_from_lengths
 from .lstm import Order, lstm_steps
 
 
@@ -56,8 +57,7 @@ class HeadBiLSTM(nn.Module):
         if tokens.keep is None:
             return over_sequences(self.lstm, hidden, tokens.cu_seqlens)
         keep = tokens.keep.flatten()
-        lengths = tokens.keep.sum(1)
-        out = over_sequences(self.lstm, hidden[keep], torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+        out = over_sequences(self.lstm, hidden[keep], cu_seqlens_from_lengths(tokens.keep.sum(1)))
         return out.new_zeros(len(keep), out.shape[-1]).index_copy(0, keep.nonzero().flatten(), out)
 
     def ends(self, out: Tensor, tokens) -> Tensor:
