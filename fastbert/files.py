@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -30,7 +31,7 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
     """Gives a free name beside ``path``, with its suffix, to write a file under.
 
     When the block ends the file is forced to the disk and takes its name; when it fails nothing is left, and what was
-    there before stays. Directories above are made.
+    there before stays. Directories above are made, and removed again when it fails.
 
     What exists and is no regular file, a pipe or a device, is given itself: another one must not take its place.
 
@@ -39,20 +40,42 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        yield path
+        with _errors_of(path, path):
+            yield path
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}-{path.name}")
+    made = [parent for parent in path.parents if not parent.exists()]
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex[:12]}-{path.name}")
     try:
-        yield temporary
-        flush(temporary)
-        os.replace(temporary, path)
+        with _errors_of(path, temporary):
+            _make_directory(path.parent)
+            yield temporary
+            flush(temporary)
+            os.replace(temporary, path)
+        made = []
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        for directory in made:
+            with contextlib.suppress(OSError):  # not empty: something else was put into it
+                directory.rmdir()
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path, written: Path) -> Iterator[None]:
+    """Makes the system's errors of the file that is written, or of none, those of ``path``."""
+    try:
+        yield
     except OSError as error:
-        if error.errno is not None and error.filename in (None, temporary, str(temporary)):
+        if error.errno is not None and error.filename in (None, written, str(written)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes, raises: type[FastbertError] | None = None) -> None:

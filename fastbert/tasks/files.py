@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..files import binary_lines, check_text_file, decode_text
+from ..files import binary_lines, check_text_file, decode_text, whole
 from .bad_rows import STRICT, BadRows, called
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -158,49 +156,9 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
     if os.fspath(path) == "-":
         yield sys.stdout.buffer if "b" in mode else sys.stdout
         return
-    path = Path(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    temporary, new_directories = None, []
-    try:
-        if path.exists() and not path.is_file():
-            with open(path, mode, **text) as file:
-                yield file
-            return
-        new_directories = [parent for parent in path.parents if not parent.exists()]
-        handle, temporary = _new_beside(path)
-        with open(handle, mode, **text) as file:
-            # mkstemp makes files private; results follow the user's umask like any other file.
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary, new_directories = None, []
-    except OSError as error:
-        if error.errno is not None and error.filename in (None, temporary):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-        for directory in new_directories:
-            with contextlib.suppress(OSError):  # not empty: another result is in it
-                directory.rmdir()
-
-
-def _new_beside(path: Path) -> tuple[int, str]:
-    """Descriptor and path of a new file in the same directory, which is made where there is none."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
-    try:
-        return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:  # of a name that nobody has asked for
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with whole(path) as place, open(place, mode, **text) as file:
+        yield file
 
 
 class _OnlyAskedError(Exception):

@@ -159,10 +159,10 @@ def test_where_no_file_can_be_is_named(tmp_path, monkeypatch):
         pass
     assert caught.value.filename == str(tmp_path / "file")
 
-    def denied(dir, prefix):
-        raise PermissionError(13, "Permission denied", f"{dir}/{prefix}x")
+    def denied(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("tempfile.mkstemp", denied)  # root may write everywhere
+    monkeypatch.setattr("fastbert.tasks.files.open", denied, raising=False)  # root may write everywhere
     with pytest.raises(PermissionError) as caught, atomic_write(tmp_path / "results.tsv"):
         pass
     assert caught.value.filename == str(tmp_path / "results.tsv")
