@@ -296,8 +296,6 @@ def _gradients(inner, parameters: list[Tensor]) -> list[Tensor]:
         return offloaded
     if averaged := getattr(inner, "averaged_gradients", None):
         return [gradient for gradients in averaged.values() for gradient in gradients or ()]
-    if hasattr(inner, "fp32_groups_gradients_flat"):
-        return inner.fp32_groups_gradients_flat
     return [p.grad for p in parameters if p.grad is not None]
 
 
@@ -318,16 +316,10 @@ def layouts(inner, world: World) -> dict[Tensor, Layout]:
     if hasattr(inner, "single_partition_of_fp32_groups"):  # stages 1 and 2: a stretch of all tensors end to end
         flats = inner.single_partition_of_fp32_groups
         sizes = [[meta.numel() for meta in group] for group in inner.round_robin_bit16_meta]
-        offsets = inner.round_robin_bit16_offsets
-    elif hasattr(inner, "fp32_groups_flat_partition"):  # stage 1 in bfloat16 with float32 gradients
-        flats = inner.fp32_groups_flat_partition
-        sizes = [[p.numel() for p in group] for group in inner.bf16_groups]
-        offsets = [None] * len(flats)
-    elif hasattr(inner, "fp32_groups") or isinstance(inner, ShardedLamb):
+        places = zip(flats, sizes, inner.round_robin_bit16_offsets, strict=True)
+        return {f: Layout.of_range(s, world.rank * f.numel(), (world.rank + 1) * f.numel(), o) for f, s, o in places}
+    if hasattr(inner, "fp32_groups") or isinstance(inner, ShardedLamb):
         return {}
-    else:
-        raise InputError(
-            f"LAMB does not know where DeepSpeed's {type(inner).__name__} keeps its tensors, and cannot be used with it"
-        )
-    places = zip(flats, sizes, offsets, strict=True)
-    return {f: Layout.of_range(s, world.rank * f.numel(), (world.rank + 1) * f.numel(), o) for f, s, o in places}
+    raise InputError(
+        f"LAMB does not know where DeepSpeed's {type(inner).__name__} keeps its tensors, and cannot be used with it"
+    )
