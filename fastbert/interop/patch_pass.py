@@ -158,8 +158,8 @@ class Pass:
                 )
                 keep = keep.to(tokens.cu_seqlens.device)
                 return replace(tokens, layout=PaddedLayout(additive_mask(keep), *shape))
-        elif tokens.keep is not None:
-            return replace(tokens, keep=with_first_column(tokens.keep))
+        elif tokens.shape.keep is not None:
+            return replace(tokens, shape=replace(tokens.shape, keep=with_first_column(tokens.shape.keep)))
         return tokens
 
     def _output(self, last, pooled, states, attentions):

@@ -120,7 +120,7 @@ class BertModel(PreTrainedModel):
             needs_first_column=self.pooler is not None,
             needs_attentions=bool(keep_attentions),
         )
-        if keep_attentions and tokens.packing is None:
+        if keep_attentions and tokens.shape.packing is None:
             raise InputError("attention probabilities are kept for (B, S) batches only, got packed tokens")
         hidden = self.embeddings(
             tokens.input_ids, tokens.token_type_ids, tokens.position_ids, key, tokens.inputs_embeds

@@ -290,7 +290,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
             following[..., :-1] = labels[..., 1:]
             tokens = encoded.tokens
             following = tokens.pack(following)
-            if tokens.packing is None:  # end to end: what stands after a sequence's last token is another's first
+            if tokens.shape.packing is None:  # end to end: what stands after a sequence's last token is another's first
                 last = tokens.cu_seqlens[1:][tokens.cu_seqlens.diff() > 0].long() - 1
                 following = following.index_fill(0, last, -100)
         loss, at_labels, logits = word_loss(

@@ -13,7 +13,7 @@ from ..gpt_config import GPTConfig
 from ..model_config import ModelConfig
 from ..modules.encoder import lay_out
 from ..modules.layout import Layout, PackedLayout
-from ..packing import CallerShape, PackedBatch, Packing, checked_bounds
+from ..packing import CallerShape, PackedBatch, checked_bounds
 from ..rng import DropoutKey
 from .checks import check_ids, check_tensors
 
@@ -27,9 +27,7 @@ class Tokens:
         token_type_ids, position_ids: (T,).
         layout: how tokens attend to each other.
         cu_seqlens: (B+1,) bounds of the sequences among the T tokens.
-        packing: the way back to (B, S); None if the caller's tokens were packed.
-        keep: (B, S) bool, the tokens that a mask keeps on the padded path; None for all.
-        row: the caller's packed tokens were (1, T).
+        shape: the one that the caller's tokens had, and the way back to it.
         causal: tokens do not attend to later ones, so that the last one stands for a sequence and not the first.
         key: the dropout key of this forward pass; None in evaluation.
     """
@@ -39,17 +37,10 @@ class Tokens:
     position_ids: Tensor
     layout: Layout
     cu_seqlens: Tensor
-    packing: Packing | None = None
-    keep: Tensor | None = None
-    row: bool = False
+    shape: CallerShape
     inputs_embeds: Tensor | None = None
     key: DropoutKey | None = None
     causal: bool = False
-
-    @property
-    def shape(self) -> CallerShape:
-        """The shape that the caller's tokens had."""
-        return CallerShape(self.packing, self.keep, self.row)
 
     def unpack(self, x: Tensor) -> Tensor:
         """(T, ...) -> the caller's shape, (B, S, ...) with zeros at masked tokens, (T, ...) or (1, T, ...)."""
@@ -58,24 +49,24 @@ class Tokens:
     def pack(self, x: Tensor) -> Tensor:
         """Labels in the caller's shape -> (T,)."""
         check_tensors(labels=x)
-        if self.packing is None:
+        packing = self.shape.packing
+        if packing is None:
             if x.numel() != len(self.token_type_ids):
                 raise InputError(
                     f"labels must be one a token, {len(self.token_type_ids)} of them, got {tuple(x.shape)}"
                 )
             return x.reshape(-1)
-        if x.shape[:2] != (self.packing.batch_size, self.packing.seqlen):
-            raise InputError(
-                f"labels must have the shape of input_ids {(self.packing.batch_size, self.packing.seqlen)}, "
-                f"got {tuple(x.shape)}"
-            )
-        return self.packing.pack(x)
+        expected = (packing.batch_size, packing.seqlen)
+        if x.shape[:2] != expected:
+            raise InputError(f"labels must have the shape of input_ids {expected}, got {tuple(x.shape)}")
+        return packing.pack(x)
 
     @property
     def _may_be_empty(self) -> bool:
         """Whether a sequence may have no tokens, which is not known of packed ones, whose bounds may be on a GPU. For a
         single short sentence every op of torch counts, and two serve empty sequences alone."""
-        return self.packing is None or not self.packing.min_seqlen > 0
+        packing = self.shape.packing
+        return packing is None or not packing.min_seqlen > 0
 
     def pooled_rows(self) -> Tensor:
         """(B,) int64: the index of the token that stands for each sequence, its first, or its last if attention is
@@ -88,15 +79,15 @@ class Tokens:
     def first_rows(self) -> Tensor:
         """(B,) int64: the index of each sequence's first kept token; that of some other one for an empty sequence."""
         first = self.cu_seqlens[:-1].long()
-        if self.keep is not None:  # the rectangle with its pads
-            first = first + self.keep.int().argmax(1)
+        if self.shape.keep is not None:  # the rectangle with its pads
+            first = first + self.shape.keep.int().argmax(1)
         return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
 
     def last_rows(self) -> Tensor:
         """(B,) int64: the index of each sequence's last kept token; that of some other one for an empty sequence."""
         last = self.cu_seqlens[1:].long() - 1
-        if self.keep is not None:
-            last = last - self.keep.flip(1).int().argmax(1)
+        if self.shape.keep is not None:
+            last = last - self.shape.keep.flip(1).int().argmax(1)
         return last.clamp(min=0)
 
     def pooled_tokens(self, x: Tensor) -> Tensor:
@@ -201,6 +192,7 @@ def _open_packed_batch(batch: PackedBatch, config: BertConfig | GPTConfig, key: 
         batch.position_ids,
         PackedLayout(batch.cu_seqlens, batch.max_seqlen, config.is_decoder),
         batch.cu_seqlens,
+        CallerShape(),
         key=key,
         causal=config.is_decoder,
     )
@@ -245,7 +237,7 @@ def open_packed(
         position_ids,
         PackedLayout(cu_seqlens, max_seqlen, config.is_decoder),
         cu_seqlens,
-        row=row,
+        CallerShape(row=row),
         causal=config.is_decoder,
         inputs_embeds=None if inputs_embeds is None else inputs_embeds.reshape(num_tokens, -1),
         key=key,
@@ -316,8 +308,7 @@ def open_padded(
         positions,
         layout,
         packing.cu_seqlens,
-        packing,
-        keep,
+        CallerShape(packing, keep),
         inputs_embeds=None if inputs_embeds is None else packing.pack(inputs_embeds),
         key=key,
         causal=config.is_decoder,

@@ -321,7 +321,7 @@ class BertForQuestionAnswering(BertHead):
     @staticmethod
     def _rows(logits: Tensor, tokens) -> tuple[Tensor, Tensor]:
         """(T, 2) -> (B, S, 2) and which of its places hold a token."""
-        if tokens.packing is not None:
+        if tokens.shape.packing is not None:
             ones = torch.ones(logits.shape[0], dtype=logits.dtype, device=logits.device)
             return tokens.unpack(logits), tokens.unpack(ones) != 0
         lengths = tokens.cu_seqlens.diff().long()

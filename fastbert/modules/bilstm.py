@@ -54,10 +54,10 @@ class HeadBiLSTM(nn.Module):
 
     def forward(self, hidden: Tensor, tokens) -> Tensor:
         """(T, H) of `models.inputs.Tokens` -> (T, 2 * units); a masked token of a rectangle gets zeros."""
-        if tokens.keep is None:
+        if tokens.shape.keep is None:
             return over_sequences(self.lstm, hidden, tokens.cu_seqlens)
-        keep = tokens.keep.flatten()
-        out = over_sequences(self.lstm, hidden[keep], cu_seqlens_from_lengths(tokens.keep.sum(1)))
+        keep = tokens.shape.keep.flatten()
+        out = over_sequences(self.lstm, hidden[keep], cu_seqlens_from_lengths(tokens.shape.keep.sum(1)))
         return out.new_zeros(len(keep), out.shape[-1]).index_copy(0, keep.nonzero().flatten(), out)
 
     def ends(self, out: Tensor, tokens) -> Tensor:
