@@ -214,6 +214,34 @@ def every() -> dict:
     return result
 
 
+LEFT_OUT = [("fp32", 3, False), ("fp16", 0, False), ("fp16", 2, False), ("bf16", 2, True)]
+
+
+def leave_out(cases: list[tuple[str, int, bool]]) -> dict:
+    """By precision, stage and offload: three trainings of four steps, one as it is, one with another step before the
+    third that is left out, and one with a NaN in that step."""
+    with distributed.joined(always=True) as world:
+        return {case: [with_another(world, *case, another) for another in ("", "left out", "NaN")] for case in cases}
+
+
+def with_another(world, precision: str, stage: int, offload: bool, another: str) -> dict:
+    """What training came to with another step."""
+    engine = engine_of(world, "apex", DeepSpeedOptions(zero=stage, offload=offload), precision)
+    if precision == "fp16":
+        engine.deepspeed.optimizer.loss_scale = 1024.0  # of 2^16, with which DeepSpeed begins, these gradients overflow
+    for step, gradients in enumerate(sharded_cases.start_and_gradients(3.0)[1][:4]):
+        if step == 2 and another == "NaN":
+            take_step(engine, poisoned(gradients), 1, step)
+        elif step == 2 and another:
+            parts = [shares(7.0 * g, world.size, 1, step)[world.rank][0] for g in gradients]
+            engine.backward(lambda parts=parts: engine.forward(parts))
+            engine.leave_out()
+        take_step(engine, gradients, 2, step)
+    result = {"weights": whole(engine), "scale": engine.loss_scale, "skipped": engine.skipped}
+    engine.deepspeed.destroy()
+    return result
+
+
 def narrow(precision: str, stage: int) -> dict:
     with distributed.joined(always=True) as world:
         return trained(world, "apex", 3.0, DeepSpeedOptions(zero=stage), precision=precision, poison=30)

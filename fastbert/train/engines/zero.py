@@ -135,14 +135,28 @@ class DeepSpeedEngine(LocalEngine):
         if hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False  # by a bare Exception; `_count` ends the training in a sentence
         self.deepspeed.step()
-        norm = float(self.deepspeed.get_global_grad_norm())
-        return norm if self.deepspeed.was_step_applied() else math.inf
+        if self.deepspeed.was_step_applied():
+            return float(self.deepspeed.get_global_grad_norm())
+        # Sums in float32 of gradients that are offloaded DeepSpeed 0.19 would go on to add to.
+        averaged = getattr(inner, "averaged_gradients", {})
+        averaged.update(dict.fromkeys(averaged))
+        return math.inf
 
     def leave_out(self) -> None:
-        # DeepSpeed forgets gradients in one way only: by finding that they are no numbers.
-        for gradient in _gradients(self.deepspeed.optimizer, self.parameters):
-            gradient.fill_(math.nan)
+        # DeepSpeed forgets gradients in one way only: by finding that they are no numbers. It takes that for an
+        # overflow, for which it lowers the loss scale.
+        inner = self.deepspeed.optimizer
+        scaler = getattr(inner, "loss_scaler", None) or getattr(inner, "loss_scale_config", None)
+        scale = {} if scaler is None else dict(vars(scaler))
+        found = _looked_at(inner, self.parameters)
+        for values in found:
+            values.fill_(math.nan)
         self._take_step()
+        # Stage 3 fills tensors up with zeros, over which no gradient is ever written.
+        for values in found:
+            values.zero_()
+        if scaler is not None:
+            vars(scaler).update(scale)
 
     def reduce(self, values: Sequence[float]) -> list[float]:
         return distributed.total(values)
@@ -287,13 +301,10 @@ def _read_by_parents(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter
                 yield from ((parent, parameter) for parameter in child.parameters())
 
 
-def _gradients(inner, parameters: list[Tensor]) -> list[Tensor]:
-    """Where this rank's gradients of the step are."""
-    shards = getattr(inner, "fp32_partitioned_groups_flat", None) or getattr(
-        inner, "single_partition_of_fp32_groups", []
-    )
-    if offloaded := [shard.grad for shard in shards if shard.grad is not None]:
-        return offloaded
+def _looked_at(inner, parameters: list[Tensor]) -> list[Tensor]:
+    """Where DeepSpeed looks for gradients of this rank that are no numbers: at them or, of offloaded ones, at norms."""
+    if norms := getattr(inner, "norm_for_param_grads", None):
+        return list(norms.values())
     if averaged := getattr(inner, "averaged_gradients", None):
         return [gradient for gradients in averaged.values() for gradient in gradients or ()]
     return [p.grad for p in parameters if p.grad is not None]
