@@ -170,7 +170,7 @@ def make(model: Wanted, say: Callable[[str], None] = lambda line: None) -> dict:
     """The model's result; pre-trains it where it is not there, from its last checkpoint where there is one.
 
     Raises:
-        KeyboardInterrupt: a signal ended the pre-training; it has saved where it is.
+        KeyboardInterrupt: a signal ended the pre-training, which has saved where it is or is done.
     """
     directory = model.directory
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -197,6 +197,8 @@ def _pretrain(model: Wanted) -> dict:
     found = _figures(model, result)
     write_json(found, model.directory / "result.json")
     shutil.rmtree(Path(model.config.out) / "checkpoints")  # thrice the model's size, and of no use any more
+    if result.late_signal:  # it was for the study, which has more to do
+        raise KeyboardInterrupt
     return found
 
 

@@ -47,6 +47,7 @@ class PretrainResult:
         history: the rows of metrics.jsonl.
         heldout: the figures of the model in model_dir; empty without held-out documents.
         interrupted: the name of the signal that ended the run early, or None.
+        late_signal: the name of one that came when no step was left to do, so that the run is whole, or None.
         paths: what was written.
         processor_seconds: processor time of this process within ``seconds``, of all threads.
     """
@@ -61,6 +62,7 @@ class PretrainResult:
     interrupted: str | None = None
     paths: list[Path] = field(default_factory=list)
     processor_seconds: float = 0.0
+    late_signal: str | None = None
 
 
 class PretrainLoop:
@@ -206,7 +208,7 @@ class PretrainLoop:
             history = log.rows()
         return PretrainResult(
             self.run_dir, self.run_dir / "model", self.step, self.seconds, self.tokens, history, dict(self.best),
-            stopped, paths, self.processor_seconds,
+            stopped, paths, self.processor_seconds, stop.asked if stopped is None else None,
         )  # fmt: skip
 
     def _open_log(self) -> MetricsLog | NoLog:

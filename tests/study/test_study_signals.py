@@ -94,3 +94,21 @@ def test_a_signal_while_the_processes_are_being_started(place, tmp_path):
     assert ended.returncode == 130
     assert LEFT in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_signal_when_the_last_step_of_a_pretraining_is_done_ends_the_study(place, tmp_path, monkeypatch):
+    """The pre-training has nothing to leave out then, and the study went on with the next one."""
+    from fastbert.study import run
+    from fastbert.train import loop
+
+    def signalled(*given, write=loop.write_pages):
+        signal.raise_signal(signal.SIGTERM)
+        return write(*given)
+
+    monkeypatch.setattr(loop, "write_pages", signalled)
+    work, lines = run.work_of(study_runs.read(place), tmp_path), []
+    with pytest.raises(KeyboardInterrupt):
+        run.execute(work, say=lines.append)
+    assert lines == []
+    assert [model.result() is not None for model in work.models] == [True, False, False, False]
+    assert not (work.models[0].directory / "run" / "checkpoints").exists()
