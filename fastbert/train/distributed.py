@@ -6,7 +6,10 @@ MASTER_ADDR, MASTER_PORT). Without them a run is one process, and nothing here t
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +22,11 @@ from .. import hardware
 from ..errors import FastbertError, InputError
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger("fastbert")
+
+# Processes of one start come within seconds; machines that load an image first may take minutes.
+_WAIT_TOLD_AFTER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,8 @@ def _meet(backend: str, world: World, options: dict) -> None:
             f"MASTER_ADDR and MASTER_PORT must say where the {world.size} processes of the run meet, got {place}"
         )
     try:
-        dist.init_process_group(backend, rank=world.rank, world_size=world.size, **options)
+        with _waiting(world, place):
+            dist.init_process_group(backend, rank=world.rank, world_size=world.size, **options)
     except RuntimeError as error:
         taken = "failed to listen" in str(error)  # torch 2.6 has no class of errors for it
         if not (taken or lost_a_rank(error)):
@@ -113,6 +122,31 @@ def _meet(backend: str, world: World, options: dict) -> None:
             f"rank {world.rank} cannot meet the others of {world.size} processes at {place['MASTER_ADDR']}, port "
             f"{place['MASTER_PORT']}: {_first_line(error)}"
         ) from error
+
+
+@contextmanager
+def _waiting(world: World, place: dict) -> Iterator[None]:
+    """For a block that waits for the other processes, by torch's default for half an hour: says so after a while, and
+    lets Ctrl-C end this process at once, of which Python would hear only afterwards."""
+    told = threading.Timer(
+        _WAIT_TOLD_AFTER_S,
+        lambda: _log.warning(
+            "rank %d has waited %.0f s for the others of %d processes at %s, port %s, and goes on waiting",
+            *(world.rank, _WAIT_TOLD_AFTER_S, world.size, place["MASTER_ADDR"], place["MASTER_PORT"]),
+        ),
+    )
+    told.daemon = True
+    told.start()
+    in_main = threading.current_thread() is threading.main_thread()
+    interrupts = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        told.cancel()
+        if interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

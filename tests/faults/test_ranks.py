@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -177,6 +179,22 @@ def test_each_machine_verifies_its_own_copy_of_the_data(data, tmp_path, damaged)
         assert sentence.startswith(f"DataError rank {damaged}: {shard}: expected SHA-256 ")
         assert sentence.endswith(str(rank != damaged)), "the rank that found it says it, and no other"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_waits_for_another_says_so_and_ends_with_ctrl_c(tmp_path, monkeypatch):
+    """The other was killed before they met. Python hears of a signal when torch has waited for half an hour."""
+    monkeypatch.setattr(distributed, "_WAIT_TOLD_AFTER_S", 0.1)
+
+    def work() -> None:
+        os.environ["WORLD_SIZE"] = "2"
+        logging.getLogger("fastbert").addHandler(logging.StreamHandler())
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with distributed.joined():
+            pass
+
+    told = r"exit codes \[-2\]\n--- rank 0\nrank 0 has waited 0 s for the others of 2 processes at 127.0.0.1, port \d+"
+    with pytest.raises(AssertionError, match=told):
+        rank_runs.launch(work, 1, tmp_path, seconds=30.0)
 
 
 def test_a_rank_that_does_not_answer_ends_the_others_in_one_sentence(tmp_path):
