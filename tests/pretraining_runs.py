@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,24 @@ def environment() -> dict[str, str]:
     """
     paths = [str(Path(fastbert.__file__).parent.parent), str(Path(__file__).parent)]
     return os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextlib.contextmanager
+def another_run_in(directory: Path) -> Iterator[int]:
+    """While the block lasts another process, whose number it gives, holds a run directory."""
+    code = (
+        "import pathlib, sys; from fastbert.train.run_lock import only_run\n"
+        "with only_run(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+    )
+    try:
+        assert other.stdout.readline() == b"held\n"
+        yield other.pid
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def pretrain_in_child(config: PretrainConfig) -> None:

@@ -115,8 +115,7 @@ def _run(args: Finetune) -> None:
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.batching import hold_out
-    from ..tasks.runs import model_directory, results_name, starting_point
-    from ..train import distributed
+    from ..tasks.runs import model_directory, results_name, started
     from ._tasks import read_rows
 
     if (args.dev is None) == (args.dev_share is None):
@@ -138,7 +137,8 @@ def _run(args: Finetune) -> None:
     directory = model_directory(args.model)
     _check_model(args, task, directory)
     if args.features != "all" or args.resume is None:  # else each of its trainings has a directory of its own
-        distributed.on_first(distributed.current(), lambda: starting_point(args.out, args.resume))
+        with started(args.out, args.resume):
+            pass
     train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
     task.learn(train_rows)
     if args.dev is None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from ..train.distributed import on_first, same_on_all
+from ..train.distributed import same_on_all
 from .base import Row, Task
 from .config import FinetuneConfig
-from .runs import ENDED, FinetuneRun, Start, read_ended, starting_point
+from .runs import ENDED, FinetuneRun, Start, read_ended, started
 from .saving import FinetuneCheckpoints, Stopped, check_same, identity
 from .training import EARLY_ROWS, EARLY_SHARE, Best, Callbacks, Data, EvaluationSet, Training, plan, prepare
 from .world import launched
@@ -80,8 +80,8 @@ def finetune(
         callbacks: called while training goes on.
 
     Raises:
-        InputError: rows, tokenizer, lengths and model do not fit together, or the run directory exists; this is checked
-            before training starts.
+        InputError: rows, tokenizer, lengths and model do not fit together, or the run directory exists, or another run
+            is using it; this is checked before training starts.
         CheckpointError: the run directory belongs to another model, recipe or data, or its checkpoints are damaged.
     """
     if out is None:
@@ -91,23 +91,23 @@ def finetune(
         best.settle(task, data.dev, model)
         took = {"wall_seconds": time.perf_counter() - began}
         return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
-    start = on_first(launched(), lambda: starting_point(out, config.resume))
-    now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
-    # Of weights those of the first are taken, new heads may have been drawn from other seeds.
-    same_on_all(launched(), {name: value for name, value in now.items() if name != "model's weights"})
-    if start.ended:
-        return result_again(task, model, tokenizer, dev_rows, config, out, now)
-    data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
-    with opened(out, task, config, source or {}, now, start, callbacks) as (run, checkpoints):
-        try:
-            with checkpoints:
-                best = train(task, model, data, config, callbacks, run, checkpoints)
-        except Stopped as stopped:
-            return interrupted(stopped, data, checkpoints)
-        best.settle(task, data.dev, model)
-        took = {"wall_seconds": checkpoints.wall_seconds}
-        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
-        return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
+    with started(out, config.resume) as start:
+        now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
+        # Of weights those of the first are taken, new heads may have been drawn from other seeds.
+        same_on_all(launched(), {name: value for name, value in now.items() if name != "model's weights"})
+        if start.ended:
+            return result_again(task, model, tokenizer, dev_rows, config, out, now)
+        data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
+        with opened(out, task, config, source or {}, now, start, callbacks) as (run, checkpoints):
+            try:
+                with checkpoints:
+                    best = train(task, model, data, config, callbacks, run, checkpoints)
+            except Stopped as stopped:
+                return interrupted(stopped, data, checkpoints)
+            best.settle(task, data.dev, model)
+            took = {"wall_seconds": checkpoints.wall_seconds}
+            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
+            return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
 
 
 @contextlib.contextmanager
@@ -125,7 +125,8 @@ def opened(
         run = None
         if launched().first:
             Path(out).mkdir(parents=True, exist_ok=True)
-            held.enter_context(only_run(Path(out)))
+            if not start.locked:
+                held.enter_context(only_run(Path(out)))
             run = FinetuneRun(out, task, config, source, now)
         if start.point is not None and callbacks is not None and callbacks.on_resume is not None:
             callbacks.on_resume(start.point, checkpoints.step)

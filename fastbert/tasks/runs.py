@@ -108,12 +108,36 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fine-tuning begins: at a checkpoint, anew, or not at all since it has ended; and when, by
-    `time.perf_counter`."""
+    """Where a fine-tuning begins: at a checkpoint, anew, or not at all since it has ended; when, by
+    `time.perf_counter`; and whether the directory is locked already."""
 
     point: Path | None = None
     ended: bool = False
     at: float = field(default_factory=time.perf_counter)
+    locked: bool = False
+
+
+@contextlib.contextmanager
+def started(out: str | os.PathLike, resume: str | None) -> Iterator[Start]:
+    """`starting_point`, which the first of several processes finds. While the block lasts, the directory of a run that
+    goes on is no other run's: that one may be writing or removing what is in it.
+
+    Raises:
+        InputError, CheckpointError, OSError: those of `starting_point`; or another process trains into the directory.
+    """
+    from ..train.distributed import on_first
+    from ..train.run_lock import only_run
+    from .world import launched
+
+    with contextlib.ExitStack() as held:
+
+        def find() -> Start:
+            goes_on = resume is not None and (Path(out) / CHECKPOINTS).is_dir()
+            if goes_on:
+                held.enter_context(only_run(Path(out)))
+            return dataclasses.replace(starting_point(out, resume), locked=goes_on)
+
+        yield on_first(launched(), find)
 
 
 def starting_point(out: str | os.PathLike, resume: str | None) -> Start:

@@ -19,7 +19,7 @@ from .base import Row, Task
 from .config import FinetuneConfig
 from .finetune import FinetuneResult, interrupted, opened, result_again
 from .predict import NotFiniteError
-from .runs import FinetuneRun, Start, starting_point, warnings_held
+from .runs import FinetuneRun, Start, started, warnings_held
 from .saving import FinetuneCheckpoints, Progress, Stopped, identity
 from .training import Callbacks, Data, Training, plan, prepare
 
@@ -58,42 +58,42 @@ def search(
         FastbertError: every trial diverged.
     """
     now = {} if out is None else identity(task, model, tokenizer, train_rows, dev_rows, configs)
-    start = Start() if out is None else starting_point(out, configs[0].resume)
-    if start.ended:
-        return result_again(task, model, tokenizer, dev_rows, configs[0], out, now), model
-    data = prepare(task, model, tokenizer, train_rows, dev_rows, configs[0])
-    steps = [sum(map(len, plan(data.train, config))) for config in configs]
-    callbacks = _with_total(callbacks or Callbacks(), sum(steps))
-    with contextlib.ExitStack() as held:
-        run, checkpoints, progress = None, None, Progress()
-        if out is not None:
-            directory = opened(out, task, configs[0], source or {}, now, start, callbacks)
-            run, checkpoints = held.enter_context(directory)
-            progress = checkpoints.progress
-            run.write_trials(progress.lines)
-        trainings = _Trainings(task, data, run, checkpoints, progress, callbacks)
-        try:
-            with contextlib.nullcontext() if checkpoints is None else checkpoints:
-                for number, config in enumerate(configs[progress.trial - 1 :], progress.trial):
-                    if number > 1:
-                        torch.manual_seed(config.seed)
-                        with warnings_held():  # what the directory lacks was said with the first model
-                            model = load()
-                    line = trainings.make(model, config, steps[number - 1])
-                    if on_trial is not None:
-                        on_trial(line)
-        except Stopped as stopped:
-            return interrupted(stopped, data, checkpoints), model
-        best, trials = progress.winner, progress.lines
-        if best is None:
-            raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
-        best.settle(task, data.dev, model)
-        took = {"wall_seconds": time.perf_counter() - start.at if checkpoints is None else checkpoints.wall_seconds}
-        result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials, **took)
-        if run is not None:
-            best_config = configs[progress.winner_trial - 1]
-            result = run.finish(task, result, model, tokenizer, data.dev.rows, best_config)
-        return result, model
+    with contextlib.nullcontext(Start()) if out is None else started(out, configs[0].resume) as start:
+        if start.ended:
+            return result_again(task, model, tokenizer, dev_rows, configs[0], out, now), model
+        data = prepare(task, model, tokenizer, train_rows, dev_rows, configs[0])
+        steps = [sum(map(len, plan(data.train, config))) for config in configs]
+        callbacks = _with_total(callbacks or Callbacks(), sum(steps))
+        with contextlib.ExitStack() as held:
+            run, checkpoints, progress = None, None, Progress()
+            if out is not None:
+                directory = opened(out, task, configs[0], source or {}, now, start, callbacks)
+                run, checkpoints = held.enter_context(directory)
+                progress = checkpoints.progress
+                run.write_trials(progress.lines)
+            trainings = _Trainings(task, data, run, checkpoints, progress, callbacks)
+            try:
+                with contextlib.nullcontext() if checkpoints is None else checkpoints:
+                    for number, config in enumerate(configs[progress.trial - 1 :], progress.trial):
+                        if number > 1:
+                            torch.manual_seed(config.seed)
+                            with warnings_held():  # what the directory lacks was said with the first model
+                                model = load()
+                        line = trainings.make(model, config, steps[number - 1])
+                        if on_trial is not None:
+                            on_trial(line)
+            except Stopped as stopped:
+                return interrupted(stopped, data, checkpoints), model
+            best, trials = progress.winner, progress.lines
+            if best is None:
+                raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
+            best.settle(task, data.dev, model)
+            took = {"wall_seconds": time.perf_counter() - start.at if checkpoints is None else checkpoints.wall_seconds}
+            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials, **took)
+            if run is not None:
+                best_config = configs[progress.winner_trial - 1]
+                result = run.finish(task, result, model, tokenizer, data.dev.rows, best_config)
+            return result, model
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tiny_bert import rows_of
 
 import fastbert
 from fastbert import _native
+from fastbert.cli.main import main
 from fastbert.errors import CheckpointError, InputError
 from fastbert.tasks import registry, saving
 from fastbert.tasks.config import SearchConfig
@@ -81,6 +82,24 @@ def test_what_is_another_run_is_refused(directory, stopped, tmp_path):
 
 
 @pytest.mark.skipif(len(levels.LEVELS) < 2, reason="needs C++ kernels of two levels")
+def test_a_run_that_another_process_is_at_is_not_even_read(directory, stopped, tmp_path, monkeypatch, capsys):
+    """It might be removing the checkpoint that is read. By the command too, before the rows are read."""
+    one = [runs.config(seed=s, resume="auto") for s in (1, 2)]
+    with pretraining_runs.another_run_in(stopped) as other, monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "newest", lambda found: pytest.fail(f"{found} was read"))
+        with pytest.raises(InputError, match=f"no other run in this directory, got one by process {other}"):
+            runs.run(directory, stopped, resume="auto")
+        with pytest.raises(InputError, match=f"got one by process {other}"):
+            runs.several(directory, stopped, configs=one)
+        (tmp_path / "rows.tsv").write_text("no rows")
+        rows = str(tmp_path / "rows.tsv")
+        given = ["--model", str(directory), "--train", rows, "--dev", rows, "--max-seqlen", "24"]
+        assert main(["finetune", "sst2", *given, "--out", str(stopped), "--resume", "auto"]) == 2
+        assert f"got one by process {other}" in capsys.readouterr().err
+    assert runs.run(directory, stopped, resume="auto")[0].interrupted is None
+    assert not (stopped / "run.lock").exists()
+
+
 def test_a_resume_says_what_computes_otherwise(directory, stopped, whole, caplog):
     """In one line; the same conditions are nothing to tell, and lead to the same bits."""
     before, count = _native.isa(), torch.get_num_threads()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
 import random
 import shutil
 import signal
@@ -413,27 +412,13 @@ def test_two_runs_in_one_directory_are_refused(tmp_path, monkeypatch):
     """The second by another process, and only while the first is at work; what that one has is not even read."""
     held = tmp_path / "run"
     held.mkdir()
-    code = f"""
-import sys
-from pathlib import Path
-from fastbert.train.run_lock import only_run
-with only_run(Path({str(held)!r})):
-    print("held", flush=True)
-    sys.stdin.readline()
-"""
-    other = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, **runs.environment()}, cwd=tmp_path,
-    )  # fmt: skip
-    assert other.stdout.readline() == "held\n"
     data = runs.prepare_data(tmp_path / "data")
-    with pytest.raises(InputError, match=f"no other run in this directory, got one by process {other.pid}"):
-        pretrain(runs.config(data, held, steps=1), quiet=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "newest", lambda directory: pytest.fail(f"{directory} was read"))
-        with pytest.raises(InputError, match=f"got one by process {other.pid}"):
-            pretrain(runs.config(data, held, steps=1, resume="auto"), quiet=True)
-    other.kill()
-    other.communicate()
+    with runs.another_run_in(held) as other:
+        with pytest.raises(InputError, match=f"no other run in this directory, got one by process {other}"):
+            pretrain(runs.config(data, held, steps=1), quiet=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "newest", lambda directory: pytest.fail(f"{directory} was read"))
+            with pytest.raises(InputError, match=f"got one by process {other}"):
+                pretrain(runs.config(data, held, steps=1, resume="auto"), quiet=True)
     pretrain(runs.config(data, held, steps=1), quiet=True)
     assert not (held / "run.lock").exists()
