@@ -159,10 +159,14 @@ class PretrainLoop:
     @property
     def progress(self) -> float:
         """How much of the training is done, 0 to 1, which the schedule follows."""
-        by_steps = self.step / self.total_steps if self.total_steps else 0.0
+        done, total = self.step, self.total_steps
+        if self.config.epochs is not None:
+            # So many micro-batches, of which a step has others after a resume on another number of ranks.
+            done, total = self.engine.micro_step, total * self.batches.accumulate * self.engine.world.size
+        by_steps = done / total if total else 0.0
         minutes = self.config.max_minutes
         by_clock = self.seconds / (60 * minutes) if minutes else 0.0
-        if self.total_steps and by_clock < _CLOCK_COUNTS_FROM:
+        if total and by_clock < _CLOCK_COUNTS_FROM:
             return min(by_steps, 1.0)
         return min(max(by_steps, by_clock), 1.0)
 

@@ -292,7 +292,8 @@ def test_the_clock_can_bound_a_run(recipe, monkeypatch):
 )
 def test_the_first_seconds_of_a_run_that_steps_end_too_do_not_count(steps, seconds, progress):
     """Two steps of a hundred, or so many seconds of a minute, whichever is ahead; the clock from a twentieth on."""
-    run = SimpleNamespace(step=2, total_steps=steps, config=SimpleNamespace(max_minutes=1.0), seconds=seconds)
+    config = SimpleNamespace(max_minutes=1.0, epochs=None)
+    run = SimpleNamespace(step=2, total_steps=steps, config=config, seconds=seconds)
     assert PretrainLoop.progress.fget(run) == pytest.approx(progress)
 
 

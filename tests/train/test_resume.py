@@ -278,6 +278,23 @@ def test_a_resume_says_which_options_are_others(data, tmp_path, capsys):
 
 
 @pytest.mark.skipif(not levels.LEVELS, reason="needs the C++ kernels")
+@pytest.mark.parametrize(("before", "then"), [(1, 3), (3, 1)])
+def test_epochs_are_as_many_when_steps_become_larger_or_smaller(data, tmp_path, before, then):
+    """On another number of ranks they do. The run, and the learning rate, went by the number of steps."""
+    options = {"steps": None, "epochs": 3.0, "model": "1x16x1", "eval_every": 1000, "schedule": "linear"}
+    alone = pretrain(runs.config(data, tmp_path / "alone", accumulate=1, **options), quiet=True)
+    first = runs.config(data, tmp_path / "cut", accumulate=before, **options)
+    pretrain(first, callbacks=[runs.stop_after(18 // before)], quiet=True)
+    result = pretrain(runs.config(data, tmp_path / "cut", accumulate=then, resume="auto", **options), quiet=True)
+    assert result.interrupted is None
+    _, state = runs.checkpoint_of(tmp_path / "cut", result.steps)
+    assert abs(state["micro_step"] - alone.steps) < 3, "whole steps"
+    # Of whole steps of the new size, 18 micro-batches are done.
+    done = 18 / (round(alone.steps / then) * then)
+    rates = {row["step"]: row["lr"] for row in result.history if row["kind"] == "train"}
+    assert rates[18 // before + 1] == pytest.approx(first.lr * (1 - done) / (1 - first.warmup))
+
+
 def test_a_resume_says_what_computes_otherwise(data, tmp_path, caplog, monkeypatch):
     """In one line, and only where something does; an older checkpoint does not say."""
     monkeypatch.delenv("FASTBERT_BACKEND", raising=False)
