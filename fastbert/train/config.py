@@ -14,13 +14,16 @@ from ..hardware import MOST_PROCESSES
 from ..options import check_choices, fitted_options
 from . import phases as _phases
 from .deepspeed_options import DeepSpeedOptions
-from .phases import MOST_MICRO_BATCHES, Phase
+from .phases import MOST, MOST_MICRO_BATCHES, Phase
 
 # Options that change no figure: where things are, and how often they are written and told.
 IDLE = {
     "data", "cache", "cache_gb", "verify_data", "out", "save_every", "keep", "async_save", "save_errors", "log_every",
     "stall_minutes", "wandb", "num_workers", "resume",
 }  # fmt: skip
+
+# What is less is 0 in float32, by which the update of a weight that has had no gradient would be divided.
+_LEAST_EPS = 1e-37
 
 # A timer of less would write stacks all the time, at moments when the interpreter cannot be looked into; one of more
 # than a year is beyond what the system's clock takes.
@@ -148,14 +151,15 @@ class PretrainConfig:
             raise InputError(f"accumulate must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
         for name in ("epochs", "max_minutes", "lr", "cache_gb"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise InputError(f"{name} must be above 0 and finite, got {value}")
+            if value is not None and not 0 < value <= MOST:
+                raise InputError(f"{name} must be above 0 and at most {MOST:g}, got {value}")
         low, high = _STALL_MINUTES
         if self.stall_minutes is not None and not low <= self.stall_minutes <= high:
             raise InputError(f"stall_minutes must be none or between {low:g} and {high}, got {self.stall_minutes}")
-        for name in ("weight_decay", "eps"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        if not 0 <= self.weight_decay <= MOST:
+            raise InputError(f"weight_decay must be at least 0 and at most {MOST:g}, got {self.weight_decay}")
+        if not _LEAST_EPS <= self.eps <= MOST:
+            raise InputError(f"eps must be between {_LEAST_EPS:g} and {MOST:g}, got {self.eps}")
         if self.spike_window < 2 or (self.spike_sigma is not None and not self.spike_sigma > 0):
             raise InputError(
                 f"spike_sigma must be above 0 and spike_window at least 2, got {self.spike_sigma} and "

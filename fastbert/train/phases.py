@@ -7,7 +7,6 @@ whose recipe names no phase is one phase.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 MOST_MICRO_BATCHES = 1_000_000
 """Of a step, on one rank. They are all in memory before the first is computed, and no signal ends a step half-way."""
+
+MOST = 1e12
+"""Of a rate, and of a length in epochs or minutes: what comes of more is no number any longer, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +71,8 @@ class Phase:
             raise InputError(f"accumulate of a phase must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
         for name in ("lr", "share", "power"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{name} of a phase must be above 0, got {value}")
+            if value is not None and not 0 < value <= MOST:
+                raise InputError(f"{name} of a phase must be above 0 and at most {MOST:g}, got {value}")
         if (self.steps is None) == (self.share is None):
             raise InputError(f"a phase needs steps or a share, and not both, got {self.steps} and {self.share}")
         sizes = [name for name in ("accumulate", "batch_sequences", "batch_tokens") if getattr(self, name) is not None]

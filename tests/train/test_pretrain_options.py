@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shutil
 from pathlib import Path
@@ -242,10 +243,20 @@ def test_rates_the_optimiser_refuses(recipe):
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "eps", "epochs", "cache_gb", "max_minutes"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300, 1.7e308])
 def test_rates_that_are_no_numbers(recipe, name, value):
-    with pytest.raises(InputError, match=f"{name} must be .* and finite, got {value}"):
+    """Or become none, in float32 or as a number of bytes or batches."""
+    with pytest.raises(InputError, match=re.escape(f"{name} must be") + ".* " + re.escape(f"1e+12, got {value}")):
         recipe(**{name: value})
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-300])
+def test_an_epsilon_that_is_0_in_float32(recipe, eps):
+    """A token that no batch has had has neither gradient nor moments, and 0/0 made its weights NaN."""
+    with pytest.raises(InputError, match=re.escape(f"eps must be between 1e-37 and 1e+12, got {eps}")):
+        recipe(eps=eps)
+    rows = pretrain(recipe(eps=1e-37, steps=3, log_every=1), quiet=True).history
+    assert all(math.isfinite(row["loss"]) for row in rows if row["kind"] == "train")
 
 
 def test_shards_that_were_altered_are_found_before_the_first_step(recipe, prepared, tmp_path):
