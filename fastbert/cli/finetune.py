@@ -112,6 +112,7 @@ def run(args: Finetune) -> None:
 
 def _run(args: Finetune) -> None:
     """What does not fit is told before anything is read, or else before anything is written."""
+    from ..config import BertConfig
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.batching import hold_out
@@ -126,8 +127,11 @@ def _run(args: Finetune) -> None:
     task = registry.get(args.task)
     if args.features is not None and not hasattr(task, "features"):
         raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
-    if args.feature_units is not None and (args.features is None or args.feature_units < 1):
-        raise InputError(f"--feature-units is a number above 0 and belongs to --features, got {args.feature_units}")
+    most = BertConfig.limits["bilstm_units"]
+    if args.feature_units is not None and (args.features is None or not 1 <= args.feature_units <= most):
+        raise InputError(
+            f"--feature-units is a number between 1 and {most} and belongs to --features, got {args.feature_units}"
+        )
     if len({results_name(path) for path in args.also}) < len(args.also):
         names = ", ".join(path.name for path in args.also)
         raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")

@@ -135,7 +135,10 @@ def test_all_rows_of_the_table_in_one_command(directory, tmp_path, capsys):
     given = ["--model", str(directory), "--train", str(data), "--dev", str(data), "--out", str(out)]
     options = ["--max-seqlen", "16", "--epochs", "1", "--feature-units", "6"]
     assert main(["finetune", "ner", *given, *options]) == 2
-    assert "--feature-units is a number above 0 and belongs to --features, got 6" in capsys.readouterr().err
+    sentence = "--feature-units is a number between 1 and 65536 and belongs to --features, got"
+    assert f"{sentence} 6" in capsys.readouterr().err
+    assert main(["finetune", "ner", *given, "--features", "last", "--feature-units", "1000000000000"]) == 2
+    assert f"{sentence} 1000000000000" in capsys.readouterr().err
     assert main(["finetune", "ner", *given, *options, "--features", "all"]) == 0
     table = [line.split("\t") for line in (out / "features.tsv").read_text().splitlines()]
     assert [line[0] for line in table] == ["features", *LAYERS, "fine-tuning"]
