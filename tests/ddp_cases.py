@@ -9,10 +9,12 @@ import pretraining_runs
 import torch
 
 from fastbert import BertConfig
+from fastbert.data.config import PretrainingConfig
 from fastbert.models import BertForPreTraining
 from fastbert.optim import AdamW, param_groups
 from fastbert.packing import PackedBatch
 from fastbert.train import distributed, engines
+from fastbert.train.config import PretrainConfig
 from fastbert.train.pretrain import pretrain
 
 
@@ -93,6 +95,12 @@ def eight_bits(world: distributed.World) -> dict[str, torch.Tensor]:
     return {"own": own, "history": scales.history.clone()}
 
 
+def without_pairs(data: Path, out: Path, accumulate: int) -> PretrainConfig:
+    """Of which the pooler and the next-sentence head get no gradient."""
+    samples = PretrainingConfig(max_seqlen=32, nsp=False)
+    return pretraining_runs.config(data, out, steps=3, accumulate=accumulate, eval_every=3, samples=samples)
+
+
 def main(directory: Path) -> dict:
     with distributed.joined() as world:
         poison = (1, world.size - 1)
@@ -103,4 +111,5 @@ def main(directory: Path) -> dict:
         result["fp8"] = eight_bits(world)
         options = {"steps": 6, "accumulate": 6 // world.size, "eval_every": 4, "save_every": 3}
         run = pretrain(pretraining_runs.config(directory / "data", directory / "run", **options), quiet=True)
+        pretrain(without_pairs(directory / "data", directory / "unpaired", 6 // world.size), quiet=True)
     return result | {"steps": run.steps, "tokens": run.tokens}

@@ -110,6 +110,11 @@ class BertForPreTraining(BertHead):
         """The encoder's layers."""
         return self.bert.encoder.layer
 
+    @property
+    def next_sentence_parameters(self) -> list[nn.Parameter]:
+        """What has a gradient where there are pairs alone."""
+        return [*self.bert.pooler.parameters(), *self.cls.seq_relationship.parameters()]
+
     def forward(
         self,
         input_ids: Tensor | PackedBatch | None = None,

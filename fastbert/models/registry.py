@@ -13,8 +13,9 @@ have the habits of `PreTrainedModel` and take a `PackedBatch`:
     encoder        with ``output_hidden_states=True`` returns ``hidden_states``: ``config.num_hidden_layers`` + 1 of
                    them, (T, H) each, what stands for the words first
     pretraining    returns ``mlm_loss`` and ``mlm_logits`` of the batch's labels and ``nsp_loss`` and ``nsp_logits`` of
-                   its pairs (None, with ``next_sentence = False`` on the class, where it predicts none), and holds its
-                   layers as ``layers``. ``fixed_shapes = False`` on the class: no graph of its step can be captured.
+                   its pairs (None, with ``next_sentence = False`` on the class, where it predicts none, else with
+                   ``next_sentence_parameters``, which without pairs have no gradient), and holds its layers as
+                   ``layers``. ``fixed_shapes = False`` on the class: no graph of its step can be captured.
 """
 
 from __future__ import annotations

@@ -92,6 +92,8 @@ class PretrainLoop:
         self.optimizer = make_optimizer(config, model)
         self.num_parameters = model.num_parameters()  # of which an engine may leave this process a part
         options = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
+        if getattr(model, "next_sentence", True) and not data.config.nsp:
+            options["idle"] = model.next_sentence_parameters
         self.engine = engines.make(model, self.optimizer, world or World(), **options)
         self.step, self.tokens = 0, 0
         self.seconds_before, self._started = 0.0, 0.0

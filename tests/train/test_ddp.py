@@ -87,6 +87,19 @@ def test_pretraining_is_that_of_one_process_with_as_many_micro_batches(runs, tmp
                 assert got[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
 
 
+def test_pretraining_without_pairs_is_that_of_one_process(runs, tmp_path):
+    """torch waits for a gradient of every parameter, and two heads have none."""
+    _, directory = runs
+    pretrain(ddp_cases.without_pairs(directory / "data", tmp_path / "one", 6), quiet=True)
+    got, expected = (pretraining_runs.checkpoint_of(run, 3)[0] for run in (directory / "unpaired", tmp_path / "one"))
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    idle = [name for name in got if "pooler" in name or "seq_relationship" in name]
+    assert len(idle) == 4, "weights, and no moments"
+    assert all(torch.equal(got[name], expected[name]) for name in idle)
+
+
 def test_time_of_communication_is_counted(runs):
     """Gradients travel during backward; what ranks agree on before is the rest."""
     from fastbert.train.metrics import from_line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..distributed import World
@@ -14,12 +16,14 @@ def make(
     world: World,
     *,
     deepspeed: dict | None = None,
+    idle: Sequence[torch.nn.Parameter] = (),
     **options,
 ) -> LocalEngine:
     """The engine for this many processes.
 
     Args:
         deepspeed: a configuration (`deepspeed_config.configuration`), to train under DeepSpeed.
+        idle: parameters of which no loss will have a gradient.
         options: those of `LocalEngine`.
     """
     if deepspeed is not None:
@@ -30,4 +34,4 @@ def make(
         return LocalEngine(model, optimizer, **options)
     from .ddp import DDPEngine
 
-    return DDPEngine(model, optimizer, world, **options)
+    return DDPEngine(model, optimizer, world, idle, **options)

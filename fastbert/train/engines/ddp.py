@@ -20,14 +20,31 @@ class DDPEngine(LocalEngine):
     Summed and not averaged: a loss comes weighted by its share of the labels of all ranks, so that the gradient is the
     one that a single process would have of all micro-batches, however unevenly labels fall. After the sum gradients are
     the same on all ranks, bit for bit; so is what follows: norm, clipping, the decision to skip, and the update.
+
+    Args:
+        idle: parameters of which no loss will have a gradient.
+        model, optimizer, world, options: as in `LocalEngine`.
     """
 
     gradients_in_place = False
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, world: World, **options) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        idle: Sequence[nn.Parameter] = (),
+        **options,
+    ) -> None:
         super().__init__(model, optimizer, **options)
         self.world = world
+        # torch would wait for their gradients; it takes those that are trained when it is asked.
+        trained = [p for p in idle if p.requires_grad]
+        for parameter in trained:
+            parameter.requires_grad_(False)
         self.forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        for parameter in trained:
+            parameter.requires_grad_(True)
         self.forward.register_comm_hook(self.timer, _sum)
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
