@@ -15,7 +15,9 @@ from .base import MasterWeightOptimizer, global_norm
 _NORM_NAMES = ("layernorm", "layer_norm")
 
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def param_groups(
+    model: nn.Module, weight_decay: float, *, without_decay: Iterable[Tensor] = ()
+) -> list[dict[str, Any]]:
     """Makes two groups for an optimiser: weights that decay, and biases and LayerNorm parameters that do not.
 
     A tied parameter is listed once; one that needs no gradient is left out.
@@ -23,6 +25,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     Args:
         model: any module; LayerNorms are recognised by their class, and by their names in BERT's layers.
         weight_decay: that of the first group; the second has 0.
+        without_decay: further parameters for the second group.
 
     Returns:
         two dictionaries with "params" and "weight_decay", for `AdamW`, `Lamb` or an optimiser of torch.
@@ -30,12 +33,13 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     Ref:
         Devlin et al. 2019, appendix A.2; the exceptions are those of google-research/bert.
     """
-    norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(recurse=False)}
+    kept = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters(recurse=False)}
+    kept |= set(map(id, without_decay))
     decay, keep = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner, _, last = name.lower().rpartition(".")
-            still = id(parameter) in norms or last == "bias" or owner.endswith(_NORM_NAMES)
+            still = id(parameter) in kept or last == "bias" or owner.endswith(_NORM_NAMES)
             (keep if still else decay).append(parameter)
     return [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
 

@@ -89,12 +89,12 @@ class PretrainLoop:
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable()
         self.run_dir, self.console, self.callbacks = run_dir, console, callbacks
-        self.optimizer = make_optimizer(config, model)
+        no_pairs = getattr(model, "next_sentence", True) and not data.config.nsp
+        idle = model.next_sentence_parameters if no_pairs else []
+        self.optimizer = make_optimizer(config, model, idle)
         self.num_parameters = model.num_parameters()  # of which an engine may leave this process a part
         options = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
-        if getattr(model, "next_sentence", True) and not data.config.nsp:
-            options["idle"] = model.next_sentence_parameters
-        self.engine = engines.make(model, self.optimizer, world or World(), **options)
+        self.engine = engines.make(model, self.optimizer, world or World(), idle=idle, **options)
         self.step, self.tokens = 0, 0
         self.seconds_before, self._started = 0.0, 0.0
         self.processor_seconds_before, self._processor_started = 0.0, 0.0

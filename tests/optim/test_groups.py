@@ -47,6 +47,8 @@ def test_type_and_name_both_count():
     assert names_of(model, keep) == [
         "head.bias", "input_layernorm.weight", "tied.bias", "unlikely_name.bias", "unlikely_name.weight"
     ]  # fmt: skip
+    decay, more = param_groups(model, 0.5, without_decay=[model["tied"].weight])
+    assert (names_of(model, decay), len(more["params"])) == ([], len(keep["params"]) + 1)
 
 
 def with_gradients(dtype: torch.dtype, scale: float) -> list[nn.Parameter]:

@@ -14,8 +14,11 @@ from pathlib import Path
 import pretraining_runs
 import pytest
 import rank_runs
+import torch
 import zero_cases
+from safetensors.torch import load_file
 
+from fastbert.data.config import PretrainingConfig
 from fastbert.errors import CheckpointError, InputError
 from fastbert.train import checkpoint
 from fastbert.train.engine import TrainingDiverged
@@ -251,6 +254,18 @@ def test_a_run_without_deepspeed_does_not_go_on_under_it(data, tmp_path):
     config = pretraining_runs.config(data, tmp_path / "run", zero=1, resume=half, **STEPS)
     with pytest.raises(CheckpointError, match="written without DeepSpeed"):
         zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
+
+
+def test_what_has_no_gradient_stays_as_it_is(data, tmp_path):
+    """Without pairs. DeepSpeed's gradients of it are zeros, and LAMB made its decay a step as long as the weights."""
+    options = {**STEPS, "steps": 3, "accumulate": 1, "samples": PretrainingConfig(max_seqlen=32, nsp=False)}
+    pretrain(pretraining_runs.config(data, tmp_path / "plain", **options), quiet=True)
+    config = pretraining_runs.config(data, tmp_path / "zero", zero=1, **options)
+    zero_cases.in_a_process(lambda: pretrain(config, quiet=True), tmp_path)
+    got, expected = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("zero", "plain"))
+    idle = [name for name in expected if "pooler" in name or "seq_relationship" in name]
+    assert len(idle) == 4
+    assert all(torch.equal(got[name], expected[name]) for name in idle)
 
 
 def test_one_process_needs_no_launcher(data, tmp_path):
