@@ -101,6 +101,12 @@ def without_pairs(data: Path, out: Path, accumulate: int) -> PretrainConfig:
     return pretraining_runs.config(data, out, steps=3, accumulate=accumulate, eval_every=3, samples=samples)
 
 
+def of_elmo(data: Path, out: Path, accumulate: int) -> PretrainConfig:
+    samples = PretrainingConfig(max_seqlen=32, objective="causal", nsp=False)
+    options = {"model": "elmo-1x16x2", "steps": 2, "accumulate": accumulate, "samples": samples, "warmup": 0.0}
+    return pretraining_runs.config(data, out, **options)
+
+
 def main(directory: Path) -> dict:
     with distributed.joined() as world:
         poison = (1, world.size - 1)
@@ -112,4 +118,5 @@ def main(directory: Path) -> dict:
         options = {"steps": 6, "accumulate": 6 // world.size, "eval_every": 4, "save_every": 3}
         run = pretrain(pretraining_runs.config(directory / "data", directory / "run", **options), quiet=True)
         pretrain(without_pairs(directory / "data", directory / "unpaired", 6 // world.size), quiet=True)
+        pretrain(of_elmo(directory / "data", directory / "elmo", 6 // world.size), quiet=True)
     return result | {"steps": run.steps, "tokens": run.tokens}

@@ -100,6 +100,16 @@ def test_pretraining_without_pairs_is_that_of_one_process(runs, tmp_path):
     assert all(torch.equal(got[name], expected[name]) for name in idle)
 
 
+def test_an_elmo_is_that_of_one_process(runs, tmp_path):
+    """Its table of characters is a buffer of 16-bit integers, which gloo and NCCL do not send."""
+    _, directory = runs
+    pretrain(ddp_cases.of_elmo(directory / "data", tmp_path / "one", 6), quiet=True)
+    got, expected = (pretraining_runs.checkpoint_of(run, 2)[0] for run in (directory / "elmo", tmp_path / "one"))
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
 def test_time_of_communication_is_counted(runs):
     """Gradients travel during backward; what ranks agree on before is the rest."""
     from fastbert.train.metrics import from_line

@@ -42,7 +42,12 @@ class DDPEngine(LocalEngine):
         trained = [p for p in idle if p.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
-        self.forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # Tables of positions and of characters are the same everywhere, and gloo and NCCL send no 16-bit integers. The
+        # option for it, broadcast_buffers, warns of its end since torch 2.13, and what comes in its place sends them.
+        ddp, buffers = nn.parallel.DistributedDataParallel, [name for name, _ in model.named_buffers()]
+        if buffers:
+            ddp._set_params_and_buffers_to_ignore_for_model(model, buffers)
+        self.forward = ddp(model, gradient_as_bucket_view=True)
         for parameter in trained:
             parameter.requires_grad_(True)
         self.forward.register_comm_hook(self.timer, _sum)
