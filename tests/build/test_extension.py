@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from fastbert.errors import BackendError
 
 REPO = Path(__file__).resolve().parents[2]
 BUILD_TOOLS = ("setuptools", "pybind11")
-SOURCES = ("setup.py", "pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md")
+SOURCES = ("setup.py", "pyproject.toml", "CMakeLists.txt", "MANIFEST.in", "constraints.txt", "LICENSE", "README.md")
 
 # Runs without torch's import elsewhere deciding anything: a child that imports fastbert from the given directory.
 _USE = """
@@ -135,6 +136,19 @@ def test_without_a_compiler_the_package_installs_and_says_why(source, environmen
     assert missing.startswith(reason)
     assert reason in refused
     assert any(reason in note for note in notes)
+
+
+def test_a_source_distribution_has_what_a_build_reads(source):
+    code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    made = source.parent / "made"
+    done = subprocess.run([sys.executable, "-c", code, made], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (archive,) = made.iterdir()
+    with tarfile.open(archive) as file:
+        packed = {name.partition("/")[2] for name in file.getnames()}
+    csrc = {str(path.relative_to(source)) for path in (source / "csrc").rglob("*") if path.is_file()}
+    assert "csrc/bindings.cpp" in csrc
+    assert csrc | {"setup.py", "CMakeLists.txt", "constraints.txt", "fastbert/_native.py"} <= packed
 
 
 def test_an_installed_package_knows_the_commit_of_its_sources(source):
