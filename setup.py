@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -51,11 +53,23 @@ def commit() -> str | None:
     return environment.commit_of_checkout()
 
 
+def first_error(output: str) -> str:
+    """The beginning of the first error that cmake or a compiler reports, as one line; "" where there is none. pip shows
+    nobody the output of an installation that succeeds, and one without the extension does."""
+    lines = output.splitlines()
+    for number, line in enumerate(lines):
+        if re.search(r"\berror\b", line, re.IGNORECASE):
+            return textwrap.shorten(" ".join(lines[number : number + 8]), 200, placeholder=" ...")
+    return ""
+
+
 def run(command: list[str], what: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         print(done.stdout, file=sys.stderr)
-        raise BuildError(f"{what} failed when fastbert was installed (its output is above; `pip install -v` shows it)")
+        found = first_error(done.stdout)
+        cause = f": {found}" if found else ""
+        raise BuildError(f"{what} failed when fastbert was installed (`pip install -v` shows its output){cause}")
 
 
 def build(target: Path, work: Path) -> None:
