@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from .errors import BackendError, InputError
+
+_log = logging.getLogger("fastbert")
 
 
 def build_info() -> dict:
@@ -25,10 +28,31 @@ def build_info() -> dict:
     return found if isinstance(found, dict) else {}
 
 
+def _installed_elsewhere() -> Path | None:
+    """Another directory that Python looks in, whose fastbert has the extension: the installed package, while Python was
+    started in a checkout and took the sources from there."""
+    here = Path(__file__).resolve().parent
+    for entry in sys.path:
+        package = Path(entry).absolute() / "fastbert"
+        if next(package.glob("_C.*"), None) is not None and package.resolve() != here:
+            return package
+    return None
+
+
 def _reason_of_build() -> str:
-    return (
-        build_info().get("reason") or "the C++ extension was not built (`pip install .` with a C++ compiler builds it)"
+    reason = build_info().get("reason")
+    if reason:
+        return reason
+    other = _installed_elsewhere()
+    if other is None:
+        return "the C++ extension was not built (`pip install .` with a C++ compiler builds it)"
+    reason = (
+        f"Python took fastbert from {Path(__file__).resolve().parent}, where the C++ extension is not built, and not "
+        f"the installed one in {other}: start it in another directory, or install with `pip install -e .`"
     )
+    # Whoever has built the extension does not expect everything to be slow.
+    _log.warning("%s", reason)
+    return reason
 
 
 class _MissingFunctionError(BackendError, AttributeError):

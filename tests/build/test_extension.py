@@ -155,6 +155,27 @@ def test_a_source_distribution_has_what_a_build_reads(source):
     assert csrc | {"setup.py", "CMakeLists.txt", "constraints.txt", "fastbert/_native.py"} <= packed
 
 
+def test_sources_that_hide_the_installed_package_are_named(tmp_path):
+    ignore = shutil.ignore_patterns("*.so", "_build_info.json", "__pycache__")
+    shutil.copytree(Path(fastbert.__file__).parent, tmp_path / "checkout" / "fastbert", ignore=ignore)
+    (tmp_path / "installed" / "fastbert").mkdir(parents=True)
+    code = "from fastbert import _native; print(_native.why_missing())"
+
+    def run() -> tuple[str, str]:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+        command = [sys.executable, "-S", "-c", code]  # -S: without what else is installed
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path / "checkout")
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    assert run()[0].startswith("the C++ extension was not built")
+    (tmp_path / "installed" / "fastbert" / "_C.so").touch()
+    reason, warned = run()
+    assert reason == warned
+    assert reason.startswith(f"Python took fastbert from {tmp_path / 'checkout' / 'fastbert'}, where")
+    assert f"and not the installed one in {tmp_path / 'installed' / 'fastbert'}: start it in another" in reason
+
+
 def test_an_installed_package_knows_the_commit_of_its_sources(source):
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
