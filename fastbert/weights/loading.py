@@ -126,6 +126,7 @@ def load_into(
             f"{source}: expected the weights of a {type(model).__name__} of this configuration, got "
             f"{_shown('missing', missing)}; {_shown('mismatched', shapes)}; {_shown('unexpected', unexpected)}"
             f"{_under_others(prefix, missing, unexpected)}{_of_padded(prefix, state, own)}"
+            f"{_of_another_head(needed, missing, mismatched, state, own)}"
         )
 
     _untie(model, own, state, found, source)
@@ -230,6 +231,14 @@ def _under_others(prefix: str, missing: Iterable[str], unexpected: Iterable[str]
     if not found:
         return ""
     return f": the weights are under {' and '.join(found[:3])} there; save the state_dict() of that module alone"
+
+
+def _of_another_head(needed: tuple[str, ...], missing, mismatched, state, own) -> str:
+    """The end of a refusal's sentence where heads alone have another size, as for a task with other labels."""
+    sizes = all(state[name].shape != own[name].shape for name in mismatched)
+    if not sizes or any(name.startswith(needed) for name in (*missing, *mismatched)):
+        return ""
+    return ": from_pretrained starts a head of another size with new weights if ignore_mismatched_sizes=True"
 
 
 @torch.no_grad()

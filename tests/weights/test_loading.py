@@ -242,6 +242,17 @@ def test_a_head_of_another_shape_is_an_error(state):
         )
 
 
+def test_a_refused_head_says_how_to_begin_with_a_new_one(state):
+    heads = {"classifier.weight": torch.zeros(3, 32), "classifier.bias": torch.zeros(3)}
+    wrong = {**state, "bert.embeddings.position_embeddings.weight": torch.zeros(31, 32)}
+    whole = {"classifier.weight": torch.zeros(2, 32, dtype=torch.int64), "classifier.bias": torch.zeros(2)}
+    for tensors, told in (({**state, **heads}, True), ({**wrong, **heads}, False), ({**state, **whole}, False)):
+        with pytest.raises(CheckpointError) as caught:
+            load_into(new("BertForTokenClassification"), tensors, source="there")
+        assert str(caught.value).endswith("with new weights if ignore_mismatched_sizes=True") is told
+    load_into(new("BertForTokenClassification"), {**state, **heads}, ignore_mismatched_sizes=True, source="there")
+
+
 def test_two_different_tensors_of_one_name_are_refused(state):
     with pytest.raises(CheckpointError, match="two that differ"):
         canonical_keys({**state, f"module.{QUERY}": state[QUERY] + 1})
