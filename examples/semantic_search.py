@@ -33,7 +33,9 @@ def read_texts(path: Path) -> list[tuple[int, str]]:
     """(line number, text) of every line that is not blank."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise InputError(f"{path}: expected a text file in UTF-8, got {error}") from error
     texts = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not texts:

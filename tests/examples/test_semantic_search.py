@@ -149,7 +149,7 @@ def test_questions_that_are_no_utf8_are_one_sentence(desk, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["missing.txt", "x"], "missing.txt: expected a text file in UTF-8"),
+        (["missing.txt", "x"], "error: missing.txt: No such file or directory\n"),
         (["empty.txt", "x"], "expected lines of text, got none"),
         (["texts.txt", "x", "--model", "nowhere"], "nowhere"),
         (["texts.txt", "x", "--top", 0], "--top must be at least 1"),
