@@ -92,6 +92,9 @@ def read_raw_documents(
         raise DataError(f"{names}: expected text, got an empty corpus ({len(files)} file{'s'[: len(files) != 1]})")
 
 
+_NAMED = "text in a file of another name is read if the file itself is named"
+
+
 def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -> list[Path]:
     """The files of a corpus: those that are named and, in directories, all .txt, .text, .jsonl and .ndjson files, their
     .gz, and files without a suffix. A warning names other files in directories, which are left out.
@@ -110,13 +113,20 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
         if path.is_dir():
             inside = list(_inside(path))
             chosen = sorted(file for file in inside if _is_text(file, vocab))
+            others = sorted(str(file.relative_to(path)) for file in set(inside).difference(chosen))
+            shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
             if not chosen:
-                raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, got none")
-            if len(chosen) < len(inside):
-                others = sorted(str(file.relative_to(path)) for file in set(inside).difference(chosen))
-                shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-                what = "files that are no .txt or .jsonl, a vocabulary, a pipe or a device, are left out"
-                _log.warning("%s: %d %s (%s)", path, len(others), what, shown)
+                got = f"got none but {shown} ({_NAMED})" if others else "got none"
+                raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, {got}")
+            if others:
+                count = f"{len(others)} file{'s'[: len(others) != 1]}"
+                _log.warning(
+                    "%s: %s left out (%s): neither .txt nor .jsonl, or a vocabulary, a pipe or a device; %s",
+                    path,
+                    count,
+                    shown,
+                    _NAMED,
+                )
             files += chosen
         elif path.exists():
             if kind_of(path) == ".json":

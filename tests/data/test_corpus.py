@@ -238,7 +238,16 @@ def test_kinds_are_told_whatever_the_case_and_others_are_named(tmp_path, caplog)
     (tmp_path / "d.pdf").write_bytes(b"%PDF")
     with caplog.at_level("WARNING", logger="fastbert"):
         assert sentences(tmp_path) == [["One here."], ["One here."], ["Two."]]
-    assert "1 files that are no .txt or .jsonl, a vocabulary, a pipe or a device, are left out (d.pdf)" in caplog.text
+    assert f"{tmp_path}: 1 file left out (d.pdf): neither .txt nor .jsonl, or a" in caplog.text
+
+
+def test_a_directory_of_other_files_says_how_they_are_read(tmp_path):
+    with pytest.raises(DataError, match=r"in the directory, got none$"):
+        corpus_files(tmp_path)
+    (tmp_path / "notes.md").write_text("One here.")
+    with pytest.raises(DataError, match=r"got none but notes\.md \(text in a file of another name is read if the file"):
+        corpus_files(tmp_path)
+    assert sentences(tmp_path / "notes.md") == [["One here."]]
 
 
 def test_what_is_no_text_of_a_directory(tmp_path, caplog):
@@ -274,7 +283,7 @@ def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path, caplog):
     (corpus / "c.txt").symlink_to(corpus / "b")
     (corpus / "d.txt").symlink_to(tmp_path / "nowhere")
     assert corpus_files(corpus) == [corpus / "a.txt", corpus / "d.txt"]
-    assert "are left out (b, c.txt)" in caplog.text
+    assert "2 files left out (b, c.txt)" in caplog.text
     assert corpus_files(corpus / "b") == [corpus / "b"]  # named by its user, who writes it too: `prepare <(zcat FILE)`
 
 
