@@ -12,7 +12,8 @@ Without a CUDA device the same functions are called where they would be replayed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 
 import torch
@@ -73,20 +74,28 @@ def _option_in_the_way(config: PretrainConfig, engine: LocalEngine) -> str | Non
 
 
 class _Replay:
-    """A function without arguments, captured at its first call on a CUDA device and replayed from then on."""
+    """A function without arguments, captured at its first call on a CUDA device and replayed from then on.
 
-    def __init__(self, function: Callable[[], None], captures: bool, pool) -> None:
-        self._function, self._captures, self._pool = function, captures, pool
+    The function comes with every call. Kept here it would refer to the step that refers to this, and a graph's memory,
+    as much as a step takes, would lie beside that of the next phase's until Python looks for circles.
+
+    Args:
+        stream: to capture on; None where nothing is captured.
+        pool: the memory that the graphs of a step share.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream | None, pool) -> None:
+        self._stream, self._pool = stream, pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self) -> None:
-        if not self._captures:
-            self._function()
+    def __call__(self, function: Callable[[], None]) -> None:
+        if self._stream is None:
+            function()
             return
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=self._pool):
-                self._function()
+            with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream):
+                function()
         self._graph.replay()
 
 
@@ -110,11 +119,10 @@ class StaticStep:
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._captures = device.type == "cuda"
         self._done = 0
+        # One stream for the warm-up and the captures: each has memory of its own, of a whole step and for cuBLAS.
+        self._stream = torch.cuda.Stream(device) if self._captures else None
         pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self._whole = _Replay(self._whole_step, self._captures, pool)
-        self._first = _Replay(self._micro_step, self._captures, pool)
-        self._next = _Replay(self._micro_step, self._captures, pool)
-        self._update = _Replay(engine.update, self._captures, pool)
+        self._whole, self._first, self._next, self._update = (_Replay(self._stream, pool) for _ in range(4))
         self._seeded_for: int | None = None
 
     def run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
@@ -139,18 +147,18 @@ class StaticStep:
             # Gradients of an earlier graph, whose memory keeps those of its last step, and what the warm-up left must
             # not be what this step adds to: the first backward pass writes.
             engine.optimizer.zero_grad(set_to_none=True)
-        with _on_a_stream_of_its_own() if warm else torch.autograd.set_grad_enabled(True):
+        with _on(self._stream) if warm else torch.autograd.set_grad_enabled(True):
             for number, batch in enumerate(batches):
                 self._load(batch, labels, pairs)
                 if self.accumulate == 1:
-                    self._whole_step() if warm else self._whole()
+                    self._whole_step() if warm else self._whole(self._whole_step)
                 elif warm:
                     self._micro_step()
                 else:
-                    (self._next if number else self._first)()
+                    (self._next if number else self._first)(self._micro_step)
                 engine.micro_step += 1
             if self.accumulate > 1:
-                engine.update() if warm else self._update()
+                engine.update() if warm else self._update(engine.update)
         if warm or not self._captures:
             engine.optimizer.zero_grad(set_to_none=True)
         self._done += 1
@@ -234,15 +242,10 @@ def _signed(seed: int) -> int:
     return seed - (1 << 64) if seed >> 63 else seed
 
 
-class _on_a_stream_of_its_own:
+@contextmanager
+def _on(stream: torch.cuda.Stream) -> Iterator[None]:
     """Runs a block on a side stream, as torch asks of what comes before a capture."""
-
-    def __enter__(self) -> None:
-        self._stream = torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        self._context = torch.cuda.stream(self._stream)
-        self._context.__enter__()
-
-    def __exit__(self, *exception) -> None:
-        self._context.__exit__(*exception)
-        torch.cuda.current_stream().wait_stream(self._stream)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)

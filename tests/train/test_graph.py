@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -219,7 +222,8 @@ def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
             calls.append("replay")
 
     class Capture:
-        def __init__(self, made, pool) -> None:
+        def __init__(self, made, pool, stream) -> None:
+            assert stream == "its own"
             calls.append("capture")
 
         def __enter__(self) -> None:
@@ -232,9 +236,26 @@ def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
     step = graph.make(engine, data.shape, pairs=True, accumulate=1)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
-    monkeypatch.setattr(graph, "_on_a_stream_of_its_own", lambda: torch.autograd.set_grad_enabled(True))
+    monkeypatch.setattr(graph, "_on", lambda stream: contextlib.nullcontext(calls.append(f"on {stream}")))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
-    step._captures = step._whole._captures = True
+    step._captures, step._stream, step._whole._stream = True, "its own", "its own"
     for batches in micro_batches(data, 1, 6):
         step.run(batches, LR)
-    assert calls == ["capture", "replay", "replay", "replay"]
+    assert calls == [*["on its own"] * 3, "capture", "replay", "replay", "replay"]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_a_graph_has_in_memory_goes_with_its_phase(data, tiny_model, accumulate):
+    """The next phase's first steps are before any search for circles, and need as much."""
+    engine = build(tiny_model, True)
+    step = graph.make(engine, data.shape, pairs=True, accumulate=accumulate)
+    for batches in micro_batches(data, accumulate, 2):
+        step.run(batches, LR)
+    graphs = [weakref.ref(one) for one in (step, step._whole, step._first, step._next, step._update)]
+    gc.collect()
+    gc.disable()
+    try:
+        del step
+        assert all(one() is None for one in graphs)
+    finally:
+        gc.enable()
