@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient
+from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient, whole
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -239,6 +239,7 @@ MOST_SEQUENCES = 32768
 
 def launches(cu_seqlens: Tensor) -> list[Tensor]:
     """The bounds of each launch's sequences."""
+    (cu_seqlens,) = whole(cu_seqlens)
     firsts = range(0, cu_seqlens.numel() - 1, MOST_SEQUENCES)
     return [cu_seqlens[first : first + MOST_SEQUENCES + 1] for first in firsts]
 

@@ -93,6 +93,11 @@ def rows_per_program(rows: int, programs: int = 528) -> int:
     return max((rows + programs - 1) // programs, 1)
 
 
+def whole(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """Vectors as kernels read them, which take no stride: numbers side by side."""
+    return [None if x is None else x.contiguous() for x in vectors]
+
+
 def empty_rng(x: torch.Tensor) -> torch.Tensor:
     """What a kernel without dropout takes in the place of the random state."""
     return x.new_empty(0, dtype=torch.int64)

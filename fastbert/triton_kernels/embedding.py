@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import empty_rng, keep_bits, kernel, next_power_of_2, rows_per_program
+from .common import empty_rng, keep_bits, kernel, next_power_of_2, rows_per_program, whole
 from .layer_norm import mean_of, sum_rows, warps
 
 CHUNK = tl.constexpr(32)
@@ -213,7 +213,7 @@ def embedding_forward(ids, tables, weight, bias, eps, rng, site, threshold, scal
     mean, rstd = (torch.empty(tokens, dtype=torch.float32, device=out.device) for _ in range(2))
     if tokens:
         _embedding_fwd_kernel[(tokens,)](
-            *(*ids, *tables, weight, bias, out, mean, rstd, empty_rng(out) if rng is None else rng),
+            *(*ids, *tables, *whole(weight, bias), out, mean, rstd, empty_rng(out) if rng is None else rng),
             *(*(table.shape[0] for table in tables), columns, eps, site, threshold, scale),
             **_flags(tables, rng),
         )
@@ -229,7 +229,7 @@ def embedding_backward(dout, ids, tables, weight, mean, rstd, rng, site, thresho
     partial = torch.empty(programs, 2, columns, dtype=torch.float32, device=dout.device)
     if tokens:
         _embedding_bwd_kernel[(programs,)](
-            *(dout, *ids, *tables, weight, mean, rstd, dsum, partial, empty_rng(dout) if rng is None else rng),
+            *(dout, *ids, *tables, *whole(weight), mean, rstd, dsum, partial, empty_rng(dout) if rng is None else rng),
             *(tokens, *(table.shape[0] for table in tables), columns, each, site, threshold, scale),
             **_flags(tables, rng),
         )

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..fp8 import ALIGNMENT, LANES, LARGEST, Slot
-from .common import kernel, note_largest, to_fp8
+from .common import kernel, note_largest, to_fp8, whole
 from .gelu import _gelu, _gelu_slope
 from .layer_norm import sum_rows
 
@@ -211,7 +211,7 @@ def gelu_cast(x: Tensor, bias: Tensor, tanh: bool, slot: Slot) -> tuple[Tensor, 
     data, across = _outputs(x, slot.kind)
     if rows:
         _gelu_cast_kernel[_grid(rows, columns)](
-            *(x, bias, data, across, slot.scale, slot.maxima, rows, columns, _up(rows)),
+            *(x, *whole(bias), data, across, slot.scale, slot.maxima, rows, columns, _up(rows)),
             TANH=tanh,
             LIMIT=LARGEST[slot.kind],
             LANES=LANES,
@@ -229,7 +229,7 @@ def gelu_backward_cast(dout: Tensor, x: Tensor, bias: Tensor, tanh: bool, slot: 
     partial = torch.empty(triton.cdiv(rows, BLOCK), 1, columns, dtype=torch.float32, device=x.device)
     if rows:
         _gelu_bwd_cast_kernel[_grid(rows, columns)](
-            *(dout, x, bias, data, across, partial, slot.scale, slot.maxima, rows, columns, _up(rows)),
+            *(dout, x, *whole(bias), data, across, partial, slot.scale, slot.maxima, rows, columns, _up(rows)),
             TANH=tanh,
             LIMIT=LARGEST[slot.kind],
             LANES=LANES,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import kernel, rows_per_program
+from .common import kernel, rows_per_program, whole
 from .layer_norm import sum_rows
 
 _BLOCK_N = 256
@@ -135,6 +135,7 @@ def _gelu_bwd_kernel(
 def gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     """x (M, N) contiguous -> the same."""
     rows, columns = x.shape
+    (bias,) = whole(bias)
     out = torch.empty_like(x)
     if rows:
         grid = (triton.cdiv(rows, 8), triton.cdiv(columns, _BLOCK_N))
@@ -152,6 +153,7 @@ def gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
 def gelu_backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
     """-> dx (M, N), dbias (N) fp32 or empty."""
     rows, columns = x.shape
+    (bias,) = whole(bias)
     dx = torch.empty_like(x)
     each = triton.cdiv(rows_per_program(rows), 8) * 8 if rows else 8
     programs = triton.cdiv(rows, each)

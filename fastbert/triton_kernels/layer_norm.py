@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..fp8 import LANES, LARGEST, Slot
-from .common import empty_rng, keep_bits, kernel, next_power_of_2, note_largest, rows_per_program, to_fp8
+from .common import empty_rng, keep_bits, kernel, next_power_of_2, note_largest, rows_per_program, to_fp8, whole
 
 # Warps by the width of a row's tile; not measured on a GPU yet.
 _WARPS = {1024: 4, 2048: 8, 4096: 8, 8192: 16}
@@ -205,6 +205,7 @@ def layer_norm_forward(
 ):
     """x, residual (M, N) contiguous -> out, z or empty, mean, rstd; with a slot also the 8 bits of out."""
     rows, columns = x.shape
+    weight, bias, x_bias = whole(weight, bias, x_bias)
     out = torch.empty_like(x)
     total = torch.empty_like(x) if save else x.new_empty(0)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
@@ -239,7 +240,7 @@ def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, s
     block = next_power_of_2(max(columns, 8))
     if rows:
         _layer_norm_bwd_kernel[(programs,)](
-            *(dout, total, mean, rstd, weight, dx, dresidual, partial, empty_rng(dout) if rng is None else rng),
+            *(dout, total, mean, rstd, *whole(weight), dx, dresidual, partial, empty_rng(dout) if rng is None else rng),
             *(rows, columns, each, site, threshold, scale),
             HAS_X_BIAS=has_x_bias,
             HAS_RESIDUAL=has_residual,

@@ -131,6 +131,31 @@ def test_layer_norm(dtype, shape, x_bias, residual, dropout):
     check(layer_norm, layer_norm, leaves, dtype)
 
 
+def test_numbers_of_a_vector_may_lie_apart():
+    """Parameters of interleaved files, and bounds that are a column."""
+
+    def apart(vector):
+        return torch.stack([vector, vector.max().expand_as(vector)], 1)[:, 0]
+
+    weight, bias = (torch.randn(16, device=DEVICE) for _ in range(2))
+    bounds = torch.tensor([0, 2, 5], dtype=torch.int32, device=DEVICE)
+    ids = torch.tensor([1, 0, 1, 1, 0], device=DEVICE)
+    tables = [torch.randn(2, 16, device=DEVICE) for _ in range(3)]
+
+    def everything(laid):
+        x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
+        vectors = [laid(vector).detach().requires_grad_() for vector in (weight, bias, bias)]
+        y = ops.layer_norm(x, *vectors[:2], 1e-5, x_bias=vectors[2])
+        y = ops.gelu(y, vectors[1]) + ops.embedding(ids, ids, ids, *tables, *vectors[:2], 1e-5)
+        q = y.view(5, 1, 16)
+        out = ops.attention(q, q, q, laid(bounds), 3)
+        out.square().sum().backward()
+        return [out, x.grad, *(vector.grad for vector in vectors)]
+
+    for one, other in zip(everything(apart), everything(torch.clone), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_layer_norm_of_no_rows_has_gradients():
     x, weight = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((0, 8), (8,)))
     residual = torch.randn(0, 8, device=DEVICE, requires_grad=True)
