@@ -12,6 +12,7 @@ Without a CUDA device the same functions are called where they would be replayed
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -94,7 +95,7 @@ class _Replay:
             return
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream):
+            with _nothing_collected(), torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream):
                 function()
         self._graph.replay()
 
@@ -240,6 +241,21 @@ def _signed(seed: int) -> int:
     """64 bits as torch's int64 holds them."""
     seed &= (1 << 64) - 1
     return seed - (1 << 64) if seed >> 63 else seed
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Has Python look for circles before a capture and not during it: CUDA destroys no graph while it captures another,
+    so that one of an earlier run, found then, breaks the capture. From torch 2.9 on this is left to the caller.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -207,6 +207,7 @@ class PretrainLoop:
                 )
             if stopped is None and self.evaluated_at != self.step:
                 self._evaluate()
+            self._fixed = None  # a graph has the memory of a whole step, and this loop is in circles
             self.checkpoints.finish()
             if not self.best:
                 self._write_model()

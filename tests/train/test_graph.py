@@ -228,6 +228,7 @@ def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
 
         def __enter__(self) -> None:
             assert all(p.grad is None for p in engine.parameters), "a captured backward pass must write, not add"
+            assert not gc.isenabled(), "what is collected now may be a graph, which cannot go during a capture"
 
         def __exit__(self, *_exception) -> None:
             pass
@@ -242,6 +243,7 @@ def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
     for batches in micro_batches(data, 1, 6):
         step.run(batches, LR)
     assert calls == [*["on its own"] * 3, "capture", "replay", "replay", "replay"]
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -252,10 +254,28 @@ def test_what_a_graph_has_in_memory_goes_with_its_phase(data, tiny_model, accumu
     for batches in micro_batches(data, accumulate, 2):
         step.run(batches, LR)
     graphs = [weakref.ref(one) for one in (step, step._whole, step._first, step._next, step._update)]
-    gc.collect()
     gc.disable()
     try:
         del step
         assert all(one() is None for one in graphs)
+    finally:
+        gc.enable()
+
+
+def test_what_a_graph_has_in_memory_goes_with_its_run(recipe, monkeypatch):
+    """The loop itself stays until Python looks for circles."""
+    made = []
+
+    def make(*arguments, **options):
+        step = plain(*arguments, **options)
+        made.append(weakref.ref(step))
+        return step
+
+    plain = graph.make
+    monkeypatch.setattr(graph, "make", make)
+    gc.disable()
+    try:
+        pretrain(recipe(steps=2, cuda_graph="on"), quiet=True)
+        assert [step() for step in made] == [None]
     finally:
         gc.enable()
