@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,17 +44,32 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         **({"TRITON_INTERPRET": "1"} if where(dry)[0] == "cpu" else {}),
     }
-    try:
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=REPOSITORY, timeout=timeout)
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout or b""  # bytes, whatever was asked for
-        said = said if isinstance(said, str) else said.decode(errors="replace")
-        return {"error": f"not done after {timeout:.0f} s", "tail": said.splitlines()[-60:]}
-    lines = (done.stderr + done.stdout).strip().splitlines() or ["no output"]
+    # Files, not pipes, which a worker that outlives pytest would keep open.
+    with tempfile.TemporaryFile("w+") as errors, tempfile.TemporaryFile("w+") as out:
+        tests = subprocess.Popen(command, env=variables, stdout=out, stderr=errors, cwd=REPOSITORY)
+        status = _wait(tests, timeout)
+        said = [file.read() for file in (errors, out) if file.seek(0) == 0]
+    lines = "".join(said).strip().splitlines() or ["no output"]
+    if status is None:
+        return {"error": f"not done after {timeout:g} s", "tail": lines[-60:]}
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    row = {"summary": lines[-1], "failed": failed, "rc": done.returncode}
+    row = {"summary": lines[-1], "failed": failed, "rc": status}
     # The first failure's end, or why no test was run, so that a lent machine need not be asked again.
-    return row | ({"tail": lines[-60:]} if done.returncode else {})
+    return row | ({"tail": lines[-60:]} if status else {})
+
+
+def _wait(tests: subprocess.Popen, timeout: float) -> int | None:
+    """The exit status of pytest, or None where it had to be stopped; interrupted, it tells what has failed so far."""
+    try:
+        return tests.wait(timeout)
+    except subprocess.TimeoutExpired:
+        tests.send_signal(signal.SIGINT)
+    try:
+        tests.wait(20)
+    except subprocess.TimeoutExpired:
+        tests.kill()
+        tests.wait()
+    return None
 
 
 def kernel_tests(dry: bool) -> dict:

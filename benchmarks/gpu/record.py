@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2])]
 import cuda_kernels  # noqa: E402
+import watch  # noqa: E402
 
 from fastbert.ops import _cuda  # noqa: E402
 
@@ -42,11 +43,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--to", type=Path, default=_cuda.MEASURED)
     options = parser.parse_args()
-    rows = [json.loads(line) for line in (options.out / "results.jsonl").read_text().splitlines()]
+    rows = watch.rows(options.out / "results.jsonl")
     about = next((row for row in reversed(rows) if row["name"].startswith("environment")), {})
     gpu = about.get("gpu", "none")
     if gpu == "none":
         sys.exit("a record needs a run on a GPU, got one without")
+    rows = watch.of_gpu(rows, gpu)
     record = {
         "gpu": gpu,
         **{key: about.get(key) for key in ("date", "commit", "torch", "triton")},

@@ -1,4 +1,4 @@
-"""The GPU suite behind run.sh: which parts there are, in which order, and what is written."""
+"""The GPU suite behind run.sh and watch.py: which parts there are, in which order, and what is written."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import fp8_kernels
 import kernels
 import settings
 import steps
+import watch
 
 from fastbert.bench import gpu
 
@@ -36,16 +37,19 @@ class Results:
         directory: of the file.
         budget: seconds after which nothing new is begun.
         dry: a rehearsal, which rows say.
+        again: it is the same run in another process: what failed in it, and perhaps ended the one before, stays so.
     """
 
-    def __init__(self, directory: Path, budget: float, dry: bool) -> None:
+    def __init__(self, directory: Path, budget: float, dry: bool, again: bool = False) -> None:
         self.directory, self.dry = directory, dry
         self.path = directory / "results.jsonl"
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.rows = [row for line in lines if (row := _row(line))]
-        if len(self.rows) < len(lines):  # a killed run left half a line, which the next must not be written behind
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        self._done = {row["name"] for row in self.rows if "error" not in row}
+        rows = watch.rows(self.path)
+        # Anew: the next row must not be written behind half a one.
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.rows = watch.of_gpu(rows, _gpu())  # a machine of another kind may have been lent the last time
+        starts = [at for at, row in enumerate(self.rows) if row["name"].startswith("environment")]
+        of_this_run = self.rows[starts[-1] :] if again and starts else []
+        self._done = {row["name"] for row in self.rows if "error" not in row} | {row["name"] for row in of_this_run}
         self._deadline = time.monotonic() + budget
         self.left_out: list[str] = []
 
@@ -61,8 +65,11 @@ class Results:
     def always(self, name: str, function, *args) -> None:
         """`measure` without a look at the clock or at what is there."""
         began = time.time()
+        (self.directory / watch.BEGUN).write_text(json.dumps({"name": name, "since": began}))
         try:
             row = function(*args)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # what a kernel of it did wrong is told here, if not before
         except Exception as error:  # a peer that fails must not cost the measurements after it
             traceback.print_exc()
             row = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
@@ -70,8 +77,11 @@ class Results:
         self.rows.append(row)
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
+        (self.directory / watch.BEGUN).unlink()
         print(json.dumps(row), flush=True)
-        # A captured step refers to itself, and would lie in memory under what is measured next.
+        if "error" in row and _is_lost():
+            os._exit(watch.LOST)  # an orderly end would ask the device too
+        # What refers to itself would lie in memory under what is measured next.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -96,11 +106,18 @@ class Results:
         return paths
 
 
-def _row(line: str) -> dict | None:
+def _gpu() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+def _is_lost() -> bool:
+    """Whether this process can do nothing more on the device, as after a kernel that read where it must not."""
     try:
-        return json.loads(line)
-    except ValueError:
-        return None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def environment(dry: bool, lengths: str) -> dict:
@@ -126,7 +143,7 @@ def environment(dry: bool, lengths: str) -> dict:
     return {
         "date": datetime.date.today().isoformat(),
         "commit": os.environ.get("FASTBERT_COMMIT") or output("git", "rev-parse", "HEAD"),
-        "gpu": torch.cuda.get_device_name() if on_gpu else "none",
+        "gpu": _gpu(),
         "driver, clocks": output("nvidia-smi", query, "--format=csv,noheader") if on_gpu else "",
         "torch": torch.__version__,
         "triton": version("triton"),
@@ -198,6 +215,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts, with commas between them")
     parser.add_argument("--budget", type=float, default=470, help="seconds after which nothing new is begun")
     parser.add_argument("--spent", type=float, default=0, help="seconds of the budget that are gone already")
+    parser.add_argument("--again", action="store_true", help="the process before was lost (watch.py); go on without "
+                        "what failed in this run")  # fmt: skip
     parser.add_argument("--lengths", type=Path, default=REPOSITORY / "shared/data/lengths/wikipedia_512.csv",
                         help="CSV of length,sequences for the mix; else a stated stand-in")  # fmt: skip
     parser.add_argument(
@@ -213,7 +232,7 @@ def main() -> None:
         # Its rows must never stand in for measured ones.
         options.out /= "rehearsal"
     options.out.mkdir(parents=True, exist_ok=True)
-    results = Results(options.out, options.budget - options.spent, options.dry_run)
+    results = Results(options.out, options.budget - options.spent, options.dry_run, options.again)
     histogram, source = steps.mix_of_lengths(options.lengths)
     print(f"lengths of the mix: {source}", flush=True)
     known = parts(results, histogram, options.dry_run)
@@ -221,8 +240,9 @@ def main() -> None:
     unknown = set(wanted) - set(known)
     if unknown:
         sys.exit(f"--only knows {', '.join(known)}; got {', '.join(sorted(unknown))}")
-    now = datetime.datetime.now().isoformat(timespec="seconds")
-    results.always(f"environment {now}", environment, options.dry_run, source)
+    if not options.again:
+        now = datetime.datetime.now().isoformat(timespec="seconds")
+        results.always(f"environment {now}", environment, options.dry_run, source)
     paths = []
     for name, run in known.items():
         if name in wanted:

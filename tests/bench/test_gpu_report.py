@@ -162,12 +162,27 @@ def test_what_was_measured_is_out_of_memory_before_the_next(suite, tmp_path):
     assert alive[0]() is None
 
 
-def test_tests_that_take_too_long_are_an_error_with_what_they_said(monkeypatch):
+def test_tests_that_take_too_long_are_an_error_with_what_has_failed_until_then(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(SUITE))
     import checks
 
-    row = checks.pytest(True, ("tests/triton_backend/test_triton_kernels.py",), timeout=0.1)
-    assert row == {"error": "not done after 0 s", "tail": []}
+    tests = tmp_path / "test_slow.py"
+    tests.write_text(
+        "import pathlib, time\ndef test_dropout_has_failed(): assert 1 == 2\n"
+        f"def test_dropout_has_begun():\n    pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n    time.sleep(60)\n"
+    )
+    wait = subprocess.Popen.wait
+
+    def once_begun(process, timeout=None):
+        """The first time is over as soon as the second test has begun; a slow machine may take the second."""
+        while timeout == 0.1 and not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        return wait(process, timeout if timeout == 0.1 else None)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", once_begun)
+    row = checks.pytest(True, (str(tests),), timeout=0.1)
+    assert row["error"] == "not done after 0.1 s"
+    assert any(line.startswith("FAILED") and "test_dropout_has_failed" in line for line in row["tail"]), row
 
 
 # What a machine with torch and Triton alone may lack, and no row but a peer's or the commands' needs.
@@ -206,11 +221,132 @@ def test_tests_on_a_gpu_run_side_by_side(monkeypatch):
 
     def note(command, **_):
         commands.append(command)
-        return subprocess.CompletedProcess(command, 0, "1 passed", "")
+        return SimpleNamespace(wait=lambda _: 0)
 
-    monkeypatch.setattr(checks.subprocess, "run", note)
+    monkeypatch.setattr(checks.subprocess, "Popen", note)
     checks.kernel_tests(False)
     assert "-n" in commands[0]
+
+
+@pytest.fixture
+def watch(monkeypatch, tmp_path):
+    """`watch.run` over a suite that does these things in order, each measurement once."""
+    monkeypatch.syspath_prepend(str(SUITE))
+    import watch as module
+
+    def run(*does: str, **options) -> tuple[int, list[dict], list[str]]:
+        """-> exit status, rows, and what each process was told."""
+        out = tmp_path / "out"
+        script = tmp_path / "suite.py"
+        script.write_text(
+            "import json, os, signal, sys, time\nfrom pathlib import Path\n"
+            f"out = Path({str(out)!r})\nprint(sys.argv[1:], file=open(out / 'told', 'a'))\n"
+            "rows = out / 'results.jsonl'\n"
+            "def known(): return rows.read_text() if rows.exists() else ''\n"
+            "def measure(name, does):\n"
+            "    if name not in known():\n"
+            "        (out / 'begun.json').write_text(json.dumps({'name': name, 'since': time.time()}))\n"
+            "        does()\n"
+            "        print(json.dumps({'name': name}), file=open(rows, 'a'))\n"
+            "        (out / 'begun.json').unlink()\n"
+            + "".join(f"measure('row {number}', lambda: {what})\n" for number, what in enumerate(does))
+        )
+        monkeypatch.setattr(module, "SUITE", script)
+        given = {"seconds": 100.0, "spent": 0.0, "longest": 60.0} | options
+        status = module.run(["--only", "checks"], out, **given)
+        rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        return status, rows, (out / "told").read_text().splitlines()
+
+    return run
+
+
+def test_what_kills_the_suite_is_a_row_and_the_rest_is_measured(watch):
+    status, rows, told = watch("1", "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)", "1")
+    why = {row["name"]: row.get("error") for row in rows}
+    assert why == {
+        "row 0": None,
+        "row 1": "the process ended with SIGSEGV",
+        "row 2": "the process ended with status 3",
+        "row 3": None,
+    }
+    assert status == 0
+    assert all(line.startswith("['--only', 'checks', '--spent', '") for line in told)
+    assert ["--again" in line for line in told] == [False, True, True]
+
+
+def test_what_never_ends_is_ended(watch):
+    status, rows, _ = watch("time.sleep(60)", "1", longest=0.5)
+    assert [row.get("error") for row in rows] == ["not done after 1 s", None]
+    assert status == 0
+
+
+def test_only_a_lost_device_asks_for_another_process(watch, tmp_path):
+    """Its row is there already; a suite that ends by itself has nothing left to do, or refused its options."""
+    leave = "((out / 'begun.json').unlink(), (out / 'once').touch(), os._exit({}))"
+    status, rows, told = watch(f"(out / 'once').exists() or {leave.format(75)}", "1", leave.format(2))
+    assert (status, [row["name"] for row in rows], len(told)) == (2, ["row 0", "row 1"], 2)
+
+
+def test_a_device_that_is_lost_ends_the_process_after_the_row(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(SUITE))
+    import suite as module
+    import watch
+
+    class Ended(BaseException): ...
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(module.os, "_exit", end)
+    results = module.Results(tmp_path, 100, True)
+    results.measure("out of memory", lambda: 1 / 0)  # the device itself is well
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    with pytest.raises(Ended, match=str(watch.LOST)):
+        results.measure("a kernel", dict)  # its call came back: the device was still at it
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [row["name"] for row in rows] == ["out of memory", "a kernel"]
+    assert "illegal memory access" in rows[1]["error"]
+    assert watch.begun(tmp_path) is None
+
+
+def test_what_another_gpu_did_is_measured_again_and_not_told_as_this_ones(suite, tmp_path, capsys):
+    (tmp_path / "rehearsal").mkdir()
+    path = tmp_path / "rehearsal" / "results.jsonl"
+    other = [{"name": "environment 1", "gpu": "another", "date": "2020-01-01"}, {"name": "ceilings", "TFLOP/s": 1e9}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in other))
+    suite(tmp_path, "--only", "ceilings")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[:2] == other
+    assert [row["name"].split()[0] for row in rows[2:]] == ["environment", "ceilings"]
+    (document,) = (tmp_path / "rehearsal").glob("*/*.json")
+    assert [row["TFLOP/s"] for row in json.loads(document.read_text())["rows"]] == [rows[3]["TFLOP/s"]]
+
+
+def test_what_ended_a_process_is_tried_again_in_the_next_run_and_not_in_this_one(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(SUITE))
+    import suite as module
+
+    rows = [
+        {"name": "environment 1"},
+        {"name": "a", "error": "x"},
+        {"name": "environment 2"},
+        {"name": "b", "error": "x"},
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def measured(again: bool) -> list[str]:
+        results, found = module.Results(tmp_path, 100, True, again), []
+        monkeypatch.setattr(results, "always", lambda name, *_: found.append(name))
+        for name in ("a", "b", "c"):
+            results.measure(name, dict)
+        return found
+
+    assert measured(again=True) == ["a", "c"]
+    assert measured(again=False) == ["a", "b", "c"]
 
 
 def test_a_kernel_is_measured_by_the_time_of_the_device(monkeypatch):
@@ -252,7 +388,7 @@ def test_the_script_builds_for_the_python_that_it_runs(tmp_path):
     subprocess.run([SUITE / "run.sh", tmp_path / "out", "--only", "checks"], env=environment, check=True)
     first, last = (tmp_path / "calls").read_text().splitlines()
     assert first == "setup.py build_ext --inplace"
-    assert last.startswith("benchmarks/gpu/suite.py --spent ")
+    assert last.startswith("benchmarks/gpu/watch.py --spent ")
     assert last.endswith(f" {tmp_path}/out --only checks")
 
 

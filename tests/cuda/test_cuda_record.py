@@ -30,6 +30,8 @@ def test_every_row_can_be_rehearsed(modules):
 def test_what_is_recorded(modules, tmp_path, monkeypatch, capsys):
     _, record = modules
     rows = [
+        {"name": "environment 2025", "gpu": "another"},
+        {"name": "cuda linear cuda", "ms": 1.0},
         {"name": "environment 2026", "gpu": "NVIDIA H200", "date": "2026-11-21", "commit": "abc"},
         {"name": "cuda lamb cuda", "ms": 2.0},
         {"name": "cuda lamb other", "ms": 2.5},
@@ -42,7 +44,8 @@ def test_what_is_recorded(modules, tmp_path, monkeypatch, capsys):
         {"name": "cuda gather_rows cuda", "ms": 1.0, "equal": False},
         {"name": "cuda gather_rows other", "ms": 2.0},
     ]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "results.jsonl").write_text(text + '{"name": "half a li')
     monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path), "--to", str(tmp_path / "measured")])
     record.main()
     written = json.loads((tmp_path / "measured" / "nvidia-h200.json").read_text())
