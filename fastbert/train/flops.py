@@ -18,8 +18,9 @@ import torch
 
 from .. import _native
 
-# Dense bfloat16 peaks as the maker states them, FLOP/s.
+# Dense bfloat16 peaks as the maker states them, FLOP/s; not of slower cards of a name, nor of a part of a GPU.
 _BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+_OTHERS = ("H100 PCIe", "NVL", "MIG")
 # A library may widen bfloat16 to float32 where that is faster.
 _LOOPS = {torch.float32: ("fp32",), torch.bfloat16: ("fp32", "bf16", "bf16 tile")}
 
@@ -51,7 +52,7 @@ def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
         for model, peak in _BF16_PEAKS.items():
-            if model in name:
+            if model in name and not any(word in name for word in _OTHERS):
                 return peak, f"stated for {model} in bf16"
     size = 4096 if device.type == "cuda" else 1024
     # A generator of its own: measuring must not move the one that a run's random numbers come from.

@@ -90,3 +90,21 @@ def test_rounds_in_which_other_processes_had_the_cores_do_not_count(monkeypatch)
     assert _native.loop_rate("fp32") == 1e12
     assert len(rounds) > 50
     assert max(rounds) < 3e-3
+
+
+def test_a_makers_figure_is_for_whole_cards_of_that_kind(monkeypatch):
+    """A slice of one, or a slower card of the name, is measured."""
+
+    class Measured(Exception): ...
+
+    def measure(_device):
+        raise Measured
+
+    monkeypatch.setattr(torch, "Generator", measure)
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert measured_peak(torch.device("cuda"), torch.bfloat16)[1].startswith("stated for ")
+    for name in ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA L4"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        with pytest.raises(Measured):
+            measured_peak(torch.device("cuda"), torch.bfloat16)
