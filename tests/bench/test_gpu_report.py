@@ -379,6 +379,16 @@ def test_a_kernel_is_measured_by_the_time_of_the_device(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *_, **__: SimpleNamespace(zero_=lambda: give(0.0001)))
     assert kernels.milliseconds(call, False, repeats=3) == pytest.approx(1.0, abs=0.1)
 
+    busy = [0.0]
+
+    def rising(seconds: float) -> float:
+        """An idle device's clock is slow, and has risen after 30 ms of work."""
+        busy[0] += seconds
+        return give(seconds if busy[0] > 0.03 else 2 * seconds)
+
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: rising(cycles / kernels._CYCLES))
+    assert kernels.milliseconds(lambda: rising(0.001), False, repeats=3) == pytest.approx(1.0, abs=0.1)
+
 
 def test_the_script_builds_for_the_python_that_it_runs(tmp_path):
     fake = tmp_path / "python3"
