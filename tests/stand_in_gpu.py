@@ -115,7 +115,8 @@ if os.environ.get(ENVIRONMENT):
     _capture: Recorder | None = None
 
     def synchronize(device=None) -> None:
-        assert (_current if device is None else torch.device(device).index) == _RANK, "the wait is for another device"
+        with Device(_current if device is None else device):
+            assert _current == _RANK, "the wait is for another device"
         assert _capture is None, "the host waits for a stream that is captured"
 
     class CUDAGraph:

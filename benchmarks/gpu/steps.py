@@ -7,6 +7,7 @@ import importlib.util
 import random
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,12 @@ def config_of(model: str, dry: bool) -> BertConfig:
     return BertConfig.from_name("2x128", **sizes) if dry else BertConfig.from_name(model, **sizes)
 
 
+def built(make: Callable[[], torch.nn.Module], device: str) -> torch.nn.Module:
+    """A model whose weights are drawn where they are wanted: on the host BERT-large's take seconds."""
+    with torch.device(device):
+        return make().to(device)
+
+
 def peer(kind: str, config: BertConfig, system: str, device: str, dry: bool = False) -> torch.nn.Module:
     import transformers
 
@@ -105,7 +112,7 @@ def peer(kind: str, config: BertConfig, system: str, device: str, dry: bool = Fa
         raise ModuleNotFoundError("flash_attn is not installed")
     made = transformers.BertConfig(**{k: v for k, v in config.to_dict().items() if k != "architectures"})
     made._attn_implementation = "flash_attention_2" if flash and not dry else "sdpa"
-    model = getattr(transformers, kind)(made).to(device)
+    model = built(lambda: getattr(transformers, kind)(made), device)
     return (
         torch.compile(model, dynamic=False, backend="eager" if dry else "inductor") if "compiled" in system else model
     )
@@ -130,7 +137,7 @@ def median_seconds(step, device: str, dry: bool, seconds: float = 4.0, warm_up: 
 
 def _ours(config: BertConfig, batch: StaticBatch, shape: BatchShape, system: str, device: str):
     """(a step, the loss of the last one) of fastbert as `fastbert pretrain` runs it."""
-    network = BertForPreTraining(config).to(device).train()
+    network = built(lambda: BertForPreTraining(config), device).train()
     network.last_layer = "needed"
     optimizer = fastbert.optim.AdamW(fastbert.optim.param_groups(network, 0.01), lr=1e-4)
     precision = next((name for name in ("fp16", "fp8") if name in system), "bf16")
@@ -220,7 +227,7 @@ def inference(model: str, workload: str, system: str, histogram: np.ndarray, dry
     padded = {name: padded[name] for name in ("input_ids", "attention_mask")}
     mask = padded["attention_mask"].bool()
     torch.manual_seed(0)
-    exact = BertModel(config).to(device).eval()
+    exact = built(lambda: BertModel(config), device).eval()
     with torch.no_grad():
         expected = exact(batch).last_hidden_state
         if system == "fastbert":

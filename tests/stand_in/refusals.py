@@ -55,6 +55,7 @@ def two_devices() -> None:
     refused(lambda: x.normal_(generator=torch.Generator()), "generator on cuda")
     refused(x.numpy, "cuda:0 device type tensor to numpy")
     assert torch.empty(8, device="cuda").isnan().all()
+    torch.cuda.synchronize(torch.device("cuda"))  # the current one
     assert torch.zeros(2).pin_memory().is_pinned()
     assert not torch.zeros(2).is_pinned()
 
