@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,8 +10,8 @@ from tyro.conf import Positional, arg
 
 from ._paths import InputPath, OutputPath
 
-# Lines encoded at a time: enough to sort by length, little enough to keep memory flat.
-WINDOW = 1024
+# Lines encoded at a time, and their characters: enough to sort by length, little enough to keep memory flat.
+WINDOW, CHARACTERS = 1024, 1 << 24
 
 
 @dataclass
@@ -48,6 +47,7 @@ class Encode:
 def run(args: Encode) -> None:
     """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
     from .. import SentenceEncoder
+    from ..data.chunks import chunks
     from ..errors import DataError
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
@@ -65,7 +65,7 @@ def run(args: Encode) -> None:
     options = {name: getattr(args, name) for name in ("prompt_name", "prompt", "token_budget", "batch_invariant")}
     texts = (text for _, text in read_lines(args.file))
     with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
-        while window := list(islice(texts, WINDOW)):
+        for window in chunks(texts, WINDOW, CHARACTERS):
             vectors.append(encoder.encode(window, **options))
             advance(len(window))
         if vectors.rows == 0:

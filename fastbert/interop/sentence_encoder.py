@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from .. import hardware, ops
+from ..data.chunks import chunks
 from ..data.tokenizer import load_tokenizer
 from ..data.truncation import cut_at
 from ..errors import InputError
@@ -280,8 +281,7 @@ class SentenceEncoder:
 
     def _tokenize(self, sentences: Sequence[str], prompt: str) -> list[np.ndarray]:
         rows: list[np.ndarray] = []
-        for start in range(0, len(sentences), _TOKENIZE_AT_ONCE):
-            texts = [prompt + text for text in sentences[start : start + _TOKENIZE_AT_ONCE]]
+        for texts in chunks((prompt + text for text in sentences), _TOKENIZE_AT_ONCE):
             encodings = self.tokenizer.encode_batch(texts)
             found = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
             if self.tokenizer.padding is not None:  # by who shares it: a pad would be computed as a token

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.chunks import chunks
 from ..data.truncation import cut_at, kept_tokens, side_of
 from ..errors import InputError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 CHUNK = 512
-"""Texts encoded at a time: the library's encodings are many times as large as the arrays that are kept of them."""
+"""Texts encoded at a time, at most: the library's encodings are many times as large as what is kept of them."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ def private_copy(tokenizer: Tokenizer, max_seqlen: int | None) -> Tokenizer:
 
 def encodings_of(inputs: Sequence[Any], encoder: Tokenizer, **options: Any) -> Iterator[Encoding]:
     """What ``encode_batch`` gives for the inputs, in flat memory as long as nobody keeps it."""
-    for begin in range(0, len(inputs), CHUNK):
-        yield from encoder.encode_batch(inputs[begin : begin + CHUNK], **options)
+    for chunk in chunks(inputs, CHUNK):
+        yield from encoder.encode_batch(chunk, **options)
 
 
 def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[Encoded]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from tokenizers import Encoding, Tokenizer
 
+from ..data.chunks import chunks
 from ..data.truncation import kept_tokens, side_of
 from ..errors import DataError, InputError
 from ..modules.mode import evaluating, plain_outputs
@@ -23,7 +23,7 @@ LAYERS = ("embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "
 # ELMo's: a task learns its own mix of all layers (`modules.scalar_mix`), so these features are no fixed ones.
 MIX = "mix"
 
-# Lines read ahead, so that batches can be made of like lengths.
+# Lines read ahead, at most, so that batches can be made of like lengths.
 WINDOW = 256
 
 
@@ -96,8 +96,8 @@ def token_features(
         raise InputError(f"layers must be one of {', '.join(LAYERS)}, got {layers!r}")
     limit = model.config.max_position_embeddings
     encoder, side = private_copy(tokenizer, None), side_of(tokenizer)
-    source, start = iter(texts), 1
-    while window := list(islice(source, WINDOW)):
+    start = 1
+    for window in chunks(texts, WINDOW):
         rows = [_tokens(encoding, limit if truncate else None, side) for encoding in encoder.encode_batch(window)]
         for number, row in enumerate(rows, start):
             if limit is not None and len(row.ids) > limit:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ..data.chunks import chunks
 from ..data.shards import ShardSet
 from ..errors import DataError, InputError
 from ..models.static import StaticEncoder
@@ -78,8 +79,7 @@ class TextSentences:
         self.texts, self.tokenizer = texts, tokenizer
 
     def __iter__(self) -> Iterator[list[int]]:
-        for first in range(0, len(self.texts), 1024):
-            chunk = list(self.texts[first : first + 1024])
+        for chunk in chunks(self.texts, 1024):
             yield from (e.ids for e in self.tokenizer.encode_batch(chunk, add_special_tokens=False))
 
 

@@ -30,13 +30,13 @@ def test_no_more_encodings_are_there_than_a_chunk_of_texts_has():
     def encode_batch(inputs, add_special_tokens):
         assert add_special_tokens is False
         sizes.append(len(inputs))
-        return [-i for i in inputs]
+        return [text.lower() for text in inputs]
 
-    count = 2 * encoding.CHUNK + 3
-    found = encoding.encodings_of(range(count), SimpleNamespace(encode_batch=encode_batch), add_special_tokens=False)
-    assert next(found) == 0
+    texts = [f"A{i}" for i in range(2 * encoding.CHUNK + 3)]
+    found = encoding.encodings_of(texts, SimpleNamespace(encode_batch=encode_batch), add_special_tokens=False)
+    assert next(found) == "a0"
     assert sizes == [encoding.CHUNK]
-    assert list(found) == [-i for i in range(1, count)]
+    assert list(found) == [text.lower() for text in texts[1:]]
     assert sizes == [encoding.CHUNK, encoding.CHUNK, 3]
 
 
