@@ -168,7 +168,7 @@ def main() -> None:
     tokenizer = fastbert.load_tokenizer(directory)
     train_rows = [row for path in args.train for row in task.for_training(task.read(path), path)]
     if args.dev is None:
-        train_rows, dev_rows = hold_out(train_rows, args.dev_share)
+        train_rows, dev_rows = hold_out(train_rows, args.dev_share, task.sources)
     else:
         dev_rows = task.read(args.dev)
     train_rows = train_rows[: args.train_examples]

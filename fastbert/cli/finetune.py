@@ -44,7 +44,8 @@ class Finetune(FinetuneConfig, SearchConfig):
     dev: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """The file to evaluate on."""
     dev_share: float | None = None
-    """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed."""
+    """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed. Rows that were
+    taken from one article, document or video, and pairs with one first text, stay together."""
     # Paths, which the recipe has as texts.
     deepspeed: InputName | None = None
     also: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
@@ -146,7 +147,7 @@ def _run(args: Finetune) -> None:
     train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
     task.learn(train_rows)
     if args.dev is None:
-        train_rows, dev_rows = hold_out(train_rows, args.dev_share)
+        train_rows, dev_rows = hold_out(train_rows, args.dev_share, task.sources)
     else:
         dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
     also = {path: read_rows(task, path, args.skip_bad_rows, labelled=True) for path in args.also}

@@ -110,7 +110,7 @@ def rows_of(cell: Cell) -> tuple:
     train, dev = _read(spec.task, cell.train, cell.dev)
     if dev is None:
         with named(f"task {spec.column}"):
-            train, dev = hold_out(train, spec.dev_share)
+            train, dev = hold_out(train, spec.dev_share, task.sources)
     train, dev = spread(train, spec.train_rows), spread(dev, spec.dev_rows)
     task.learn(train)
     return task, train, dev

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +38,13 @@ class Row:
         id: its name in the submission format (an index, a question id).
         texts: one text, a pair, or whatever the task's `encode` expects.
         label: what the metric compares predictions with; None if the file has no labels (a test set).
+        source: what it was taken from beside others, such as an article or a video; None if the file does not say.
     """
 
     id: str
     texts: tuple[str, ...]
     label: Any = None
+    source: Hashable = field(default=None, repr=False, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ class Task(abc.ABC):
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
         """The rows of a training file that can be trained on, by default all; others go to ``bad_rows.refuse``."""
         return list(rows)
+
+    def sources(self, row: Row) -> tuple[Hashable | None, ...]:
+        """What a row was taken from, the largest first, each None where it is not known: the model would recognise
+        what it was trained on in other rows of the same source. By default its ``source``, and its first text."""
+        return row.source, row.texts[0]
 
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
         """Learns from the training rows what the head depends on, such as the names of labels; by default nothing."""

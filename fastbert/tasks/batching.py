@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -55,9 +58,15 @@ def evaluation_batches(lengths: Sequence[int], token_budget: int) -> list[np.nda
     return budget_batches(lengths, max(token_budget, max(lengths, default=0)), order)
 
 
-def hold_out(rows: Sequence, share: float) -> tuple[list, list]:
-    """Cuts rows into those to train on and a share to evaluate on, drawn by chance: the same ones for every call, so
-    that runs with different seeds can be compared. Both keep their order.
+def hold_out(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Hashable | None]]) -> tuple[list, list]:
+    """Cuts rows into those to train on and about a share to evaluate on, drawn by chance: the same ones for every call,
+    so that runs with different seeds can be compared. Both keep their order.
+
+    All rows of one source go to the same side. Where sources are so few that one is on average more than the share,
+    smaller ones are taken, at last the rows alone; a warning says so.
+
+    Args:
+        sources: of a row what it was taken from, the largest first; None where that is not known (`Task.sources`).
 
     Raises:
         InputError: one of the two would be empty.
@@ -65,6 +74,32 @@ def hold_out(rows: Sequence, share: float) -> tuple[list, list]:
     count = round(share * len(rows)) if 0 < share < 1 else 0
     if not 0 < count < len(rows):
         raise InputError(f"dev_share must leave rows on both sides, got {share:g} of {len(rows)} rows")
-    chosen = set(np.random.Generator(np.random.PCG64(0)).permutation(len(rows))[:count].tolist())
+    groups = _groups(rows, share, sources)
+    chosen: set[int] = set()
+    for index in np.random.Generator(np.random.PCG64(0)).permutation(len(groups)):
+        size = len(groups[index])
+        # What would go farther over the share than it is below stays with the training rows, which must have some.
+        if len(chosen) + size / 2 <= count and len(chosen) + size < len(rows):
+            chosen.update(groups[index])
     kept = [row for index, row in enumerate(rows) if index not in chosen]
     return kept, [row for index, row in enumerate(rows) if index in chosen]
+
+
+def _groups(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Hashable | None]]) -> list[list[int]]:
+    """Indices of rows that stay together, in the order of their first ones."""
+    of_rows = list(map(sources, rows))
+    for level in range(len(of_rows[0])):
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for index, found in enumerate(of_rows):
+            groups[next(((n, found[n]) for n in range(level, len(found)) if found[n] is not None), index)].append(index)
+        if len(groups) * share >= 1 or len(groups) == len(rows):
+            return list(groups.values())
+        if all(found[level] is None for found in of_rows):
+            continue
+        logging.getLogger("fastbert").warning(
+            "dev_share: %d different sources or texts are too few to hold out %g of them, so that rows of the same one "
+            "are trained on and evaluated on",
+            len(groups),
+            share,
+        )
+    return [[index] for index in range(len(rows))]

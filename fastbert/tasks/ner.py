@@ -86,6 +86,9 @@ class NER(Task):
                 ", ".join(sorted(kinds)),
             )
 
+    def sources(self, row: Row) -> tuple[int | None, tuple[str, ...]]:
+        return getattr(row, "document", None), row.texts
+
     def learn(self, rows: Sequence[Row]) -> None:
         tagged = [row.label for row in rows if row.label is not None]
         kinds = sorted(_types(tagged))

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -65,6 +65,9 @@ class Squad(Task):
 
     def read(self, path: str | os.PathLike) -> list[Row]:
         return read_questions(path, self.bad_rows, impossible=self.has_impossible, ignore_answers=self.predicting)
+
+    def sources(self, row: Row) -> tuple[Hashable, str]:
+        return row.source, row.texts[1]
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
         """Rows whose answer stands in the context where the file says; the metric does not need that, training does."""

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,11 @@ def read_questions(
             f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value"
         )
     rows, seen, lines, times = [], set(), _Lines(text), Counter()
-    for context, question, name in _questions(value["data"]):
+    for article, context, question, name in _questions(value["data"]):
         identity = str(question.get("id")) if isinstance(question, dict) and "id" in question else None
         times[identity] += 1
         try:
-            row = _row(context, question, impossible, ignore_answers)
+            row = _row(article, context, question, impossible, ignore_answers)
             if row.id in seen:
                 raise ValueError("expected every id once, got it again")
         except ValueError as error:
@@ -145,7 +145,9 @@ def _rows_of(
         if record is None:
             continue
         try:
-            row = _row(record.values.get("context"), record.values, impossible, ignore_answers)
+            title, context = record.values.get("title"), record.values.get("context")
+            article = title if isinstance(title, str) and title.strip() else None
+            row = _row(article, context, record.values, impossible, ignore_answers)
             if row.id in seen:
                 raise ValueError(f"expected every id once, got {row.id} again")
         except ValueError as error:
@@ -158,25 +160,26 @@ def _rows_of(
     return rows
 
 
-def _questions(articles: list) -> Iterator[tuple[Any, Any, str]]:
-    """Every (context, question) with words for where it is; what is no list is one thing that cannot be used."""
+def _questions(articles: list) -> Iterator[tuple[int, Any, Any, str]]:
+    """Every (number of its article, context, question) with words for where it is; what is no list is one thing that
+    cannot be used."""
     for a, article in enumerate(articles, 1):
         paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
         if not isinstance(paragraphs, list):
-            yield None, None, f"article {a}"
+            yield a, None, None, f"article {a}"
             continue
         for p, paragraph in enumerate(paragraphs, 1):
             questions = paragraph.get("qas") if isinstance(paragraph, dict) else None
             if not isinstance(questions, list):
-                yield None, None, f"article {a}, paragraph {p}"
+                yield a, None, None, f"article {a}, paragraph {p}"
                 continue
             for q, question in enumerate(questions, 1):
                 identity = question.get("id", q) if isinstance(question, dict) else q
                 named = identity if str(identity).strip() else q
-                yield paragraph.get("context"), question, f"article {a}, paragraph {p}, question {named}"
+                yield a, paragraph.get("context"), question, f"article {a}, paragraph {p}, question {named}"
 
 
-def _row(context: Any, question: Any, impossible: bool, ignore_answers: bool) -> Row:
+def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignore_answers: bool) -> Row:
     if not isinstance(question, dict):
         raise ValueError("expected articles with paragraphs, these with context and qas, and questions in these")
     if not isinstance(context, str) or not context.strip():
@@ -197,7 +200,7 @@ def _row(context: Any, question: Any, impossible: bool, ignore_answers: bool) ->
             check_text(part)
         except ValueError as error:
             raise ValueError(f"expected UTF-8, got {error}") from None
-    return Row(str(identity), (text, context), answers)
+    return Row(str(identity), (text, context), answers, source=article)
 
 
 def _answers(question: dict, impossible: bool) -> Answers | None:

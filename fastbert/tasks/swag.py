@@ -34,6 +34,8 @@ LISTS = (
     ("question_propmt", "", "candidate_answers", "correct_answer_idx"),  # CODAH on hubs, misspelt there
 )
 """Context, beginning of every ending, list of endings, label."""
+SOURCES = ("video-id", "source_id")
+"""Columns of what a row was taken from: SWAG's and HellaSwag's."""
 OBJECTS = (REGULAR, FULL[:-1], *((context, endings) for context, _, endings, _ in LISTS))
 """Keys of a row in JSON, all of one of these: the last distractor is not used."""
 
@@ -108,7 +110,8 @@ class SWAG(Task):
                 names = ("label", *dict.fromkeys(form[-1] for form in LISTS if form[-1] != "label"))
                 self.label_columns = LabelColumns(where, names, tuple(fields))
             try:
-                rows.append(_checked(make(index, fields), self.predicting))
+                row = _checked(make(index, fields), self.predicting)
+                rows.append(dataclasses.replace(row, source=_source(fields)))
             except ValueError as error:
                 self.bad_rows.refuse(f"{where}: {error}")
         if not rows:
@@ -196,6 +199,12 @@ class SWAG(Task):
                     "right": endings[int(row.label)],
                     "chosen": endings[int(prediction)],
                 }
+
+
+def _source(fields: dict[str, Any] | Sequence[str]) -> str | None:
+    """The video or page that a row was taken from; None where there is no such column."""
+    named = fields if isinstance(fields, dict) else {}
+    return next((named[name] for name in SOURCES if isinstance(named.get(name), str) and named[name].strip()), None)
 
 
 def _of_hub(index: int, values: dict[str, Any]) -> Row:

@@ -13,10 +13,8 @@ from tiny_bert import rows_of
 import fastbert
 from fastbert.cli import _finetune_report as report
 from fastbert.cli.main import main
-from fastbert.errors import InputError
 from fastbert.tasks import registry
 from fastbert.tasks.base import Row
-from fastbert.tasks.batching import hold_out
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import EARLY_ROWS, Callbacks, FinetuneResult, finetune
 from fastbert.tasks.runs import write_results
@@ -145,18 +143,6 @@ def test_metrics_are_strict_json(tmp_path):
     paths = write_results(task, rows, ["1"], {"train_loss": math.nan, "accuracy": 1.0}, tmp_path, "dev")
     read = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
     assert read == {"task": "sst2", "rows": 1, "train_loss": "NaN", "accuracy": 1.0}
-
-
-def test_rows_are_held_out_the_same_way_each_time():
-    rows = rows_of(50, 1)
-    kept, held = hold_out(rows, 0.2)
-    assert len(held) == 10
-    assert sorted([*kept, *held], key=lambda row: int(row.id)) == rows
-    assert [row.id for row in held] == sorted((row.id for row in held), key=int)
-    assert hold_out(rows, 0.2) == (kept, held)
-    for share in (0.001, 1.0, -0.5, float("nan")):
-        with pytest.raises(InputError, match="must leave rows on both sides"):
-            hold_out(rows, share)
 
 
 def test_the_command_holds_rows_out_and_scores_further_files(directory, tmp_path, capsys):
