@@ -27,6 +27,12 @@ _BREAKS = re.compile(r"[\t\r\n]")
 _COMMENT = re.compile(r"##?[ \t]|###MEDLINE:")
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 """The columns of data-set hubs."""
+_HEADS_OF_WORDS = frozenset(["word", "words", "token", "tokens", "form"])
+_HEADS = _HEADS_OF_WORDS.union(
+    ["lemma", "pos", "pos_tag", "postag", "upos", "xpos", "chunk", "chunk_tag", "phrase"],
+    ["ner", "ner_tag", "ner_tags", "netag", "entity", "iob", "bio", "tag", "tags", "label", "labels"],
+)
+"""What people write above columns."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +131,15 @@ def _table(path: str | os.PathLike, words: Iterable[str] = ()) -> _Table:
             -DOCSTART- is one, it opens no document.
 
     Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them, and
-    JNLPBA's ``###MEDLINE:95369245``; a line that has a tag is none, for # may be a word.
+    JNLPBA's ``###MEDLINE:95369245``; a line that has a tag is none, for # may be a word. A line of names of columns
+    (``word pos chunk ner``) is left out like one: it would be tagged as if it were words.
     """
     words = set(words)
     blocks = list(_blocks(path, documents=not any(map(_opens, words))))
     tabs = any(" " in word for word in words) or by_tabs(blocks)
+    for block in blocks:
+        if block.lines and _is_header(split(block.lines[0][1], tabs)):
+            del block.lines[0]
     lines = [[(line, split(line, tabs)) for _, line in block.lines] for block in blocks]
     columns = [found for block in lines for _, found in block]
     first = columns[0] if columns else ()
@@ -157,6 +167,12 @@ def _table(path: str | os.PathLike, words: Iterable[str] = ()) -> _Table:
         block.lines = block.lines[len(pairs) - len(kept) :]
         block.columns = [found for _, found in kept]
     return _Table([block for block in blocks if block.lines or block.broken], tabs, width, letters, labelled)
+
+
+def _is_header(columns: Sequence[str]) -> bool:
+    """Whether these are names of several columns, the words' first; of one alone it may be a word."""
+    names = [column.lower() for column in columns]
+    return len(names) > 1 and names[0] in _HEADS_OF_WORDS and _HEADS.issuperset(names)
 
 
 def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_tags: bool = False) -> list[Sentence]:

@@ -14,7 +14,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
-from fastbert.tasks.conll import read_sentences, split
+from fastbert.tasks.conll import read_sentences, read_tags, split, tagged_lines
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.ner import NER
 from fastbert.tasks.predict import predict, run_model
@@ -118,6 +118,36 @@ def test_columns_documents_and_line_ends(tmp_path):
     assert registry.get("ner").read(write(tmp_path, "the DT\nfilm NN\n"))[0].label is None
     # A no-break space is part of a word, and an empty line within a document is none.
     assert registry.get("ner").read(write(tmp_path, "a\u00a0b O\n"))[0].texts == ("a\u00a0b",)
+
+
+@pytest.mark.parametrize("header", ["word pos chunk ner", "Token\tPOS\tChunk\tTag", "word pos chunk ner\n"])
+def test_a_header_is_no_word(tmp_path, header):
+    between = "\t" if "\t" in header else " "
+    lines = [between.join(line.split()) for line in ("EU NNP I-NP B-ORG", "rejects VBZ I-VP O")]
+    path = tmp_path / "x.txt"
+    path.write_text("\n".join([header, *lines, "", *lines]) + "\n")
+    for ignore_tags in (False, True):
+        rows = read_sentences(path, ignore_tags=ignore_tags)
+        assert [row.texts for row in rows] == [("EU", "rejects")] * 2
+        assert [row.label for row in rows] == [("B-ORG", "O")] * 2
+    predicted = list(tagged_lines(rows, [("O", "O")] * 2))
+    assert predicted == [f"{line}{between}O" for line in lines] + [""] + [f"{line}{between}O" for line in lines] + [""]
+    path.write_text("\n".join([header, *predicted]) + "\n")
+    assert read_tags(path, rows) == [("O", "O")] * 2
+    # Without tags, and with untyped ones.
+    path.write_text("\n".join(["word pos", "EU NNP", "rejects VBZ"]) + "\n")
+    [row] = read_sentences(path, ignore_tags=True)
+    assert row.texts == ("EU", "rejects")
+    path.write_text("\n".join(["token tag", "EU B", "rejects O"]) + "\n")
+    [row] = read_sentences(path)
+    assert (row.texts, row.label) == (("EU", "rejects"), ("B-_", "O"))
+
+
+@pytest.mark.parametrize("text", ["word\nof\n", "Word O\nof O\nthe I-MISC\n", "token NN\nring NN\n"])
+def test_words_that_a_header_may_have_are_words(tmp_path, text):
+    (tmp_path / "x.txt").write_text(text)
+    [row] = read_sentences(tmp_path / "x.txt", ignore_tags=True)
+    assert row.texts == tuple(line.split()[0] for line in text.splitlines())
 
 
 def test_comments_before_a_sentence(tmp_path):
