@@ -88,6 +88,8 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
         "files": [keys.file_digest(path) for path in (train, dev) if path is not None],
         **keys.arithmetic(),
     }
+    if dev is None:
+        determines["held out"] = "sources"  # results from when rows were drawn one by one are of other rows
     return Cell(row.name, seed, task, model, step, train, dev, keys.digest(determines), cache)
 
 
