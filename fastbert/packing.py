@@ -260,14 +260,16 @@ class CallerShape:
         """A hidden state (T, H) as the caller gets it, and the tokens (T, H) to go on with: those that he gets, so that
         their gradients are the state's."""
         shown = self.unpack(x)
-        if not x.requires_grad:
-            return shown, x
+        return shown, self.tokens_of(shown, x) if x.requires_grad else x
+
+    def tokens_of(self, shown: Tensor, x: Tensor) -> Tensor:
+        """The tokens (T, H) of what a caller got of the state x, or has made of it."""
         if self.packing is None:
-            return shown, shown[0] if self.row else shown
+            return shown[0] if self.row else shown
         tokens = self.packing.pack(shown)
-        if self.keep is not None:  # of a masked token he gets zeros, and the next layer reads it all the same
+        if self.keep is not None:  # of a masked token he gets zeros, and what comes next reads it all the same
             tokens = torch.where(self._kept(shown).flatten(0, 1), tokens, x)
-        return shown, tokens
+        return tokens
 
     def _kept(self, x: Tensor) -> Tensor:
         return self.keep.reshape(*self.keep.shape, *[1] * (x.dim() - 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..modules.bilstm import HeadBiLSTM
 from ..modules.embeddings import BertEmbeddings
 from ..modules.encoder import BertEncoder, refuse
 from ..modules.heads import BertPooler
+from ..modules.linear import is_watched
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
 from .inputs import Tokens, open_tokens
@@ -129,7 +130,9 @@ class BertModel(PreTrainedModel):
         if only is not None and self.pooler is not None:
             rows = torch.cat([tokens.pooled_rows(), only])
         show = tokens.shape.show if keep_states else None
-        hidden, states, attentions = self.encoder.run(hidden, tokens.layout, key, bool(keep_states), rows, show)
+        hidden, states, attentions = self.encoder(
+            hidden, layout=tokens.layout, dropout_key=key, output_hidden_states=bool(keep_states), rows=rows, show=show
+        )
         pooled = None
         if self.pooler is not None and only is None:
             pooled = self.pooler(tokens.pooled_tokens(hidden))
@@ -152,6 +155,7 @@ class BertModel(PreTrainedModel):
         position_ids: Tensor | None = None,
         *,
         return_dict: bool | None = None,
+        encoded: list[Encoded] | None = None,
         **options: Any,
     ) -> BertModelOutput | tuple[Any, ...]:
         """Encodes a batch; padding is not computed.
@@ -166,6 +170,7 @@ class BertModel(PreTrainedModel):
                 ``output_attentions`` (takes the padded reference path); ``cu_seqlens`` (B+1,) and ``max_seqlen`` for
                 packed tokens, also under transformers' names ``cu_seq_lens_q``, ``max_length_q``.
             return_dict: False returns a tuple, as in transformers; None does what the configuration says.
+            encoded: a list that gets what `encode` returned (`encoded_by`).
 
         Returns:
             ``last_hidden_state`` (B, S, H), zeros at masked tokens, or (T, H) or (1, T, H) for packed tokens;
@@ -176,12 +181,14 @@ class BertModel(PreTrainedModel):
             InputError: an id is outside its table, a sequence is longer than max_position_embeddings, or shapes do not
                 fit.
         """
-        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        made = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        if encoded is not None:
+            encoded.append(made)
         output = BertModelOutput(
-            last_hidden_state=encoded.tokens.unpack(encoded.hidden),
-            pooler_output=encoded.pooled,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            last_hidden_state=made.tokens.unpack(made.hidden),
+            pooler_output=made.pooled,
+            hidden_states=made.hidden_states,
+            attentions=made.attentions,
         )
         return as_asked(output, return_dict, self.config)
 
@@ -189,6 +196,27 @@ class BertModel(PreTrainedModel):
 def as_asked(output, return_dict: bool | None, config: ModelConfig):
     """The output object, or its tuple."""
     return output if (config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+
+def encoded_by(model: nn.Module, *inputs: Any, **options: Any) -> Encoded:
+    """What a head's model makes of a batch: `encode`, or a call of the model where somebody listens to it. He sees what
+    the model returns alone, and what he puts in its place is what the head goes on with.
+
+    Raises:
+        InputError: somebody gave the model a forward that computes without it.
+    """
+    if not is_watched(model):
+        return model.encode(*inputs, **options)
+    made: list[Encoded] = []
+    output = model(*inputs, return_dict=True, encoded=made, **options)
+    if not made:
+        raise InputError(
+            f"a forward put in the place of {type(model).__name__}'s must call that one with all that it is given, "
+            "since a head goes on from the tokens that it packed; it was not called"
+        )
+    encoded = made[-1]
+    hidden = encoded.tokens.shape.tokens_of(output[0], encoded.hidden)
+    return replace(encoded, hidden=hidden, pooled=None if encoded.pooled is None else output[1])
 
 
 class BertHead(PreTrainedModel):
@@ -204,6 +232,10 @@ class BertHead(PreTrainedModel):
     def __init__(self, config: BertConfig, add_pooling_layer: bool) -> None:
         super().__init__(config)
         self.bert = BertModel(self.config, add_pooling_layer=add_pooling_layer)
+
+    def encode(self, *inputs: Any, **options: Any) -> Encoded:
+        """What ``bert`` makes of a batch (`encoded_by`)."""
+        return encoded_by(self.bert, *inputs, **options)
 
     def make_bilstm(self) -> int:
         """Adds ``bilstm`` where the configuration asks for one; returns how wide the states of tokens are then."""

@@ -14,12 +14,13 @@ from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..modules.decoder import GPTBlock
 from ..modules.layout import PackedLayout
+from ..modules.linear import apply_linear
 from ..modules.norm import apply_norm
 from ..outputs import BertModelOutput, CausalLMOutput
 from ..packing import PackedBatch
 from ..rng import EMBEDDING_SITE, DropoutKey
 from . import gpt_files
-from .bert import Encoded, as_asked
+from .bert import Encoded, as_asked, encoded_by
 from .checks import check_tensors
 from .inputs import open_tokens
 from .pretrained import PreTrainedModel
@@ -189,6 +190,7 @@ class GPTModel(GPTPreTrainedModel):
         position_ids: Tensor | None = None,
         *,
         return_dict: bool | None = None,
+        encoded: list[Encoded] | None = None,
         **options: Any,
     ) -> BertModelOutput | tuple[Any, ...]:
         """Encodes a batch from left to right; no pad token is computed.
@@ -200,6 +202,7 @@ class GPTModel(GPTPreTrainedModel):
             position_ids: column indices where not given, whatever the mask says.
             options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``; ``cu_seqlens`` (B+1,)
                 and ``max_seqlen`` for packed tokens.
+            encoded: a list that gets what `encode` returned (`encoded_by`).
 
         Returns:
             ``last_hidden_state`` (B, S, H), zeros at masked tokens, or as the tokens came; ``hidden_states``, L+1 of
@@ -208,9 +211,11 @@ class GPTModel(GPTPreTrainedModel):
         Raises:
             InputError: an id outside its table, a sequence over n_positions, or shapes that do not fit.
         """
-        encoded = self.encode(input_ids, attention_mask, position_ids, **options)
-        hidden = encoded.tokens.unpack(encoded.hidden)
-        output = BertModelOutput(last_hidden_state=hidden, hidden_states=encoded.hidden_states)
+        made = self.encode(input_ids, attention_mask, position_ids, **options)
+        if encoded is not None:
+            encoded.append(made)
+        hidden = made.tokens.unpack(made.hidden)
+        output = BertModelOutput(last_hidden_state=hidden, hidden_states=made.hidden_states)
         return as_asked(output, return_dict, self.config)
 
 
@@ -252,7 +257,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (N, H) -> logits of the next token (N, V), in their dtype."""
-        return ops.linear(hidden, self.lm_head.weight)
+        return apply_linear(self.lm_head, hidden)
 
     def forward(
         self,
@@ -282,7 +287,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
             InputError: inputs or labels that do not fit.
         """
         check_targets(input_ids)
-        encoded = self.transformer.encode(input_ids, attention_mask, position_ids, **options)
+        encoded = encoded_by(self.transformer, input_ids, attention_mask, position_ids, **options)
         following = None
         if labels is not None:
             check_tensors(labels=labels)

@@ -17,7 +17,7 @@ from ..gpt_config import GPTConfig
 from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput
 from ..packing import PackedBatch
-from .bert import Encoded, HeadDropout, as_asked
+from .bert import Encoded, HeadDropout, as_asked, encoded_by
 from .checks import check_labels
 from .gpt import GPTModel, GPTPreTrainedModel
 from .task_heads import classification_loss
@@ -104,7 +104,7 @@ class GPTForSequenceClassification(GPTHead):
         Returns:
             ``loss``, ``logits`` (B / orders, num_labels).
         """
-        encoded = self.transformer.encode(input_ids, attention_mask, position_ids, **options)
+        encoded = encoded_by(self.transformer, input_ids, attention_mask, position_ids, **options)
         logits = self._logits(self._states(encoded, orders), encoded)
         loss = None
         if labels is not None:
@@ -139,7 +139,7 @@ class GPTForMultipleChoice(GPTHead):
         Returns:
             ``loss``, ``logits`` (B, num_choices).
         """
-        encoded = self.transformer.encode(input_ids, **options)
+        encoded = encoded_by(self.transformer, input_ids, **options)
         logits = self._logits(self._states(encoded), encoded).view(-1, num_choices)
         loss = None
         if labels is not None:

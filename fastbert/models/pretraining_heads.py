@@ -16,7 +16,6 @@ from .. import ops
 from ..config import BertConfig
 from ..errors import InputError
 from ..modules.heads import BertPreTrainingHeads
-from ..modules.linear import apply_linear
 from ..outputs import LogitsOutput, PreTrainingOutput
 from ..packing import PackedBatch
 from .bert import BertHead, Encoded, as_asked
@@ -66,10 +65,10 @@ def word_loss(predict, vocab_size: int, encoded: Encoded, labels: Tensor | None,
     return loss, at_labels, logits
 
 
-def _masked_lm(predictions, encoded: Encoded, labels: Tensor | None, *given):
+def _masked_lm(cls: BertPreTrainingHeads, encoded: Encoded, labels: Tensor | None, *given):
     """`word_loss` of the masked-LM head; labels are in the caller's shape."""
     packed = None if labels is None else encoded.tokens.pack(labels)
-    return word_loss(predictions, predictions.decoder.out_features, encoded, packed, *given)
+    return word_loss(lambda hidden: cls(hidden)[0], cls.predictions.decoder.out_features, encoded, packed, *given)
 
 
 def _next_sentence(logits: Tensor, labels: Tensor | None) -> Tensor | None:
@@ -147,11 +146,9 @@ class BertForPreTraining(BertHead):
         batch = input_ids
         check_targets(batch)
         only = _only_labelled(self, batch, labels, output_logits, options)
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
-        mlm_loss, mlm_logits, logits = _masked_lm(
-            self.cls.predictions, encoded, labels, batch, output_logits, bool(only)
-        )
-        nsp_logits = apply_linear(self.cls.seq_relationship, encoded.pooled)
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
+        mlm_loss, mlm_logits, logits = _masked_lm(self.cls, encoded, labels, batch, output_logits, bool(only))
+        _, nsp_logits = self.cls(None, encoded.pooled)
         packed = isinstance(batch, PackedBatch)
         if packed and next_sentence_label is None:
             next_sentence_label = batch.nsp_labels
@@ -214,10 +211,8 @@ class BertForMaskedLM(BertHead):
         """
         check_targets(input_ids)
         only = _only_labelled(self, input_ids, labels, output_logits, options)
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
-        loss, mlm_logits, logits = _masked_lm(
-            self.cls.predictions, encoded, labels, input_ids, output_logits, bool(only)
-        )
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options, **only)
+        loss, mlm_logits, logits = _masked_lm(self.cls, encoded, labels, input_ids, output_logits, bool(only))
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions, mlm_logits)
         return as_asked(output, return_dict, self.config)
 
@@ -263,8 +258,8 @@ class BertForNextSentencePrediction(BertHead):
         Raises:
             InputError: inputs or labels do not fit.
         """
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        logits = apply_linear(self.cls.seq_relationship, encoded.pooled)
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        _, logits = self.cls(None, encoded.pooled)
         if labels is None and isinstance(input_ids, PackedBatch):
             labels = input_ids.nsp_labels
         output = LogitsOutput(_next_sentence(logits, labels), logits, encoded.hidden_states, encoded.attentions)

@@ -110,7 +110,7 @@ class BertForSequenceClassification(BertHead):
         Raises:
             InputError: inputs or labels do not fit.
         """
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens))
         loss = None
         if labels is not None:
@@ -190,7 +190,7 @@ class BertForMultipleChoice(BertHead):
             )
             if embeds is not None:
                 options["inputs_embeds"] = embeds.flatten(0, 1)
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens)).view(
             -1, num_choices
         )
@@ -246,7 +246,7 @@ class BertForTokenClassification(BertHead):
         Raises:
             InputError: inputs or labels do not fit.
         """
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.token_states(encoded), encoded.tokens))
         loss = None
         if labels is not None:
@@ -302,7 +302,7 @@ class BertForQuestionAnswering(BertHead):
         Raises:
             InputError: inputs or positions do not fit.
         """
-        encoded = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
         tokens = encoded.tokens
         logits = apply_linear(self.qa_outputs, self.token_states(encoded))
         loss = None

@@ -249,6 +249,9 @@ class BertEncoder(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         *,
+        layout: Layout | None = None,
+        rows: Tensor | None = None,
+        show: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
         cu_seq_lens_q: Tensor | None = None,
@@ -271,6 +274,8 @@ class BertEncoder(nn.Module):
             attention_mask: for (B, S, H): None, (B, S) non-zero = keep, or 4-D bool (True = keep) or additive.
             cu_seqlens: (B+1,) int32, the bounds of packed sequences; transformers calls it ``cu_seq_lens_q``.
             max_seqlen: the longest packed sequence, computed if not given; transformers calls it ``max_length_q``.
+            layout, rows, show: what fastbert's models call it with, and of (T, H): `run` is the answer then, so that
+                hooks see the tokens as the layers' hooks do.
             output_hidden_states, output_attentions: whether these are returned too.
             return_dict: False returns a tuple.
             dropout_key: which random numbers dropout draws in this pass; new ones by default.
@@ -285,6 +290,8 @@ class BertEncoder(nn.Module):
         Raises:
             InputError: shapes do not fit, or an argument is a decoder's or unknown.
         """
+        if layout is not None:
+            return self.run(hidden_states, layout, dropout_key, output_hidden_states, rows, show)
         unknown = [name for name, value in more.items() if not (value is None or value is False or name in _IDLE_HERE)]
         if unknown:  # a mask under another library's name would be left unread
             raise InputError(f"unknown argument of the encoder: {', '.join(sorted(unknown))}")

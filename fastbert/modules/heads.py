@@ -53,7 +53,7 @@ class BertLMPredictionHead(nn.Module):
 
 
 class BertPreTrainingHeads(nn.Module):
-    """``cls`` of transformers: ``predictions`` and, where asked for, ``seq_relationship``."""
+    """``cls`` of transformers: ``predictions`` and ``seq_relationship``, where asked for."""
 
     def __init__(self, config: BertConfig, mlm: bool = True, nsp: bool = True) -> None:
         super().__init__()
@@ -61,3 +61,8 @@ class BertPreTrainingHeads(nn.Module):
             self.predictions = BertLMPredictionHead(config)
         if nsp:
             self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, hidden: Tensor | None, pooled: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """hidden (N, H), pooled (B, H) -> (N, V), (B, 2); None for what is not given."""
+        logits = None if hidden is None else self.predictions(hidden)
+        return logits, None if pooled is None else apply_linear(self.seq_relationship, pooled)

@@ -31,12 +31,14 @@ def is_plain_tensor(weight: Tensor) -> bool:
 
 
 def is_watched(module: nn.Module) -> bool:
-    """True where somebody's hooks, or a forward that somebody put in place, want the module itself to be called."""
+    """True where somebody's hooks, also those on all modules, or a forward that somebody put in place, want the module
+    itself to be called."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
+        or hooks.on_all_modules()
         or hooks.is_forward_replaced(module)
     )
 
