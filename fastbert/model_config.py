@@ -96,6 +96,8 @@ class ModelConfig(abc.ABC):
             torch_dtype = values.pop("torch_dtype")
             values.setdefault("dtype", torch_dtype)
         num_labels, id2label, label2id = (values.pop(name, None) for name in ("num_labels", "id2label", "label2id"))
+        if id2label == {}:  # of a model without a head: no names, and transformers reads it too
+            id2label = None
         # A file's key that is also a name of this class (head_dim) is kept to be written back, and shadows nothing.
         self._kept = {name: value for name, value in values.items() if hasattr(type(self), name)}
         for name, value in {**copy.deepcopy(self.defaults), **values}.items():
@@ -189,7 +191,7 @@ class ModelConfig(abc.ABC):
             merged.pop("num_labels", None)
             merged.pop("label2id", None)
         merged.update(overrides)
-        if merged.get("id2label") is not None and "num_labels" not in overrides:
+        if merged.get("id2label") and "num_labels" not in overrides:
             merged.pop("num_labels", None)  # old files hold both, and the names are the ones that count
         return cls(**{str(name): copy.deepcopy(value) for name, value in merged.items()})
 

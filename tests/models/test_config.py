@@ -167,6 +167,13 @@ def test_labels():
     assert BertConfig(label2id={"no": 0, "yes": 1, "maybe": 2}).id2label[2] == "maybe"
 
 
+def test_no_names_of_labels_are_as_none_given():
+    # So it is in a config.json of a model without a head, which transformers reads.
+    assert BertConfig(id2label={}, label2id={}).num_labels == 2
+    assert BertConfig.from_dict({"id2label": {}, "num_labels": 3}).id2label[2] == "LABEL_2"
+    assert BertConfig.from_dict({"id2label": {}}, num_labels=3).num_labels == 3
+
+
 def test_the_old_name_of_dtype_is_read():
     import torch
 
