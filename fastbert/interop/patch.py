@@ -56,8 +56,9 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
             model, a SentenceTransformer.
         pads: "zeros" skips masked tokens, whose outputs are then zero; "computed" computes them as transformers does,
             at its cost. None chooses "zeros", except where a loss or a head is known to read those outputs (question
-            answering, next words, a ColBERT of sentence-transformers whose query expansion is not attended to), and
-            keeps the earlier choice for an encoder that is already patched. torch's encoders have "zeros" only.
+            answering, next words, a ColBERT of sentence-transformers whose query expansion is not attended to, an
+            ELECTRA for choices whose ``summary_type`` is not "first"), and keeps the earlier choice for an encoder that
+            is already patched. torch's encoders have "zeros" only.
 
     Returns:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
@@ -127,13 +128,14 @@ def _read_at_pads(module: nn.Module) -> list[nn.Module]:
     """What holds encoders whose outputs are read at masked tokens too.
 
     That is a span head, whose softmax runs over the whole row; a head for next words, whose loss at a pad is that of
-    the token after it; and a ColBERT of sentence-transformers whose queries are filled up with tokens to which no other
-    attends.
+    the token after it; a ColBERT of sentence-transformers whose queries are filled up with tokens to which no other
+    attends; and ELECTRA's head for choices, where it reads more than the first column, or the last.
     """
     answers = any(cls.__name__.endswith(_READ_PADS) for cls in type(module).__mro__)
     expansion = getattr(module, "query_expansion", None)
     fills = isinstance(expansion, dict) and not expansion.get("attend", True)
-    return list(module.modules()) if answers or fills else []
+    summary = getattr(getattr(module, "sequence_summary", None), "summary_type", "first")
+    return list(module.modules()) if answers or fills or summary != "first" else []
 
 
 def _check(module: nn.Module, family: Family | None) -> None:

@@ -450,12 +450,12 @@ def test_an_evaluation_between_forward_and_backward_leaves_recomputation_alone()
     torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)
 
 
-def kin(name):
+def kin(name, **changes):
     """A small model of transformers in evaluation mode, and a patched copy."""
     cls = getattr(transformers, name)
     sizes = {"vocab_size": 60, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
     config = cls.config_class(
-        **sizes, intermediate_size=70, hidden_dim=70, max_position_embeddings=40, initializer_range=0.2
+        **sizes, intermediate_size=70, hidden_dim=70, max_position_embeddings=40, initializer_range=0.2, **changes
     )
     theirs = cls(config).eval()
     return theirs, fastbert.patch(copy.deepcopy(theirs))
@@ -519,6 +519,18 @@ def test_the_first_pass_under_another_default_device():
         with torch.device("meta"):
             got = ours(**given).last_hidden_state
     assert_same({"x": got}, {"x": expected}, "prefix")
+
+
+@pytest.mark.parametrize("summary", ["mean", "last", "cls_index"])
+def test_electras_head_for_choices_reads_pads_where_it_is_told_to(summary, only_ours):
+    theirs, ours = kin("ElectraForMultipleChoice", summary_type=summary)
+    ids = torch.randint(5, 50, (2, 2, 9))
+    given = {
+        "input_ids": ids,
+        "attention_mask": torch.arange(9).expand_as(ids) < torch.tensor([[[9], [4]], [[6], [2]]]),
+    }
+    with torch.no_grad():
+        hf.assert_near(ours(**given).logits, theirs(**given).logits, torch.float32, summary)
 
 
 @pytest.mark.parametrize("name", ["BertLMHeadModel", "RobertaForCausalLM"])
