@@ -100,10 +100,17 @@ def unpatch(model: Model) -> Model:
     """Undoes `patch` for every encoder inside a model; returns the model.
 
     Raises:
-        InputError: ``model`` is not a torch module.
+        InputError: ``model`` is not a torch module, or an encoder's class has been replaced since the patch, as FSDP's
+            ``fully_shard`` does. The model is unchanged then.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"unpatch takes a torch module, got {type(model).__name__}")
+    for module in model.modules():
+        if hasattr(type(module), "_fastbert_original") and not is_patched(module):
+            raise InputError(
+                f"{type(module)._fastbert_original.__name__} cannot be unpatched: its class has become "
+                f"{type(module).__name__} since the patch; unpatch it before fully_shard, or what else changes classes"
+            )
     for module in model.modules():
         if is_patched(module):
             _change_class(module, type(module)._fastbert_original)

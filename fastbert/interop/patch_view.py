@@ -152,7 +152,9 @@ class View:
         for module in own:
             strange = type(module).__module__ not in (family.module, "transformers.activations")
             if strange and type(module).forward not in (nn.Dropout.forward, nn.GELU.forward):
-                raise Unservable(f"one of its modules is a {type(module).__name__} of {type(module).__module__}")
+                raise Unservable(
+                    _compiled(module) or f"one of its modules is a {type(module).__name__} of {type(module).__module__}"
+                )
         for layer in layers:
             activation = _part(layer, family, "intermediate.intermediate_act_fn")
             if activation is None or approximation(activation) is None:
@@ -298,6 +300,17 @@ def _reason(module: nn.Module | None) -> type[Unservable]:
     return OwnPart if type(module).__module__.startswith("peft.") else Unservable
 
 
+def _compiled(module: nn.Module | None) -> str | None:
+    """What is to be said of a module that ``torch.compile(module)`` put in the place of another; None of any other."""
+    inside = None if module is None else module._modules.get("_orig_mod")
+    if inside is None:
+        return None
+    return (
+        f"torch.compile's module is in the place of its {type(inside).__name__}; compile the whole model instead, or "
+        "that module in place, by its compile()"
+    )
+
+
 def _in_a_line(module: nn.Module) -> str:
     """A module's name, with its options where they fit into a sentence: those of one with parts inside do not."""
     return type(module).__name__ if module._modules else str(module)
@@ -313,7 +326,7 @@ def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
     stack = None if source is None else source._modules.get("layer")
     embeddings = model._modules.get("embeddings")
     if stack is None or embeddings is None:
-        raise Unservable(f"it has no embeddings and {family.encoder}.layer")
+        raise Unservable(_compiled(source) or f"it has no embeddings and {family.encoder}.layer")
     parts = [source, stack, embeddings]
     for child in embeddings._modules.values():
         parts += _with_inside(child)

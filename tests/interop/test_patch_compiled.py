@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastbert
+from fastbert.errors import InputError
 
 SHAPES = ((4, 11), (3, 7), (2, 9), (4, 5))
 
@@ -106,6 +107,14 @@ def test_one_whole_graph_is_refused_in_words():
     compiled = torch.compile(ours, fullgraph=True, backend="eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="computed_by_fastbert"):  # in torch 2.6 all that is told
         compiled(torch.ones(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(("place", "name"), [("encoder", "BertEncoder"), ("encoder.layer.1", "BertLayer")])
+def test_a_compiled_module_in_the_place_of_a_part_is_refused_in_words(place, name):
+    theirs, _ = twins("BertModel")
+    theirs.set_submodule(place, torch.compile(theirs.get_submodule(place), backend="eager"))
+    with pytest.raises(InputError, match=f"module is in the place of its {name}; compile the whole model instead, or"):
+        fastbert.patch(theirs)
 
 
 def test_torchs_encoder():

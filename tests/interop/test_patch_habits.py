@@ -61,6 +61,17 @@ def test_unpatch_gives_the_class_back(name):
     assert fastbert.unpatch(ours) is ours
 
 
+def test_a_model_of_another_class_than_the_patched_one_is_not_unpatched_in_silence():
+    # FSDP's fully_shard gives a module a class of its own, made of the one that it had.
+    _, ours = twins("BertForSequenceClassification")
+    patched = type(ours.bert)
+    ours.bert.__class__ = type("FSDPBertModel", (patched,), {})
+    with pytest.raises(InputError, match="BertModel cannot be unpatched: its class has become FSDPBertModel since"):
+        fastbert.unpatch(ours)
+    ours.bert.__class__ = patched
+    assert type(fastbert.unpatch(ours).bert) is transformers.BertModel
+
+
 def test_a_model_that_the_patched_class_has_made_is_unpatched_as_any():
     _, ours = twins("BertModel")
     made = type(ours)(ours.config)
