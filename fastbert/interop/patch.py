@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import ops
 from ..errors import InputError
+from ..models.inputs import EXPORTING
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
 from . import patch_torch
@@ -40,9 +41,6 @@ _REASON = (
     "have the model's own code compiled after fastbert.unpatch(model)"
 )
 _REASONS = {"reason": _REASON} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
-# Set during an export alone, but for the strict one of torch 2.6. Not torch.compiler.is_exporting(): it is not in torch
-# 2.6, and to torch.compile's tracing the older releases that have it say that it is true.
-_EXPORTING = "_is_exporting_flag" if hasattr(torch.compiler, "_is_exporting_flag") else "_is_compiling_flag"
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -202,7 +200,7 @@ def patched_class(original: type, family: Family | None) -> type:
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
         # A graph that is kept is one of the class's own code. torch.compile asks no more than the first of these.
-        exported = getattr(torch.compiler, _EXPORTING)
+        exported = getattr(torch.compiler, EXPORTING)
         if exported or (not torch.compiler.is_compiling() and _is_traced(args, kwargs)):
             return original.forward(self, *args, **kwargs)
         return computed_by_fastbert(self, args, kwargs)

@@ -17,6 +17,10 @@ from ..packing import CallerShape, PackedBatch, checked_bounds
 from ..rng import DropoutKey
 from .checks import check_ids, check_tensors
 
+# Set during an export alone, but for the strict one of torch 2.6. Not torch.compiler.is_exporting(): it is not in torch
+# 2.6, and to torch.compile's tracing the older releases that have it say that it is true.
+EXPORTING = "_is_exporting_flag" if hasattr(torch.compiler, "_is_exporting_flag") else "_is_compiling_flag"
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -264,10 +268,12 @@ def open_padded(
         token_type_ids=token_type_ids,
         position_ids=position_ids,
     )
-    if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+    exported = getattr(torch.compiler, EXPORTING)
+    if exported or (not torch.compiler.is_compiling() and torch.jit.is_tracing()):
+        how, done = ("torch.export", "exported") if exported else ("torch.jit.trace", "traced")
         raise InputError(
-            "torch.jit.trace would keep where its example's tokens are for every later batch: expected a call that is "
-            "not traced; `fastbert convert SRC DST --to onnx` writes a graph, and transformers reads the same directory"
+            f"{how} would keep where its example's tokens are for every later batch: expected one that is not {done}; "
+            "`fastbert convert SRC DST --to onnx` writes a graph, and transformers reads the same directory"
         )
     tokens = input_ids if inputs_embeds is None else inputs_embeds
     if tokens.dim() != (2 if inputs_embeds is None else 3):

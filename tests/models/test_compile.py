@@ -133,3 +133,11 @@ def test_other_backends(backend):
             torch.testing.assert_close(
                 compiled(ids).last_hidden_state, model(ids).last_hidden_state, rtol=2e-5, atol=2e-6
             )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("inputs", [1, 2], ids=["no mask", "mask"])
+def test_an_export_is_refused_in_words(strict, inputs):
+    ids = torch.ones(2, 5, dtype=torch.int64)
+    with pytest.raises(Exception, match=r"torch\.export would keep where its example's tokens are"):
+        torch.export.export(BertModel(config()).eval(), (ids,) * inputs, strict=strict)
