@@ -51,7 +51,7 @@ class Tokens:
         return self.shape.unpack(x)
 
     def pack(self, x: Tensor) -> Tensor:
-        """Labels in the caller's shape -> (T,)."""
+        """Labels in the caller's shape -> (T,), -100 for a masked token that is computed all the same."""
         check_tensors(labels=x)
         packing = self.shape.packing
         if packing is None:
@@ -63,7 +63,9 @@ class Tokens:
         expected = (packing.batch_size, packing.seqlen)
         if x.shape[:2] != expected:
             raise InputError(f"labels must have the shape of input_ids {expected}, got {tuple(x.shape)}")
-        return packing.pack(x)
+        labels, keep = packing.pack(x), self.shape.keep
+        # On the packed path it is not there: a loss must not depend on which of the two a batch takes.
+        return labels if keep is None else labels.masked_fill(~keep.flatten(), -100)
 
     @property
     def _may_be_empty(self) -> bool:

@@ -67,6 +67,19 @@ def test_pre_training(mask_name, dtype, activation):
     _compare(ours, theirs, dtype, got.loss, expected.loss)
 
 
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForPreTraining", "BertForTokenClassification"])
+def test_labels_of_masked_tokens_count_on_no_path(name):
+    """Probabilities, and left padding under a pooler, take the path on which masked tokens are computed."""
+    _, ours = hf.pair(name)
+    for mask in ("prefix", "left"):
+        given, labels = hf.arguments(name, mask), hf.labels(name, mask)
+        expected = ours(**given, **labels).loss
+        labels["labels"] = labels["labels"].masked_fill(~hf.kept_tokens(given["attention_mask"]), 1)
+        for attentions in (False, True):
+            got = ours(**given, **labels, output_attentions=attentions).loss
+            hf.assert_near(got, expected, torch.float32, "loss")
+
+
 def test_pre_training_has_a_loss_only_with_both_labels():
     theirs, ours = hf.pair("BertForPreTraining")
     kept = hf.kept_tokens(None)
