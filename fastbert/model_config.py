@@ -169,6 +169,10 @@ class ModelConfig(abc.ABC):
 
     # --- files and dictionaries ---
 
+    def __contains__(self, name: object) -> bool:
+        """Whether it has a field, or an unknown key, of this name; PEFT asks before it puts prompts in front."""
+        return name in vars(self) or name in self._kept
+
     def to_dict(self) -> dict[str, Any]:
         """Every field, and every unknown key, as config.json holds them."""
         values = {name: value for name, value in vars(self).items() if name != "_kept"}

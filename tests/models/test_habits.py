@@ -267,6 +267,21 @@ def test_an_adapter_in_the_place_of_the_word_embeddings_is_called():
     hf.assert_near(got, expected, torch.float32, "last_hidden_state")
 
 
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PromptEncoderConfig"])
+def test_pefts_prompts_in_front_of_a_text(kind):
+    peft = pytest.importorskip("peft")
+    theirs, ours = hf.pair("BertForSequenceClassification")
+    given, prompted = hf.arguments("BertForSequenceClassification"), []
+    del given["token_type_ids"]  # PEFT has none for its prompts
+    for model in (theirs, ours):
+        torch.manual_seed(2)
+        model = peft.get_peft_model(model, getattr(peft, kind)(task_type="SEQ_CLS", num_virtual_tokens=3)).eval()
+        prompted.append(model(**given, labels=torch.tensor([0, 1, 2, 0])))
+    assert "text_config" not in ours.config
+    hf.assert_near(prompted[1].logits, prompted[0].logits, torch.float32, "logits")
+    hf.assert_near(prompted[1].loss, prompted[0].loss, torch.float32, "loss")
+
+
 def test_hooks_on_dense_layers_fire():
     _, ours = hf.pair("BertModel")
     linears = [module for module in ours.modules() if type(module) is nn.Linear]
