@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fastbert.models.task_heads import classification_loss
 from fastbert.packing import PackedBatch
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -182,6 +183,11 @@ def test_problem_types(num_labels, labels, problem_type):
     got = ours(**hf.inputs(), attention_mask=mask, labels=labels)
     hf.assert_near(got.logits, expected.logits, torch.float32, "logits")
     _compare(ours, theirs, torch.float32, got.loss, expected.loss)
+
+
+def test_whole_numbers_for_one_output_are_regression():
+    logits, labels = _numbers(hf.BATCH, 1), _numbers(hf.BATCH, high=5)
+    torch.testing.assert_close(classification_loss(logits, labels, 1, None), F.mse_loss(logits[:, 0], labels.float()))
 
 
 # An empty choice has no first token: transformers scores a token that only saw pads.
