@@ -26,9 +26,9 @@ _SERVED = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
     *("output_hidden_states", "output_attentions", "return_dict", *_PACKED),
 )
-# Arguments of decoders and of trainers that say nothing to an encoder, and what stays among the features that a loss of
-# sentence-transformers encodes twice.
-_IDLE = (*IDLE, "token_embeddings", "sentence_embedding", "all_layer_embeddings")
+# Arguments of decoders and of trainers that say nothing to an encoder, and what a model of sentence-transformers leaves
+# among its features, which a loss encodes twice, or a teacher scores before the student does.
+_IDLE = (*IDLE, "token_embeddings", "sentence_embedding", "all_layer_embeddings", "scores")
 
 
 class Pass:

@@ -44,6 +44,18 @@ def test_features_that_a_loss_encodes_twice(tmp_path, only_ours):
     hf.assert_near(values[1], values[0], torch.float32, "loss")
 
 
+@pytest.mark.skipif(not hasattr(st.CrossEncoder, "preprocess"), reason="this CrossEncoder takes no features")
+def test_pairs_that_were_scored_before(tmp_path, only_ours):
+    directory = save_tiny(tmp_path, "BertForSequenceClassification", num_labels=1)
+    model = st.CrossEncoder(str(directory), device="cpu").eval()
+    features = model.preprocess(list(zip(TEXTS, TEXTS[::-1], strict=True)))
+    wanted = model(features)["scores"]
+    fastbert.patch(model)
+    only_ours()
+    # They hold the scores of the teacher when the student is given them.
+    hf.assert_near(model(features)["scores"], wanted, torch.float32, "scores")
+
+
 @pytest.mark.parametrize("mode", ["mean", "mean_sqrt_len_tokens", "weightedmean", "max", "cls"])
 def test_poolings_know_no_neighbours(mode, tmp_path):
     """`batch_invariant` holds for what a pooling sums over padded tokens, too."""
