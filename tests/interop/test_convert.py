@@ -354,8 +354,10 @@ def test_optimiser_slots_are_left_where_they_are(tmp_path):
     theirs = _theirs()
     convert(_saved(theirs, tmp_path / "source"), tmp_path / "tf1", to="tf1")
     state = read_bundle(tmp_path / "tf1" / "bert_model.ckpt")
-    slots = {f"{name}/{slot}": torch.zeros_like(t) for name, t in state.items() for slot in ("adam_m", "adam_v")}
-    write_bundle(tmp_path / "tf1" / "bert_model.ckpt", {**state, **slots, "global_step": torch.tensor(9)})
+    slots = "adam_m", "adam_v", "Adam", "Adam_1", "lamb_m", "lamb_v", "LAMB", "LAMB_1", "momentum", "Momentum"
+    kept = {f"{name}/{slot}": torch.zeros_like(t) for name, t in state.items() for slot in slots}
+    counts = dict.fromkeys(("global_step", "beta1_power", "beta2_power"), torch.tensor(9))
+    write_bundle(tmp_path / "tf1" / "bert_model.ckpt", {**state, **kept, **counts})
     found = convert(tmp_path / "tf1", tmp_path / "end")
     assert found.unused == ()
     _assert_holds(tmp_path / "end", theirs)

@@ -81,6 +81,14 @@ def test_what_is_another_run_is_refused(directory, stopped, tmp_path):
     assert runs.run(directory, stopped, resume="auto", save_every=2, keep=1)[0].interrupted is None
 
 
+def test_what_one_of_two_identities_lacks_is_a_difference():
+    """A newer version has options of which an older one's run says nothing, and the other way round."""
+    for saved, now in (({"lr": 1, "new": 2}, {"lr": 1}), ({"lr": 1}, {"lr": 1, "new": 2})):
+        expected = f"^run: expected the new that it was trained with, {saved.get('new')}, got {now.get('new')};"
+        with pytest.raises(CheckpointError, match=expected):
+            saving.check_same("run", saved, now)
+
+
 @pytest.mark.skipif(len(levels.LEVELS) < 2, reason="needs C++ kernels of two levels")
 def test_a_run_that_another_process_is_at_is_not_even_read(directory, stopped, tmp_path, monkeypatch, capsys):
     """It might be removing the checkpoint that is read. By the command too, before the rows are read."""

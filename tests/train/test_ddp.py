@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 
 import ddp_cases
 import pretraining_runs
@@ -13,6 +14,7 @@ import torch
 from fastbert.data import ranks
 from fastbert.errors import InputError
 from fastbert.train.distributed import World, joined, launched
+from fastbert.train.loop import PretrainLoop
 from fastbert.train.pretrain import pretrain
 
 
@@ -190,3 +192,18 @@ def test_processes_that_cannot_meet_say_where(monkeypatch):
         monkeypatch.setattr(torch.distributed, "init_process_group", refused)
         with pytest.raises(InputError, match=rf"rank 0 cannot meet .*: {message}$"), joined():
             pass
+
+
+def test_of_the_time_ranks_take_the_first_ones_clock():
+    """It is agreed on by a sum: of all ranks' clocks that would be time that nobody trained."""
+    given = []
+
+    def reduce(numbers):
+        given.append(numbers)
+        return numbers
+
+    for first, seconds in ((True, 60.0), (False, 61.0)):
+        engine = SimpleNamespace(world=SimpleNamespace(size=2, first=first), reduce=reduce)
+        rank = SimpleNamespace(engine=engine, _own_seconds=seconds, _stop=SimpleNamespace(asked=None))
+        PretrainLoop._agree(rank, [])
+    assert [sum(numbers) for numbers in zip(*given, strict=True)] == [0, 0, 0, 60.0, False]

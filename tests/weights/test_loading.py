@@ -189,6 +189,15 @@ def test_a_model_on_meta_gets_a_new_head_with_the_numbers_of_bert(theirs, state)
     assert model(torch.tensor([[2, 5, 3]])).logits.shape == (1, 50)
 
 
+def test_what_is_frozen_of_a_model_on_meta_stays_so(state):
+    with torch.device("meta"):
+        model = new()
+    model.bert.embeddings.requires_grad_(False)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    load_into(model, state, source="there")
+    assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == frozen != []
+
+
 def test_weights_are_converted_to_the_dtype_of_the_model(state):
     model = new().bfloat16()
     load_into(model, state, source="there")
@@ -454,10 +463,11 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
         read_state_dict(tmp_path)
 
 
-def test_a_compressed_bomb_is_refused(tmp_path):
+@pytest.mark.parametrize("numbers", [torch.zeros(1 << 20), torch.arange(1 << 14)], ids=["to nothing", "a little"])
+def test_a_compressed_bomb_is_refused(tmp_path, numbers):
     import zipfile
 
-    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.bin")
+    torch.save({"a": numbers}, tmp_path / "plain.bin")
     with (
         zipfile.ZipFile(tmp_path / "plain.bin") as plain,
         zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as bomb,
