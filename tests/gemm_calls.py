@@ -12,6 +12,8 @@ CODE = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATIONS = ["none", "gelu", "gelu_tanh"]
 # (M, N, K): single elements, odd everything, one tile and its neighbours, several blocks of K, no K at all.
 SHAPES = [(1, 1, 1), (1, 40, 768), (5, 17, 33), (13, 47, 300), (31, 33, 31), (32, 64, 64), (70, 48, 545), (3, 5, 0)]
+# Blocks of K whose sums wait for the next, beside more columns than a strip; more tokens than a gradient takes at once.
+SHAPES += [(20, 100, 1700), (2100, 20, 40)]
 GUARD = 64
 
 
@@ -30,8 +32,8 @@ def guarded(rows, columns, dtype):
 
 
 def strided(matrix):
-    """The same numbers with other ones between the rows."""
-    wide = torch.full((matrix.shape[0], matrix.shape[1] + 5), 1e30, dtype=matrix.dtype)
+    """The same numbers with NaN between the rows."""
+    wide = torch.full((matrix.shape[0], matrix.shape[1] + 5), float("nan"), dtype=matrix.dtype)
     wide[:, : matrix.shape[1]] = matrix
     return wide[:, : matrix.shape[1]]
 

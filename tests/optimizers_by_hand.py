@@ -7,6 +7,7 @@ import torch
 from close import assert_close
 
 from fastbert import ops
+from fastbert.optim import Lamb
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-6
 # Nothing, at and off vector widths (8, 16) and four of them, and at and off the 16,384 elements of a chunk.
@@ -84,6 +85,19 @@ def lamb_by_hand(params, gradients, lr, variant):
                 trust = min(max(trust, 0.01), 0.3) if variant == "clamped" else trust
             params[i] -= lr * trust * update
     return [torch.from_numpy(x) for x in (*params, *first, *second)]
+
+
+def hold_bounds_of_trust(trained):
+    """Of "clamped": the trusts of `start` are within them, of these one is far above and one far below. trained(make,
+    params, gradients) gives what `train` does."""
+    params, gradients = [torch.full((20,), size) for size in (100.0, 1e-4)], [[torch.ones(20)] * 2]
+
+    def make(groups):
+        return Lamb(groups, 0.02, (BETA1, BETA2), EPS, variant="clamped")
+
+    got, _ = trained(make, params, gradients)
+    for ours, expected in zip(got, lamb_by_hand(params, gradients, 0.02, "clamped"), strict=True):
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=0.0)
 
 
 def hold(got, truth, same, sizes=SIZES):

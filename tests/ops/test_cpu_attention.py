@@ -124,6 +124,18 @@ def test_scores_far_from_zero(level, lengths, dtype):
     check(lengths, 2, 64, dtype, 0.1, False, 15.0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_later_block_of_keys_far_below_the_first(level, dtype):
+    """By more than the powers that float32 holds: the maximum is that of all blocks so far."""
+    v = torch.randn(530, 1, 16).to(dtype)
+    q, k = torch.ones_like(v), torch.full_like(v, 20.0)
+    k[512:] = -20.0  # scores of 80 and of -80
+    with ops.backend("cpu"):
+        out = ops.attention(q, k, v, bounds_of((530,)), 530)
+    mean = v[:512].double().mean(0).expand(530, 1, 16)
+    assert_close(out, mean, v[:512].mean(0).expand(530, 1, 16))
+
+
 def test_everything_dropped(level):
     q, k, v, dout = torch.randn(4, 20, 2, 32)
     for result in attend((q, k, v), (13, 7), dout, dropout=drop(1.0)):
@@ -154,15 +166,34 @@ def test_any_strides(level, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_strides_of_each_tensor(level, dtype):
+    """Of q, k, v and the gradient rows lie apart each by its own, with NaN in between; some have one block of keys."""
+    dense = torch.randn(4, 528, 1, 16).to(dtype)
+    apart = [torch.full((528, gap, 1, 16), float("nan"), dtype=dtype) for gap in (2, 3, 4, 5)]
+    for wide, x in zip(apart, dense, strict=True):
+        wide[:, 0] = x
+    *qkv, dout = (wide[:, 0] for wide in apart)
+    expected = attend(dense[:3], (8, 520), dense[3])
+    for a, b in zip(attend(qkv, (8, 520), dout), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_head(level, dtype):
+    """One after the other, sequences are of the same head."""
+    check((24, 7, 0, 30), 1, 32, dtype, 0.1, False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_sequences_do_not_touch(level, causal, dtype):
     """NaN in the other sequences and heads changes no bit."""
-    q, k, v, dout = torch.randn(4, 40, 2, 32).to(dtype)
+    q, k, v, dout = torch.randn(4, 40, 2, 20).to(dtype)
     alone = attend((q, k, v), (40,), dout, causal=causal, dropout=None)
-    nan = torch.full((5, 17, 3, 32), float("nan"), dtype=dtype)
+    nan = torch.full((5, 17, 3, 20), float("nan"), dtype=dtype)
     joined = []
     for x in (q, k, v, dout):
-        wide = torch.full((40, 3, 32), float("nan"), dtype=dtype)
+        wide = torch.full((40, 3, 20), float("nan"), dtype=dtype)
         wide[:, :2] = x
         joined.append(torch.cat([nan[0], wide, nan[1]]))
     beside = attend(joined[:3], (17, 40, 17), joined[3], causal=causal)
@@ -193,11 +224,11 @@ def test_nan_and_infinity_show(level):
 @pytest.mark.parametrize(("lengths", "head_dim"), [((1, 21, 0, 53), 64), ((530,), 20)])
 def test_writes_its_outputs_and_nothing_else(level, lengths, head_dim, dtype):
     """Outputs lie inside larger buffers of a known pattern, with gaps between rows: only their elements change."""
-    tokens, nheads, gap, guard = sum(lengths), 2, 3, 64
+    tokens, nheads, guard = sum(lengths), 2, 64
     width = nheads * head_dim
-    stride = width + gap
+    strides = [width + gap for gap in (3, 4, 5, 6)]
     q, k, v, dout = (x.reshape(tokens, width) for x in torch.randn(4, tokens, nheads, head_dim).to(dtype))
-    buffers = [torch.full((2 * guard + tokens * stride,), float("nan"), dtype=dtype) for _ in range(4)]
+    buffers = [torch.full((2 * guard + tokens * stride,), float("nan"), dtype=dtype) for stride in strides]
     lse = torch.full((2 * guard + nheads * tokens,), float("nan"))
     out, dq, dk, dv = (b.data_ptr() + guard * b.element_size() for b in buffers)
     bounds, native = bounds_of(lengths), _native.extension()
@@ -206,7 +237,7 @@ def test_writes_its_outputs_and_nothing_else(level, lengths, head_dim, dtype):
         qkv=[x.data_ptr() for x in (q, k, v)],
         strides=[width] * 3,
         out=out,
-        out_stride=stride,
+        out_stride=strides[0],
         lse=lse.data_ptr() + guard * 4,
         cu_seqlens=bounds.data_ptr(),
         batch_size=len(lengths),
@@ -218,10 +249,10 @@ def test_writes_its_outputs_and_nothing_else(level, lengths, head_dim, dtype):
         dropout=native.Dropout(seed=0, offset=0, site=0, threshold=0),
     )
     native.attention_forward(arguments)
-    native.attention_backward(arguments, dout.data_ptr(), width, [dq, dk, dv], [stride] * 3)
+    native.attention_backward(arguments, dout.data_ptr(), width, [dq, dk, dv], strides[1:])
     shape = (tokens, nheads, head_dim)
     expected = attend([x.reshape(shape) for x in (q, k, v)], lengths, dout.reshape(shape))
-    for buffer, result in zip(buffers, expected, strict=True):
+    for buffer, result, stride in zip(buffers, expected, strides, strict=True):
         inside = buffer[guard : guard + tokens * stride].reshape(tokens, stride)
         assert torch.equal(inside[:, :width].reshape(shape), result)
         assert inside[:, width:].isnan().all()

@@ -17,6 +17,7 @@ import fastbert
 from fastbert import BertConfig, BertEncoder, BertModel, _native, ops, reference
 from fastbert.errors import InputError
 from fastbert.modules import stack
+from fastbert.modules.quantized_linear import QuantizedLinear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
@@ -26,6 +27,7 @@ LENGTHS = (51, 1, 0, 24, 130)
 def small_encoder(dtype=torch.float32, **changes) -> BertEncoder:
     torch.manual_seed(5)
     sizes = {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 200, "num_hidden_layers": 3}
+    sizes["layer_norm_eps"] = 1e-3  # large enough to be missed
     encoder = BertEncoder(BertConfig(**{**sizes, "vocab_size": 40, **changes}))
     for p in encoder.parameters():
         nn.init.normal_(p, 1.0 if p.dim() == 1 else 0.0, 0.1)
@@ -443,6 +445,31 @@ def test_int8_weights_give_the_bits_of_the_layers_one_by_one(
     for states in (whole, two, parts):
         assert torch.equal(states.isnan(), bad[:, None].expand_as(states))
         assert torch.equal(states[~bad], whole[~bad])
+
+
+def assert_bits_of_the_layers(encoder, given, calls, monkeypatch):
+    whole = run(encoder, *given)
+    assert calls == [1]
+    monkeypatch.setattr(stack, "_plain_parameters", lambda *_, **__: None)
+    assert torch.equal(run(encoder, *given), whole)
+    assert calls == [1]
+
+
+def test_int8_of_a_sequence_longer_than_a_block_of_rows(calls, monkeypatch):
+    encoder = int8_encoder(num_hidden_layers=1, intermediate_size=64)
+    assert_bits_of_the_layers(encoder, batch(lengths=(520, 30)), calls, monkeypatch)
+
+
+@pytest.mark.parametrize("kept", [([5], [9], [5]), ([5], [5], [9]), ([5], [5, 9], [5]), ([5, 9], [5], [5]), ([5],) * 3])
+def test_int8_projections_that_leave_other_inputs_as_they_are(kept, calls, monkeypatch):
+    """Only where all three leave the same ones do they share quantised rows."""
+    plain = small_encoder(num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    encoder, (x, *rest) = fastbert.quantize(copy.deepcopy(plain)), batch()
+    x[:, [5, 9]] *= 50
+    own, theirs = encoder.layer[0].attention.self, plain.layer[0].attention.self
+    for name, columns in zip(("query", "key", "value"), kept, strict=True):
+        setattr(own, name, QuantizedLinear(getattr(theirs, name), torch.tensor(columns)))
+    assert_bits_of_the_layers(encoder, (x, *rest), calls, monkeypatch)
 
 
 @pytest.mark.parametrize("level", INT8_LEVELS)

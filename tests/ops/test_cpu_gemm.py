@@ -10,7 +10,7 @@ import pytest
 import torch
 from close import assert_close
 from gemm_calls import CODE, DTYPES, SHAPES, check_by_the_rule, draws, gemm, guarded, pack, strided, truth
-from levels import ALL_LEVELS, TILES
+from levels import ALL_LEVELS, TILES, threads
 
 import fastbert
 from fastbert import _native, hardware, ops, reference
@@ -96,10 +96,65 @@ def test_packing_has_one_layout(level, dtype):
         assert torch.equal(pack(w.float(), dtype).view(dtype), expected)
 
 
-def test_bits_depend_on_neither_threads_nor_rows(level):
+def test_packing_rounds_to_bfloat16_as_torch_does(level):
+    """Ties, what is too large, and NaN, which a rounding up of its bits would make zero."""
+    ties = 1 + torch.arange(16) / 256
+    strange = torch.tensor([3.4e38, math.inf, -math.inf, math.nan, 1e-40])
+    nan = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+    w = torch.cat([ties, -ties, strange, nan, torch.randn(600)])[:608].view(16, 38)
+    for source, transposed in ((w, False), (w.t().contiguous(), True)):
+        got = pack(source, torch.bfloat16, transposed).view(torch.bfloat16).view(32, 16, 2)
+        got = got.permute(1, 0, 2).reshape(16, 64)[:, :38]
+        torch.testing.assert_close(got, w.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_an_earlier_product_held_shows_nowhere(level, dtype):
+    """A thread's memory is used again, and an odd K is filled up to whole pairs."""
+    m, n, k = 11, 20, 7
+    spoilt = torch.full((64, 64), math.nan).to(dtype)
+    a, w, dy = (torch.randn(*s).to(dtype) for s in ((m, k), (n, k), (m, n)))
+    weight_grad, ignored, found = _native.extension().weight_grad, torch.empty(64, 64), []
+    for before in (spoilt, torch.ones_like(spoilt)):
+        out, dw = torch.empty(m, n), torch.empty(n, k)
+        gemm(before, pack(before, dtype), 64, ignored)
+        gemm(a, pack(w, dtype), n, out)
+        pointer = before.data_ptr()
+        weight_grad(CODE[dtype], pointer, 64, pointer, 64, ignored.data_ptr(), 64, 0, 0, 64, 64, 64)
+        weight_grad(CODE[dtype], dy.data_ptr(), n, a.data_ptr(), k, dw.data_ptr(), k, 0, 0, m, n, k)
+        found.append((out, dw))
+    assert found[0][0].isfinite().all()
+    assert found[0][1].isfinite().all()
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_no_tokens_is_zero(level, dtype):
+    dw, check = guarded(20, 30, dtype)
+    nothing, db = torch.empty(0, 50, dtype=dtype), torch.full((20,), math.nan)
+    pointers = nothing.data_ptr(), 50, nothing.data_ptr(), 50, dw.data_ptr(), dw.stride(0)
+    _native.extension().weight_grad(CODE[dtype], *pointers, CODE[dtype], db.data_ptr(), 0, 20, 30)
+    check()
+    assert not dw.any()
+    assert not db.any()
+
+
+def test_tiles_of_four_threads_have_the_bits_of_one(tiles):
+    """Two parts of the rows times two of the columns."""
+    m, n, k = 512, 100, 260
+    a, w, found = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16(), []
+    for count in (1, 4):
+        found.append(torch.full((m, n), math.nan))
+        with threads(count):
+            gemm(a, pack(w, torch.bfloat16), n, found[-1])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("sizes", [(70, 300, 200), (12, 300, 800)])  # of four threads by rows alone, and by both
+def test_bits_depend_on_neither_threads_nor_rows(level, sizes):
     """Every element is summed in an order that k alone decides: one row, many rows, one thread, four: the same bits."""
-    m, n, k = 70, 300, 200
-    threads = torch.get_num_threads()
+    m, n, k = sizes
+    before = torch.get_num_threads()
     for dtype in DTYPES:
         a, w, dy = (torch.randn(*s).to(dtype) for s in ((m, k), (n, k), (m, n)))
         packed, results = pack(w, dtype), []
@@ -113,12 +168,12 @@ def test_bits_depend_on_neither_threads_nor_rows(level):
                 )
                 results.append((out, dw, db))
         finally:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(before)
         for other in results[1:]:
             assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
         one = torch.empty(1, n)
-        gemm(a[41:42], packed, n, one)
-        assert torch.equal(one[0], results[0][0][41])
+        gemm(a[7:8], packed, n, one)
+        assert torch.equal(one[0], results[0][0][7])
 
 
 @pytest.fixture

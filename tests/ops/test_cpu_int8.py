@@ -103,7 +103,7 @@ def run(x, packed, n, *, bias=None, activation=0, residual=None, sums=False, dty
 
 
 def some_outliers(k: int) -> list[int]:
-    return sorted({0, k // 2, k - 1}) if k > 3 else []
+    return sorted({0, k // 2, k // 2 + 1, k - 1}) if k > 3 else []  # two that share a byte of a mask, and two alone
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -206,10 +206,11 @@ def test_activations_are_not_clipped(level):
 def test_zero_tiny_and_huge_rows(level, dtype):
     weight = torch.randn(20, 130)
     packed = ops.pack_int8(weight)
-    x = torch.zeros(4, 130, dtype=dtype)
+    x = torch.zeros(5, 130, dtype=dtype)
     x[1] = 1e-41
     x[2, 3], x[2, 4] = 3e38, -3e38
     x[3] = 2e-36
+    x[4] = 1e-38  # of such a range the scale has no reciprocal
     bias = torch.randn(20)
     out = ops.linear_int8(x, packed, 20, bias)
     assert torch.equal(out[0], bias.to(dtype))
@@ -217,6 +218,7 @@ def test_zero_tiny_and_huge_rows(level, dtype):
     assert bool(out[2].isfinite().any())
     assert bool((out[2].abs() > 1e36).any())
     torch.testing.assert_close(out[3], bias.to(dtype))
+    torch.testing.assert_close(out[4], bias.to(dtype))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -236,7 +238,7 @@ def test_what_is_not_finite_stays_visible(level, dtype, bad):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_for_one_and_two_threads_and_again(level, dtype):
     m, n, k = 131, 200, 520
-    x, bias = torch.randn(m, k).to(dtype), torch.randn(n)
+    x, bias = torch.randn(m, k + 5).to(dtype)[:, 2:-3], torch.randn(n)  # threads begin at rows that lie apart
     packed = ops.pack_int8(torch.randn(n, k), torch.tensor([1, 2, 3]))
     one, _ = run(x, packed, n, bias=bias, activation=1, threads=1)
     for _ in range(5 if level in ("scalar", "amx_emulated") else 100):
@@ -271,6 +273,14 @@ def test_rows_apart_are_read_in_place(level):
     assert torch.equal(ops.linear_int8(x, packed, 24), ops.linear_int8(x.contiguous(), packed, 24))
     assert ops.linear_int8(torch.randn(2, 3, 100), packed, 24).shape == (2, 3, 24)
     assert ops.linear_int8(torch.randn(0, 100), packed, 24).shape == (0, 24)
+
+
+@pytest.mark.parametrize("k", [31, 63, 100, 127])  # one short of whole vectors, and elsewhere
+def test_nothing_beside_a_row_is_read(level, k):
+    x, packed = torch.randn(9, k), ops.pack_int8(torch.randn(24, k))
+    wide = torch.full((9, k + 20), float("nan"))
+    wide[:, 7 : 7 + k] = x
+    assert torch.equal(ops.linear_int8(wide[:, 7 : 7 + k], packed, 24), ops.linear_int8(x, packed, 24))
 
 
 def test_a_packed_weight_anywhere_in_memory(level):

@@ -179,8 +179,9 @@ def test_cross_entropy(level, shape, reduction, dtype):
 
 def test_cross_entropy_at_the_ends(level):
     inf, nan = float("inf"), float("nan")
-    logits = torch.tensor([[1e4, -1e4, 0], [-inf, 0, 0], [nan, 0, 0], [3, 3, 3]]).repeat(1, 9)
-    labels = torch.tensor([0, 1, 1, -1])
+    logits = torch.tensor([[1e4, -1e4, 0], [-inf, 0, 0], [nan, 0, 0], [3, 3, 3], [0, 0, 0]]).repeat(1, 9)
+    logits[4, 26] = 1e4  # the largest one in the last, partial vector
+    labels = torch.tensor([0, 1, 1, -1, 2])
     leaf = logits.clone().requires_grad_()
     loss = ops.cross_entropy(leaf, labels, ignore_index=-1, reduction="none")
     loss.sum().backward()
@@ -190,7 +191,9 @@ def test_cross_entropy_at_the_ends(level):
     assert not leaf.grad[1, ::3].any()
     assert leaf.grad[2].isnan().all()
     with pytest.raises(InputError, match="got 27 at 1"):
-        ops.cross_entropy(logits, torch.tensor([0, 27, 0, 0]))
+        ops.cross_entropy(logits, torch.tensor([0, 27, 0, 0, 0]))
+    with pytest.raises(InputError, match="got -5 at 2"):
+        ops.cross_entropy(logits, torch.tensor([0, 0, -5, 0, 0]))
 
 
 def _every_op(shape=(131, 200)):

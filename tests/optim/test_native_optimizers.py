@@ -20,6 +20,7 @@ from optimizers_by_hand import (
     adamw_by_hand,
     groups_of,
     hold,
+    hold_bounds_of_trust,
     lamb_by_hand,
     start,
     train,
@@ -61,6 +62,19 @@ def test_lamb_is_the_algorithm(level, variant, scale):
 
     same, _ = train(make, params, gradients, "reference")
     hold(train(make, params, gradients, "cpu")[0], lamb_by_hand(params, gradients, 0.02, variant), same)
+
+
+def test_trust_is_held_to_its_bounds(level):
+    hold_bounds_of_trust(lambda *given: train(*given, "cpu"))
+
+
+def test_a_single_element_at_the_end_moves(level):
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in (100, 1)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    with ops.backend("cpu"):
+        AdamW(params, 0.5, (BETA1, BETA2), EPS).step()
+    assert params[1].item() == params[0][0].item() < 0
 
 
 def test_lamb_of_zeros_has_trust_one(level):
