@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from close import assert_close
-from optimizers_by_hand import BETA1, BETA2, EPS, VARIANTS, groups_of, lamb_by_hand, start
+from optimizers_by_hand import BETA1, BETA2, EPS, VARIANTS, groups_of, hold_bounds_of_trust, lamb_by_hand, start
+from optimizers_by_hand import train as by_hand_train
 
 from fastbert import ops
 from fastbert.errors import InputError
@@ -173,25 +174,34 @@ def train(params, gradients, variant, dtype, step):
 CASES = list(zip(VARIANTS, (torch.float32, torch.bfloat16, torch.float16), strict=True))
 
 
-@pytest.mark.parametrize(("variant", "dtype"), CASES)
-def test_lamb_is_the_algorithm(emulated, variant, dtype, monkeypatch):
+@pytest.fixture
+def lamb_by_cuda(emulated, monkeypatch):
+    """Once called, backend "reference" steps by the emulation; its calls are noted in the list that it returns."""
     pytest.importorskip("triton")  # whose tables it takes
     from fastbert.ops._dispatch import _table
     from fastbert.optim import _cuda as cuda_optim
 
+    def begin():
+        calls = []
+
+        def by_cuda(batches, scale=1.0):
+            calls.append(scale)
+            cuda_optim.lamb(batches, scale)
+
+        entry = _table["lamb"]["reference"]
+        by_cuda = type(entry)("lamb", "reference", by_cuda, entry.available, entry.accepts)
+        monkeypatch.setitem(_table["lamb"], "reference", by_cuda)
+        return calls
+
+    return begin
+
+
+@pytest.mark.parametrize(("variant", "dtype"), CASES)
+def test_lamb_is_the_algorithm(lamb_by_cuda, variant, dtype):
     params, gradients = start([0, 1, 7, 16, 1000, 16384, 16387])
     params, gradients = [p.to(dtype).float() for p in params], [[g.to(dtype).float() for g in s] for s in gradients[:2]]
     _, same = train(params, gradients, variant, dtype, lambda optimizer: optimizer.step())
-    calls = []
-
-    def by_cuda(batches, scale=1.0):
-        calls.append(scale)
-        cuda_optim.lamb(batches, scale)
-
-    entry = _table["lamb"]["reference"]
-    monkeypatch.setitem(
-        _table["lamb"], "reference", type(entry)("lamb", "reference", by_cuda, entry.available, entry.accepts)
-    )
+    calls = lamb_by_cuda()
     narrow, got = train(params, gradients, variant, dtype, lambda optimizer: optimizer.step())
     again = train(params, gradients, variant, dtype, lambda optimizer: optimizer.step())[1]
     truth = lamb_by_hand(params, gradients, 0.02, variant)
@@ -202,3 +212,58 @@ def test_lamb_is_the_algorithm(emulated, variant, dtype, monkeypatch):
         assert_close(torch.cat(got[part]), torch.cat(truth[part]), torch.cat(same[part]), what=name)
     for p, master in zip(narrow, got, strict=False):
         assert torch.equal(p.detach(), master.to(dtype))
+
+
+def test_trust_is_held_to_its_bounds_and_one_of_zeros(lamb_by_cuda):
+    lamb_by_cuda()
+    hold_bounds_of_trust(lambda *given: by_hand_train(*given, "reference"))
+    p, still = torch.nn.Parameter(torch.zeros(20)), torch.nn.Parameter(torch.ones(20))
+    p.grad, still.grad = torch.ones(20), torch.zeros(20)
+    with ops.backend("reference"):
+        Lamb([p, still], lr=0.5, weight_decay=0.0, variant="apex", max_grad_norm=1e9).step()
+    torch.testing.assert_close(p.detach(), torch.full((20,), -0.5), rtol=3e-6, atol=0.0)
+    assert torch.equal(still.detach(), torch.ones(20))
+
+
+def beside(x):
+    """x in the middle of other numbers, at a whole 16 bytes."""
+    whole = torch.full((64,), 777.0)
+    whole[4 : 4 + x.numel()] = x
+    return whole, whole[4 : 4 + x.numel()]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])  # without a trust, and with one
+def test_nothing_is_written_beside_a_tensor(lamb_by_cuda, decay):
+    lamb_by_cuda()
+    whole, inside = beside(torch.randn(7))
+    p, wholes = torch.nn.Parameter(inside), [whole]
+    optimizer = Lamb([p], lr=0.5, weight_decay=decay, variant="nvlamb")
+    p.grad = torch.randn(7)
+    with ops.backend("reference"):
+        optimizer.step()
+        for name in ("exp_avg", "exp_avg_sq"):
+            whole, optimizer.state[p][name] = beside(optimizer.state[p][name])
+            wholes.append(whole)
+        optimizer.step()
+    for whole in wholes:
+        assert (whole[:4] == 777.0).all()
+        assert (whole[11:] == 777.0).all()
+        assert (whole[4:11] != 777.0).all()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_where_the_norm_is_not_finite_nothing_changes(lamb_by_cuda, decay, monkeypatch):
+    lamb_by_cuda()
+    from fastbert.optim import _cuda as cuda_optim
+
+    update = cuda_optim.update
+    monkeypatch.setattr(cuda_optim, "update", lambda tables, control: update(tables, control * torch.tensor([1, 1, 0])))
+    before = torch.randn(7)
+    p = torch.nn.Parameter(before.clone())
+    p.grad = torch.ones(7)
+    optimizer = Lamb([p], lr=0.5, weight_decay=decay, variant="nvlamb")
+    with ops.backend("reference"):
+        optimizer.step()
+    assert torch.equal(p.detach(), before)
+    assert not optimizer.state[p]["exp_avg"].any()
+    assert not optimizer.state[p]["exp_avg_sq"].any()
