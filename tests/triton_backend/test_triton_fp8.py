@@ -115,11 +115,15 @@ def test_gelu(tanh, shape):
     torch.testing.assert_close(dbias, expected)
 
 
-@pytest.mark.parametrize("shape", [(5, 16), (3, 48), (2, 13)])
-def test_layer_norm(shape):
+@pytest.mark.parametrize(
+    ("shape", "dtype"),  # the last of more rows than there are places for largest magnitudes
+    [((5, 16), torch.float32), ((3, 48), torch.bfloat16), ((2, 13), torch.float32), ((33, 16), torch.float32)],
+)
+def test_layer_norm(shape, dtype):
     """The bits of LayerNorm, then cast; the gradients are LayerNorm's."""
     columns = shape[1]
-    leaves = [torch.randn(size, device=DEVICE) for size in (shape, (columns,), (columns,), (columns,), shape)]
+    leaves = [torch.randn(size).to(DEVICE, dtype) for size in (shape, (columns,), (columns,), (columns,), shape)]
+    leaves[1][0], leaves[4][-1, 0] = 20.0, 1e3  # the largest magnitude is in the last row
     twins = [leaf.clone().requires_grad_() for leaf in leaves]
     x, weight, bias, x_bias, residual = (leaf.requires_grad_() for leaf in leaves)
     slot = slot_of(fp8.E4M3, 2.0)
@@ -134,7 +138,7 @@ def test_layer_norm(shape):
     expected = reference.quantize_fp8(out.detach(), slot.scale, fp8.E4M3)
     assert torch.equal(fp8.attached(out).float(), expected.float())
     assert noted(slot) == float(out.detach().abs().max())
-    dout = torch.randn(shape, device=DEVICE)
+    dout = torch.randn(shape).to(DEVICE, dtype)
     out.backward(dout)
     plain.backward(dout)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(leaves, twins, strict=True))

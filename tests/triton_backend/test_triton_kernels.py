@@ -346,6 +346,23 @@ def test_attention_reads_a_fused_matrix_in_place():
     assert torch.equal(ours, apart)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # gradients in two passes, and in one
+def test_attention_of_any_strides(dtype):
+    """Rows of q, k, v and the gradient lie apart each by its own, with NaN in between."""
+    dense = torch.randn(4, 40, 2, 16).to(DEVICE, dtype)
+    apart = [torch.full((40, gap, 2, 16), float("nan"), dtype=dtype, device=DEVICE) for gap in (2, 3, 4, 5)]
+    for wide, x in zip(apart, dense, strict=True):
+        wide[:, 0] = x
+    cu_seqlens, found = torch.tensor([0, 3, 40], dtype=torch.int32, device=DEVICE), []
+    for tensors in (dense, [wide[:, 0] for wide in apart]):
+        *qkv, dout = tensors
+        leaves = [x.detach().requires_grad_() for x in qkv]
+        out = ops.attention(*leaves, cu_seqlens, 37)
+        found.append([out, *torch.autograd.grad(out, leaves, dout)])
+    for ours, expected in zip(*found, strict=True):
+        assert torch.equal(ours, expected)
+
+
 def test_bfloat16():
     kind = torch.bfloat16
     test_gelu(kind, (5, 13), "tanh", True)

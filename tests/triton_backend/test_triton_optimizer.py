@@ -13,7 +13,18 @@ import weakref
 import pytest
 import torch
 from close import assert_close
-from optimizers_by_hand import BETA1, BETA2, EPS, VARIANTS, adamw_by_hand, groups_of, hold, lamb_by_hand, start
+from optimizers_by_hand import (
+    BETA1,
+    BETA2,
+    EPS,
+    VARIANTS,
+    adamw_by_hand,
+    groups_of,
+    hold,
+    hold_bounds_of_trust,
+    lamb_by_hand,
+    start,
+)
 
 from fastbert import ops
 from fastbert.errors import BackendError, InputError
@@ -102,6 +113,10 @@ def test_the_block_that_ships(make, monkeypatch):
     got, _ = train(make, params, gradients[:1])
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_trust_is_held_to_its_bounds():
+    hold_bounds_of_trust(train)
 
 
 def test_lamb_of_zeros_has_trust_one():
