@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
+from fastbert import BertConfig
 from fastbert.errors import InputError
 from fastbert.tasks import metrics, registry
 from fastbert.tasks.base import Row
@@ -113,9 +114,9 @@ def test_each_task_has_its_metrics_the_first_picks_the_best(name, expected):
 )
 def test_classes_have_glues_names_in_glues_order(name, names):
     """What a written model calls its classes, for whoever reads its logits."""
-    head = registry.get(name).head()
-    assert head["id2label"] == dict(enumerate(names))
-    assert head["label2id"] == {word: index for index, word in enumerate(names)}
+    config = BertConfig.from_name("tiny", **registry.get(name).head())
+    assert config.id2label == dict(enumerate(names))
+    assert config.label2id == {word: index for index, word in enumerate(names)}
 
 
 def test_words_for_labels():
