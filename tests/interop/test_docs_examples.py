@@ -65,7 +65,7 @@ def test_example(example, desk):
         prepare_data(desk / "DATA")
     for name in ("bert-base-uncased", "model"):
         save(desk / name, "BertForSequenceClassification", num_labels=2)
-    for name in ("sentences", "path/to/all-MiniLM-L6-v2"):
+    for name in ("sentences", "all-MiniLM-L6-v2"):
         convert(desk / "model", desk / name, to="sentence-transformers")
     make_gpt2(desk / "gpt2")
     make_squad(desk)
