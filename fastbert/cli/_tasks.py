@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import os
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+from ..data.chunks import characters_of, windows
 from ..errors import InputError
 from ..options import fitted_options
 from ..tasks import registry
@@ -21,6 +27,10 @@ from ._progress import progress
 SHOWN_REASONS = 5
 
 
+def _bad_rows(skip: bool) -> BadRows:
+    return BadRows(skip, hint="--skip-bad-rows leaves such rows out")
+
+
 def read_rows(
     task: Task, path: Path, skip_bad_rows: bool, *, labelled: bool = False, training: bool = False
 ) -> list[Row]:
@@ -33,7 +43,7 @@ def read_rows(
     Raises:
         DataError: a row cannot be used and is not to be skipped, or labels are needed and there are none.
     """
-    task.bad_rows = BadRows(skip_bad_rows, hint="--skip-bad-rows leaves such rows out")
+    task.bad_rows = _bad_rows(skip_bad_rows)
     rows = task.read(path)
     if labelled:
         rows = require_labels(task, rows, path)
@@ -41,51 +51,131 @@ def read_rows(
         rows = task.for_training(rows, path)
         if not rows:
             raise task.bad_rows.none_left(path, "rows to train on")
+    _report_skipped(task, path, len(rows))
+    return rows
+
+
+def _report_skipped(task: Task, path: Path, kept: int) -> None:
     reasons = task.bad_rows.reasons
     if reasons:
-        print(f"{called(path)}: {len(reasons)} bad rows skipped, {len(rows)} rows kept", file=sys.stderr)
+        print(f"{called(path)}: {len(reasons)} bad rows skipped, {kept} rows kept", file=sys.stderr)
         for reason in reasons[:SHOWN_REASONS]:
             print(f"  {reason}", file=sys.stderr)
         if len(reasons) > SHOWN_REASONS:
             print(f"  and {len(reasons) - SHOWN_REASONS} more", file=sys.stderr)
-    return rows
 
 
-def predict_file(
-    name: str, run: Path, data: Path, options: PredictOptions, *, labelled: bool = False
+class Trained:
+    """A task with a fine-tuned model of it, which is loaded when rows are there to predict.
+
+    Args:
+        labelled: rows will have labels.
+
+    Raises:
+        InputError: a model of another task, or an option that is not the task's.
+    """
+
+    def __init__(self, name: str, run: Path, options: PredictOptions, *, labelled: bool):
+        from ..models.encoders import read_config
+
+        self.task, self._run, self._options = registry.get(name), run, options
+        if options.null_threshold is not None:
+            if not hasattr(self.task, "null_threshold"):
+                raise InputError(f"--null-threshold belongs to squad2, got the task {name}")
+            if math.isnan(options.null_threshold):
+                raise InputError("null_threshold must be a number, got nan")
+        self._directory = model_directory(run)
+        self._recipe = run_config(run)
+        trained = self._recipe.get("task", name)
+        if trained != name:
+            raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
+        # Before the rows are read: a label that the model does not know is then refused with its line.
+        self.task.restore(read_config(self._directory))
+        self.task.predicting = not labelled
+
+    def load(self) -> None:
+        """Loads the model and fits the task to it."""
+        from .. import load_tokenizer
+
+        task, recipe, options = self.task, self._recipe, self._options
+        self._tokenizer = load_tokenizer(self._directory)
+        self._model = load_trained(task.model, self._directory)
+        task.adopt(self._model.config)
+        names = [f.name for f in fields(TaskOptions)]
+        kept = {name: recipe[name] for name in ("max_seqlen", *names) if name in recipe}
+        kept = fitted_options(kept, FinetuneConfig, self._run / "config.yaml")
+        task.configure(TaskOptions(**{name: kept[name] for name in names if name in kept}))
+        if options.null_threshold is not None:
+            task.null_threshold = options.null_threshold
+        default = RECIPES.get(task.name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
+        self._max_seqlen = kept.get("max_seqlen", default) if options.max_seqlen is None else options.max_seqlen
+        check_fit(self._tokenizer, self._model.config, self._max_seqlen)
+
+    def predict(self, rows: Sequence[Row], advance: Callable[..., None], whole: bool) -> tuple[list, float | None]:
+        """The predictions for rows, and the mean loss.
+
+        Args:
+            advance: of `progress`.
+            whole: these are all rows.
+        """
+        examples = self.task.encode(rows, self._tokenizer, self._max_seqlen)
+        if whole:
+            advance(0, len(examples))
+        outputs = run_model(self.task, self._model, examples, self._options.token_budget, advance)
+        return self.task.decode(rows, examples, outputs.values), outputs.loss
+
+
+def evaluate_file(
+    name: str, run: Path, data: Path, options: PredictOptions
 ) -> tuple[Task, list[Row], list, float | None]:
     """Reads the rows, loads the model, predicts; returns the task, the rows, the predictions and the mean loss."""
-    from .. import load_tokenizer
-    from ..models.encoders import read_config
+    trained = Trained(name, run, options, labelled=True)
+    rows = read_rows(trained.task, data, options.skip_bad_rows, labelled=True)
+    trained.load()
+    with progress(f"{name}: predicting", None, "rows") as advance:
+        predictions, loss = trained.predict(rows, advance, whole=True)
+    return trained.task, rows, predictions, loss
 
-    task = registry.get(name)
-    if options.null_threshold is not None:
-        if not hasattr(task, "null_threshold"):
-            raise InputError(f"--null-threshold belongs to squad2, got the task {name}")
-        if math.isnan(options.null_threshold):
-            raise InputError("null_threshold must be a number, got nan")
-    directory = model_directory(run)
-    recipe = run_config(run)
-    trained = recipe.get("task", name)
-    if trained != name:
-        raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
-    # Before the rows are read: a label that the model does not know is then refused with its line.
-    task.restore(read_config(directory))
-    task.predicting = not labelled
-    rows = read_rows(task, data, options.skip_bad_rows, labelled=labelled)
-    tokenizer = load_tokenizer(directory)
-    model = load_trained(task.model, directory)
-    task.adopt(model.config)
-    names = [f.name for f in fields(TaskOptions)]
-    kept = {name: recipe[name] for name in ("max_seqlen", *names) if name in recipe}
-    kept = fitted_options(kept, FinetuneConfig, run / "config.yaml")
-    task.configure(TaskOptions(**{name: kept[name] for name in names if name in kept}))
-    if options.null_threshold is not None:
-        task.null_threshold = options.null_threshold
-    default = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
-    max_seqlen = kept.get("max_seqlen", default) if options.max_seqlen is None else options.max_seqlen
-    check_fit(tokenizer, model.config, max_seqlen)
-    examples = task.encode(rows, tokenizer, max_seqlen)
-    with progress(f"{name}: predicting", len(examples), "rows") as advance:
-        outputs = run_model(task, model, examples, options.token_budget, advance)
-    return task, rows, task.decode(rows, examples, outputs.values), outputs.loss
+
+@contextlib.contextmanager
+def predicted(
+    name: str, run: Path, data: Path, options: PredictOptions
+) -> Iterator[tuple[Task, Iterable[Row], Iterable]]:
+    """The task, the rows of a file and their predictions, in the order of the rows. Those of a task that streams come
+    as they are computed, window by window, and are held no longer.
+
+    A file is looked through before anything is computed, so that a bad row far down costs nothing; what comes through a
+    pipe cannot be.
+    """
+    trained = Trained(name, run, options, labelled=False)
+    task, count = trained.task, None
+    if not task.streams:
+        parts = iter([read_rows(task, data, options.skip_bad_rows)])
+    else:
+        if os.path.isfile(data):
+            count = sum(1 for _ in _fresh_rows(task, data, options))
+            _report_skipped(task, data, count)
+        rows = _fresh_rows(task, data, options)
+        parts = windows(rows, lambda row: characters_of(row.texts))
+    parts = itertools.chain([next(parts)], parts)  # what is wrong at the beginning is told before the model is loaded
+    trained.load()
+    with progress(f"{name}: predicting", count, "rows") as advance:
+
+        def pairs() -> Iterator[tuple[Row, Any]]:
+            kept = 0
+            for window in parts:
+                predictions, _ = trained.predict(window, advance, whole=not task.streams)
+                kept += len(window)
+                yield from zip(window, predictions, strict=True)
+            if task.streams and count is None:
+                _report_skipped(task, data, kept)
+
+        # Both are read in step, so that one pair waits between them and no more.
+        of_rows, of_predictions = itertools.tee(pairs())
+        rows, predictions = (row for row, _ in of_rows), (prediction for _, prediction in of_predictions)
+        yield (task, rows, predictions) if task.streams else (task, list(rows), list(predictions))
+
+
+def _fresh_rows(task: Task, path: Path, options: PredictOptions) -> Iterator[Row]:
+    task.bad_rows = _bad_rows(options.skip_bad_rows)
+    return task.rows(path)

@@ -10,9 +10,6 @@ from tyro.conf import Positional, arg
 
 from ._paths import InputPath, OutputPath
 
-# Lines encoded at a time, and their characters: enough to sort by length, little enough to keep memory flat.
-WINDOW, CHARACTERS = 1024, 1 << 24
-
 
 @dataclass
 class Encode:
@@ -47,7 +44,7 @@ class Encode:
 def run(args: Encode) -> None:
     """Streams the file through the sentence encoder; the result appears at the end, or not at all."""
     from .. import SentenceEncoder
-    from ..data.chunks import chunks
+    from ..data.chunks import windows
     from ..errors import DataError
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
@@ -65,7 +62,7 @@ def run(args: Encode) -> None:
     options = {name: getattr(args, name) for name in ("prompt_name", "prompt", "token_budget", "batch_invariant")}
     texts = (text for _, text in read_lines(args.file))
     with removed_on_sigterm(), write_npy(args.out) as vectors, progress("vectors", None, "lines") as advance:
-        for window in chunks(texts, WINDOW, CHARACTERS):
+        for window in windows(texts):
             vectors.append(encoder.encode(window, **options))
             advance(len(window))
         if vectors.rows == 0:

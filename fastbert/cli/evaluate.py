@@ -46,7 +46,7 @@ def run(args: Evaluate) -> None:
     from ..tasks import registry
     from ..tasks.files import check_writable
     from ..tasks.runs import predictions_path, results_name
-    from ._tasks import predict_file, read_rows
+    from ._tasks import evaluate_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
         got = "neither" if args.model is None else "both"
@@ -73,7 +73,7 @@ def run(args: Evaluate) -> None:
         rows = read_rows(task, args.data, args.skip_bad_rows, labelled=True)
         predictions = _read_predictions(task, rows, args)
     else:
-        task, rows, predictions, loss = predict_file(args.task, args.model, args.data, args, labelled=True)
+        task, rows, predictions, loss = evaluate_file(args.task, args.model, args.data, args)
     metrics = task.metric(rows, predictions) | ({} if loss is None else {"loss": loss})
     if args.report is not None:
         from ..tasks.runs import write_results

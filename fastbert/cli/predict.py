@@ -35,17 +35,18 @@ class Predict(PredictOptions):
 
 
 def run(args: Predict) -> None:
-    """Predicts every row of the file."""
+    """Streams the rows of tasks that can; the predictions appear in a file at the end, or not at all."""
+    from ..signals import removed_on_sigterm
     from ..tasks import registry
     from ..tasks.files import check_writable
-    from ._tasks import predict_file
+    from ._tasks import predicted
 
     name = registry.get(args.task).submission_name(args.data)
     out = Path("-" if args.out in STANDARD_OUTPUT else args.out)
     if out.is_dir() or args.out.endswith("/"):
         out /= name
     check_writable(out, args.data)
-    task, rows, predictions, _ = predict_file(args.task, args.model, args.data, args)
-    task.write_predictions(rows, predictions, out)
-    for path in task.prediction_files(out, predictions) if str(out) != "-" else ():
+    with removed_on_sigterm(), predicted(args.task, args.model, args.data, args) as (task, rows, predictions):
+        written = task.write_predictions(rows, predictions, out)
+    for path in written:
         print(path)

@@ -57,5 +57,15 @@ def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:
         number, told = number + 1, len(bad_rows.reasons)
 
 
+def some(rows: Iterable[T], path: str | os.PathLike, bad_rows: BadRows) -> Iterator[T]:
+    """Rows as they come; raises DataError at the end of those of a file that has none."""
+    none = True
+    for row in rows:
+        none = False
+        yield row
+    if none:
+        raise bad_rows.none_left(path, "rows")
+
+
 STRICT = BadRows()
 """The default of every reader: it keeps nothing, so that all may share it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,8 @@ class Task(abc.ABC):
         bad_rows: takes every row that `read` cannot use.
         predicting: whether rows are read in order to be predicted. A label that the task does not have then counts as
             none, and does not make its row unusable; and ids, in files that have them, must differ.
+        streams: whether `rows` reads them as they are needed, and each is predicted for itself, whatever others there
+            are.
         label_place: where a file has its labels, in words.
         label_columns: where labels were looked for in the file that was read last, if it has named columns.
         bilstm, auxiliary_lm: those of `TaskOptions`.
@@ -92,6 +94,7 @@ class Task(abc.ABC):
     submission: str = "predictions.tsv"
     bad_rows: BadRows = STRICT
     predicting: bool = False
+    streams: bool = False
     label_place: str = "labels in every row"
     label_columns: LabelColumns | None = None
     bilstm: int | None = None
@@ -112,17 +115,30 @@ class Task(abc.ABC):
         rows are to be skipped.
         """
 
-    def check_id(self, name: str, seen: set[str]) -> None:
+    def rows(self, path: str | os.PathLike) -> Iterator[Row]:
+        """The same rows one after another, of a task that `streams` in flat memory; what only all of them together say
+        of labels is not looked at."""
+        return iter(self.read(path))
+
+    def check_id(self, name: str, seen: set[str], numbered: bool = False) -> None:
         """Raises ValueError for an id that cannot stand in a line of a submission; and, of rows to be predicted, for an
         empty id or one that an earlier row has, since submissions are read by id.
 
         Args:
-            seen: the ids of earlier rows, to which this one is added.
+            seen: the ids of earlier rows, to which this one is added; of numbered rows an empty one is.
+            numbered: the file has no id for this row. Then it may have none for any other: their numbers are not kept.
         """
         if any(mark in name for mark in "\t\n\r"):
             raise ValueError(f"expected an id that a line of a submission has a place for, got {name!r:.60}")
         if not self.predicting:
             return
+        if numbered:
+            if seen and "" not in seen:
+                raise ValueError("expected an id as in the rows before, by which predictions are told apart, got none")
+            seen.add("")
+            return
+        if "" in seen:
+            raise ValueError(f"expected no id, as in the rows before, which are numbered, got {name!r:.60}")
         if not name:
             raise ValueError("expected an id, by which predictions are told apart, got an empty one")
         if name in seen:
@@ -201,12 +217,9 @@ class Task(abc.ABC):
         """Computes the official metrics, named as in `metrics_of`."""
 
     @abc.abstractmethod
-    def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
-        """Writes predictions in the official submission format."""
-
-    def prediction_files(self, path: str | os.PathLike, predictions: Sequence) -> list[Path]:
-        """The files that `write_predictions` writes for a path and predictions; by default that path alone."""
-        return [Path(path)]
+    def write_predictions(self, rows: Iterable[Row], predictions: Iterable, path: str | os.PathLike) -> list[Path]:
+        """Writes predictions in the official submission format, of a task that `streams` as they come; returns the
+        files, of which there are none for standard output, ``-``."""
 
     @abc.abstractmethod
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:

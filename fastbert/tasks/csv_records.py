@@ -17,7 +17,7 @@ def csv_fields(text: str) -> list[str]:
     return _next_row([text])[0]
 
 
-def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
+def csv_records(lines: Iterable[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
     """Line number and values by column of every row after the header; {} for one that has another number of columns, or
     whose quotes never close, which costs its first line alone; None for a line whose number is missing among ``lines``,
     because it was refused before: it was a row too.
@@ -26,24 +26,50 @@ def csv_records(lines: Sequence[tuple[int, str]], header: Sequence[str]) -> Iter
     such files by hand. So is one whose quotes break CSV's rules.
 
     Args:
-        lines: of the file with their numbers, the header's first.
+        lines: of the file with their numbers, the header's first; at most `MAX_LINES` are held.
     """
-    at = 1
-    while at < len(lines):
-        number, text = lines[at]
-        yield from ((lost, None) for lost in range(lines[at - 1][0] + 1, number))
+    ahead = _Ahead(lines)
+    before = ahead.take(1)
+    while (line := ahead.peek(0)) is not None:
+        number, text = line
+        yield from ((lost, None) for lost in range(before + 1, number))
         if not text.strip():
-            at += 1
+            before = ahead.take(1)
             continue
         # Quotes within a field that has none around it are plain characters, so that only a reader that goes through
         # the fields can say where a row ends.
-        following = (lines[i][1] for i in range(at + 1, min(at + MAX_LINES, len(lines))))
+        following = itertools.takewhile(lambda one: one is not None, map(ahead.peek, range(1, MAX_LINES)))
         read_row = _lone_row if len(header) == 1 else _next_row
-        fields, taken = read_row(itertools.chain([text], following))
+        fields, taken = read_row(itertools.chain([text], (one for _, one in following)))
         if not fields:
             fields, taken = [text] if len(header) == 1 else _loose_row(text), 1
-        at += taken
+        before = ahead.take(taken)
         yield number, dict(zip(header, map(str.strip, fields), strict=True)) if len(fields) == len(header) else {}
+
+
+class _Ahead:
+    """Lines that can be looked at before they are taken."""
+
+    def __init__(self, lines: Iterable[tuple[int, str]]):
+        self._rest, self._held, self._at = iter(lines), [], 0
+
+    def peek(self, place: int) -> tuple[int, str] | None:
+        """The line at this place of those that are not taken, with its number; None where there are no more."""
+        while len(self._held) <= self._at + place:
+            line = next(self._rest, None)
+            if line is None:
+                return None
+            self._held.append(line)
+        return self._held[self._at + place]
+
+    def take(self, count: int) -> int:
+        """Takes lines; returns the number of the last one."""
+        last, _ = self.peek(count - 1)
+        self._at += count
+        if 2 * self._at >= len(self._held):  # so that what is left moves less often than it is read
+            del self._held[: self._at]
+            self._at = 0
+        return last
 
 
 def _next_row(lines: Iterable[str]) -> tuple[list[str], int]:

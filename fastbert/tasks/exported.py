@@ -8,6 +8,7 @@ or their numbers, in the order that the file names or that of GLUE's publication
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,35 +31,38 @@ PAIRS = (
 )
 
 
-def exported_rows(task: TextTask, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
-    """The rows of a task that records hold; None stands for one that was refused already.
+def exported_rows(
+    task: TextTask, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]]
+) -> Iterator[Row]:
+    """The rows of a task that records hold, as they are read.
+
+    Args:
+        records: with their numbers from 0; None stands for one that was refused already.
 
     Raises:
-        DataError: no rows that can be used; or by the task's ``bad_rows``.
+        DataError: by the task's ``bad_rows``.
     """
-    rows, seen = [], set()
-    for index, record in numbered(records, task.bad_rows):
+    seen: set[str] = set()
+    for index, record in records:
         if record is None:
             continue
         if index == 0:
             names = _labels(task)
             task.label_columns = LabelColumns(record.where, names, (*record.values, *record.nulls))
-            _say_if_unknown(task, path, next((record.names[name] for name in names if name in record.names), ()))
+            if not task.predicting:  # which asks nobody for labels
+                _say_if_unknown(task, path, next((record.names[name] for name in names if name in record.names), ()))
         try:
             row = _row(task, index, record)
-            task.check_id(row.id, seen)
+            task.check_id(row.id, seen, numbered=naming_column(task, record.values) is None)
         except ValueError as error:
             task.bad_rows.refuse(f"{record.where}: {error}")
             continue
-        rows.append(row)
-    if not rows:
-        raise task.bad_rows.none_left(path, "rows")
-    return rows
+        yield row
 
 
 def read_table_of_hub(
     task: TextTask, path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> list[Row] | None:
+) -> Iterator[Row] | None:
     """The rows of an exported .csv or .tsv; None, with only the first line looked at, for a file of another form.
 
     Args:
@@ -67,7 +71,10 @@ def read_table_of_hub(
     found = _table(task, called(path), first, lines)
     if found is None:
         return None
-    records = (None if values is None else Record(f"{called(path)}, line {number}", values) for number, values in found)
+    records = (
+        (index, None if values is None else Record(f"{called(path)}, line {number}", values))
+        for index, (number, values) in found
+    )
     return exported_rows(task, path, records)
 
 
@@ -94,8 +101,9 @@ def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
 
 def _table(
     task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
-) -> Iterator[tuple[int, dict[str, str] | None]] | None:
-    """Numbered rows by column of an exported .csv or .tsv; None where the first line is no header of one."""
+) -> Iterator[tuple[int, tuple[int, dict[str, str] | None]]] | None:
+    """Of every row of an exported .csv or .tsv its number, that of its line, and its values by column; None where the
+    first line is no header of one."""
     tabs = "\t" in first[1]
     written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
     # GLUE's diagnostic set with its labels has Premise, Hypothesis, Label; spreadsheets like capitals too.
@@ -114,8 +122,9 @@ def _table(
     check_once([name for name in header if name in used], header, f"{path}, line {first[0]}")
     lines = rows_below(first, lines, header, path, task.bad_rows)
     if tabs:
-        return _tab_records(lines, header)
-    return csv_records([first, *lines], header)
+        return numbered(_tab_records(lines, header), task.bad_rows)
+    # Lines are read ahead, so that what was refused meanwhile tells no number; but csv_records names every line.
+    return enumerate(csv_records(itertools.chain([first], lines), header))
 
 
 def _tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:

@@ -161,6 +161,11 @@ def atomic_write(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         yield file
 
 
+def written(*paths: str | os.PathLike) -> list[Path]:
+    """The paths that `atomic_write` has made files of: all but standard output."""
+    return [Path(path) for path in paths if os.fspath(path) != "-"]
+
+
 class _OnlyAskedError(Exception):
     pass
 

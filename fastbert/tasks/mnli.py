@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +31,9 @@ class MNLI(Classification):
         # XNLI's training files, MultiNLI in fifteen languages, say so.
         return super().parse("contradiction" if text == "contradictory" else text)
 
-    def read(self, path: str | os.PathLike) -> list[Row]:
-        rows = super().read(path)
-        return [Diagnostic(row.id, row.texts, row.label) for row in rows] if _is_diagnostic(path) else rows
+    def rows(self, path: str | os.PathLike) -> Iterator[Row]:
+        rows = super().rows(path)
+        return (Diagnostic(row.id, row.texts, row.label) for row in rows) if _is_diagnostic(path) else rows
 
     def metrics_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
         return ("matthews", *self.metrics) if any(isinstance(row, Diagnostic) for row in rows) else self.metrics

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from .bad_rows import called
 from .base import Example, Row, Task, packed
 from .conll import read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
-from .files import atomic_write, shorten
+from .files import atomic_write, shorten, written
 from .metrics import entities
 from .squad_windows import plan_windows
 from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_of, with_types
@@ -225,11 +226,12 @@ class NER(Task):
         columns = ("precision", "recall", "f1", "entities", "found")
         return {"entities": [("type", *columns), *((kind, *(v[c] for c in columns)) for kind, v in kinds.items())]}
 
-    def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
+    def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> list[Path]:
         """Writes the columns of the file that was read with the predicted tag as one more: conlleval's input."""
         with atomic_write(path) as file:
             for line in tagged_lines(rows, predictions):
                 file.write(line + "\n")
+        return written(path)
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[tuple[str, ...]]:
         return read_tags(path, rows, self.bad_rows)

@@ -321,8 +321,7 @@ def write_results(
         out / f"{prefix}_errors.jsonl",
     ]
     write_json(plain({"task": task.name, "rows": len(rows), **metrics}), paths[0])
-    task.write_predictions(rows, predictions, paths[1])
-    paths[1:2] = task.prediction_files(paths[1], predictions)
+    paths[1:2] = task.write_predictions(rows, predictions, paths[1])
     write_json_lines(task.errors(rows, predictions), paths[-1])
     for name, table in task.tables(rows, predictions).items():
         paths.append(out / f"{prefix}_{name}.tsv")

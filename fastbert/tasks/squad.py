@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import DataError, InputError
 from . import squad_metrics as official
 from .base import Example, Row, Task, packed
-from .files import shorten
+from .files import shorten, written
 from .squad_files import companions, read_questions, read_values, span, write_values
 from .squad_windows import answer_text, best_spans, encode_windows
 
@@ -137,22 +137,20 @@ class Squad(Task):
     def _choose(self, answer: Answer) -> Answer:
         return replace(answer, null_odds=None)
 
-    def write_predictions(self, rows: Sequence[Row], predictions: Sequence[Answer], path: str | os.PathLike) -> None:
+    def write_predictions(
+        self, rows: Sequence[Row], predictions: Sequence[Answer], path: str | os.PathLike
+    ) -> list[Path]:
         """Writes the official file, without questions that a file of predictions had none for; and beside it what is
         known of the answers besides: nbest_predictions.json, and null_odds.json for version 2.0."""
         answers = {row.id: answer for row, answer in zip(rows, predictions, strict=True)}
         write_values({name: answer.text for name, answer in answers.items() if answer.text is not None}, path)
-        known = self._known(predictions)
-        for attribute, file in zip(known.values(), companions(path, known), strict=False):  # no files beside stdout
-            write_values({name: getattr(answer, attribute) for name, answer in answers.items()}, file)
-
-    def prediction_files(self, path: str | os.PathLike, predictions: Sequence[Answer]) -> list[Path]:
-        return [Path(path), *companions(path, self._known(predictions))]
-
-    def _known(self, predictions: Sequence[Answer]) -> dict[str, str]:
-        """Those of `beside` that the predictions have: of a file of texts nothing else is known."""
+        # Those of `beside` that the predictions have: of a file of texts nothing else is known.
         known = {a for a in self.beside.values() if any(getattr(p, a) is not None for p in predictions)}
-        return {name: attribute for name, attribute in self.beside.items() if attribute in known}
+        beside = {name: attribute for name, attribute in self.beside.items() if attribute in known}
+        files = companions(path, beside)
+        for attribute, file in zip(beside.values(), files, strict=False):  # no files beside standard output
+            write_values({name: getattr(answer, attribute) for name, answer in answers.items()}, file)
+        return written(path, *files)
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Answer]:
         """Questions without a prediction count as the official evaluation counts them, and a warning says how many;

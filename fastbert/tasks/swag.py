@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
 from . import metrics
-from .bad_rows import called, numbered
+from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
-from .files import atomic_write, of_rows, read_lines, shorten
+from .files import atomic_write, of_rows, read_lines, shorten, written
 from .hub_files import Record, class_number, is_hub_file, read_records
 from .tables import check_once, rows_below
 from .transforms import example, parts_of, with_next_words
@@ -52,16 +53,25 @@ class SWAG(Task):
     name = "swag"
     metrics = ("accuracy",)
     submission = "swag_predictions.csv"
+    streams = True
     label_place = "labels as the last of CODAH's columns"
 
     def read(self, path: str | os.PathLike) -> list[Row]:
+        return list(self.rows(path))
+
+    def rows(self, path: str | os.PathLike) -> Iterator[Row]:
+        return some(self._read(path), path, self.bad_rows)
+
+    def _read(self, path: str | os.PathLike) -> Iterator[Row]:
         self.label_columns = None
         if is_hub_file(path):
-            return self._rows_of(path, read_records(path, self.bad_rows))
+            yield from self._rows_of(path, read_records(path, self.bad_rows))
+            return
         lines = read_lines(path, self.bad_rows)
         typed, lines = read_typed(path, lines, OBJECTS, self.bad_rows)
         if typed is not None:
-            return self._rows_of(path, typed)
+            yield from self._rows_of(path, typed)
+            return
         first = next(lines, None)
         if first is None and self.bad_rows.reasons:
             raise self.bad_rows.none_left(path, "rows")
@@ -73,19 +83,20 @@ class SWAG(Task):
             lines = rows_below(first, lines, header, path, self.bad_rows)
         if form == REGULAR:
             self.label_columns = LabelColumns(f"{called(path)}, line {first[0]}", ("label",), header)
-            make, records = _regular, csv_records([first, *lines], header)
+            make, records = _regular, enumerate(csv_records(itertools.chain([first], lines), header))
         elif form == FULL:
-            make, records = _full, csv_records([first, *lines], header)
+            make, records = _full, enumerate(csv_records(itertools.chain([first], lines), header))
         elif len(first[1].split("\t")) in (len(CODAH), len(CODAH) - 1):
             self._check_codah(f"{called(path)}, line {first[0]}", first[1].split("\t"))
             lines = itertools.chain([first], lines)
-            make, records = _codah, ((number, line.split("\t")) for number, line in lines if line.strip())
+            fields = ((number, line.split("\t")) for number, line in lines if line.strip())
+            make, records = _codah, numbered(fields, self.bad_rows)
         else:
             raise DataError(
                 f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR)}, or with "
                 f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, got {shorten(first[1])!r}"
             )
-        return self._rows(path, make, ((f"{called(path)}, line {number}", fields) for number, fields in records))
+        yield from self._rows(make, ((i, (f"{called(path)}, line {number}", row)) for i, (number, row) in records))
 
     def _check_codah(self, where: str, fields: Sequence[str]) -> None:
         """The number of its columns alone says that a file is CODAH's, and predictions ask nobody for labels: so the
@@ -97,13 +108,13 @@ class SWAG(Task):
                 f"{CHOICES - 1}, got {label!r}"
             )
 
-    def _rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
+    def _rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> Iterator[Row]:
         """The rows that records of a file hold; None stands for one that was refused already."""
-        return self._rows(path, _of_hub, (("", None) if r is None else (r.where, r.values) for r in records))
+        found = (("", None) if record is None else (record.where, record.values) for record in records)
+        return self._rows(_of_hub, numbered(found, self.bad_rows))
 
-    def _rows(self, path: str | os.PathLike, make, records: Iterable) -> list[Row]:
-        rows = []
-        for index, (where, fields) in numbered(records, self.bad_rows):
+    def _rows(self, make, records: Iterable) -> Iterator[Row]:
+        for index, (where, fields) in records:
             if fields is None:  # refused already, as a line
                 continue
             if index == 0 and make is _of_hub:
@@ -111,12 +122,10 @@ class SWAG(Task):
                 self.label_columns = LabelColumns(where, names, tuple(fields))
             try:
                 row = _checked(make(index, fields), self.predicting)
-                rows.append(dataclasses.replace(row, source=_source(fields)))
             except ValueError as error:
                 self.bad_rows.refuse(f"{where}: {error}")
-        if not rows:
-            raise self.bad_rows.none_left(path, "rows")
-        return rows
+                continue
+            yield dataclasses.replace(row, source=_source(fields))
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """An example a row: its four sequences one after the other, with their lengths in ``meta``."""
@@ -168,12 +177,13 @@ class SWAG(Task):
             table.append((choice, sum(right), sum(chosen), sum(map(min, right, chosen))))
         return {"endings": table}
 
-    def write_predictions(self, rows: Sequence[Row], predictions: Sequence[str], path: str | os.PathLike) -> None:
+    def write_predictions(self, rows: Iterable[Row], predictions: Iterable[str], path: str | os.PathLike) -> list[Path]:
         """Writes ``index,label`` as .csv: the number of the row in its file, from 0, and of the ending."""
         with atomic_write(path) as file:
             file.write("index,label\n")
             for row, prediction in zip(rows, predictions, strict=True):
                 file.write(f"{row.id},{prediction}\n")
+        return written(path)
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[str]:
         found: dict[str, str] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import DataError
-from .bad_rows import STRICT, BadRows, called
+from .bad_rows import STRICT, BadRows, called, some
 from .files import read_lines, shorten
 
 
@@ -29,10 +29,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """The columns that were asked for and are in a file, its usable rows, and where its header is with all columns."""
+    """The columns that were asked for and are in a file, its usable rows as they are read, and where its header is with
+    all columns."""
 
     columns: tuple[str, ...]
-    lines: list[Line]
+    lines: Iterator[Line]
     where: str
     header: tuple[str, ...]
 
@@ -67,7 +68,8 @@ def read_table(
         lines: of the file, by `read_lines` and with these bad_rows, where something has looked at them already.
 
     Raises:
-        DataError: no header where one is needed, a needed column twice, or no rows; or by bad_rows.
+        DataError: no header where one is needed, or a needed column twice; by the table's lines, if there are no rows;
+            or by bad_rows.
     """
     lines = read_lines(path, bad_rows) if lines is None else lines
     path = called(path)
@@ -90,10 +92,25 @@ def read_table(
     extra = extra and bool(pending) and columns == tuple(bare[0])
     kept = tuple(name for name in (*needed, *optional) if name in columns)
     check_once([name for name in kept if name in needed], columns, f"{path}, line {first[0]}")
-    at = [columns.index(name) for name in kept]
     # Lines before a header are none of the table's; where there is no header the first line is a row.
-    rows, index, blank, last = [], 0, None, 0 if pending else first[0]
-    for number, line in itertools.chain(pending, lines):
+    last = 0 if pending else first[0]
+    rows = _rows(path, itertools.chain(pending, lines), last, columns, kept, extra, bad_rows)
+    return Table(kept, some(rows, path, bad_rows), f"{path}, line {first[0]}", columns)
+
+
+def _rows(
+    path: str,
+    lines: Iterable[tuple[int, str]],
+    last: int,
+    columns: Sequence[str],
+    kept: Sequence[str],
+    extra: bool,
+    bad_rows: BadRows,
+) -> Iterator[Line]:
+    """The usable rows of a table's lines, which follow that of the number ``last``."""
+    at = [columns.index(name) for name in kept]
+    index, blank = 0, None
+    for number, line in lines:
         index += number - last - 1  # lines that are no UTF-8 were rows too
         last = number
         if not line.strip():
@@ -105,16 +122,13 @@ def read_table(
             blank = None
         fields = line.split("\t")
         if _fits(fields, columns, extra):
-            rows.append(Line(number, index, [fields[i] for i in at]))
+            yield Line(number, index, [fields[i] for i in at])
         else:
             bad_rows.refuse(
                 f"{path}, line {number}: expected {_counted(columns, 'tab-separated ')} "
                 f"({shorten(', '.join(columns), 120)}), got {len(fields)}: {shorten(line)!r}"
             )
         index += 1
-    if not rows:
-        raise bad_rows.none_left(path, "rows")
-    return Table(kept, rows, f"{path}, line {first[0]}", columns)
 
 
 def rows_below(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import abc
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.special_tokens import has_types
 from ..errors import DataError, InputError
-from .bad_rows import called
+from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
 from .encoding import encode_texts
 from .exported import exported_rows, id_names, naming_column, read_table_of_hub, text_forms
-from .files import atomic_write, of_rows, read_lines
+from .files import atomic_write, of_rows, read_lines, written
 from .hub_files import Record, is_hub_file, read_records
 from .tables import check_once, read_table
 from .transforms import example, parts_of, with_next_words
@@ -44,6 +45,7 @@ class TextTask(Task):
         cache: where features are kept while training; None computes them when they are needed.
     """
 
+    streams = True
     text_columns: tuple[str, ...] = ("sentence",)
     label_column: str = "label"
     no_label: tuple[str, ...] = ("-1", "-1.0")
@@ -73,17 +75,26 @@ class TextTask(Task):
         """The configuration of the head, as keyword arguments of `from_pretrained`."""
 
     def read(self, path: str | os.PathLike) -> list[Row]:
+        return list(self.rows(path))
+
+    def rows(self, path: str | os.PathLike) -> Iterator[Row]:
+        return some(self._rows(path), path, self.bad_rows)
+
+    def _rows(self, path: str | os.PathLike) -> Iterator[Row]:
         if is_hub_file(path):
-            return self.rows_of(path, read_records(path, self.bad_rows))
+            yield from self.rows_of(path, numbered(read_records(path, self.bad_rows), self.bad_rows))
+            return
         # What tells the forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
         lines = read_lines(path, self.bad_rows)
         records, lines = read_typed(path, lines, text_forms(self), self.bad_rows)
         if records is not None:
-            return self.rows_of(path, records)
+            yield from self.rows_of(path, numbered(records, self.bad_rows))
+            return
         first = next(lines, None)
         exported = None if first is None else read_table_of_hub(self, path, first, lines)
         if exported is not None:
-            return exported
+            yield from exported
+            return
         bare = [self.bare_columns] if self.bare_columns else []
         if os.fspath(path) == "-":
             bare.append(self.text_columns)  # what a person types: the texts alone
@@ -104,30 +115,29 @@ class TextTask(Task):
         names = naming_column(self, table.header)
         id_at = None if names is None else table.position(names)
         check_once([name for name in (self.label_column, names) if name in table.columns], table.header, table.where)
-        if self.predicting and label_at is not None and table.header == self.bare_columns:
-            self._check_bare(table.where, table.lines[0].fields[label_at].strip())
-        rows, seen = [], set()
+        check_bare = self.predicting and label_at is not None and table.header == self.bare_columns
+        seen: set[str] = set()
         for line in table.lines:
+            if check_bare:
+                self._check_bare(table.where, line.fields[label_at].strip())
+                check_bare = False
             name = str(line.index) if id_at is None else line.fields[id_at].strip()
             texts = tuple(self.plain(line.fields[at].strip()) for at in texts_at)
             try:
                 label = None if label_at is None else self.answer(line.fields[label_at].strip())
                 self.check_texts(texts, labelled=label is not None)
-                self.check_id(name, seen)
+                self.check_id(name, seen, numbered=id_at is None)
             except ValueError as error:
                 self.bad_rows.refuse(f"{called(path)}, line {line.number}: {error}")
                 continue
-            rows.append(Row(name, texts, label))
-        if not rows:
-            raise self.bad_rows.none_left(path, "rows")
-        return rows
+            yield Row(name, texts, label)
 
     def plain(self, text: str) -> str:
         """The text of a column between tabs. Of the authors' files its quotes are a part, as GLUE's readers have it."""
         return text
 
-    def rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
-        """The rows that records of a file hold; None stands for one that was refused already."""
+    def rows_of(self, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]]) -> Iterator[Row]:
+        """The rows that numbered records of a file hold; None stands for one that was refused already."""
         return exported_rows(self, path, records)
 
     def is_bare(self, fields: Sequence[str]) -> bool:
@@ -228,12 +238,13 @@ class TextTask(Task):
         options = self.head() | self.on_top()
         return of_model(directory).head("sequence").from_pretrained(directory, ignore_mismatched_sizes=True, **options)
 
-    def write_predictions(self, rows: Sequence[Row], predictions: Sequence, path: str | os.PathLike) -> None:
+    def write_predictions(self, rows: Iterable[Row], predictions: Iterable, path: str | os.PathLike) -> list[Path]:
         """Writes GLUE's submission format: ``index<TAB>prediction``."""
         with atomic_write(path) as file:
             file.write("index\tprediction\n")
             for row, prediction in zip(rows, predictions, strict=True):
                 file.write(f"{row.id}\t{self.show(prediction)}\n")
+        return written(path)
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:
         table = read_table(path, ("index", "prediction"))

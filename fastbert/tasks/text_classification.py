@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
-from .bad_rows import numbered
 from .base import LabelColumns, Row
 from .classification import Classification
 from .exported import naming_column, unquoted
@@ -41,9 +40,9 @@ class TextClassification(Classification):
             return [replace(row, label=None) for row in rows]
         return rows
 
-    def rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> list[Row]:
-        rows, seen = [], set()
-        for index, record in numbered(records, self.bad_rows):
+    def rows_of(self, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]]) -> Iterator[Row]:
+        seen: set[str] = set()
+        for index, record in records:
             if record is None:
                 continue
             values = record.values
@@ -56,14 +55,11 @@ class TextClassification(Classification):
                 if not isinstance(text, str) or not text.strip():
                     raise ValueError(f"expected a text under the key 'text', got {text!r}")
                 label = None if label is None else self._label(label, record.names.get("label", ()))
-                self.check_id(name, seen)
+                self.check_id(name, seen, numbered=names is None)
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")
                 continue
-            rows.append(Row(name, (text.strip(),), label))
-        if not rows:
-            raise self.bad_rows.none_left(path, "rows")
-        return rows
+            yield Row(name, (text.strip(),), label)
 
     def plain(self, text: str) -> str:
         # A file of one's own, which pandas writes with CSV's quotes between tabs as well.

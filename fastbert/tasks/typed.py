@@ -43,10 +43,13 @@ def read_typed(
         lost = [None] * (read[-1][0] - len(read))
         return itertools.chain(lost, line_records(path, itertools.chain(read, lines), bad_rows)), iter(())
     elif len(read) == 1 and (first,) in map(tuple, forms) and (first,) != tuple(forms[0]):
-        rest = list(lines)
-        if any(text.strip() for _, text in rest):
-            read = [(read[0][0], forms[0][0])]
-        lines = iter(rest)
+        header, ahead = read, []
+        for line in lines:
+            ahead.append(line)
+            if line[1].strip():
+                header = [(read[0][0], forms[0][0])]
+                break
+        read = header + ahead
     return None, itertools.chain(read, lines)
 
 

@@ -5,8 +5,8 @@ import pytest
 import tiny_bert
 
 import fastbert
-from fastbert.cli import encode
 from fastbert.cli.main import main
+from fastbert.data import chunks as chunking
 from fastbert.data.chunks import CHARACTERS, chunks
 from fastbert.tasks.encoding import encodings_of
 from fastbert.tasks.features import token_features
@@ -77,8 +77,8 @@ def test_encode_holds_so_many_characters_of_a_file(directory, tmp_path, monkeypa
     monkeypatch.setattr(
         fastbert.SentenceEncoder, "encode", lambda self, texts, **k: sizes.append(len(texts)) or of(self, texts, **k)
     )
-    for characters, expected in ((encode.CHARACTERS, [4]), (20, [2, 2])):
-        monkeypatch.setattr(encode, "CHARACTERS", characters)
+    for characters, expected in ((chunking.WINDOW_CHARACTERS, [4]), (20, [2, 2])):
+        monkeypatch.setattr(chunking, "WINDOW_CHARACTERS", characters)
         assert main(["encode", "--model", str(directory), "--out", str(out), str(lines)]) == 0
         assert sizes == expected
         sizes.clear()

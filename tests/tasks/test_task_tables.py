@@ -1,13 +1,13 @@
 """Tab-separated files with a header or none; rows that cannot be used."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from fastbert.errors import DataError
-from fastbert.tasks import registry
+from fastbert.tasks import registry, tables
 from fastbert.tasks.bad_rows import BadRows
-from fastbert.tasks.tables import read_table
 
 BARE = ("x", "a", "y")
 
@@ -20,6 +20,12 @@ def write(tmp_path):
         return path
 
     return write
+
+
+def read_table(*args, **options):
+    """The table with all of its lines read."""
+    table = tables.read_table(*args, **options)
+    return replace(table, lines=list(table.lines))
 
 
 def fields(table):
