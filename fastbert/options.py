@@ -57,6 +57,10 @@ def _fit(value, hint):
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return None if value is None and type(None) in parts else _fit(value, parts[0])
+    if origin is tuple and parts[-1] is Ellipsis:
+        if not isinstance(value, (list, tuple)):  # a text is no list of its letters
+            raise ValueError
+        return tuple(_fit(entry, parts[0]) for entry in value)
     if origin is tuple:
         return tuple(_fit(entry, part) for entry, part in zip(value, parts, strict=True))
     if origin is Literal:

@@ -15,5 +15,10 @@ class PredictOptions:
     """Tokens in a batch."""
     null_threshold: float | None = None
     """squad2: "no answer" where its odds are above this; what was best on the run's dev file by default."""
+    text_columns: tuple[str, ...] | None = None
+    """Tasks of texts: the column of the text, or the two of a pair; those that the run was trained with by default. For
+    files without a header their numbers, from 1."""
+    label_column: str | None = None
+    """The same of the labels."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""

@@ -25,6 +25,7 @@ from ._options import PredictOptions
 from ._progress import progress
 
 SHOWN_REASONS = 5
+COLUMNS = ("text_columns", "label_column")
 
 
 def _bad_rows(skip: bool) -> BadRows:
@@ -65,6 +66,19 @@ def _report_skipped(task: Task, path: Path, kept: int) -> None:
             print(f"  and {len(reasons) - SHOWN_REASONS} more", file=sys.stderr)
 
 
+def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> None:
+    """Sets the options that a task was trained with, but for columns that are others now.
+
+    Raises:
+        InputError: columns of a task that has none to choose.
+    """
+    given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
+    idle = next((name for name in given if not hasattr(task, name)), None)
+    if idle is not None:
+        raise InputError(f"--{idle.replace('_', '-')} belongs to tasks of texts, got the task {task.name}")
+    task.configure(TaskOptions(**{**trained, **given}))
+
+
 class Trained:
     """A task with a fine-tuned model of it, which is loaded when rows are there to predict.
 
@@ -78,37 +92,37 @@ class Trained:
     def __init__(self, name: str, run: Path, options: PredictOptions, *, labelled: bool):
         from ..models.encoders import read_config
 
-        self.task, self._run, self._options = registry.get(name), run, options
+        self.task, self._token_budget = registry.get(name), options.token_budget
         if options.null_threshold is not None:
             if not hasattr(self.task, "null_threshold"):
                 raise InputError(f"--null-threshold belongs to squad2, got the task {name}")
             if math.isnan(options.null_threshold):
                 raise InputError("null_threshold must be a number, got nan")
         self._directory = model_directory(run)
-        self._recipe = run_config(run)
-        trained = self._recipe.get("task", name)
+        recipe = run_config(run)
+        trained = recipe.get("task", name)
         if trained != name:
             raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
         # Before the rows are read: a label that the model does not know is then refused with its line.
         self.task.restore(read_config(self._directory))
         self.task.predicting = not labelled
+        names = ("max_seqlen", *(f.name for f in fields(TaskOptions)))
+        kept = {name: recipe[name] for name in names if name in recipe}
+        kept = fitted_options(kept, FinetuneConfig, run / "config.yaml")
+        usual = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
+        trained_with = kept.pop("max_seqlen", usual)
+        self._max_seqlen = trained_with if options.max_seqlen is None else options.max_seqlen
+        configure(self.task, options, kept)
+        if options.null_threshold is not None:
+            self.task.null_threshold = options.null_threshold
 
     def load(self) -> None:
         """Loads the model and fits the task to it."""
         from .. import load_tokenizer
 
-        task, recipe, options = self.task, self._recipe, self._options
         self._tokenizer = load_tokenizer(self._directory)
-        self._model = load_trained(task.model, self._directory)
-        task.adopt(self._model.config)
-        names = [f.name for f in fields(TaskOptions)]
-        kept = {name: recipe[name] for name in ("max_seqlen", *names) if name in recipe}
-        kept = fitted_options(kept, FinetuneConfig, self._run / "config.yaml")
-        task.configure(TaskOptions(**{name: kept[name] for name in names if name in kept}))
-        if options.null_threshold is not None:
-            task.null_threshold = options.null_threshold
-        default = RECIPES.get(task.name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
-        self._max_seqlen = kept.get("max_seqlen", default) if options.max_seqlen is None else options.max_seqlen
+        self._model = load_trained(self.task.model, self._directory)
+        self.task.adopt(self._model.config)
         check_fit(self._tokenizer, self._model.config, self._max_seqlen)
 
     def predict(self, rows: Sequence[Row], advance: Callable[..., None], whole: bool) -> tuple[list, float | None]:
@@ -121,7 +135,7 @@ class Trained:
         examples = self.task.encode(rows, self._tokenizer, self._max_seqlen)
         if whole:
             advance(0, len(examples))
-        outputs = run_model(self.task, self._model, examples, self._options.token_budget, advance)
+        outputs = run_model(self.task, self._model, examples, self._token_budget, advance)
         return self.task.decode(rows, examples, outputs.values), outputs.loss
 
 

@@ -46,7 +46,7 @@ def run(args: Evaluate) -> None:
     from ..tasks import registry
     from ..tasks.files import check_writable
     from ..tasks.runs import predictions_path, results_name
-    from ._tasks import evaluate_file, read_rows
+    from ._tasks import configure, evaluate_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
         got = "neither" if args.model is None else "both"
@@ -63,6 +63,7 @@ def run(args: Evaluate) -> None:
                 option = "--" + name.replace("_", "-")
                 raise InputError(f"{option} belongs to --model, got it with --predictions, which are final")
     task = registry.get(args.task)
+    configure(task, args, {})
     name = results_name(args.data)
     if args.report is not None:
         check_writable(args.report / f"{name}_metrics.json")

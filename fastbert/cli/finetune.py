@@ -36,7 +36,7 @@ class Finetune(FinetuneConfig, SearchConfig):
 
     task: Positional[Annotated[str, arg(metavar="TASK")]]
     """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag, ner; or
-    text-classification for a file with the columns text and label."""
+    text-classification or text-regression for files of your own (--text-columns, --label-column)."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
     train: Annotated[InputPath, arg(metavar="FILE")]
@@ -140,6 +140,7 @@ def _run(args: Finetune) -> None:
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
     directory = model_directory(args.model)
+    task.configure(config)
     _check_model(args, task, directory)
     if args.features != "all" or args.resume is None:  # else each of its trainings has a directory of its own
         with started(args.out, args.resume):
@@ -178,7 +179,7 @@ def _refuse_idle(args: Finetune, task: Task) -> None:
     for name, reason in idle.items():
         value = getattr(args, name)
         if value != usual[name]:
-            said = "" if value is True else f" {value}"
+            said = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
             raise InputError(f"--{name.replace('_', '-')}{said} would change nothing: {reason}")
 
 
@@ -218,7 +219,6 @@ def train(
     tokenizer = load_tokenizer(directory)
     source = {"model": str(args.model), "train": str(args.train)}
     source |= {"dev": str(args.dev)} if args.dev is not None else {"dev_share": args.dev_share}
-    task.configure(config)
 
     def new_model() -> torch.nn.Module:
         return task.model(directory).to(hardware.default_device())

@@ -102,9 +102,14 @@ class Task(abc.ABC):
     transform: Transform | None = None
 
     def configure(self, options: TaskOptions) -> None:
-        """Sets the options that the task has as attributes. Called before `model`, which depends on some of them."""
+        """Sets the options that the task has as attributes; None leaves what it has. Called before `read` and `model`,
+        which depend on some of them.
+
+        Raises:
+            InputError: an option does not fit the task.
+        """
         for name in TaskOptions.__dataclass_fields__:
-            if hasattr(self, name):
+            if hasattr(self, name) and getattr(options, name) is not None:
                 setattr(self, name, getattr(options, name))
 
     @abc.abstractmethod

@@ -42,8 +42,17 @@ class TaskOptions:
     """Put a randomly initialised BiLSTM of N units in each direction between encoder and head (the paper's table 5)."""
     auxiliary_lm: float = 0.0
     """For a GPT: weight of the next-word loss on the task's texts, added to its own (0.5 in Radford et al. 2018)."""
+    text_columns: tuple[str, ...] | None = None
+    """Tasks of texts: the column of the text, or the two of a pair, in files with other names; for files without a
+    header their numbers, from 1."""
+    label_column: str | None = None
+    """The same of the labels."""
 
     def __post_init__(self) -> None:
+        named = [*(self.text_columns or ()), *([] if self.label_column is None else [self.label_column])]
+        if self.text_columns == () or not all(map(str.strip, named)) or len(set(named)) < len(named):
+            got = ", ".join(map(repr, named)) or "none"
+            raise InputError(f"text_columns and label_column must be different names, got {got}")
         if not self.auxiliary_lm >= 0:
             raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}")
         if self.doc_stride < 1:

@@ -17,7 +17,9 @@ def csv_fields(text: str) -> list[str]:
     return _next_row([text])[0]
 
 
-def csv_records(lines: Iterable[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
+def csv_records(
+    lines: Iterable[tuple[int, str]], header: Sequence[str] | None
+) -> Iterator[tuple[int, dict[str, str] | None]]:
     """Line number and values by column of every row after the header; {} for one that has another number of columns, or
     whose quotes never close, which costs its first line alone; None for a line whose number is missing among ``lines``,
     because it was refused before: it was a row too.
@@ -27,6 +29,7 @@ def csv_records(lines: Iterable[tuple[int, str]], header: Sequence[str]) -> Iter
 
     Args:
         lines: of the file with their numbers, the header's first; at most `MAX_LINES` are held.
+        header: the names of the columns; None to call them 1, 2, ..., as many as the first row has.
     """
     ahead = _Ahead(lines)
     before = ahead.take(1)
@@ -39,12 +42,16 @@ def csv_records(lines: Iterable[tuple[int, str]], header: Sequence[str]) -> Iter
         # Quotes within a field that has none around it are plain characters, so that only a reader that goes through
         # the fields can say where a row ends.
         following = itertools.takewhile(lambda one: one is not None, map(ahead.peek, range(1, MAX_LINES)))
-        read_row = _lone_row if len(header) == 1 else _next_row
+        lone = header is not None and len(header) == 1
+        read_row = _lone_row if lone else _next_row
         fields, taken = read_row(itertools.chain([text], (one for _, one in following)))
         if not fields:
-            fields, taken = [text] if len(header) == 1 else _loose_row(text), 1
+            fields, taken = [text] if lone else _loose_row(text), 1
+        if header is None and fields:
+            header = [str(number) for number in range(1, len(fields) + 1)]
         before = ahead.take(taken)
-        yield number, dict(zip(header, map(str.strip, fields), strict=True)) if len(fields) == len(header) else {}
+        fits = header is not None and len(fields) == len(header)
+        yield number, dict(zip(header, map(str.strip, fields), strict=True)) if fits else {}
 
 
 class _Ahead:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DataError
 from .bad_rows import called, numbered
 from .base import LabelColumns, Row
 from .csv_records import csv_fields, csv_records
@@ -24,6 +26,9 @@ from .tables import check_once, rows_below
 if TYPE_CHECKING:
     from .text import TextTask
 
+NAMED = " (--text-columns and --label-column name others)"
+"""What a person can do about columns of other names."""
+_COLUMN = re.compile("[1-9][0-9]{0,3}")
 SINGLE = (("sentence",), ("text",))
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2")),
@@ -80,17 +85,20 @@ def read_table_of_hub(
 
 def text_forms(task: TextTask) -> tuple[tuple[str, ...], ...]:
     """The names that the text columns may have, the task's own first."""
+    if task.texts_named:
+        return (task.text_columns,)
     return (task.text_columns, *(SINGLE if len(task.text_columns) == 1 else PAIRS))
 
 
 def _labels(task: TextTask) -> tuple[str, ...]:
     """The names that the column of labels may have, in the order in which they are looked for."""
-    return tuple(dict.fromkeys((task.label_column, "label")))
+    return (task.label_column,) if task.label_named else tuple(dict.fromkeys((task.label_column, "label")))
 
 
 def id_names(task: TextTask) -> tuple[str, ...]:
     """The same of the column that names a row."""
-    return tuple(dict.fromkeys(("idx", task.id_column, "index", "id")))
+    names = dict.fromkeys(("idx", task.id_column, "index", "id"))
+    return tuple(name for name in names if name not in (*task.text_columns, task.label_column))
 
 
 def naming_column(task: TextTask, columns: Collection[str]) -> str | None:
@@ -104,6 +112,8 @@ def _table(
 ) -> Iterator[tuple[int, tuple[int, dict[str, str] | None]]] | None:
     """Of every row of an exported .csv or .tsv its number, that of its line, and its values by column; None where the
     first line is no header of one."""
+    if _without_header(task, first[1]):
+        return _numbered_columns(task, path, first, lines)
     tabs = "\t" in first[1]
     written = [name.strip() for name in (first[1].split("\t") if tabs else csv_fields(first[1]))]
     # GLUE's diagnostic set with its labels has Premise, Hypothesis, Label; spreadsheets like capitals too.
@@ -125,6 +135,38 @@ def _table(
         return numbered(_tab_records(lines, header), task.bad_rows)
     # Lines are read ahead, so that what was refused meanwhile tells no number; but csv_records names every line.
     return enumerate(csv_records(itertools.chain([first], lines), header))
+
+
+def _without_header(task: TextTask, first: str) -> bool:
+    """Whether columns are given by their numbers, which are not names in a file's first line."""
+    used = {*task.text_columns, *((task.label_column,) if task.label_named else ())}
+    written = first.split("\t") if "\t" in first else csv_fields(first)
+    return all(map(_COLUMN.fullmatch, used)) and not used <= {name.strip() for name in written}
+
+
+def _numbered_columns(
+    task: TextTask, path: str, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, tuple[int, dict[str, str] | None]]] | None:
+    """The same as `_table` of a file without a header, whose columns are called 1, 2, ...; None for standard input of
+    fewer columns, which are texts alone."""
+    last, lines = max(map(int, task.text_columns)), itertools.chain([first], lines)
+    # Texts have commas and tabs of their own: commas separate in a .csv alone, and there where its fields have quotes.
+    if path.lower().endswith(".csv") and (first[1].startswith('"') or "\t" not in first[1]):
+        found = csv_records(itertools.chain([(first[0] - 1, "")], lines), None)
+        row = next(found, (first[0], {}))
+        count, records = len(row[1]), enumerate(itertools.chain([row], found))
+    else:
+        count = first[1].count("\t") + 1
+        header = [str(number) for number in range(1, count + 1)]
+        records = numbered(_tab_records(lines, header), task.bad_rows)
+        if count < last and path == called("-"):
+            return None
+    if count < last:
+        raise DataError(
+            f"{path}, line {first[0]}: expected at least {last} columns without a header, separated by tabs or, in a "
+            f".csv, by commas, got {count or 'a quote that is not closed'}: {shorten(first[1])!r}"
+        )
+    return records
 
 
 def _tab_records(lines: Iterator[tuple[int, str]], header: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -150,20 +192,20 @@ def _row(task: TextTask, index: int, record: Record) -> Row:
     form = next((form for there in (set(values), columns) for form in forms if set(form) <= there), None)
     if form is None:
         got = ", ".join(map(str, values)) or "another number of columns, or a quote that is not closed"
-        raise ValueError(f"expected the columns {', '.join(forms[0])}, got {shorten(got)}")
+        expected = f"column{'s' * (len(forms[0]) > 1)} {', '.join(forms[0])}"
+        raise ValueError(f"expected the {expected}, got {shorten(got)}{NAMED if values else ''}")
     texts = [values.get(name, "") for name in form]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"expected texts in {', '.join(form)}, got {shorten(repr(texts))}")
     texts = tuple(text.strip() for text in texts)
     column = next((name for name in _labels(task) if name in values), None)
-    label = None if column is None else _label(task, values[column], record.names.get(column, ()))
-    label = None if label is None else task.answer(label)
+    label = None if column is None else task.label_of(values[column], record.names.get(column, ()))
     task.check_texts(texts, labelled=label is not None)
     names = naming_column(task, values)
     return Row(str(index if names is None else values[names]).strip(), texts, label)
 
 
-def _label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
+def exported_label(task: TextTask, value: Any, names: Sequence[str]) -> str | None:
     """A label as the task's own files have it.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -30,8 +31,9 @@ class Regression(TextTask):
             value = float(text)
         except ValueError:
             value = math.nan
-        if not self.low <= value <= self.high:
-            raise ValueError(f"expected a number from {self.low:g} to {self.high:g}, got {text!r}")
+        if not self.low <= value <= self.high or math.isinf(value):
+            bounds = "" if math.isinf(self.high) else f" from {self.low:g} to {self.high:g}"
+            raise ValueError(f"expected a number{bounds}, got {text!r}")
         return value
 
     def target(self, label: float) -> float:
@@ -50,13 +52,17 @@ class Regression(TextTask):
     def guess(self, rows: Sequence[Row]) -> list[float]:
         return [sum(row.label for row in rows) / len(rows)] * len(rows)
 
+    def edges(self, gold: Sequence[float]) -> np.ndarray:
+        """Where the intervals of the table begin and end: units of the gold numbers."""
+        return np.append(np.arange(self.low, self.high), self.high)
+
     def tables(self, rows: Sequence[Row], predictions: Sequence[float]) -> dict[str, list[Sequence]]:
-        """For each unit of the gold numbers the mean prediction and the mean absolute difference."""
+        """For each of the intervals between `edges` the mean prediction and the mean absolute difference."""
         table: list[Sequence] = [("gold", "mean_prediction", "mean_difference", "rows")]
         pairs = [(row.label, prediction) for row, prediction in zip(rows, predictions, strict=True)]
-        for low in np.arange(self.low, self.high):
-            high = min(low + 1, self.high)
-            inside = [(a, b) for a, b in pairs if low <= a < high or a == high == self.high]
+        edges = self.edges([row.label for row in rows])
+        for low, high in itertools.pairwise(edges):
+            inside = [(a, b) for a, b in pairs if low <= a < high or a == high == edges[-1]]
             if inside:
                 mean = sum(b for _, b in inside) / len(inside)
                 difference = sum(abs(a - b) for a, b in inside) / len(inside)

@@ -49,6 +49,7 @@ def read_table(
     *,
     bare: Sequence[Sequence[str]] = (),
     form: str = "a tab-separated file",
+    hint: str = "",
     is_bare: Callable[[Sequence[str]], bool] = lambda fields: True,
     extra: bool = False,
     bad_rows: BadRows = STRICT,
@@ -62,6 +63,7 @@ def read_table(
         optional: columns to keep where there are such; others are dropped (MNLI's parse trees are most of its file).
         bare: the columns of files without header, where a task has such; they differ in their number.
         form: what messages call a file with a header.
+        hint: what a person can do where the header has other columns.
         is_bare: of a first line of as many fields as the first of ``bare`` has, whether it is of that form.
         extra: rows of the first of ``bare`` may have more columns than it names; they are left out.
         bad_rows: where rows with too few or too many columns, empty lines between rows and lines that are no UTF-8 go.
@@ -85,7 +87,7 @@ def read_table(
         found = bare[0] if first_bare else next((one for one in bare[1:] if _fits(columns, one, False)), None)
         if found is None:
             expected = _expected(needed, optional, bare, form)
-            raise DataError(f"{path}, line {first[0]}: expected {expected}, got {shorten(first[1])!r}")
+            raise DataError(f"{path}, line {first[0]}: expected {expected}, got {shorten(first[1])!r}{hint}")
         columns, pending = tuple(found), [first]
     else:
         lines = rows_below(first, lines, columns, path, bad_rows)

@@ -14,9 +14,9 @@ from ..errors import DataError, InputError
 from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
 from .encoding import encode_texts
-from .exported import exported_rows, id_names, naming_column, read_table_of_hub, text_forms
+from .exported import NAMED, exported_label, exported_rows, id_names, naming_column, read_table_of_hub, text_forms
 from .files import atomic_write, of_rows, read_lines, written
-from .hub_files import Record, is_hub_file, read_records
+from .hub_files import is_hub_file, read_records
 from .tables import check_once, read_table
 from .transforms import example, parts_of, with_next_words
 from .typed import read_typed
@@ -24,6 +24,7 @@ from .typed import read_typed
 if TYPE_CHECKING:
     from ..model_config import ModelConfig
     from ..packing import PackedBatch
+    from .config import TaskOptions
 
 
 class TextTask(Task):
@@ -37,6 +38,7 @@ class TextTask(Task):
         id_column: the column that names a row in the authors' files; one that `exported.id_names` has does so too, and
             without any rows are numbered from 0.
         source_columns: of what a row was taken from; beside all of these ``id`` is the number of the row there.
+        counts: how many text columns the task may have.
         bare_columns: the columns of files without a header; empty where the task has none.
         extra_columns: rows of such files may have columns after the last of these.
         features: which features of a frozen model a BiLSTM is trained on (see `feature_classifier`); None to train a
@@ -52,6 +54,7 @@ class TextTask(Task):
     similarity: bool = False
     id_column: str = "index"
     source_columns: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
     features: str | None = None
@@ -74,6 +77,27 @@ class TextTask(Task):
     def head(self) -> dict:
         """The configuration of the head, as keyword arguments of `from_pretrained`."""
 
+    def configure(self, options: TaskOptions) -> None:
+        super().configure(options)
+        counts = self.counts or (len(type(self).text_columns),)
+        if len(self.text_columns) not in counts:
+            expected = " or ".join(map(str, counts))
+            raise InputError(
+                f"text_columns of the task {self.name} must be {expected}, got {', '.join(self.text_columns)}"
+            )
+        if self.texts_named or self.label_named:
+            self.bare_columns, self.extra_columns = (), False  # of the task's own files
+
+    @property
+    def texts_named(self) -> bool:
+        """Whether the text columns are a person's own, and no others may stand in their place."""
+        return self.text_columns != type(self).text_columns
+
+    @property
+    def label_named(self) -> bool:
+        """The same of the column of labels."""
+        return self.label_column != type(self).label_column
+
     def read(self, path: str | os.PathLike) -> list[Row]:
         return list(self.rows(path))
 
@@ -82,13 +106,13 @@ class TextTask(Task):
 
     def _rows(self, path: str | os.PathLike) -> Iterator[Row]:
         if is_hub_file(path):
-            yield from self.rows_of(path, numbered(read_records(path, self.bad_rows), self.bad_rows))
+            yield from exported_rows(self, path, numbered(read_records(path, self.bad_rows), self.bad_rows))
             return
         # What tells the forms apart is read once: a pipe cannot be opened again, and a bad row counts once.
         lines = read_lines(path, self.bad_rows)
         records, lines = read_typed(path, lines, text_forms(self), self.bad_rows)
         if records is not None:
-            yield from self.rows_of(path, numbered(records, self.bad_rows))
+            yield from exported_rows(self, path, numbered(records, self.bad_rows))
             return
         first = next(lines, None)
         exported = None if first is None else read_table_of_hub(self, path, first, lines)
@@ -104,6 +128,7 @@ class TextTask(Task):
             (self.label_column, *id_names(self)),
             bare=bare,
             form="a tab-separated file (or .csv)",
+            hint=NAMED,
             is_bare=self.is_bare,
             extra=self.extra_columns,
             bad_rows=self.bad_rows,
@@ -136,9 +161,17 @@ class TextTask(Task):
         """The text of a column between tabs. Of the authors' files its quotes are a part, as GLUE's readers have it."""
         return text
 
-    def rows_of(self, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]]) -> Iterator[Row]:
-        """The rows that numbered records of a file hold; None stands for one that was refused already."""
-        return exported_rows(self, path, records)
+    def label_of(self, value: Any, names: Sequence[str]) -> Any:
+        """The label that a record of an exported file has, as the metric compares it; None for none.
+
+        Args:
+            names: of the file's classes, where it has such.
+
+        Raises:
+            ValueError: with what was expected.
+        """
+        label = exported_label(self, value, names)
+        return None if label is None else self.answer(label)
 
     def is_bare(self, fields: Sequence[str]) -> bool:
         """Whether a first line of as many fields as `bare_columns` is a row of a file without header."""

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
-from .base import LabelColumns, Row
+from .bad_rows import called
+from .base import Row
 from .classification import Classification
-from .exported import naming_column, unquoted
+from .exported import unquoted
 from .files import shorten
-from .hub_files import Record, class_number
+from .hub_files import class_number
+from .text import TextTask
 
 _BREAKS = re.compile(r"[\t\r\n]")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
-class TextClassification(Classification):
-    """Tab-separated with the header ``text, label``; or JSON lines or Parquet with ``text``, ``label``, maybe ``id``.
+class OwnFiles(TextTask):
+    """Files of one's own: tab- or comma-separated, JSON lines or Parquet with ``text``, ``label``, maybe ``id``; or
+    with the columns that `TaskOptions` names, which may be two of a pair."""
+
+    text_columns = ("text",)
+    counts = (1, 2)
+    no_label = ()
+
+    def plain(self, text: str) -> str:
+        # pandas writes CSV's quotes between tabs as well.
+        return unquoted(text)
+
+
+class TextClassification(OwnFiles, Classification):
+    """One label of those that the training file has.
 
     Args:
         labels: the labels in the order of the class ids; empty to learn them from the training rows, sorted.
     """
 
     name = "text-classification"
-    text_columns = ("text",)
-    no_label = ()
 
     def __init__(self, labels: Sequence[str] = ()):
         self.labels = tuple(labels)
@@ -40,37 +54,12 @@ class TextClassification(Classification):
             return [replace(row, label=None) for row in rows]
         return rows
 
-    def rows_of(self, path: str | os.PathLike, records: Iterable[tuple[int, Record | None]]) -> Iterator[Row]:
-        seen: set[str] = set()
-        for index, record in records:
-            if record is None:
-                continue
-            values = record.values
-            if index == 0:
-                self.label_columns = LabelColumns(record.where, ("label",), (*values, *record.nulls))
-            names = naming_column(self, values)
-            name = str(index if names is None else values[names]).strip()
-            text, label = values.get("text", values.get("sentence")), values.get("label")
-            try:
-                if not isinstance(text, str) or not text.strip():
-                    raise ValueError(f"expected a text under the key 'text', got {text!r}")
-                label = None if label is None else self._label(label, record.names.get("label", ()))
-                self.check_id(name, seen, numbered=names is None)
-            except ValueError as error:
-                self.bad_rows.refuse(f"{record.where}: {error}")
-                continue
-            yield Row(name, (text.strip(),), label)
-
-    def plain(self, text: str) -> str:
-        # A file of one's own, which pandas writes with CSV's quotes between tabs as well.
-        return unquoted(text)
-
     def parse(self, text: str) -> str:
         if _BREAKS.search(text):
             raise _not_one(text)
         return super().parse(text)
 
-    def _label(self, value: Any, names: Sequence[str]) -> str | None:
+    def label_of(self, value: Any, names: Sequence[str]) -> str | None:
         try:
             if isinstance(value, (list, dict)) or value != value:  # NaN is a table's way to have none
                 raise _not_one(value)
@@ -80,6 +69,19 @@ class TextClassification(Classification):
                 return None
             raise
         return None if label is None else self.answer(label)
+
+    def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
+        """Warns of a header that numbers of columns have made a row."""
+        labels = [row.label for row in rows]
+        alone = labels.count(labels[0]) == 1 and len(labels) > 2 * len(set(labels)) if labels else False
+        if alone and all(map(str.isdecimal, self.text_columns)):
+            logging.getLogger("fastbert").warning(
+                "%s: the label of its first row, %s, comes in no other: columns of a file with a header are given by "
+                "their names",
+                called(path),
+                shorten(labels[0]),
+            )
+        return super().for_training(rows, path)
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:

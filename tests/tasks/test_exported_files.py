@@ -349,7 +349,7 @@ def test_json_under_another_name(read):
     rows = [Row("0", ("A",), "x"), Row("1", ("B",), "y")]
     assert read("text-classification", lines, "train.txt") == rows
     assert read("text-classification", b"[" + lines.strip().replace(b"\n", b",\n") + b"]", "train") == rows
-    with pytest.raises(DataError, match=r"train.txt, line 3: expected a text under the key 'text', got None"):
+    with pytest.raises(DataError, match=r"train.txt, line 3: expected the column text, got label"):
         read("text-classification", lines + b'{"label": "x"}\n', "train.txt")
     pair = b'{"premise": "A", "hypothesis": "B", "label": "entailment", "idx": 7}\n'
     assert read("rte", b"\xef\xbb\xbf" + pair, "val.txt") == [Row("7", ("A", "B"), "entailment")]
@@ -524,7 +524,7 @@ def test_a_csv_of_one_column(task, name, header, read):
     content = f'{header}\n"Hello, world"\n"two\nlines"\nplain, with a comma\n"He" said\n'
     rows = read(task, content.encode(), name)
     assert [row.texts for row in rows] == [("Hello, world",), ("two\nlines",), ("plain, with a comma",), ('"He" said',)]
-    with pytest.raises(DataError, match=f"{name}, line 2: expected the columns"):
+    with pytest.raises(DataError, match=f"{name}, line 2: expected the column "):
         read(task, f'{header}\n"one","two"\n'.encode(), name)
     # Under another name quotes are characters.
     if header == "sentence":

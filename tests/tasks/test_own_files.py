@@ -1,0 +1,274 @@
+"""Files of one's own: whatever their columns are called, or numbered; written here as their publishers write them."""
+
+import json
+
+import pytest
+import tiny_bert
+
+from fastbert.cli.main import main
+from fastbert.errors import DataError, InputError
+from fastbert.tasks import registry
+from fastbert.tasks.base import Row, require_labels
+from fastbert.tasks.config import TaskOptions
+
+PAWS = "id\tsentence1\tsentence2\tlabel\n1\tIn Paris , \"a\" b\tIn B , ''c''\t0\n2\tD\tE\t1\n"
+JIGSAW = '"id","comment_text","toxic","severe_toxic"\n"0a","He said ""no"".\n\nThen, left","0","0"\n"0b","Bad",1,0\n'
+SNLI = {"gold_label": "neutral", "sentence1": "A", "sentence2": "B", "pairID": "1.jpg#0", "annotator_labels": ["x"]}
+BOOLQ = [
+    {"question": "is it", "passage": "It is.", "idx": 3, "label": True},
+    {"question": "was it", "passage": "No. \u201cIt\u201d", "idx": 5, "label": False},
+]
+SCITAIL = {"gold_label": "entails", "sentence1": "P", "sentence2": "H", "sentence2_parse": "("}
+
+FORMS = {
+    # AG News, DBpedia, Yahoo, Yelp and Amazon as Zhang et al. publish them: no header, the class first, quotes doubled.
+    "agnews.csv": (
+        '"3","Wall St. ""Bears""","Short-sellers, Wall\\nStreet"\r\n"4","T","D"\r\n',
+        ("2", "3"),
+        "1",
+        [Row("0", ('Wall St. "Bears"', "Short-sellers, Wall\\nStreet"), "3"), Row("1", ("T", "D"), "4")],
+    ),
+    "yelp.csv": (
+        '"1","Bad, ""very"""\n"2","two\nlines"\n',
+        ("2",),
+        "1",
+        [("0", 'Bad, "very"', "1"), ("1", "two\nlines", "2")],
+    ),
+    "imdb.csv": (
+        '\ufeffreview,sentiment\r\n"One.<br /><br />""Two"", three",positive\r\nplain,negative\r\n',
+        ("review",),
+        "sentiment",
+        [("0", 'One.<br /><br />"Two", three', "positive"), ("1", "plain", "negative")],
+    ),
+    "boolq.jsonl": (
+        "".join(json.dumps(row) + "\n" for row in BOOLQ),
+        ("question", "passage"),
+        "label",
+        [Row("3", ("is it", "It is."), "True"), Row("5", ("was it", "No. \u201cIt\u201d"), "False")],
+    ),
+    "cb.jsonl": (
+        json.dumps({"premise": "P", "hypothesis": "H", "label": "contradiction", "idx": 7}),
+        ("premise", "hypothesis"),
+        "label",
+        [Row("7", ("P", "H"), "contradiction")],
+    ),
+    "paws.tsv": (
+        PAWS,
+        ("sentence1", "sentence2"),
+        "label",
+        [Row("1", ('In Paris , "a" b', "In B , ''c''"), "0"), Row("2", ("D", "E"), "1")],
+    ),
+    "snli.jsonl": (json.dumps(SNLI), ("sentence1", "sentence2"), "gold_label", [Row("0", ("A", "B"), "neutral")]),
+    "scitail.txt": (json.dumps(SCITAIL), ("sentence1", "sentence2"), "gold_label", [Row("0", ("P", "H"), "entails")]),
+    "scitail.tsv": (
+        'P, "q\tH\tneutral\nR\tS\tentails\n',
+        ("1", "2"),
+        "3",
+        [Row("0", ('P, "q', "H"), "neutral"), Row("1", ("R", "S"), "entails")],
+    ),
+    "sms.tsv": ("ham\tGo, \"now\"..\nspam\tWin\n", ("2",), "1", [("0", 'Go, "now"..', "ham"), ("1", "Win", "spam")]),
+    "amazon.jsonl": (
+        json.dumps({"label": 1, "title": "T", "content": "C"}),
+        ("title", "content"),
+        "label",
+        [Row("0", ("T", "C"), "1")],
+    ),
+    "jigsaw.csv": (
+        JIGSAW,
+        ("comment_text",),
+        "toxic",
+        [("0a", 'He said "no".\n\nThen, left', "0"), ("0b", "Bad", "1")],
+    ),
+    # A header of numbers, as pandas writes a table without names.
+    "pandas.csv": ("0,1\nbad,-1\ngood,1\n", ("0",), "1", [("0", "bad", "-1"), ("1", "good", "1")]),
+}  # fmt: skip
+
+
+def task_of(name, texts=None, label=None):
+    task = registry.get(name)
+    task.configure(TaskOptions(text_columns=texts, label_column=label))
+    return task
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_published_forms_are_read_by_the_names_of_their_columns(name, tmp_path):
+    content, texts, label, expected = FORMS[name]
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    rows = [row if isinstance(row, Row) else Row(row[0], (row[1],), row[2]) for row in expected]
+    assert task_of("text-classification", texts, label).read(path) == rows
+    task = task_of("text-classification", texts, label)
+    task.predicting = True
+    assert [row.texts for row in task.read(path)] == [row.texts for row in rows]
+
+
+def test_parquet_names_the_classes_of_the_column_that_is_chosen(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    kinds = {"fine_label": {"names": ["manner", "cremat"], "_type": "ClassLabel"}}
+    kinds["coarse_label"] = {"names": ["ABBR", "DESC"], "_type": "ClassLabel"}
+    table = pyarrow.table({"text": ["How", "What"], "coarse_label": [1, 0], "fine_label": [0, 1]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": kinds}})})
+    parquet.write_table(table, tmp_path / "f.parquet")
+    for column, labels in (("coarse_label", ["DESC", "ABBR"]), ("fine_label", ["manner", "cremat"])):
+        rows = task_of("text-classification", None, column).read(tmp_path / "f.parquet")
+        assert [row.label for row in rows] == labels
+
+
+def test_glue_s_tasks_read_columns_of_other_names_too(tmp_path):
+    path = tmp_path / "f.csv"
+    path.write_text("a,b,similar,label\nx,y,2.5,9\n")
+    assert task_of("stsb", ("a", "b"), "similar").read(path) == [Row("0", ("x", "y"), 2.5)]
+    path = tmp_path / "f.tsv"  # as many columns as CoLA's, whose form is not looked for any more
+    path.write_text('src\tok\tmark\tsays\n"g"\t1\t\t"A" b\n')
+    assert task_of("cola", ("says",), "ok").read(path) == [Row("0", ('"A" b',), "1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "label", "error"),
+    [
+        (
+            "f.jsonl",
+            '{"question": "a", "passage": "b"}',
+            None,
+            None,
+            r"column text, got question, passage \(--text-c",
+        ),
+        ("f.csv", "a,b\nc,d\n", None, None, r"with the column 'text' .*got 'a,b' \(--text-columns and --label-column"),
+        ("f.csv", "a,b\nc,d\n", ("a", "x"), "b", r"with the columns 'a', 'x'"),
+        ("f.csv", '"1","a"\n', ("2", "3"), "1", "line 1: expected at least 3 columns without a header, .*, got 2: "),
+        (
+            "f.csv",
+            '"1","a\n',
+            ("2", "3"),
+            "1",
+            "at least 3 columns .*, got a quote that is not closed",
+        ),
+        (
+            "f.csv",
+            "text,label\na,1\n",
+            None,
+            "sentiment",
+            "a column sentiment with the label of every row",
+        ),
+    ],
+)
+def test_columns_that_are_not_there(name, content, texts, label, error, tmp_path):
+    path = tmp_path / name
+    path.write_text(content)
+    task = task_of("text-classification", texts, label)
+    with pytest.raises(DataError, match=error):
+        require_labels(task, task.read(path), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "label", "error"),
+    [
+        ("sst2", ("a", "b"), None, "text_columns of the task sst2 must be 1, got a, b"),
+        ("text-classification", ("a", "b", "c"), None, "text_columns of the task text-classification must be 1 or 2"),
+        ("text-classification", ("a", "a"), None, "must be different names, got 'a', 'a'"),
+        ("text-classification", ("a", "b"), "a", "must be different names, got 'a', 'b', 'a'"),
+        ("text-classification", (), None, "must be different names, got none"),
+    ],
+)
+def test_columns_that_a_task_cannot_have(name, texts, label, error):
+    with pytest.raises(InputError, match=error):
+        task_of(name, texts, label)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "expected"),
+    [
+        ("f.txt", "so, it is\nand that\n", ("1",), [("so, it is",), ("and that",)]),
+        ("f.csv", '"so, it is"\nand that\n', ("1",), [("so, it is",), ("and that",)]),
+        ("f.csv", '"1","a\tb"\n', ("2",), [("a\tb",)]),
+        ("f.csv", "1\ta, b, c\n", ("2",), [("a, b, c",)]),
+        ("f.csv", '"1","a\nb"\n2,c\n', ("2",), [("a\nb",), ("c",)]),
+    ],
+)
+def test_what_separates_columns_without_a_header(name, content, texts, expected, tmp_path):
+    path = tmp_path / name
+    path.write_text(content)
+    task = task_of("text-classification", texts)
+    task.predicting = True
+    assert [row.texts for row in task.read(path)] == expected
+
+
+def test_a_header_that_is_taken_for_a_row_is_told(tmp_path, caplog):
+    path = tmp_path / "train.csv"
+    path.write_text("Class Index,Title\n" + "1,a\n2,b\n" * 3)
+    task = task_of("text-classification", ("2",), "1")
+    task.for_training(task.read(path), path)
+    assert f"{path}: the label of its first row, Class Index, comes in no other" in caplog.text
+    caplog.clear()
+    path.write_text("1,a\n2,b\n" * 3)
+    task.for_training(task.read(path), path)
+    assert not caplog.text
+
+
+def test_what_is_typed_is_a_text_for_a_model_of_numbered_columns(monkeypatch):
+    def read(line, texts):
+        monkeypatch.setattr("fastbert.tasks.files.binary_lines", lambda file: iter([line]))
+        task = task_of("text-classification", texts, "1")
+        task.predicting = True
+        return [row.texts for row in task.read("-")]
+
+    assert read(b"dull, very\n", ("2",)) == [("dull, very",)]
+    assert read(b"A, b\tC\n", ("2", "3")) == [("A, b", "C")]
+    assert read(b"9\tA\tC\n", ("2", "3")) == [("A", "C")]
+
+
+def test_regression_learns_the_size_of_its_numbers(tmp_path, capsys):
+    """Prices in thousands from texts of two columns, in a file without a header; what is learned is kept."""
+    model = tiny_bert.save(tmp_path / "model", num_hidden_layers=1)
+    rows = [("good", 9000), ("bad", 5000), ("great", 9100), ("poor", 5100)] * 8
+    data = tmp_path / "data.csv"
+    data.write_text("".join(f'{price},"the film, a",{word}\n' for word, price in rows))
+    run, columns = tmp_path / "run", ["--text-columns", "2", "3", "--label-column", "1"]
+    recipe = ["--epochs", "6", "--batch-size", "4", "--lr", "3e-3", "--max-seqlen", "16"]
+    given = ["--model", str(model), "--train", str(data), "--dev", str(data), "--out", str(run)]
+    assert main(["finetune", "text-regression", *given, *columns, *recipe]) == 0
+    lines = (run / "dev_differences.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines[1:]] == ["5000 to 5410", "8690 to 9100"]
+    capsys.readouterr()
+    assert main(["evaluate", "text-regression", "--model", str(run), "--data", str(data)]) == 0
+    assert json.loads(capsys.readouterr().out)["pearson"] > 0.9
+    test = tmp_path / "test.csv"
+    test.write_text('w,t\ngood,"the film, a"\nbad,"the film, a"\n')
+    again = ["predict", "text-regression", "--model", str(run), "--data", str(test), "--text-columns", "t", "w"]
+    assert main(again) == 0
+    high, low = (float(line.split("\t")[1]) for line in capsys.readouterr().out.splitlines()[1:])
+    assert 2000 < low < high < 12_000
+
+
+def test_labels_of_a_regression_are_numbers_and_not_all_the_same():
+    task = registry.get("text-regression")
+    assert task.parse("-1") == -1
+    for text in ("inf", "nan", "x", ""):
+        with pytest.raises(ValueError, match="expected a number, got"):
+            task.parse(text)
+    with pytest.raises(DataError, match="expected different numbers as labels of the training rows, got 3 in all"):
+        task.learn([Row("0", ("a",), 3.0), Row("1", ("b",), 3.0)])
+
+
+def test_a_run_goes_on_with_its_columns(tmp_path, capsys):
+    """A pair of columns of BoolQ's names, from training to a line that is typed."""
+    model = tiny_bert.save(tmp_path / "model", num_hidden_layers=1)
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps({**row, "idx": i}) + "\n" for i, row in enumerate(BOOLQ * 4)))
+    given = ["--model", str(model), "--train", str(data), "--dev", str(data), "--out", str(tmp_path / "run")]
+    columns = ["--text-columns", "question", "passage"]
+    fast = ["--epochs", "1", "--max-seqlen", "16"]
+    assert main(["finetune", "text-classification", *given, *columns, *fast]) == 0
+    assert (tmp_path / "run" / "dev_classes.tsv").read_text().splitlines()[1].startswith("False\t")
+    out = tmp_path / "out.tsv"
+    run = ["text-classification", "--model", str(tmp_path / "run")]
+    assert main(["predict", *run, "--data", str(data), "--out", str(out)]) == 0
+    assert {line.split("\t")[1] for line in out.read_text().splitlines()[1:]} <= {"True", "False"}
+    assert main(["evaluate", *run[:1], "--data", str(data), "--predictions", str(out), *columns]) == 0
+    capsys.readouterr()
+    assert main(["predict", "ner", *run[1:], "--data", str(data), *columns]) == 2
+    assert "expected a model fine-tuned on ner" in capsys.readouterr().err
+    assert main(["evaluate", "ner", "--data", str(data), "--predictions", str(out), *columns]) == 2
+    assert "--text-columns belongs to tasks of texts, got the task ner" in capsys.readouterr().err
