@@ -16,7 +16,7 @@ from ..errors import DataError
 from .bad_rows import BadRows, called
 from .base import Row
 from .files import atomic_write, check_text, load_json, parse_json, read_lines, shorten
-from .hub_files import Record, is_hub_file, read_records
+from .hub_files import Record, is_hub_file, list_records, read_records
 from .typed import TYPED, read_typed
 
 # A key "id" with a text or a number, escapes and all; within a text its quotes would have escapes.
@@ -68,6 +68,8 @@ def read_questions(
         value = parse_json(text, path)
     else:
         value, text = load_json(path)
+    if isinstance(value, list) and value:
+        return _rows_of(path, list_records(path, value, bad_rows), bad_rows, impossible, ignore_answers)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise DataError(
             f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value"
@@ -222,7 +224,7 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
         if marked:
             raise ValueError("expected a question with an answer, got an impossible one, which belongs to squad2")
         if not values:
-            return None
+            raise ValueError("expected a question with an answer, got one without, as squad2 has them")
     elif marked and values:
         raise ValueError("expected no answer to an impossible question, got one")
     return Answers(tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values))

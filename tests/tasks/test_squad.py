@@ -114,6 +114,28 @@ def test_bad_files_are_named(tmp_path, value, reason):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["f.json", "hub.jsonl", "hub.json"])
+def test_questions_without_an_answer_are_said_to_be_squad2_s(tmp_path, name):
+    """A hub's squad_v2 says it by empty lists alone."""
+    value = squad(("q", "what is good", [("film", 4)]), ("r", "what", []))
+    paragraph = value["data"][0]["paragraphs"][0]
+    for question in paragraph["qas"]:
+        question.pop("is_impossible", None)
+    if name != "f.json":
+        answers = ({"text": ["film"], "answer_start": [4]}, {"text": [], "answer_start": []})
+        rows = [
+            {**q, "context": paragraph["context"], "answers": a} for q, a in zip(paragraph["qas"], answers, strict=True)
+        ]
+        value = "\n".join(map(json.dumps, rows)) if name == "hub.jsonl" else json.dumps(rows)
+    path = write(tmp_path, value, name)
+    with pytest.raises(DataError, match="expected a question with an answer, got one without, as squad2 has them"):
+        registry.get("squad1").read(path)
+    assert [row.label.texts for row in registry.get("squad2").read(path)] == [("film",), ()]
+    task = registry.get("squad1")
+    task.predicting = True
+    assert [row.id for row in task.read(path)] == ["q", "r"]
+
+
 def test_bad_questions_may_be_skipped(tmp_path):
     task = registry.get("squad1")
     task.bad_rows = BadRows(skip=True)
