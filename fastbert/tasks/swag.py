@@ -33,6 +33,10 @@ LISTS = (
     ("ctx_a", "ctx_b", "endings", "label"),  # HellaSwag on hubs
     ("ctx_a", "ctx_b", "ending_options", "label"),  # and as its authors publish it
     ("question_propmt", "", "candidate_answers", "correct_answer_idx"),  # CODAH on hubs, misspelt there
+    ("article", "question", "options", "answer"),  # RACE
+    ("question", "", "choices", "answerKey"),  # ARC, and CommonsenseQA, which has five
+    ("question_stem", "", "choices", "answerKey"),  # OpenBookQA
+    ("question", "", "choices", "answer"),  # MMLU
 )
 """Context, beginning of every ending, list of endings, label."""
 SOURCES = ("video-id", "source_id")
@@ -44,8 +48,8 @@ OBJECTS = (REGULAR, FULL[:-1], *((context, endings) for context, _, endings, _ i
 class SWAG(Task):
     """SWAG's "regular" .csv (``sent1, sent2, ending0..3`` and, but for test files, ``label``) and "full" .csv
     (``gold-ending, distractor-0..3``), both with CSV quoting; CODAH's tab-separated files without header or quoting
-    (``category, prompt, ending0..3, label``); HellaSwag's JSON lines; and all three as data-set hubs have them. A row's
-    texts are its context and four endings.
+    (``category, prompt, ending0..3, label``); HellaSwag's JSON lines; and all three as data-set hubs have them, from
+    which RACE, ARC, OpenBookQA and MMLU are read too. A row's texts are its context and four endings.
 
     Each ending makes a sequence ``[CLS] context [SEP] beginning and ending [SEP]``, as in Devlin et al. 2019.
     """
@@ -118,8 +122,8 @@ class SWAG(Task):
             if fields is None:  # refused already, as a line
                 continue
             if index == 0 and make is _of_hub:
-                names = ("label", *dict.fromkeys(form[-1] for form in LISTS if form[-1] != "label"))
-                self.label_columns = LabelColumns(where, names, tuple(fields))
+                form = _form_of(fields)
+                self.label_columns = LabelColumns(where, ("label",) if form is None else form[-1:], tuple(fields))
             try:
                 row = _checked(make(index, fields), self.predicting)
             except ValueError as error:
@@ -224,14 +228,32 @@ def _of_hub(index: int, values: dict[str, Any]) -> Row:
         return _regular(index, texts)
     if set(FULL[:-1]) <= set(texts):
         return _full(index, dict.fromkeys(FULL, "") | texts)
-    for context, beginning, endings, label in LISTS:
-        if context in values and isinstance(values.get(endings), list):
-            choices = [str(ending).strip() for ending in values[endings]]
-            joined = _joined(texts.get(beginning, ""), choices)
-            return Row(str(index), (texts[context], *joined), _label(texts.get(label)))
-    raise ValueError(
-        f"expected all columns of SWAG ({', '.join(REGULAR)}), HellaSwag or CODAH, got {shorten(', '.join(values))}"
-    )
+    form = _form_of(values)
+    if form is None:
+        raise ValueError(
+            f"expected all columns of SWAG ({', '.join(REGULAR)}), HellaSwag, CODAH, RACE, ARC, OpenBookQA or MMLU, "
+            f"got {shorten(', '.join(values))}"
+        )
+    context, beginning, endings, label = form
+    choices, letters = values[endings], list("ABCD")
+    if isinstance(choices, dict):  # of two lists, the endings and what the label calls them
+        choices, letters = choices["text"], choices.get("label") or letters
+    joined = _joined(texts.get(beginning, ""), [str(choice).strip() for choice in choices])
+    named = texts.get(label)
+    return Row(str(index), (texts[context], *joined), _label(str(letters.index(named)) if named in letters else named))
+
+
+def _form_of(values: dict[str, Any]) -> tuple[str, str, str, str] | None:
+    """Which of `LISTS` an object has, with its label where several have its texts."""
+
+    def fits(context: str, endings: str) -> bool:
+        found = values.get(endings)
+        found = found.get("text") if isinstance(found, dict) else found
+        flat = isinstance(found, list) and not any(isinstance(ending, (list, dict)) for ending in found)
+        return flat and isinstance(values.get(context), str)
+
+    found = [form for form in LISTS if fits(form[0], form[2])]
+    return next((form for form in found if form[-1] in values), found[0] if found else None)
 
 
 def _regular(index: int, values: dict[str, str]) -> Row:

@@ -14,7 +14,7 @@ from fastbert.cli.main import main
 from fastbert.errors import DataError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
-from fastbert.tasks.base import Row
+from fastbert.tasks.base import Row, require_labels
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.predict import run_model
@@ -206,3 +206,36 @@ def test_labels_as_pandas_writes_numbers_with_gaps(tmp_path, label, read):
 def test_a_number_that_is_no_whole_one_is_no_label(tmp_path):
     with pytest.raises(DataError, match=r"expected the label to be one of 0 to 3, got '1\.5'"):
         registry.get("swag").read(write(tmp_path, f"{HEADER},label\n1,v,0,x,a,b,gold,e,f,g,h,1.5\n"))
+
+
+CHOICES = {"text": ["a", "b", "c", "d"], "label": ["A", "B", "C", "D"]}
+NUMBERED = {**CHOICES, "label": ["1", "2", "3", "4"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "texts", "label"),
+    [
+        ({"article": "A", "question": "Q", "options": CHOICES["text"], "answer": "D"}, ("A", "Q a"), "3"),  # RACE
+        ({"question": "Q", "choices": CHOICES, "answerKey": "C"}, ("Q", "a"), "2"),  # ARC
+        ({"question": "Q", "choices": NUMBERED, "answerKey": "1"}, ("Q", "a"), "0"),
+        ({"question": "Q", "choices": CHOICES, "answerKey": ""}, ("Q", "a"), None),
+        ({"question_stem": "Q", "choices": CHOICES, "answerKey": "B"}, ("Q", "a"), "1"),  # OpenBookQA
+        ({"question": "Q", "choices": CHOICES["text"], "answer": 1}, ("Q", "a"), "1"),  # MMLU
+    ],
+)
+def test_other_sets_of_four_answers(tmp_path, values, texts, label):
+    [row] = registry.get("swag").read(write(tmp_path, json.dumps({"id": "x", **values}), "f.jsonl"))
+    assert (row.texts[:2], row.label) == (texts, label)
+
+
+def test_five_answers_are_none_of_four(tmp_path):
+    values = {"question": "Q", "choices": {"text": list("abcde"), "label": list("ABCDE")}, "answerKey": "E"}
+    with pytest.raises(DataError, match="line 1: expected 4 endings, got 5"):
+        registry.get("swag").read(write(tmp_path, json.dumps(values), "f.jsonl"))
+
+
+def test_the_column_of_labels_that_is_missing_is_that_of_the_form(tmp_path):
+    path = write(tmp_path, json.dumps({"question_stem": "Q", "choices": CHOICES}), "f.jsonl")
+    task = registry.get("swag")
+    with pytest.raises(DataError, match="expected a column answerKey with the label of every row, got the columns"):
+        require_labels(task, task.read(path), path)

@@ -356,7 +356,7 @@ _COLUMN = "{}, line 1: expected a column %s with the label of every row, got the
             "swag",
             "f.jsonl",
             '{"ctx_a": "a", "ctx_b": "b", "endings": ["c", "d", "e", "f"]}\n',
-            _COLUMN % ("label or correct_answer_idx", "ctx_a, ctx_b, endings"),
+            _COLUMN % ("label", "ctx_a, ctx_b, endings"),
         ),
         (
             "swag",
