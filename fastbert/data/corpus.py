@@ -31,6 +31,9 @@ _TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl")
 # How WikiExtractor opens an article.
 _ARTICLE = re.compile(r'<doc id="\d+" .*\btitle="(?P<title>.*)">')
 
+# WikiText's titles, and the headings within its articles.
+_TITLE, _HEADING = re.compile("= [^=].* ="), re.compile("(= ){2,}.*( =){2,}")
+
 
 @dataclass(frozen=True)
 class Document:
@@ -57,8 +60,9 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
 
     Args:
         paths: files or directories (see `corpus_files`). Plain text holds a sentence or a paragraph a line and
-            a blank line between documents, or WikiExtractor's articles; ``.jsonl`` (``.ndjson``), and what begins like
-            it under a name of text, holds an object with a string ``text`` a line, one document each; ``.gz`` of both.
+            a blank line between documents, or WikiExtractor's or WikiText's articles; ``.jsonl`` (``.ndjson``), and
+            what begins like it under a name of text, holds an object with a string ``text`` a line, one document each;
+            ``.gz`` of both.
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
@@ -243,10 +247,32 @@ def _without_tags(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]
         yield number, line
 
 
+def _without_headings(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of text, and of WikiText's articles as if they were text: a blank line in place of each title, between
+    which there is no other, and no headings. A file is WikiText's if it begins with a title."""
+    lines = iter(lines)
+    begin = list(_up_to_text(lines))
+    if not begin or not _TITLE.fullmatch(begin[-1][1]):
+        yield from itertools.chain(begin, lines)
+        return
+    for number, line in itertools.chain(begin, lines):
+        if _TITLE.fullmatch(line):
+            yield number, ""
+        elif line and not _HEADING.fullmatch(line):
+            yield number, line
+
+
+def _up_to_text(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    for number, line in lines:
+        yield number, line
+        if line:
+            return
+
+
 def _text_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[RawDocument]:
     document: list[str] = []
     start = chars = part = 0
-    for number, line in _without_tags(lines):
+    for number, line in _without_headings(_without_tags(lines)):
         if document and (not line or chars + len(line) > MAX_DOCUMENT_CHARS):
             yield RawDocument(f"{path}:{start}", document, part)
             document, chars, part = [], 0, part + 1

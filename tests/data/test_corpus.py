@@ -163,6 +163,22 @@ def test_wikiextractors_articles(tmp_path, name):
     assert sentences(path) == [["Before."], *read, ["After."], ["</doc>", "<doc of the house>"]]
 
 
+def test_wikitexts_articles(tmp_path):
+    """Headings are no text, and no blank line ends an article; elsewhere the same words are text."""
+    path = tmp_path / "wiki.train.tokens"
+    text = " \n = Tea = \n \n Tea is a drink . \n \n = = History = = \n \n It is old . \n"
+    text += " = = = In = 2 = = = \n \n It = hot . \n"
+    path.write_text(f"{text} \n = A = B = \n \n One more . \n")
+    assert sentences(path) == [["Tea is a drink .", "It is old .", "It = hot ."], ["One more ."]]
+    assert [d.name for d in read_documents([path])] == [f"{path}:4", f"{path}:15"]
+    path.write_text(f"Before.\n{text}")
+    assert len(sentences(path)) > 5
+
+
+def test_wikitexts_own_file_has_sixty_articles(shared_data):
+    assert len(list(read_raw_documents([shared_data / "corpus" / "wikitext2_valid.txt"]))) == 60
+
+
 def test_rows_of_json_under_a_name_without_a_suffix(tmp_path):
     """WikiExtractor's with --json; a text may begin with a brace, too."""
     path = tmp_path / "wiki_00"
