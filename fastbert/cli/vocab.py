@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,6 +10,9 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ._paths import InputPath, OutputPath
+
+OWNERS = ("config.json", "bert_config.json", "manifest.json")
+"""Files of models and of prepared data, whose ids are those of the vocabulary beside them."""
 
 
 @dataclass
@@ -50,7 +54,12 @@ def run(args: Vocab) -> None:
     to_file = args.out.suffix == ".txt"
     if args.out.is_dir() if to_file else args.out.is_file():
         raise InputError(f"{args.out}: expected a .txt file or a directory to write, got the other kind there")
-    check_writable(args.out if to_file else args.out / "vocab.txt", *files)
+    vocab = args.out if to_file else args.out / "vocab.txt"
+    check_writable(vocab, *files)
+    before = vocab.read_bytes() if vocab.is_file() else None
+    owner = next((name for name in OWNERS if (vocab.parent / name).is_file()), None)
+    if before is not None and owner is not None:
+        raise InputError(f"{vocab}: expected a new file, got the vocabulary that {owner} beside it was made with")
 
     def lines(advance) -> Iterator[str]:
         return (line for document in read_raw_documents(files, args.errors, advance) for line in document.lines)
@@ -68,3 +77,5 @@ def run(args: Vocab) -> None:
     print(f"{size:,} tokens ({'cased' if args.cased else 'uncased'}){few}")
     for path in paths:
         print(path)
+    if before is not None and vocab.read_bytes() != before:
+        print(f"{vocab}: another vocabulary stood there and is replaced", file=sys.stderr)

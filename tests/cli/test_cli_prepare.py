@@ -47,6 +47,22 @@ def test_what_is_written_into_the_corpus_is_not_read_as_text(tmp_path):
         assert (len(shards), shards.num_sentences) == (20, 40)
 
 
+@pytest.mark.parametrize("owner", ["config.json", "bert_config.json", "manifest.json"])
+def test_the_vocabulary_of_a_model_or_of_data_is_not_replaced(corpus, tmp_path, capsys, owner):
+    (tmp_path / "vocab.txt").write_text("a model's")
+    command = ["vocab", str(corpus), "--size", "300", "--out"]
+    assert main([*command, str(tmp_path / "vocab.txt")]) == 0
+    assert f"{tmp_path / 'vocab.txt'}: another vocabulary stood there and is replaced\n" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "vocab.txt")]) == 0  # the same one
+    assert "replaced" not in capsys.readouterr().err
+    (tmp_path / owner).write_text("{}")
+    kept = (tmp_path / "vocab.txt").read_bytes()
+    for out in (tmp_path, tmp_path / "vocab.txt"):
+        assert main([*command, str(out)]) == 2
+        assert f"expected a new file, got the vocabulary that {owner} beside it" in capsys.readouterr().err
+    assert (tmp_path / "vocab.txt").read_bytes() == kept
+
+
 def test_vocab_gives_the_same_bytes_twice(corpus, tmp_path):
     paths = [tmp_path / f"vocab{number}.txt" for number in range(3)]
     for path in paths:
