@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..train.plots import save_figure
+from ..train.plots import new_figure, save_figure
 
 _COLORS = {"fp32": "#8fb8e8", "bf16": "#0b57a4", "int8": "#4b2e83"}
 
@@ -14,14 +14,13 @@ def plot(document: dict, path: Path) -> Path:
 
     Bars of fastbert are framed. The file appears whole or not at all.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
     panels = [(session, workload) for session in document["sessions"] for workload in session["workloads"]]
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
     tallest = max(len(session["rows"]) // len(session["workloads"]) for session, _ in panels)
-    figure = Figure(figsize=(6.5 * columns, (0.22 * tallest + 1.1) * lines), layout="constrained")
+    figure = new_figure(figsize=(6.5 * columns, (0.22 * tallest + 1.1) * lines), layout="constrained")
+    from matplotlib.patches import Patch  # after the figure, which imports without a word
+
     axes = figure.subplots(lines, columns, squeeze=False).flat
     for axis, (session, workload) in zip(axes, panels, strict=False):
         _panel(axis, session, workload)

@@ -22,7 +22,7 @@ from ..errors import DataError, InputError
 from ..tasks.files import atomic_write, write_json
 from ..tasks.metrics import silhouette
 from ..tasks.runs import show_cell
-from ..train.plots import save_figure
+from ..train.plots import new_figure, save_figure
 
 Embed = Callable[[Sequence[str], str], np.ndarray]
 """(sentences, word) -> (sentences, H): the word's vector in each sentence."""
@@ -254,11 +254,9 @@ def _write(found: Polysemy, out: Path) -> list[Path]:
 
 def picture(found: Polysemy, path: Path) -> Path:
     """Draws a panel for every model (columns) and word (rows): its uses by their first two principal components."""
-    from matplotlib.figure import Figure
-
     models = list(dict.fromkeys(s.model for s in found.separations))
     words = list(dict.fromkeys(s.word for s in found.separations))
-    figure = Figure(figsize=(2.6 * len(models) + 0.4, 2.3 * len(words) + 0.6), layout="constrained")
+    figure = new_figure(figsize=(2.6 * len(models) + 0.4, 2.3 * len(words) + 0.6), layout="constrained")
     axes = figure.subplots(len(words), len(models), squeeze=False)
     for separation in found.separations:
         ax = axes[words.index(separation.word)][models.index(separation.model)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..files import whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_POINTS = 2000
 _INK, _TRAIN, _HELDOUT = "#57606a", "#8fb8e8", "#0b57a4"
@@ -35,11 +40,9 @@ def loss_plot(
         title: above the picture.
         words: which words are predicted.
     """
-    from matplotlib.figure import Figure
-
     path = Path(path)
     with_pairs = any("nsp_acc" in row for row in rows)
-    figure = Figure(figsize=(9, 3.6) if with_pairs else (6, 3.6), layout="constrained")
+    figure = new_figure(figsize=(9, 3.6) if with_pairs else (6, 3.6), layout="constrained")
     axes = figure.subplots(1, 2 if with_pairs else 1, squeeze=False)[0]
     _curves(axes[0], rows, "mlm_loss", 1.0)
     if baseline is not None:
@@ -59,6 +62,19 @@ def loss_plot(
     if title:
         figure.suptitle(title)
     return save_figure(figure, path)
+
+
+def new_figure(**options: Any) -> Figure:
+    """An empty picture, with the options of matplotlib's ``Figure``. Where the home directory cannot be written,
+    matplotlib says two sentences about its cache, of no use to who asked for a picture."""
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        from matplotlib.figure import Figure
+    finally:
+        logger.setLevel(level)
+    return Figure(**options)
 
 
 def save_figure(figure, path: Path) -> Path:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
+import fastbert
 from fastbert import BertConfig
 from fastbert.train.flops import batch_flops, measured_peak, sequence_flops
 from fastbert.train.plots import loss_plot
@@ -108,3 +113,17 @@ def test_a_failed_picture_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         loss_plot(rows(True), tmp_path / "loss.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_home_that_cannot_be_written_is_not_spoken_of(tmp_path):
+    """matplotlib has a cache there, and says two sentences where it cannot."""
+    code = f"""if True:
+        from pathlib import Path
+        from fastbert.train.plots import new_figure, save_figure
+        save_figure(new_figure(), Path({str(tmp_path / "p.png")!r}))
+    """
+    # The package under test: in a checkout whose sources have no kernels Python would warn of them.
+    home = {"MPLCONFIGDIR": "/proc/none", "PYTHONPATH": str(Path(fastbert.__file__).parents[1])}
+    place = {"cwd": tmp_path, "env": {**os.environ, **home}}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **place)
+    assert (done.returncode, done.stderr) == (0, "")
