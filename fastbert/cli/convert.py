@@ -1,4 +1,4 @@
-"""``fastbert convert``: a model from one published form to another."""
+"""``fastbert convert``: a model from one published format to another."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Convert:
 
     Example:
         fastbert convert uncased_L-12_H-768_A-12 bert-base
+        fastbert convert bert-base bert.onnx --to onnx
     """
 
     src: Positional[Annotated[InputPath, arg(metavar="SRC")]]
@@ -23,7 +24,7 @@ class Convert:
     dst: Positional[Annotated[OutputPath, arg(metavar="DST")]]
     """The directory to write; for onnx, the file."""
     to: Literal["safetensors", "pickle", "tf1", "onnx", "sentence-transformers"] = "safetensors"
-    """The form to write."""
+    """The format to write."""
     config: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """config.json or bert_config.json, where it is not beside the weights."""
 

@@ -18,7 +18,7 @@ from ._paths import InputName, InputPath, OutputName
 
 @dataclass(kw_only=True)
 class Pretrain(PretrainConfig):
-    """Pre-trains a BERT on the shards that `fastbert prepare` made; Ctrl-C saves, --resume auto goes on.
+    """Pre-trains a BERT on the shards that `fastbert prepare` made; Ctrl-C saves, --resume auto continues.
 
     OUT holds config.yaml, metrics.jsonl, tensorboard/, checkpoints/, report.html, loss.png and model/, a Hugging Face
     directory of the model with the least held-out loss.

@@ -34,9 +34,9 @@ class Vocab:
     size: int = 30522
     """Number of tokens, the five special ones included; a small corpus may give fewer."""
     cased: bool = False
-    """Keep capitals and accents; otherwise text is lower-cased and accents go."""
+    """Keep capitals and accents; otherwise text is lower-cased and accents are removed."""
     min_frequency: int = 2
-    """How often two pieces must meet to become one."""
+    """How often two pieces must occur side by side to be merged into one."""
     errors: Literal["strict", "replace"] = "strict"
     """Bytes that are not UTF-8: an error that names file and line, or U+FFFD in their place."""
 

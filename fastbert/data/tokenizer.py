@@ -65,16 +65,18 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Loads a tokenizer that gives the ids of transformers' BertTokenizer, XLMRobertaTokenizer, GPT2Tokenizer or
     OpenAIGPTTokenizer, without truncation or padding.
 
+    ``load_tokenizer(directory).encode("A sentence.").ids`` has the special tokens; ``encode_batch`` takes a list.
+
     Args:
         path: a directory that holds tokenizer.json, vocab.txt or vocab.json, or one of these files; a vocab.json needs
-            the merges.txt beside it. Added tokens and special tokens of other names than BERT's are read from the files
-            beside it, as transformers writes them.
+            the merges.txt beside it. Added tokens, and special tokens with other names than BERT's, are read from the
+            files beside it that transformers writes.
 
-    Case, accents and Chinese characters are handled as the tokenizer_config.json says. Where it says nothing, a
-    tokenizer.json keeps its own settings (transformers' BertTokenizer lower-cases there), and with a vocab.txt text is
-    lower-cased if hardly a token of the vocabulary has an upper-case letter; where a cased one has Korean's letters but
-    none of its syllables, these are taken apart. For a Unigram the tokenizer.json alone
-    decides. The side on which texts are to be cut is kept in the tokenizer's truncation (`data.truncation`).
+    The tokenizer_config.json says how case, accents and Chinese characters are handled. If it does not say so, a
+    tokenizer.json keeps its own settings (transformers' BertTokenizer lower-cases then). With a vocab.txt, text is
+    lower-cased if hardly any token of the vocabulary has an upper-case letter; if a cased vocabulary has the letters of
+    Korean but none of its syllables, syllables are split into letters. For a Unigram only the tokenizer.json counts.
+    The side on which texts are to be cut is kept in the tokenizer's truncation (`data.truncation`).
 
     Raises:
         InputError: a file is missing or unreadable, the vocabulary lacks a special token, or the tokenizer would put

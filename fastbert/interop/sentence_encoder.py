@@ -34,7 +34,7 @@ PRECISIONS = ("fp32", "bf16", "int8")
 
 
 class SentenceEncoder:
-    """Turns sentences into vectors, in the way of sentence-transformers.
+    """Turns sentences into vectors, as sentence-transformers does.
 
     Args:
         model: a `BertModel`, with or without pooler.
@@ -216,8 +216,8 @@ class SentenceEncoder:
             prompt: a text to put there, in place of a name; "" for none.
             token_budget: how many tokens are computed at a time (a longer sentence alone); by default 4,096, or 512 a
                 thread on a CPU with more than eight threads.
-            normalize: True scales vectors to length 1 after they are cut to `truncate_dim` numbers, False does not;
-                None does what the encoder's ``normalize`` says, before they are cut.
+            normalize: True scales vectors to length 1, after they are cut to `truncate_dim` numbers; False does not.
+                None follows the encoder's ``normalize``, which is applied before they are cut.
             batch_invariant: whether a sentence's vector has the same bits whatever else is encoded with it.
             show_progress: whether to draw a progress bar on stderr.
 

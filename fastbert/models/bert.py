@@ -162,15 +162,15 @@ class BertModel(PreTrainedModel):
 
         Args:
             input_ids: (B, S) int64; or (T,) or (1, T) with ``cu_seqlens``; or a `PackedBatch` and nothing else.
-            attention_mask: (B, S), non-zero = keep, with holes or left padding if need be; or 4-D, bool (True = keep)
-                or additive. None keeps every token.
+            attention_mask: (B, S), non-zero = keep; it may have holes or left padding; or 4-D, bool (True = keep) or
+                additive. None keeps every token.
             token_type_ids: the segment of each token, in the shape of input_ids; zeros by default.
             position_ids: in the shape of input_ids; by default the column of each token, whatever the mask says.
             options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``;
                 ``output_attentions`` (takes the padded reference path); ``cu_seqlens`` (B+1,) and ``max_seqlen`` for
                 packed tokens, also under transformers' names ``cu_seq_lens_q``, ``max_length_q``.
             return_dict: False returns a tuple, as in transformers; None does what the configuration says.
-            encoded: a list that gets what `encode` returned (`encoded_by`).
+            encoded: for the heads: a list to which the result of `encode` is added (`encoded_by`).
 
         Returns:
             ``last_hidden_state`` (B, S, H), zeros at masked tokens, or (T, H) or (1, T, H) for packed tokens;
@@ -199,11 +199,11 @@ def as_asked(output, return_dict: bool | None, config: ModelConfig):
 
 
 def encoded_by(model: nn.Module, *inputs: Any, **options: Any) -> Encoded:
-    """What a head's model makes of a batch: `encode`, or a call of the model where somebody listens to it. He sees what
-    the model returns alone, and what he puts in its place is what the head goes on with.
+    """What a head's model makes of a batch: by `encode`, or by a call of the model if it has hooks. A hook sees only
+    what the model returns, and the head continues with what the hook returns instead.
 
     Raises:
-        InputError: somebody gave the model a forward that computes without it.
+        InputError: the model's forward was replaced by one that does not call it.
     """
     if not is_watched(model):
         return model.encode(*inputs, **options)

@@ -202,7 +202,7 @@ class GPTModel(GPTPreTrainedModel):
             position_ids: column indices where not given, whatever the mask says.
             options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``; ``cu_seqlens`` (B+1,)
                 and ``max_seqlen`` for packed tokens.
-            encoded: a list that gets what `encode` returned (`encoded_by`).
+            encoded: for the heads: a list to which the result of `encode` is added (`encoded_by`).
 
         Returns:
             ``last_hidden_state`` (B, S, H), zeros at masked tokens, or as the tokens came; ``hidden_states``, L+1 of

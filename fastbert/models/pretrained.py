@@ -111,7 +111,7 @@ class PreTrainedModel(nn.Module):
 
         Args:
             directory: holds config.json and model.safetensors (in shards, too) or pytorch_model.bin; or
-                bert_config.json and a TensorFlow checkpoint. Nothing is downloaded, so a name on a hub does not do.
+                bert_config.json and a TensorFlow checkpoint. Nothing is downloaded, so a name on a hub is not enough.
             dtype: of the parameters: float32 by default, "auto" for that of the file. ``torch_dtype`` is the same.
             config: in place of the directory's config.json.
             ignore_mismatched_sizes: whether a head of another size than the directory's, as for a task with other

@@ -274,13 +274,13 @@ class BertEncoder(nn.Module):
             attention_mask: for (B, S, H): None, (B, S) non-zero = keep, or 4-D bool (True = keep) or additive.
             cu_seqlens: (B+1,) int32, the bounds of packed sequences; transformers calls it ``cu_seq_lens_q``.
             max_seqlen: the longest packed sequence, computed if not given; transformers calls it ``max_length_q``.
-            layout, rows, show: what fastbert's models call it with, and of (T, H): `run` is the answer then, so that
-                hooks see the tokens as the layers' hooks do.
+            layout, rows, show: for fastbert's own models, with (T, H) only: the call is then one of `run`, so that
+                hooks on the encoder see the same tokens as those on its layers.
             output_hidden_states, output_attentions: whether these are returned too.
             return_dict: False returns a tuple.
             dropout_key: which random numbers dropout draws in this pass; new ones by default.
-            more: what transformers' model passes and an encoder does not need (``position_ids``, ``use_cache``, ...);
-                anything else must be None or False.
+            more: arguments that transformers' model passes and an encoder does not need (``position_ids``,
+                ``use_cache``, ...); any other must be None or False.
 
         Returns:
             ``last_hidden_state`` in the shape of the input, with zeros at masked tokens (except for a masked column 0,
@@ -288,7 +288,7 @@ class BertEncoder(nn.Module):
             dtypes are those of transformers: float32 for float32 hidden_states.
 
         Raises:
-            InputError: shapes do not fit, or an argument is a decoder's or unknown.
+            InputError: shapes do not fit, or an argument is unknown or only for decoders.
         """
         if layout is not None:
             return self.run(hidden_states, layout, dropout_key, output_hidden_states, rows, show)

@@ -29,7 +29,7 @@ def check_dtypes(x: Tensor, weight: Tensor) -> None:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: x (..., K), weight (N, K), bias (N,) or None -> (..., N).
 
-    A weight of the `fp8.Policy` in force multiplies in 8 bits (`linear_fp8`).
+    Weights that the active `fp8.Policy` names are multiplied in 8 bits (`linear_fp8`).
 
     Raises:
         InputError: shapes do not fit, or x and weight have two dtypes without autocast.

@@ -101,8 +101,8 @@ def device_step(
     """Norm, clipping and update of every parameter that has a gradient; a norm that is not finite changes nothing.
 
     Run it once (or `prepare`) before capturing it. Rates other than ``lr`` are read when it runs or is captured. The
-    counts come back to the host with ``state_dict``, ``settle`` or the next ``optimizer.step``, which ends the work on
-    the device: a graph captured before must then be captured anew.
+    counts come back to the host with ``state_dict``, ``settle`` or the next ``optimizer.step``. The last of these ends
+    the work on the device: a graph that was captured before must then be captured again.
 
     Args:
         lr: () or (1,) float32 on the device, of all groups; ``group["lr"]`` is not read.
@@ -110,7 +110,7 @@ def device_step(
         grad_scale: () or (1,) float32 on the device, or None: gradients count times this (the inverse of a loss scale).
 
     Raises:
-        InputError: ``lr`` or ``grad_scale`` is no such tensor.
+        InputError: ``lr`` or ``grad_scale`` is not such a tensor.
         BackendError: captured without having run before.
     """
     rows = prepare(optimizer)

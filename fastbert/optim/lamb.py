@@ -30,7 +30,7 @@ class Lamb(MasterWeightOptimizer):
         trust_range: for "clamped".
 
     Raises:
-        InputError: a rate is negative or not finite, a beta is not in [0, 1), or no variant has that name.
+        InputError: a rate is negative or not finite, a beta is not in [0, 1), or ``variant`` is unknown.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Learning-rate schedules: the multiplier of the peak rate as a pure function of how much of the training is done.
 
-``progress`` and ``warmup`` are shares of the training, 0 to 1, be it measured in steps or in time. All rise linearly
-during the warm-up, and raise InputError for one that is no such share, as a number of steps.
+``progress`` and ``warmup`` are shares of the training, from 0 to 1, whether it is measured in steps or in time. All
+schedules rise linearly during the warm-up. They raise InputError if ``warmup`` is not a share (a number of steps, say).
 """
 
 from __future__ import annotations

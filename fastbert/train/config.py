@@ -41,17 +41,17 @@ class PretrainConfig:
     cache_gb: float = 1000.0
     """The most gigabytes of fetched shards to keep; beyond that, the least recently used is removed."""
     verify_data: bool = True
-    """Check every file of the data against its SHA-256 at the start, about a second a gigabyte; fetched shards are
+    """Check every file of the data against its SHA-256 at the start, about a second per gigabyte; fetched shards are
     checked when they arrive."""
     out: str = ""
     """The run directory: config.yaml, metrics.jsonl, tensorboard/, checkpoints/, model/, report.html, loss.png."""
     model: str = "base"
-    """A size (base, large, 4x256, ...) for new weights, or a model directory to go on from. With samples.objective
-    causal, a new BERT reads from left to right."""
+    """A size (base, large, 4x256, ...) for new weights, or a model directory to continue from. With
+    samples.objective causal, a new BERT reads from left to right."""
     position_embedding_type: Literal["absolute", "sinusoidal"] = "absolute"
     """Positions of new weights: learned, or the fixed sinusoids of Vaswani et al. 2017, section 3.5."""
     init: Literal["bert", "small"] = "bert"
-    """How new weights begin: as BERT's, or in a way that lets a small model on a small corpus learn within minutes
+    """How new weights are initialised: as BERT's, or so that a small model on a small corpus learns within minutes
     (fastbert.train.initialisation)."""
     token_budget: int = 4096
     """The most tokens in a micro-batch; there is no padding, so all of them are computed."""
@@ -60,11 +60,11 @@ class PretrainConfig:
     steps: int | None = None
     """Optimiser steps."""
     epochs: float | None = None
-    """Passes over the data, instead of --steps; if nothing says how long to train, 40, as in the paper."""
+    """Passes over the data, instead of --steps. If no option says how long to train: 40, as in the paper."""
     max_minutes: float | None = None
     """Minutes of training. The schedule follows the clock if neither --steps nor --epochs is given; otherwise training
     ends with whichever comes first, and the schedule moves ahead if that is the clock, after the first 5 % of the time.
-    A run that the clock bounded cannot be repeated exactly; one that was fast enough can."""
+    A run that was ended by the clock cannot be repeated exactly; one that was fast enough can."""
     lr: float = 1e-4
     """Peak learning rate."""
     schedule: Literal["linear", "poly", "constant"] = "linear"
@@ -85,9 +85,9 @@ class PretrainConfig:
     correct_bias: bool = False
     """Adam's bias correction, which BERT's optimiser leaves out."""
     clip: float = 1.0
-    """Norm that larger gradients are scaled down to."""
+    """Largest norm of the gradients; larger ones are scaled down to it."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
-    """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 scales the loss as it needs; fp8 is bf16 with
+    """bf16 and fp16 multiply in these types and keep fp32 weights; fp16 also scales the loss; fp8 is bf16 with
     8-bit products in the encoder's dense layers (GPUs from Ada and Hopper on)."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Batches of one fixed shape, padded up to token_budget, and each step one captured CUDA graph; auto = where that
@@ -116,17 +116,17 @@ class PretrainConfig:
     keep: int = 2
     """Checkpoints kept besides the best."""
     async_save: bool = False
-    """Write checkpoints while training goes on, from a copy of what they hold; the process needs that much more
+    """Write checkpoints while training continues, from a copy of weights and moments, for which the process needs
     memory."""
     save_errors: Literal["stop", "continue"] = "stop"
-    """If a checkpoint cannot be written, because the disk is full for example: stop = end the run; continue = report it
-    and go on. The last one of a run always has to be written."""
+    """If a checkpoint cannot be written, for example because the disk is full: stop = end the run; continue = report it
+    and train on. The last checkpoint of a run always has to be written."""
     spike_sigma: float | None = None
     """Skip a step whose loss is more than this many standard deviations above the mean of the last spike_window."""
     spike_window: int = 100
-    """Losses that a spike is measured against."""
+    """How many losses a spike is compared with."""
     log_every: int = 10
-    """Steps between two lines."""
+    """Steps between two lines of the log."""
     stall_minutes: float | None = 30.0
     """If no step ends for this long, write the stacks of all threads to stall-RANK.txt in --out; None = never."""
     wandb: str | None = None
