@@ -142,7 +142,8 @@ def write_onnx(found, target: Path) -> None:
         with whole(target) as temporary:
             program.save(temporary, external_data=False)
     except ImportError as error:
-        raise InputError(f"writing ONNX needs the packages onnx and onnxscript: {error}") from error
+        needed = "onnx and onnxscript (pip install 'fastbert[onnx]')"
+        raise InputError(f"writing ONNX needs {needed}, got: {error}") from error
     except OSError as error:
         raise CheckpointError(f"{target}: expected to write it, got: {error.strerror or error}") from error
 

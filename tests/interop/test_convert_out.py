@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import hf_parity as hf
 import numpy as np
@@ -88,6 +89,13 @@ def test_a_model_of_one_position_is_no_graph_of_any_length(tmp_path):
     """torch's exporter ended in pages of its own."""
     with pytest.raises(InputError, match="expected a model of 2 positions or more, got 1"):
         convert(save(tmp_path / "model", max_position_embeddings=1), tmp_path / "model.onnx", to="onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_without_the_exporter_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # not importable, installed or not
+    with pytest.raises(InputError, match=r"needs onnx and onnxscript \(pip install 'fastbert\[onnx\]'\), got: "):
+        convert(save(tmp_path / "model"), tmp_path / "model.onnx", to="onnx")
     assert not (tmp_path / "model.onnx").exists()
 
 
