@@ -48,7 +48,7 @@ def test_rows_are_read_in_flat_memory(name, tmp_path):
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 100_000, peaks
+    assert peaks[1] < peaks[0] + 300_000, peaks  # their characters alone are half a million
 
 
 @pytest.fixture(scope="module")
