@@ -18,13 +18,11 @@ class Regression(TextTask):
 
     Attributes:
         low, high: the bounds; predictions are cut to them, since GLUE refuses a file with others.
-        far: the smallest difference that `errors` lists.
     """
 
     metrics: tuple[str, ...] = ("pearson", "spearman")
     low: float
     high: float
-    far: float = 1.0
 
     def parse(self, text: str) -> float:
         try:
@@ -52,6 +50,10 @@ class Regression(TextTask):
     def guess(self, rows: Sequence[Row]) -> list[float]:
         return [sum(row.label for row in rows) / len(rows)] * len(rows)
 
+    def far(self, gold: Sequence[float]) -> float:
+        """The smallest difference that `errors` lists."""
+        return 1.0
+
     def edges(self, gold: Sequence[float]) -> np.ndarray:
         """Where the intervals of the table begin and end: units of the gold numbers."""
         return np.append(np.arange(self.low, self.high), self.high)
@@ -71,9 +73,10 @@ class Regression(TextTask):
 
     def errors(self, rows: Sequence[Row], predictions: Sequence[float]) -> list[dict]:
         """The rows that are far off, the farthest first."""
+        far = self.far([row.label for row in rows])
         listed = [
             {"id": row.id, "texts": list(row.texts), "label": row.label, "prediction": round(prediction, 4)}
             for row, prediction in zip(rows, predictions, strict=True)
-            if abs(row.label - prediction) >= self.far
+            if abs(row.label - prediction) >= far
         ]
         return sorted(listed, key=lambda error: -abs(error["label"] - error["prediction"]))

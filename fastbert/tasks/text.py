@@ -83,7 +83,7 @@ class TextTask(Task):
         if len(self.text_columns) not in counts:
             expected = " or ".join(map(str, counts))
             raise InputError(
-                f"text_columns of the task {self.name} must be {expected}, got {', '.join(self.text_columns)}"
+                f"text_columns of the task {self.name} must be {expected} in number, got {', '.join(self.text_columns)}"
             )
         if self.texts_named or self.label_named:
             self.bare_columns, self.extra_columns = (), False  # of the task's own files

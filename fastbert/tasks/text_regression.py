@@ -49,9 +49,8 @@ class TextRegression(OwnFiles, Regression):
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[float]:
         return [number * self.deviation + self.mean for number in super().decode(rows, examples, outputs)]
 
-    @property
-    def far(self) -> float:
-        return self.deviation
+    def far(self, gold: Sequence[float]) -> float:
+        return float(np.std(gold))
 
     def edges(self, gold: Sequence[float]) -> np.ndarray:
         return np.linspace(min(gold), max(gold), 11)

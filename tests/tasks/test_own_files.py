@@ -165,7 +165,7 @@ def test_columns_that_are_not_there(name, content, texts, label, error, tmp_path
 @pytest.mark.parametrize(
     ("name", "texts", "label", "error"),
     [
-        ("sst2", ("a", "b"), None, "text_columns of the task sst2 must be 1, got a, b"),
+        ("sst2", ("a", "b"), None, "text_columns of the task sst2 must be 1 in number, got a, b"),
         ("text-classification", ("a", "b", "c"), None, "text_columns of the task text-classification must be 1 or 2"),
         ("text-classification", ("a", "a"), None, "must be different names, got 'a', 'a'"),
         ("text-classification", ("a", "b"), "a", "must be different names, got 'a', 'b', 'a'"),
@@ -244,6 +244,8 @@ def test_regression_learns_the_size_of_its_numbers(tmp_path, capsys):
 
 def test_labels_of_a_regression_are_numbers_and_not_all_the_same():
     task = registry.get("text-regression")
+    rows = [Row(str(n), ("a",), 1000.0 * n) for n in range(5)]  # of a standard deviation of 1,414
+    assert [error["id"] for error in task.errors(rows, [0.0, 900.0, 3999.0, 3000.0, 9000.0])] == ["4", "2"]
     assert task.parse("-1") == -1
     for text in ("inf", "nan", "x", ""):
         with pytest.raises(ValueError, match="expected a number, got"):
