@@ -43,10 +43,10 @@ class TaskOptions:
     auxiliary_lm: float = 0.0
     """For a GPT: weight of the next-word loss on the task's texts, added to its own (0.5 in Radford et al. 2018)."""
     text_columns: tuple[str, ...] | None = None
-    """Tasks of texts: the column of the text, or the two of a pair, in files with other names; for files without a
-    header their numbers, from 1."""
+    """Tasks of texts: the column of the text, or the two columns of a pair, in files with other names. In files without
+    a header they are numbers, from 1."""
     label_column: str | None = None
-    """The same of the labels."""
+    """Tasks of texts: the column of the labels, given like --text-columns."""
 
     def __post_init__(self) -> None:
         named = [*(self.text_columns or ()), *([] if self.label_column is None else [self.label_column])]
