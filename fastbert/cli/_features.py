@@ -13,8 +13,8 @@ from ..signals import removed_on_sigterm
 from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
 from ..tasks.features import LAYERS
-from ..tasks.files import atomic_write
-from ..tasks.runs import show_cell, warnings_held
+from ..tasks.results import show_cell, write_table
+from ..tasks.runs import warnings_held
 from . import finetune
 from ._tables import print_table
 
@@ -46,9 +46,7 @@ def train(
             return
         metrics = (result.best[metric] for metric in task.metrics)
         table.append((name, *metrics, result.best["epoch"], result.wall_seconds))
-    path = args.out / "features.tsv"
-    with atomic_write(path) as file:
-        file.writelines("\t".join(map(show_cell, line)) + "\n" for line in table)
+    path = write_table(table, args.out / "features.tsv")
     print("== all")
     print_table([[show_cell(cell) for cell in line] for line in table])
     print(path)

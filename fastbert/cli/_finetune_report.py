@@ -14,7 +14,7 @@ from ..ops import _dispatch
 from ..tasks.base import Row, Task
 from ..tasks.config import FinetuneConfig
 from ..tasks.files import read_lines
-from ..tasks.finetune import FinetuneResult
+from ..tasks.results import FinetuneResult
 from ..tasks.search import trials_table
 from ._tables import print_table
 

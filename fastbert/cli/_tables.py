@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 def print_table(table: Sequence[Sequence]) -> None:
     """Prints a header and its lines in columns, indented: numbers to the right, floats with four digits."""
-    from ..tasks.runs import show_cell
+    from ..tasks.results import show_cell
 
     cells = [[show_cell(value) for value in line] for line in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

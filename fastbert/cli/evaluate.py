@@ -45,7 +45,7 @@ def run(args: Evaluate) -> None:
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.files import check_writable
-    from ..tasks.runs import predictions_path, results_name
+    from ..tasks.results import predictions_path, results_name, write_results
     from ._tasks import configure, evaluate_file, read_rows
 
     if (args.model is None) == (args.predictions is None):
@@ -77,8 +77,6 @@ def run(args: Evaluate) -> None:
         task, rows, predictions, loss = evaluate_file(args.task, args.model, args.data, args)
     metrics = task.metric(rows, predictions) | ({} if loss is None else {"loss": loss})
     if args.report is not None:
-        from ..tasks.runs import write_results
-
         for path in write_results(task, rows, predictions, metrics, args.report, name):
             print(path, file=sys.stderr)
     print(json.dumps({"task": args.task, "rows": len(rows), **metrics}))

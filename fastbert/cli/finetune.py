@@ -14,7 +14,7 @@ from ._paths import InputName, InputPath, OutputPath
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
-    from ..tasks.finetune import FinetuneResult
+    from ..tasks.results import FinetuneResult
 
 
 @dataclass(kw_only=True)
@@ -117,7 +117,8 @@ def _run(args: Finetune) -> None:
     from ..errors import InputError
     from ..tasks import registry
     from ..tasks.batching import hold_out
-    from ..tasks.runs import model_directory, results_name, started
+    from ..tasks.results import results_name
+    from ..tasks.runs import model_directory, started
     from ._tasks import read_rows
 
     if (args.dev is None) == (args.dev_share is None):
@@ -256,8 +257,8 @@ def train(
 
 def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, out: Path) -> list[Path]:
     """Scores the best model on further files; returns what was written."""
-    from ..tasks.finetune import EvaluationSet
-    from ..tasks.runs import results_name, write_results
+    from ..tasks.results import results_name, write_results
+    from ..tasks.training import EvaluationSet
     from ..train.distributed import current
     from . import _finetune_report as report
 

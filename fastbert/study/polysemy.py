@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..tasks.files import atomic_write, write_json
+from ..tasks.files import write_json
 from ..tasks.metrics import silhouette
-from ..tasks.runs import show_cell
+from ..tasks.results import write_table
 from ..train.plots import new_figure, save_figure
 
 Embed = Callable[[Sequence[str], str], np.ndarray]
@@ -246,8 +246,7 @@ def _principal_components(vectors: np.ndarray) -> np.ndarray:
 def _write(found: Polysemy, out: Path) -> list[Path]:
     paths = [out / name for name in ("polysemy.json", "polysemy.tsv", "polysemy.png")]
     write_json({"means": found.means(), "separations": [asdict(s) for s in found.separations]}, paths[0])
-    with atomic_write(paths[1]) as file:
-        file.writelines("\t".join(map(show_cell, line)) + "\n" for line in found.table())
+    write_table(found.table(), paths[1])
     picture(found, paths[2])
     return paths
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,42 +13,13 @@ import torch
 from ..train.distributed import same_on_all
 from .base import Row, Task
 from .config import FinetuneConfig
+from .results import FinetuneResult
 from .runs import ENDED, FinetuneRun, Start, read_ended, started
 from .saving import FinetuneCheckpoints, Stopped, check_same, identity
-from .training import EARLY_ROWS, EARLY_SHARE, Best, Callbacks, Data, EvaluationSet, Training, plan, prepare
+from .training import Best, Callbacks, Data, EvaluationSet, Training, prepare
 from .world import launched
 
-__all__ = [
-    "EARLY_ROWS", "EARLY_SHARE", "Best", "Callbacks", "Data", "EvaluationSet", "FinetuneResult", "finetune", "plan",
-    "prepare", "train",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FinetuneResult:
-    """The result of a fine-tuning.
-
-    Args:
-        history: a dictionary an epoch: epoch, train_loss, train_seconds, tokens_per_second, dev_loss, the metrics.
-        best: the one with the largest first metric, the earliest if several have it.
-        predictions: those of the best epoch, one for each dev row.
-        guess: the metrics of predictions made without looking at the texts (`Task.guess`); empty if the task has none.
-        trials: a dictionary for each training, if there were several (see `search`).
-        model_dir, paths: what was written; None and empty without a run directory.
-        wall_seconds: how long it took, encoding included; of a resumed run also the time before its last checkpoint.
-        interrupted: the name of the signal that ended it early, or None. There are no predictions and no model then,
-            and history and best end where it ended.
-    """
-
-    history: list[dict]
-    best: dict
-    predictions: list
-    guess: dict[str, float] = field(default_factory=dict)
-    trials: list[dict] = field(default_factory=list)
-    model_dir: Path | None = None
-    paths: list[Path] = field(default_factory=list)
-    wall_seconds: float = 0.0
-    interrupted: str | None = None
+__all__ = ["Callbacks", "FinetuneResult", "finetune"]
 
 
 def finetune(

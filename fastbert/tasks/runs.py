@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from .. import hardware
 from ..errors import CheckpointError, InputError
 from ..files import check_new, check_run_name, not_downloaded, of_adapter, read_json, read_yaml
-from .files import atomic_write, check_writable, write_json, write_json_lines
+from .files import atomic_write, check_writable, write_json
+from .results import FinetuneResult, write_results
 
 ENDED = "ended.json"
 """What a run that has ended well says of itself, for a resume that comes late."""
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ..train.metrics import MetricsLog
     from .base import Row, Task
     from .config import FinetuneConfig
-    from .finetune import FinetuneResult
     from .training import Training
 
 
@@ -295,41 +295,3 @@ class FinetuneRun:
         write_json(told, self.out / ENDED)
         shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
         return dataclasses.replace(result, model_dir=model_dir, paths=paths)
-
-
-def results_name(data: str | os.PathLike) -> str:
-    """What results of a file of data are called: its name without the suffix, ``stdin`` of standard input."""
-    return "stdin" if os.fspath(data) == "-" else Path(data).stem
-
-
-def predictions_path(task: Task, out: str | os.PathLike, prefix: str) -> Path:
-    """Where `write_results` writes the predictions."""
-    return Path(out) / f"{prefix}_predictions{Path(task.submission).suffix}"
-
-
-def write_results(
-    task: Task, rows: Sequence[Row], predictions: Sequence, metrics: dict, out: str | os.PathLike, prefix: str
-) -> list[Path]:
-    """Writes what became of labelled rows into a directory: PREFIX_metrics.json, PREFIX_predictions (in the official
-    format), PREFIX_errors.jsonl, and each of the task's tables as PREFIX_NAME.tsv; returns the paths."""
-    from ..train.metrics import plain
-
-    out = Path(out)
-    paths = [
-        out / f"{prefix}_metrics.json",
-        predictions_path(task, out, prefix),
-        out / f"{prefix}_errors.jsonl",
-    ]
-    write_json(plain({"task": task.name, "rows": len(rows), **metrics}), paths[0])
-    paths[1:2] = task.write_predictions(rows, predictions, paths[1])
-    write_json_lines(task.errors(rows, predictions), paths[-1])
-    for name, table in task.tables(rows, predictions).items():
-        paths.append(out / f"{prefix}_{name}.tsv")
-        with atomic_write(paths[-1]) as file:
-            file.writelines("\t".join(map(show_cell, line)) + "\n" for line in table)
-    return paths
-
-
-def show_cell(value: object) -> str:
-    """A value of a table as text: floats with four digits."""
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -17,8 +17,9 @@ from ..errors import FastbertError
 from ..train.engine import TrainingDiverged
 from .base import Row, Task
 from .config import FinetuneConfig
-from .finetune import FinetuneResult, interrupted, opened, result_again
+from .finetune import interrupted, opened, result_again
 from .predict import NotFiniteError
+from .results import FinetuneResult
 from .runs import FinetuneRun, Start, started, warnings_held
 from .saving import FinetuneCheckpoints, Progress, Stopped, identity
 from .training import Callbacks, Data, Training, plan, prepare

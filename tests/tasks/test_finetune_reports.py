@@ -16,9 +16,10 @@ from fastbert.cli.main import main
 from fastbert.tasks import registry
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
-from fastbert.tasks.finetune import EARLY_ROWS, Callbacks, FinetuneResult, finetune
-from fastbert.tasks.runs import write_results
+from fastbert.tasks.finetune import Callbacks, FinetuneResult, finetune
+from fastbert.tasks.results import write_results
 from fastbert.tasks.text_classification import TextClassification
+from fastbert.tasks.training import EARLY_ROWS
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,84 @@
+"""The result of a fine-tuning, and the files of labelled rows: metrics, predictions, errors and tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .files import atomic_write, write_json, write_json_lines
+
+if TYPE_CHECKING:
+    from .base import Row, Task
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """The result of a fine-tuning.
+
+    Args:
+        history: a dictionary an epoch: epoch, train_loss, train_seconds, tokens_per_second, dev_loss, the metrics.
+        best: the one with the largest first metric, the earliest if several have it.
+        predictions: those of the best epoch, one for each dev row.
+        guess: the metrics of predictions made without looking at the texts (`Task.guess`); empty if the task has none.
+        trials: a dictionary for each training, if there were several (see `search`).
+        model_dir, paths: what was written; None and empty without a run directory.
+        wall_seconds: how long it took, encoding included; of a resumed run also the time before its last checkpoint.
+        interrupted: the name of the signal that ended it early, or None. There are no predictions and no model then,
+            and history and best end where it ended.
+    """
+
+    history: list[dict]
+    best: dict
+    predictions: list
+    guess: dict[str, float] = field(default_factory=dict)
+    trials: list[dict] = field(default_factory=list)
+    model_dir: Path | None = None
+    paths: list[Path] = field(default_factory=list)
+    wall_seconds: float = 0.0
+    interrupted: str | None = None
+
+
+def results_name(data: str | os.PathLike) -> str:
+    """What results of a file of data are called: its name without the suffix, ``stdin`` of standard input."""
+    return "stdin" if os.fspath(data) == "-" else Path(data).stem
+
+
+def predictions_path(task: Task, out: str | os.PathLike, prefix: str) -> Path:
+    """Where `write_results` writes the predictions."""
+    return Path(out) / f"{prefix}_predictions{Path(task.submission).suffix}"
+
+
+def write_results(
+    task: Task, rows: Sequence[Row], predictions: Sequence, metrics: dict, out: str | os.PathLike, prefix: str
+) -> list[Path]:
+    """Writes what became of labelled rows into a directory: PREFIX_metrics.json, PREFIX_predictions (in the official
+    format), PREFIX_errors.jsonl, and each of the task's tables as PREFIX_NAME.tsv; returns the paths."""
+    from ..train.metrics import plain
+
+    out = Path(out)
+    paths = [
+        out / f"{prefix}_metrics.json",
+        predictions_path(task, out, prefix),
+        out / f"{prefix}_errors.jsonl",
+    ]
+    write_json(plain({"task": task.name, "rows": len(rows), **metrics}), paths[0])
+    paths[1:2] = task.write_predictions(rows, predictions, paths[1])
+    write_json_lines(task.errors(rows, predictions), paths[-1])
+    for name, table in task.tables(rows, predictions).items():
+        paths.append(write_table(table, out / f"{prefix}_{name}.tsv"))
+    return paths
+
+
+def write_table(lines: Iterable[Sequence], path: Path) -> Path:
+    """Writes the lines of a table, the header first, with tabs between their cells; returns the path."""
+    with atomic_write(path) as file:
+        file.writelines("\t".join(map(show_cell, line)) + "\n" for line in lines)
+    return path
+
+
+def show_cell(value: object) -> str:
+    """A value of a table as text: floats with four digits."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
