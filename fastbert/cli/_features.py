@@ -1,4 +1,4 @@
-"""``fastbert finetune ner --features``: a BiLSTM on the features of a frozen model, and the paper's table of them."""
+"""``fastbert finetune --features``: a BiLSTM on the features of a frozen model, and the paper's table of them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,40 @@ import dataclasses
 import glob
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..files import held, remove_leftovers
 from ..signals import removed_on_sigterm
 from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
 from ..tasks.features import LAYERS
-from ..tasks.results import show_cell, write_table
+from ..tasks.results import FinetuneResult, show_cell, write_table
 from ..tasks.runs import warnings_held
-from . import finetune
+from . import _finetune_training as training
+from ._finetune_training import Inputs
 from ._tables import print_table
+
+if TYPE_CHECKING:
+    from .finetune import Finetune
 
 WHOLE = "fine-tuning"
 
 
-def train(
-    args: finetune.Finetune, task, directory: Path, rows: tuple, also: dict, configs: Sequence[FinetuneConfig]
-) -> None:
+def train(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig]) -> None:
     """Trains on the features asked for; of all, each in a directory of its own below OUT."""
     if args.features != "all":
-        _train_one(args, task, directory, rows, also, configs)
+        _train_on(args, inputs, configs)
         return
+    task = inputs.task
     with warnings_held():  # what the directory lacks is said when the model is trained
-        task.model(directory)  # one that cannot be made must not end the last training, hours later
+        task.model(inputs.directory)  # one that cannot be made must not end the last training, hours later
     table: list[Sequence] = [("features", *task.metrics, "epoch", "seconds")]
     for name in (*LAYERS, WHOLE):
         print(f"== {name}")
-        one = dataclasses.replace(args, features=name if name != WHOLE else None, out=args.out / name)
         if name == WHOLE:
-            task.features = None
-            usual = {key: getattr(FinetuneConfig, key) for key in ("epochs", "lr")}
-            recipe = usual | {key: value for key, value in RECIPES.get(args.task, {}).items() if key in usual}
-            configs = args.trials(dataclasses.replace(configs[0], **recipe))
-            result = finetune.train(dataclasses.replace(one, **recipe), task, directory, rows, also, configs)
+            result = _train_whole(args, inputs, configs[0])
         else:
-            result = _train_one(one, task, directory, rows, also, configs)
+            result = _train_on(dataclasses.replace(args, features=name, out=args.out / name), inputs, configs)
         if result.interrupted:
             return
         metrics = (result.best[metric] for metric in task.metrics)
@@ -52,8 +50,18 @@ def train(
     print(path)
 
 
-def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also: dict, configs):
-    """One training; the file of features lies beside OUT while it lasts."""
+def _train_whole(args: Finetune, inputs: Inputs, config: FinetuneConfig) -> FinetuneResult:
+    """Fine-tunes the whole model, for as many epochs and at the rate that the task is fine-tuned with."""
+    inputs.task.features = None
+    recipe = {name: getattr(FinetuneConfig, name) for name in ("epochs", "lr")}
+    recipe |= {name: value for name, value in RECIPES.get(args.task, {}).items() if name in recipe}
+    args = dataclasses.replace(args, features=None, out=args.out / WHOLE, **recipe)
+    return training.train(args, inputs, args.trials(dataclasses.replace(config, **recipe)))
+
+
+def _train_on(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig]) -> FinetuneResult:
+    """Trains a BiLSTM on ``args.features``; their file lies beside OUT while that lasts."""
+    task = inputs.task
     task.features, task.feature_units = args.features, args.feature_units
     args.out.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{args.out.name}.features-"
@@ -65,6 +73,6 @@ def _train_one(args: finetune.Finetune, task, directory: Path, rows: tuple, also
             task.cache = Cached(model, folder)
 
         try:
-            return finetune.train(args, task, directory, rows, also, configs, prepared)
+            return training.train(args, inputs, configs, prepared)
         finally:
             task.cache = None

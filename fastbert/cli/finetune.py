@@ -14,7 +14,6 @@ from ._paths import InputName, InputPath, OutputPath
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
-    from ..tasks.results import FinetuneResult
 
 
 @dataclass(kw_only=True)
@@ -113,30 +112,15 @@ def run(args: Finetune) -> None:
 
 def _run(args: Finetune) -> None:
     """What does not fit is told before anything is read, or else before anything is written."""
-    from ..config import BertConfig
-    from ..errors import InputError
     from ..tasks import registry
     from ..tasks.batching import hold_out
-    from ..tasks.results import results_name
     from ..tasks.runs import model_directory, started
+    from . import _features
+    from ._finetune_training import Inputs, train
     from ._tasks import read_rows
 
-    if (args.dev is None) == (args.dev_share is None):
-        got = "neither" if args.dev is None else "both"
-        raise InputError(f"expected either --dev or --dev-share, got {got}")
-    if args.dev_share is not None and not 0 < args.dev_share < 1:
-        raise InputError(f"--dev-share is a share of the training rows, between 0 and 1, got {args.dev_share}")
     task = registry.get(args.task)
-    if args.features is not None and not hasattr(task, "features"):
-        raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
-    most = BertConfig.limits["bilstm_units"]
-    if args.feature_units is not None and (args.features is None or not 1 <= args.feature_units <= most):
-        raise InputError(
-            f"--feature-units is a number between 1 and {most} and belongs to --features, got {args.feature_units}"
-        )
-    if len({results_name(path) for path in args.also}) < len(args.also):
-        names = ", ".join(path.name for path in args.also)
-        raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
+    _check_options(args, task)
     _refuse_idle(args, task)
     config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
     configs = args.trials(config)
@@ -153,13 +137,34 @@ def _run(args: Finetune) -> None:
     else:
         dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
     also = {path: read_rows(task, path, args.skip_bad_rows, labelled=True) for path in args.also}
-    given = (task, directory, (train_rows, dev_rows), also)
+    inputs = Inputs(task, directory, train_rows, dev_rows, also)
     if args.features is None:
-        train(args, *given, configs)
+        train(args, inputs, configs)
     else:
-        from . import _features
+        _features.train(args, inputs, configs)
 
-        _features.train(args, *given, configs)
+
+def _check_options(args: Finetune, task: Task) -> None:
+    """Raises InputError for options that do not fit together, or not the task."""
+    from ..config import BertConfig
+    from ..errors import InputError
+    from ..tasks.results import results_name
+
+    if (args.dev is None) == (args.dev_share is None):
+        got = "neither" if args.dev is None else "both"
+        raise InputError(f"expected either --dev or --dev-share, got {got}")
+    if args.dev_share is not None and not 0 < args.dev_share < 1:
+        raise InputError(f"--dev-share is a share of the training rows, between 0 and 1, got {args.dev_share}")
+    if args.features is not None and not hasattr(task, "features"):
+        raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
+    most = BertConfig.limits["bilstm_units"]
+    if args.feature_units is not None and (args.features is None or not 1 <= args.feature_units <= most):
+        raise InputError(
+            f"--feature-units is a number between 1 and {most} and belongs to --features, got {args.feature_units}"
+        )
+    if len({results_name(path) for path in args.also}) < len(args.also):
+        names = ", ".join(path.name for path in args.also)
+        raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
 
 
 def _refuse_idle(args: Finetune, task: Task) -> None:
@@ -198,75 +203,3 @@ def _check_model(args: Finetune, task: Task, directory: Path) -> None:
         if hasattr(task, "features"):
             task.features = name
         check_model(task, config.model_type, config.num_hidden_layers, args)
-
-
-def train(
-    args: Finetune, task, directory: Path, rows: tuple, also: dict, configs: Sequence[FinetuneConfig], prepared=None
-) -> FinetuneResult:
-    """One fine-tuning or one search, with what it prints.
-
-    Args:
-        prepared: called with the model before the rows are encoded.
-    """
-    import torch
-
-    from .. import hardware, load_tokenizer
-    from ..tasks.finetune import Callbacks, finetune
-    from ..tasks.search import search
-    from . import _finetune_report as report
-    from ._progress import progress
-
-    config = configs[0]
-    tokenizer = load_tokenizer(directory)
-    source = {"model": str(args.model), "train": str(args.train)}
-    source |= {"dev": str(args.dev)} if args.dev is not None else {"dev_share": args.dev_share}
-
-    def new_model() -> torch.nn.Module:
-        return task.model(directory).to(hardware.default_device())
-
-    torch.manual_seed(config.seed)  # the new head
-    model = new_model()
-    if prepared is not None:
-        prepared(model)
-    report.header(args, model, configs, *rows)
-    with progress(args.task, None, "steps") as advance:
-
-        def resumed(path: Path, step: int) -> None:
-            print(f"resumed from {path} at step {step}", flush=True)
-            advance(step)
-
-        steps = lambda total: advance(1, total)  # noqa: E731
-        callbacks = Callbacks(steps, lambda early: report.early(task, early), report.epoch, resumed)
-        given = {"out": args.out, "source": source, "callbacks": callbacks}
-        if len(configs) == 1:
-            result = finetune(task, model, tokenizer, *rows, config, **given)
-        else:
-            given["on_trial"] = lambda trial: report.trial(task, trial, len(configs))
-            result, model = search(task, model, new_model, tokenizer, *rows, configs, **given)
-    if result.interrupted:
-        print(f"stopped by {result.interrupted}; go on with --resume auto")
-        for path in result.paths:
-            print(path)
-        return result
-    paths = [*result.paths, *_evaluate_also(task, model, tokenizer, also, config, args.out)]
-    report.result(task, result, args.restarts)
-    for path in paths:
-        print(path)
-    return result
-
-
-def _evaluate_also(task, model, tokenizer, also: dict, config: FinetuneConfig, out: Path) -> list[Path]:
-    """Scores the best model on further files; returns what was written."""
-    from ..tasks.results import results_name, write_results
-    from ..tasks.training import EvaluationSet
-    from ..train.distributed import current
-    from . import _finetune_report as report
-
-    paths = []
-    if not current().first:
-        return paths
-    for path, rows in also.items():
-        score, predictions = EvaluationSet.of(task, rows, tokenizer, config.max_seqlen).score(task, model)
-        print(f"{path}: {report.metrics(task, score, rows)}")
-        paths += write_results(task, rows, predictions, score, out, f"also_{results_name(path)}")
-    return paths
