@@ -148,6 +148,7 @@ def _check_options(args: Finetune, task: Task) -> None:
     """Raises InputError for options that do not fit together, or not the task."""
     from ..config import BertConfig
     from ..errors import InputError
+    from ..tasks.feature_task import FeatureTask
     from ..tasks.results import results_name
 
     if (args.dev is None) == (args.dev_share is None):
@@ -155,7 +156,7 @@ def _check_options(args: Finetune, task: Task) -> None:
         raise InputError(f"expected either --dev or --dev-share, got {got}")
     if args.dev_share is not None and not 0 < args.dev_share < 1:
         raise InputError(f"--dev-share is a share of the training rows, between 0 and 1, got {args.dev_share}")
-    if args.features is not None and not hasattr(task, "features"):
+    if args.features is not None and not isinstance(task, FeatureTask):
         raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
     most = BertConfig.limits["bilstm_units"]
     if args.feature_units is not None and (args.features is None or not 1 <= args.feature_units <= most):
@@ -194,12 +195,13 @@ def _check_model(args: Finetune, task: Task, directory: Path) -> None:
     from .. import load_tokenizer
     from ..models.encoders import read_config
     from ..tasks.base import check_fit
+    from ..tasks.feature_task import FeatureTask
     from ..tasks.features import LAYERS
     from ..tasks.fits import check_model
 
     config = read_config(directory)
     check_fit(load_tokenizer(directory), config, args.max_seqlen)
     for name in (*LAYERS, None) if args.features == "all" else (args.features,):
-        if hasattr(task, "features"):
+        if isinstance(task, FeatureTask):
             task.features = name
         check_model(task, config.model_type, config.num_hidden_layers, args)

@@ -120,9 +120,10 @@ def rows_of(cell: Cell) -> tuple:
 
 def _check_features(spec: TaskSpec) -> None:
     from ..tasks import registry
+    from ..tasks.feature_task import FeatureTask
     from ..tasks.features import LAYERS, MIX
 
-    if not hasattr(registry.get(spec.task), "features") or spec.features not in (*LAYERS, MIX):
+    if not isinstance(registry.get(spec.task), FeatureTask) or spec.features not in (*LAYERS, MIX):
         raise InputError(
             f"task {spec.column}: features belong to ner and to tasks of texts and are one of "
             f"{', '.join((*LAYERS, MIX))}, got {spec.features!r} for {spec.task}"

@@ -57,6 +57,7 @@ class Example:
         label: what the loss needs: a class id, a number, or one id a token; None for a row without a label.
         truncated: whether tokens were cut off to fit.
         meta: what the task's `decode` needs, such as offsets of tokens in the text.
+        features: where a frozen model's features of it are kept, a `FeatureFile` and the number there; else None.
     """
 
     row: int
@@ -65,6 +66,7 @@ class Example:
     label: Any = None
     truncated: bool = False
     meta: Any = None
+    features: tuple[Any, int] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,6 @@ from .predict import TOKEN_BUDGET
 
 if TYPE_CHECKING:
     from .on_features import OnFeatures
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The ``meta`` of an example that has nothing else there: where its features are."""
-
-    features: tuple | None = None
 
 
 class FeatureFile:
@@ -84,16 +77,16 @@ class Cached:
         self.model, self.directory, self.files = model, Path(directory), []
 
     def add(self, examples: Sequence[Example]) -> list[Example]:
-        """The examples, each with ``meta.features`` (file, number); without a meta they get a `Kept`."""
+        """The examples, each with its ``features``."""
         if not examples:
             return []
         file = FeatureFile.compute(self.model, examples, self.directory / f"features-{len(self.files)}.npy")
         self.files.append(file)
-        return [replace(e, meta=replace(e.meta or Kept(), features=(file, n))) for n, e in enumerate(examples)]
+        return [replace(example, features=(file, number)) for number, example in enumerate(examples)]
 
-
-def gather(examples: Sequence[Example]) -> dict[str, Tensor]:
-    """The keyword ``features`` for a batch of examples that all have them in files; none otherwise."""
-    if any(example.meta is None or example.meta.features is None for example in examples):
-        return {}
-    return {"features": torch.from_numpy(np.concatenate([f.rows(n) for f, n in (e.meta.features for e in examples)]))}
+    def gather(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """The keyword ``features``, (T, W) float32, for a batch of examples that all have them; none otherwise."""
+        if any(example.features is None for example in examples):
+            return {}
+        rows = [file.rows(number) for file, number in (example.features for example in examples)]
+        return {"features": torch.from_numpy(np.concatenate(rows))}

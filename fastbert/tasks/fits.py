@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import InputError
 from .base import Task
 from .config import TaskOptions
+from .feature_task import FeatureTask
 from .features import MIX, check_layers
 from .text import TextTask
 
@@ -26,7 +27,7 @@ def check_model(task: Task, kind: str, layers: int, options: TaskOptions) -> Non
     elif kind in FROZEN:
         raise InputError(f"a model of type {kind} is not fine-tuned, expected features, got none")
     elif kind != "bert" and task.name != "swag" and not isinstance(task, TextTask):
-        expected = "features or a BERT" if hasattr(task, "features") else "a BERT"
+        expected = "features or a BERT" if isinstance(task, FeatureTask) else "a BERT"
         raise InputError(f"a model of type {kind} has no head for {task.name}, expected {expected}")
     if options.bilstm is not None and features is None and kind != "bert":
         raise InputError(f"a BiLSTM stands on a BERT, got bilstm for a model of type {kind}")

@@ -14,9 +14,10 @@ import numpy as np
 from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from .bad_rows import called
-from .base import Example, Row, Task, packed
+from .base import Example, Row, packed
 from .conll import read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
+from .feature_task import FeatureTask
 from .files import atomic_write, shorten, written
 from .metrics import entities
 from .squad_windows import plan_windows
@@ -34,24 +35,19 @@ class Owned:
     Args:
         positions: their first sub-tokens among the example's tokens, (n,).
         rows, words: the row of each, and its place there, (n,).
-        features: where the example's features are, if they are kept in a file.
     """
 
     positions: np.ndarray
     rows: np.ndarray
     words: np.ndarray
-    features: tuple | None = None
 
 
-class NER(Task):
+class NER(FeatureTask):
     """CoNLL's columns, tagged IOB1, IOB2, IOBES or BILOU. The first sub-token of a word carries its tag; case is what
     the tokenizer leaves of it, so take a cased model.
 
     Attributes:
         document_context: sentences are read together with those of their document around them, as many as fit.
-        features: which features of a frozen model a BiLSTM is trained on (see `feature_tagger`); None to train a BERT.
-        feature_units: of each direction of that BiLSTM; None for the paper's 768.
-        cache: where features are kept while training; None computes them when they are needed.
     """
 
     name = "ner"
@@ -59,9 +55,6 @@ class NER(Task):
     submission = "ner_predictions.txt"
     label_place = "tags in the last of several columns"
     document_context = False
-    features: str | None = None
-    feature_units: int | None = None
-    cache = None
 
     def __init__(self, labels: Sequence[str] = ()):
         self.labels = tuple(labels)
@@ -103,27 +96,24 @@ class NER(Task):
         return next((name for name in LETTERS if all(is_tag(label, name) for label in self.labels)), None)
 
     def restore(self, config) -> None:
+        super().restore(config)
         names = {int(index): name for index, name in config.id2label.items()}
         [labels] = with_types([[names[index] for index in sorted(names)]])
         self.labels = tuple(labels)
-        self.features = getattr(config, "feature_layers", None)
-        self.feature_units = getattr(config, "feature_units", None)
         if self.letters is None or "O" not in self.labels:
             schemes = "O, B-TYPE and I-TYPE (or of IOBES or BILOU)"
             raise InputError(f"expected a model with the labels {schemes}, got {', '.join(self.labels)}")
 
     def model(self, directory: str | os.PathLike):
+        head = {"id2label": dict(enumerate(self.labels))}
+        if self.features is not None:
+            from .feature_tagger import FeatureTagger
+
+            return self.load_head(FeatureTagger, directory, **head)
         from ..models import BertForTokenClassification
 
-        head = {"id2label": dict(enumerate(self.labels))}
-        if self.features is None:
-            options = head | self.on_top()
-            return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **options)
-        from .feature_tagger import FeatureTagger
-        from .on_features import load_head
-
-        head |= {"feature_layers": self.features, "feature_units": self.feature_units}
-        return load_head(FeatureTagger, directory, **head)
+        options = head | self.on_top()
+        return BertForTokenClassification.from_pretrained(directory, ignore_mismatched_sizes=True, **options)
 
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """Windows over sentences, or over documents; each word is decided on in the one where it has most context. One
@@ -156,7 +146,7 @@ class NER(Task):
                     target[owned.positions] = labels[mine]
                 types = np.zeros(len(part), np.int32)
                 examples.append(Example(unit[0], part, types, target, len(begins) > 1, owned))
-        return examples if self.cache is None else self.cache.add(examples)
+        return self.with_features(examples)
 
     def _units(self, rows: Sequence[Row]) -> list[list[int]]:
         """Indices of the rows that are read together: each alone, or the neighbours of a document."""
@@ -189,11 +179,7 @@ class NER(Task):
     def collate(self, examples: Sequence[Example]):
         import torch
 
-        keywords: dict = {}
-        if self.cache is not None:
-            from .feature_files import gather
-
-            keywords = gather(examples)
+        keywords = self.kept_features(examples)
         if all(example.label is not None for example in examples):
             keywords["labels"] = torch.from_numpy(np.concatenate([example.label for example in examples]))
         return packed(examples), keywords

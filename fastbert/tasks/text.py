@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..data.special_tokens import has_types
 from ..errors import DataError, InputError
 from .bad_rows import called, numbered, some
-from .base import Example, LabelColumns, Row, Task, labels_of, packed
+from .base import Example, LabelColumns, Row, labels_of, packed
 from .encoding import encode_texts
 from .exported import NAMED, exported_label, exported_rows, id_names, naming_column, read_table_of_hub, text_forms
+from .feature_task import FeatureTask
 from .files import atomic_write, of_rows, read_lines, written
 from .hub_files import is_hub_file, read_records
 from .tables import check_once, read_table
@@ -22,12 +23,11 @@ from .transforms import example, parts_of, with_next_words
 from .typed import read_typed
 
 if TYPE_CHECKING:
-    from ..model_config import ModelConfig
     from ..packing import PackedBatch
     from .config import TaskOptions
 
 
-class TextTask(Task):
+class TextTask(FeatureTask):
     """A subclass states its columns, how an answer is written in a file, its head and its metric.
 
     Attributes:
@@ -41,10 +41,6 @@ class TextTask(Task):
         counts: how many text columns the task may have.
         bare_columns: the columns of files without a header; empty where the task has none.
         extra_columns: rows of such files may have columns after the last of these.
-        features: which features of a frozen model a BiLSTM is trained on (see `feature_classifier`); None to train a
-            BERT.
-        feature_units: of each direction of that BiLSTM; None for 768.
-        cache: where features are kept while training; None computes them when they are needed.
     """
 
     streams = True
@@ -57,9 +53,6 @@ class TextTask(Task):
     counts: tuple[int, ...] = ()
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
-    features: str | None = None
-    feature_units: int | None = None
-    cache = None
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
@@ -203,10 +196,6 @@ class TextTask(Task):
         if not (all(texts) if labelled and not self.predicting else any(texts)):
             raise ValueError("expected a text in every text column, got an empty one")
 
-    def restore(self, config: ModelConfig) -> None:
-        self.features = getattr(config, "feature_layers", None)
-        self.feature_units = getattr(config, "feature_units", None)
-
     def encode(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         if self.transform is not None:
             return self._transformed(rows, tokenizer, max_seqlen)
@@ -226,7 +215,7 @@ class TextTask(Task):
             )
             for index, (row, encoding) in enumerate(zip(rows, encodings, strict=True))
         ]
-        return examples if self.cache is None else self.cache.add(examples)
+        return self.with_features(examples)
 
     def _transformed(self, rows: Sequence[Row], tokenizer, max_seqlen: int) -> list[Example]:
         """Examples of one sequence, or of a pair in both orders."""
@@ -243,11 +232,7 @@ class TextTask(Task):
     def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, Any]]:
         if self.transform is None:
             batch, keywords = super().collate(examples)
-            if self.cache is not None:
-                from .feature_files import gather
-
-                keywords |= gather(examples)
-            return batch, keywords
+            return batch, keywords | self.kept_features(examples)
         keywords = {"orders": self._orders, "lm_weight": self.auxiliary_lm, **labels_of(examples)}
         return with_next_words(packed(parts_of(examples))), keywords
 
@@ -260,11 +245,9 @@ class TextTask(Task):
     def model(self, directory: str | os.PathLike):
         if self.features is not None:
             from .feature_classifier import FeatureClassifier
-            from .on_features import load_head
 
-            options = {"feature_layers": self.features, "feature_units": self.feature_units}
-            options["feature_pairs"] = len(self.text_columns) > 1
-            return load_head(FeatureClassifier, directory, **options, **self.head())
+            pairs = len(self.text_columns) > 1
+            return self.load_head(FeatureClassifier, directory, feature_pairs=pairs, **self.head())
         from ..models.registry import of_model
 
         # A model of a task with other labels is a fine start (RTE from MNLI); only its head cannot be used.
