@@ -19,6 +19,7 @@ from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows, called
 from .config import TaskOptions
 from .files import shorten
+from .transforms import Transform
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from ..model_config import ModelConfig
     from ..packing import PackedBatch
-    from .transforms import Transform
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,6 @@ class Task(abc.ABC):
         Raises:
             InputError: an option does not apply to this kind of model.
         """
-        from .transforms import Transform
-
         # Features are looked at token by token, in the sequences that a BERT has.
         self.transform = None if getattr(config, "feature_layers", None) else Transform.of(config)
         if self.auxiliary_lm and self.transform is None:

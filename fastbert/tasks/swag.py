@@ -20,7 +20,7 @@ from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten, written
 from .hub_files import Record, class_number, is_hub_file, read_records
 from .tables import check_once, rows_below
-from .transforms import example, parts_of, with_next_words
+from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
 
 CHOICES = 4
@@ -137,7 +137,7 @@ class SWAG(Task):
         if self.transform is not None:
             parts = self.transform.sequences(pairs, tokenizer, max_seqlen)
             labels = [None if row.label is None else int(row.label) for row in rows]
-            return [example(i, parts[i * CHOICES : (i + 1) * CHOICES], label) for i, label in enumerate(labels)]
+            return [joined(i, parts[i * CHOICES : (i + 1) * CHOICES], label) for i, label in enumerate(labels)]
         encodings = encode_texts(pairs, tokenizer, max_seqlen)
         examples = []
         for index, row in enumerate(rows):

@@ -19,7 +19,7 @@ from .feature_task import FeatureTask
 from .files import atomic_write, of_rows, read_lines, written
 from .hub_files import is_hub_file, read_records
 from .tables import check_once, read_table
-from .transforms import example, parts_of, with_next_words
+from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class TextTask(FeatureTask):
         texts = [row.texts[::step] for row in rows for step in (1, -1)[:orders]]
         parts = self.transform.sequences(texts, tokenizer, max_seqlen)
         labels = [None if row.label is None else self._target(row) for row in rows]
-        return [example(i, parts[i * orders : (i + 1) * orders], label) for i, label in enumerate(labels)]
+        return [joined(i, parts[i * orders : (i + 1) * orders], label) for i, label in enumerate(labels)]
 
     @property
     def _orders(self) -> int:
