@@ -12,7 +12,7 @@ from tyro.conf import Suppress, arg
 from ..errors import InputError
 from ..train import recipes
 from ..train.config import PretrainConfig
-from ..train.phases import Phase
+from ..train.phase_options import Phase
 from ._paths import InputName, InputPath, OutputName
 
 

@@ -54,7 +54,7 @@ class BatchSource:
             batches = sum(per_epoch[:whole]) + (per_epoch[whole] * part if part else 0)
         return max(round(batches / (self._config.accumulate * self._world.size)), 1)
 
-    def enter(self, phase: phases.Stretch) -> None:
+    def enter(self, phase: phases.RunPhase) -> None:
         """Makes samples and batches as this phase has them; the place stays."""
         self._phase = phase
         self.data = self._shaped(of_phase(self._run_data, phase), phase.token_budget)
@@ -89,7 +89,7 @@ class BatchSource:
         return BudgetData(data, token_budget) if self._fixed_shape else data
 
 
-def of_phase(data: PretrainingData, phase: phases.Stretch) -> PretrainingData:
+def of_phase(data: PretrainingData, phase: phases.RunPhase) -> PretrainingData:
     """The samples of a run as a phase has them."""
     samples = phase.samples(data.config)
     return data if samples == data.config else PretrainingData(data.shards, samples)

@@ -12,9 +12,8 @@ from ..errors import InputError
 from ..files import read_yaml
 from ..hardware import MOST_PROCESSES
 from ..options import check_choices, fitted_options
-from . import phases as _phases
 from .deepspeed_options import DeepSpeedOptions
-from .phases import MOST, MOST_MICRO_BATCHES, Phase
+from .phase_options import MOST, MOST_MICRO_BATCHES, Phase, check_phases
 
 # Options that change no figure: where things are, and how often they are written and told.
 IDLE = {
@@ -140,7 +139,7 @@ class PretrainConfig:
     samples: PretrainingConfig = field(default_factory=PretrainingConfig)
     """How samples are made."""
     phases: tuple[Phase, ...] = ()
-    """Stretches with their own length, batch and rate (fastbert.train.phases); from a recipe or a YAML file."""
+    """Phases with their own length, batch and rate (fastbert.train.phase_options); from a recipe or a YAML file."""
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "accumulate", "steps", "eval_every", "eval_tokens", "save_every", "log_every"):
@@ -183,7 +182,7 @@ class PretrainConfig:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         DeepSpeedOptions(self.deepspeed, self.zero, self.offload)
         self.phases = tuple(self.phases)
-        _phases.check(self.phases, self.steps, self.epochs, self.max_minutes)
+        check_phases(self.phases, self.steps, self.epochs, self.max_minutes)
         check_choices(self)
 
     def batch_limits(self, max_seqlen: int) -> list[tuple[int, int]]:

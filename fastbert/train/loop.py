@@ -104,7 +104,7 @@ class PretrainLoop:
         self.fixed_shape = graph.wanted_in(config, self.engine)
         self.batches = BatchSource(config, data, self.engine.world, self.fixed_shape)
         self.total_steps = self.batches.steps_of_run()
-        self.phases = phases.stretches(config, self.total_steps)
+        self.phases = phases.of_run(config, self.total_steps)
         self.enter(self.phases[0])
         dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
         self.peak = flops.measured_peak(self.engine.device, dtype)
@@ -116,7 +116,7 @@ class PretrainLoop:
 
     # --- phases ---
 
-    def enter(self, phase: phases.Stretch) -> None:
+    def enter(self, phase: phases.RunPhase) -> None:
         """Makes training samples, held-out samples and steps of this phase's size from now on."""
         self.phase = phase
         self.batches.enter(phase)

@@ -125,17 +125,17 @@ def make_plan(
     zero = None if deepspeed is None else deepspeed_config.stage(deepspeed)
     device = device or hardware.default_device()
     settings, (parameters, tensors) = _model(config, data)
-    found = phases.stretches(config, _total_steps(config, data, ranks))
-    samples = [_samples(config, data, stretch) for stretch in found]
+    found = phases.of_run(config, _total_steps(config, data, ranks))
+    samples = [_samples(config, data, phase) for phase in found]
     rates = _rates(config, settings, found, samples, data, throughput, device)
     plans = []
     travels = 4 if zero is None or config.precision == "fp32" else 2  # DeepSpeed sends in the precision of its weights
-    for stretch, sample, rate in zip(found, samples, rates or [None] * len(found), strict=True):
-        micro = stretch.micro_batches((sample.sequences, sample.tokens), ranks)
-        steps, seconds = _length(config, stretch, sample.tokens * micro, rate)
+    for phase, sample, rate in zip(found, samples, rates or [None] * len(found), strict=True):
+        micro = phase.micro_batches((sample.sequences, sample.tokens), ranks)
+        steps, seconds = _length(config, phase, sample.tokens * micro, rate)
         memory = Memory(
             *state_bytes(parameters, zero=zero, ranks=ranks, precision=config.precision),
-            _activations(config, settings, stretch, sample, device),
+            _activations(config, settings, phase, sample, device),
             micro > 1 or zero is not None,
         )
         travelling = scale.collectives(
@@ -148,8 +148,8 @@ def make_plan(
         )
         plans.append(
             PhasePlan(
-                name=stretch.name,
-                max_seqlen=stretch.samples(config.samples).max_seqlen,
+                name=phase.name,
+                max_seqlen=phase.samples(config.samples).max_seqlen,
                 steps=steps,
                 micro_batches=micro,
                 sequences=sample.sequences * micro * ranks,
@@ -187,7 +187,7 @@ def _total_steps(config: PretrainConfig, data: PretrainingData | None, ranks: in
 
 
 def _length(
-    config: PretrainConfig, stretch: phases.Stretch, tokens: float, rate: float | None
+    config: PretrainConfig, phase: phases.RunPhase, tokens: float, rate: float | None
 ) -> tuple[int | None, float | None]:
     """Steps and seconds of a phase in which a rank has so many tokens a step; None for what needs a rate and has none.
 
@@ -195,20 +195,20 @@ def _length(
         rate: tokens a second of a rank.
     """
     if rate is None:
-        return stretch.steps, None
+        return phase.steps, None
     each = tokens / rate
-    clock = None if config.max_minutes is None else 60 * config.max_minutes * (stretch.end - stretch.begin)
-    steps = max(round(clock / each), 1) if stretch.steps is None else stretch.steps
+    clock = None if config.max_minutes is None else 60 * config.max_minutes * (phase.end - phase.begin)
+    steps = max(round(clock / each), 1) if phase.steps is None else phase.steps
     return steps, min(steps * each, clock or steps * each)
 
 
 def _activations(
-    config: PretrainConfig, settings: ModelConfig, stretch: phases.Stretch, sample: Samples, device: torch.device
+    config: PretrainConfig, settings: ModelConfig, phase: phases.RunPhase, sample: Samples, device: torch.device
 ) -> int:
     """Bytes that a rank keeps for the backward pass of one micro-batch."""
     return activation_bytes(
         settings,
-        sequences=stretch.token_budget / sample.seqlen,  # the fullest that there may be
+        sequences=phase.token_budget / sample.seqlen,  # the fullest that there may be
         seqlen=round(sample.seqlen),
         labels=sample.labels,
         pairs=config.samples.nsp,
@@ -227,13 +227,13 @@ def _model(config: PretrainConfig, data: PretrainingData | None) -> tuple[ModelC
     return settings, (sum(tensor.numel() for tensor in tensors), len(tensors))
 
 
-def _samples(config: PretrainConfig, data: PretrainingData | None, stretch: phases.Stretch) -> Samples:
-    how = stretch.samples(config.samples if data is None else data.config)
+def _samples(config: PretrainConfig, data: PretrainingData | None, phase: phases.RunPhase) -> Samples:
+    how = phase.samples(config.samples if data is None else data.config)
     if data is None:
-        sequences, seqlen = float(stretch.token_budget // how.max_seqlen), float(how.max_seqlen)
+        sequences, seqlen = float(phase.token_budget // how.max_seqlen), float(how.max_seqlen)
         tokens = sequences * seqlen
     else:
-        sequences, tokens = phases.mean_micro_batch(of_phase(data, stretch), stretch.token_budget)
+        sequences, tokens = phases.mean_micro_batch(of_phase(data, phase), phase.token_budget)
         seqlen = tokens / sequences
     special = 3 if how.nsp else 2
     labels = seqlen - 1 if how.objective == "causal" else how.mlm_probability * (seqlen - special)
@@ -245,7 +245,7 @@ def _samples(config: PretrainConfig, data: PretrainingData | None, stretch: phas
 def _rates(
     config: PretrainConfig,
     settings: ModelConfig,
-    found: Sequence[phases.Stretch],
+    found: Sequence[phases.RunPhase],
     samples: Sequence[Samples],
     data: PretrainingData | None,
     throughput: float | str | None,
@@ -255,27 +255,25 @@ def _rates(
     if throughput is None:
         return []
     if throughput == "measure":
-        return [measured_rate(config, data, stretch, device) for stretch in found]
+        return [measured_rate(config, data, phase, device) for phase in found]
     each = [flops.sequence_flops(settings, round(s.seqlen), s.labels) / s.seqlen for s in samples]
     return [float(throughput) * each[0] / one for one in each]
 
 
-def measured_rate(
-    config: PretrainConfig, data: PretrainingData, stretch: phases.Stretch, device: torch.device
-) -> float:
+def measured_rate(config: PretrainConfig, data: PretrainingData, phase: phases.RunPhase, device: torch.device) -> float:
     """Tokens a second of a few real steps; the run's own data, model and optimiser, nothing written."""
     from .console import Console
     from .loop import PretrainLoop
 
-    own = of_phase(data, stretch)
+    own = of_phase(data, phase)
     once = replace(
-        config, steps=10**6, epochs=None, max_minutes=None, phases=(), token_budget=stretch.token_budget,
+        config, steps=10**6, epochs=None, max_minutes=None, phases=(), token_budget=phase.token_budget,
         samples=own.config, num_workers=0, log_every=10**9,
     )  # fmt: skip
     model = build_model(once, data).to(device)
     loop = PretrainLoop(once, model, own, None, Path(), Console(quiet=True))
     # A step accumulates as the run's would, or updates would weigh too much; a few micro-batches are enough for that.
-    loop.batches.accumulate = min(stretch.micro_batches(phases.mean_micro_batch(own, stretch.token_budget)), 8)
+    loop.batches.accumulate = min(phase.micro_batches(phases.mean_micro_batch(own, phase.token_budget)), 8)
     model.train()
     loop._train_step()  # makes the optimiser's state, and workspaces
     _wait(device)

@@ -17,19 +17,19 @@ from fastbert.train import phases, recipes
 from fastbert.train import pretrain as module
 from fastbert.train.config import PretrainConfig
 from fastbert.train.loop import PretrainLoop
-from fastbert.train.phases import Phase
+from fastbert.train.phase_options import Phase
 from fastbert.train.pretrain import build_model, pretrain
 
 # --- borders ---
 
 
-def stretches(config: PretrainConfig) -> list[phases.Stretch]:
-    return phases.stretches(config, phases.total_steps(config))
+def phases_of(config: PretrainConfig) -> list[phases.RunPhase]:
+    return phases.of_run(config, phases.total_steps(config))
 
 
 def steps_of(config: PretrainConfig) -> list[int]:
     """How many steps fall into each phase, found step by step."""
-    found, total = stretches(config), phases.total_steps(config)
+    found, total = phases_of(config), phases.total_steps(config)
     where = [phases.at(found, step / total).index for step in range(total)]
     assert where == sorted(where)
     return [where.count(index) for index in range(len(found))]
@@ -51,7 +51,7 @@ def test_phases_are_scaled_to_the_steps_asked_for():
 
 def test_by_the_clock_phases_are_shares_of_it():
     config = PretrainConfig(max_minutes=10.0, phases=(Phase(share=0.75), Phase(share=0.25)))
-    found = stretches(config)
+    found = phases_of(config)
     assert phases.total_steps(config) is None
     assert [phases.at(found, progress).index for progress in (0.0, 0.7499, 0.75, 0.99, 1.0)] == [0, 0, 1, 1, 1]
 
@@ -60,7 +60,7 @@ def test_by_the_clock_phases_are_shares_of_it():
 
 
 def rates(config: PretrainConfig) -> list[float]:
-    found, total = stretches(config), phases.total_steps(config)
+    found, total = phases_of(config), phases.total_steps(config)
     return [phases.learning_rate(config, phases.at(found, n / total), n / total) for n in range(total)]
 
 
@@ -147,8 +147,8 @@ def test_phases_that_do_not_fit_are_one_sentence(tmp_path, text, said):
 
 def test_micro_batches_follow_from_the_batch_wanted():
     def count(wanted: dict, ranks: int) -> int:
-        (stretch,) = stretches(PretrainConfig(token_budget=4096, phases=(Phase(steps=1, **wanted),)))
-        return stretch.micro_batches((32.0, 4000.0), ranks)
+        (phase,) = phases_of(PretrainConfig(token_budget=4096, phases=(Phase(steps=1, **wanted),)))
+        return phase.micro_batches((32.0, 4000.0), ranks)
 
     assert count({"batch_sequences": 256}, 1) == 8
     assert count({"batch_sequences": 256}, 8) == 1
@@ -179,18 +179,18 @@ def test_the_papers_recipe():
     assert (config.lr, config.betas, config.weight_decay) == (1e-4, (0.9, 0.999), 0.01)
     assert (config.eps, config.correct_bias) == (1e-6, False)
     assert config.warmup * config.steps == 10_000
-    first, second = stretches(config)
+    first, second = phases_of(config)
     assert (first.steps, first.changes["max_seqlen"], first.batch_sequences) == (900_000, 128, 256)
     assert (second.steps, second.changes["max_seqlen"], second.batch_sequences) == (100_000, 512, 256)
-    assert (first.phase, second.phase) == (None, None)
+    assert (first.own, second.own) == (None, None)
 
 
 def test_nvidias_recipe():
     config = recipe("nvlamb")
     assert (config.model, config.optimizer, config.lamb_variant) == ("large", "lamb", "nvlamb")
     found = [
-        (s.steps, s.changes["max_seqlen"], s.changes["max_predictions"], s.batch_sequences, s.lr, s.phase.warmup)
-        for s in stretches(config)
+        (s.steps, s.changes["max_seqlen"], s.changes["max_predictions"], s.batch_sequences, s.lr, s.own.warmup)
+        for s in phases_of(config)
     ]
     assert found == [(7038, 128, 20, 65536, 6e-3, 0.2843), (1563, 512, 80, 32768, 4e-3, 0.128)]
     assert {(p.schedule, p.power, p.offset) for p in config.phases} == {("poly", 0.5, False)}
@@ -199,7 +199,7 @@ def test_nvidias_recipe():
 @pytest.mark.parametrize("name", recipes.names())
 def test_recipes_fit_together_and_say_what_they_are(name):
     config = recipe(name)
-    said = [phases.describe(config, stretch) for stretch in stretches(config)]
+    said = [phases.describe(config, phase) for phase in phases_of(config)]
     assert all(f"at most {p.max_seqlen}," in line for p, line in zip(config.phases, said, strict=False))
     assert 20 < len(recipes.summary(name)) < 120
     assert "\n" not in recipes.summary(name)

@@ -18,7 +18,7 @@ from fastbert.train import plan, recipes
 from fastbert.train.config import PretrainConfig
 from fastbert.train.console import Console
 from fastbert.train.loop import PretrainLoop
-from fastbert.train.phases import Phase
+from fastbert.train.phase_options import Phase
 from fastbert.train.plan_memory import Memory, SavedBytes, state_bytes
 from fastbert.train.pretrain import build_model, open_data, pretrain
 

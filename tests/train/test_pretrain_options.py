@@ -18,7 +18,7 @@ from fastbert.errors import CheckpointError, DataError, FastbertError, InputErro
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.train import pretrain as module
 from fastbert.train.config import PretrainConfig
-from fastbert.train.phases import Phase
+from fastbert.train.phase_options import Phase
 from fastbert.train.pretrain import pretrain
 
 # --- YAML ---

@@ -16,7 +16,7 @@ from fastbert import svg
 from fastbert.cli.main import main
 from fastbert.train.config import PretrainConfig
 from fastbert.train.metrics import to_line
-from fastbert.train.phases import Phase
+from fastbert.train.phase_options import Phase
 from fastbert.train.pretrain import pretrain
 from fastbert.train.run_report import Run, figures, read_runs, write_report
 
