@@ -41,13 +41,13 @@ began = time.time()
 import sys
 from fastbert.train import loop, pretrain
 from fastbert.train.config import PretrainConfig
-real = loop.PretrainLoop._train_step
+real = loop.PretrainLoop.train_step
 def first(self):
     sys.stdout.write(f"{time.time()} {began}\\n"); sys.stdout.flush()
     real(self)
     sys.stdout.write(f"{time.time()}\\n"); sys.stdout.flush()
     raise SystemExit
-loop.PretrainLoop._train_step = first
+loop.PretrainLoop.train_step = first
 pretrain.pretrain(PretrainConfig.from_yaml(sys.argv[1]), quiet=True)
 """
 

@@ -105,12 +105,12 @@ def _plan(args: Pretrain, config: PretrainConfig) -> None:
             raise InputError(f"--plan-throughput must be tokens a second or measure, got {args.plan_throughput!r}")
     if args.plan_ranks < 1:
         raise InputError(f"--plan-ranks must be at least 1, got {args.plan_ranks}")
-    from ..train import plan
+    from ..train import plan_text
+    from ..train.plan import make_plan
     from ..train.pretrain import open_data
 
     data = open_data(config)[0] if config.data else None
-    made = plan.make_plan(config, data=data, ranks=args.plan_ranks, throughput=throughput)
-    print(plan.text(made))
+    print(plan_text.text(make_plan(config, data=data, ranks=args.plan_ranks, throughput=throughput)))
 
 
 def run(args: Pretrain) -> None:

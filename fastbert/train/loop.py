@@ -191,7 +191,7 @@ class PretrainLoop:
             if self._evaluation_is_due:
                 self._evaluate()
             while self.progress < 1.0 and not self._asked():
-                self._train_step()
+                self.train_step()
                 watch.alive()
                 # The last evaluation comes before the last checkpoint, which remembers the best.
                 if self.step % self.config.eval_every == 0 or self.progress >= 1.0:
@@ -214,9 +214,18 @@ class PretrainLoop:
             paths = write_pages(self.run_dir, self.config, log.rows(), self.best) if self.engine.world.first else []
             history = log.rows()
         return PretrainResult(
-            self.run_dir, self.run_dir / "model", self.step, self.seconds, self.tokens, history, dict(self.best),
-            stopped, paths, self.processor_seconds, stop.asked if stopped is None else None,
-        )  # fmt: skip
+            run_dir=self.run_dir,
+            model_dir=self.run_dir / "model",
+            steps=self.step,
+            seconds=self.seconds,
+            tokens=self.tokens,
+            history=history,
+            heldout=dict(self.best),
+            interrupted=stopped,
+            paths=paths,
+            processor_seconds=self.processor_seconds,
+            late_signal=stop.asked if stopped is None else None,
+        )
 
     def _open_log(self) -> MetricsLog | NoLog:
         if not self.engine.world.first:
@@ -230,7 +239,8 @@ class PretrainLoop:
         """Whether a resumed run still has to evaluate its step, since a signal ended that evaluation and the run."""
         return bool(self.step) and self.step % self.config.eval_every == 0 and self.evaluated_at != self.step
 
-    def _train_step(self) -> None:
+    def train_step(self) -> None:
+        """One step, with its row in steps.jsonl, and where one is due the line of the steps since the last."""
         self._advance_phase()
         window = self.window
         self.engine.timer.begin_step()

@@ -46,12 +46,12 @@ def stop_at_100(config) -> None:
     from fastbert.train.loop import PretrainLoop
 
     torch.set_num_threads(1)
-    real = PretrainLoop._train_step
+    real = PretrainLoop.train_step
 
     def step(self) -> None:
         real(self)
         if self.step == 100:
             signal.raise_signal(signal.SIGTERM)
 
-    PretrainLoop._train_step = step
+    PretrainLoop.train_step = step
     assert pretrain(config, quiet=True).steps == 100

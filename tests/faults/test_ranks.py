@@ -59,17 +59,17 @@ def _with_hook(config, hook):
     """Pre-trains, and calls the hook after each step."""
     from fastbert.train.loop import PretrainLoop
 
-    real = PretrainLoop._train_step
+    real = PretrainLoop.train_step
 
     def step(self) -> None:
         real(self)
         hook(self)
 
-    PretrainLoop._train_step = step
+    PretrainLoop.train_step = step
     try:
         return pretrain(config, quiet=True)
     finally:
-        PretrainLoop._train_step = real
+        PretrainLoop.train_step = real
 
 
 def _ranks(config_file: Path, tmp_path: Path) -> list[subprocess.Popen]:

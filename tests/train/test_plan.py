@@ -14,7 +14,7 @@ from fastbert import BertConfig
 from fastbert.cli.main import main
 from fastbert.data.config import PretrainingConfig
 from fastbert.errors import InputError
-from fastbert.train import plan, recipes
+from fastbert.train import plan, plan_text, recipes
 from fastbert.train.config import PretrainConfig
 from fastbert.train.console import Console
 from fastbert.train.loop import PretrainLoop
@@ -62,7 +62,7 @@ def test_parameters_gradients_and_optimiser_are_exact(data, optimizer):
         return step(lr)
 
     loop.engine.step = look
-    loop._train_step()
+    loop.train_step()
     states = [s for state in loop.optimizer.state.values() for s in state.values() if isinstance(s, torch.Tensor)]
     assert memory.parameters == bytes_of(parameters)
     assert memory.gradients == found["gradients"]
@@ -86,7 +86,7 @@ def test_activations_are_what_the_fullest_micro_batch_keeps(data, precision, las
 
     loop.engine.forward = watched
     for _ in range(4):
-        loop._train_step()
+        loop.train_step()
     assert planned(config).memory.activations == pytest.approx(max(kept), rel=0.15)
 
 
@@ -96,7 +96,7 @@ def peak_of_allocations(loop: PretrainLoop, steps: int) -> int:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         for _ in range(steps):
-            loop._train_step()
+            loop.train_step()
     now = peak = 0
     for event in sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
@@ -111,7 +111,7 @@ def peak_of_allocations(loop: PretrainLoop, steps: int) -> int:
 def test_the_sum_is_the_peak_of_what_is_allocated(data, changes):
     config = small(data, model="6x128x2", **changes)
     loop, memory = loop_of(config), planned(config).memory
-    loop._train_step()  # makes the optimiser's state
+    loop.train_step()  # makes the optimiser's state
     peak = peak_of_allocations(loop, 3)
     print(f"{memory.total / 2**20:.1f} MiB, {(memory.parameters + memory.optimizer + peak) / 2**20:.1f} MiB allocated")
     assert memory.total == pytest.approx(memory.parameters + memory.optimizer + peak, rel=0.15)
@@ -170,7 +170,7 @@ def test_a_plan_is_of_the_stage_that_the_run_asks_for():
     assert made.memory.optimizer == 12 * -(-made.parameters // 4)
     # An all-reduce of gradients and an all-gather of weights, both in bfloat16.
     assert made.phases[0].sent == pytest.approx(3 / 4 * (2 * 2 + 2) * made.parameters, rel=1e-3)
-    told = plan.text(made)
+    told = plan_text.text(made)
     assert "ZeRO 2" in told
     assert "in the memory of the CPU" in told
 

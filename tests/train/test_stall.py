@@ -34,7 +34,7 @@ def test_a_run_that_stands_still_leaves_its_stacks(data, tmp_path, caplog):
     assert result.steps == 5
     text = (out / "stall-0.txt").read_text()
     assert "_stands_still_in_a_callback" in text
-    assert "in _train_step" in text
+    assert "in train_step" in text
     assert "the stacks of all threads are in" in caplog.text
     assert str(out / "stall-0.txt") in caplog.text
 

@@ -1,0 +1,65 @@
+"""A plan as ``fastbert pretrain --plan`` prints it."""
+
+from __future__ import annotations
+
+from .plan import Plan
+
+
+def text(plan: Plan) -> str:
+    """The plan for people."""
+    settings, memory = plan.model, plan.memory
+    under = "" if plan.zero is None else f", ZeRO {plan.zero}"
+    lines = [
+        f"model     {settings.num_hidden_layers} layers x {settings.hidden_size}, vocabulary {settings.vocab_size}: "
+        f"{plan.parameters:,} parameters in {plan.tensors} tensors",
+        f"ranks     {plan.ranks}{under}, {plan.precision}",
+    ]
+    for phase in plan.phases:
+        name = f"{phase.name}: " if phase.name else ""
+        length = "as many steps as the clock allows" if phase.steps is None else f"{phase.steps:,} steps"
+        total = "" if phase.steps is None else f", {_count(phase.steps * phase.tokens)} tokens in all"
+        each = f"{phase.samples.seqlen:.0f} tokens on average" if phase.samples.known else "all taken as full"
+        lines += [
+            f"phase     {name}{length} of {phase.sequences:,.0f} sequences, {phase.tokens:,.0f} tokens{total}",
+            f"          samples of at most {phase.max_seqlen} ({each}), {phase.micro_batches} x "
+            f"{phase.samples.tokens:,.0f} tokens on each rank",
+        ]
+        if plan.ranks > 1:
+            lines.append(f"          each rank sends {_bytes(phase.sent)} a step")
+        if phase.seconds is not None:
+            lines.append(f"          {_duration(phase.seconds)}")
+    where = " in the memory of the CPU" if plan.offload else ""
+    here = memory.total - memory.optimizer * plan.offload
+    lines += [
+        f"memory    of a rank: parameters {_bytes(memory.parameters)}, gradients {_bytes(memory.gradients)}, "
+        f"optimiser {_bytes(memory.optimizer)}{where}, activations {_bytes(memory.activations)}",
+        f"          {_bytes(here)} at the peak, without what kernels and libraries take for themselves",
+    ]
+    if plan.seconds is None:
+        lines.append("time      not known: --plan-throughput takes tokens a second of one rank, or measure")
+    else:
+        rates = ", ".join(f"{rate:,.0f}" for rate in plan.rates)
+        lines.append(
+            f"time      {_duration(plan.seconds)} at {rates} tokens a second of a rank, {plan.where_from}; on top come "
+            "evaluations, checkpoints and waiting for other ranks"
+        )
+    return "\n".join(lines)
+
+
+def _count(value: float) -> str:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if value >= size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:,.1f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.1f} seconds"
