@@ -106,8 +106,8 @@ def _plan(args: Pretrain, config: PretrainConfig) -> None:
     if args.plan_ranks < 1:
         raise InputError(f"--plan-ranks must be at least 1, got {args.plan_ranks}")
     from ..train import plan_text
+    from ..train.model_and_data import open_data
     from ..train.plan import make_plan
-    from ..train.pretrain import open_data
 
     data = open_data(config)[0] if config.data else None
     print(plan_text.text(make_plan(config, data=data, ranks=args.plan_ranks, throughput=throughput)))

@@ -27,7 +27,8 @@ from ..tasks.runs import warnings_held
 from ..tasks.text_classification import TextClassification
 from ..train.config import PretrainConfig
 from ..train.evaluation import evaluate
-from ..train.pretrain import PretrainResult, build_model, pretrain
+from ..train.model_and_data import build_model
+from ..train.pretrain import PretrainResult, pretrain
 from . import families
 from .recipe import FULL, QUICK, Recipe
 

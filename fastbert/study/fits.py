@@ -19,7 +19,7 @@ def check(cell: Cell) -> None:
     """Raises InputError, one sentence, where a fine-tuning would end in one."""
     from ..tasks import registry
     from ..tasks.fits import check_model
-    from ..train.pretrain import model_settings
+    from ..train.model_and_data import model_settings
 
     spec, config = cell.task, cell.task.config(cell.seed)
     task, kind, layers, longest = registry.get(spec.task), "static", 0, None
@@ -37,7 +37,7 @@ def check(cell: Cell) -> None:
 
 def check_lengths(cell: Cell, tokenizer: Tokenizer) -> None:
     """Raises InputError where a row has no room in max_seqlen (a long question of SQuAD, a pair for a GPT)."""
-    from ..train.pretrain import model_settings
+    from ..train.model_and_data import model_settings
     from .cells import rows_of
 
     config, settings = cell.task.config(cell.seed), None

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..data.tokenizer import load_tokenizer
 from ..train import phases
 from ..train import plan as of_run
-from ..train.pretrain import open_data
+from ..train.model_and_data import open_data
 from . import cells
 from .cells import Cell
 from .pretrained import Wanted
@@ -169,7 +169,7 @@ def _tokens(spec, cell: Cell, data: Path) -> tuple[int, int]:
 
 def _lstm_sizes(cell: Cell) -> tuple[int, int]:
     """Numbers of a feature vector, and units of the BiLSTM each way."""
-    from ..train.pretrain import model_settings
+    from ..train.model_and_data import model_settings
     from ..train.word2vec import Word2VecConfig
 
     static = cell.model.static

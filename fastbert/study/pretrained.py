@@ -85,7 +85,7 @@ class Wanted:
 
 def wanted(study: Study, row: RowSpec, seed: int, data: Path, cache: Path) -> Wanted:
     """The model of a row. Raises InputError where its options do not go with its kind."""
-    from ..train.pretrain import model_settings
+    from ..train.model_and_data import model_settings
     from ..train.word2vec import check_installed
 
     config = study.pretraining(row, seed, data, "")
@@ -228,7 +228,8 @@ def _left_behind(model: Wanted) -> bool:
 
 
 def _run(model: Wanted):
-    from ..train.pretrain import build_model, open_data, pretrain
+    from ..train.model_and_data import build_model, open_data
+    from ..train.pretrain import pretrain
 
     if (model.directory / "result.json").is_file():  # done, but without steps that are wanted now: the same bits again
         _forget(model)
@@ -249,7 +250,7 @@ def _run(model: Wanted):
 
 def _train_static(model: Wanted) -> dict:
     """word2vec on as many tokens as the pre-training of such a row would see, whole passes over the text."""
-    from ..train.pretrain import open_data
+    from ..train.model_and_data import open_data
     from ..train.word2vec import ShardSentences, train_word2vec
     from .machine import Clock, made_by
 

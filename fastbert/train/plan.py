@@ -18,9 +18,10 @@ from .batch_source import BatchSource, of_phase
 from .config import PretrainConfig
 from .distributed import World
 from .engines import deepspeed_config
+from .model_and_data import build_model, model_settings
 from .phases import RunPhase
 from .plan_memory import Memory, activation_bytes, state_bytes
-from .pretrain import build_model, deepspeed_of, model_settings
+from .pretrain import deepspeed_of
 
 _MEASURED_STEPS, _MEASURED_SECONDS = 3, 5.0
 

@@ -5,43 +5,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
-from ..data.tokenizer import load_tokenizer
 from ..errors import CheckpointError, DataError, InputError
 from ..files import check_run_name, write_whole
-from ..model_config import ModelConfig
-from ..models import registry
-from . import arithmetic, checkpoint, distributed, initialisation, phases
+from . import arithmetic, checkpoint, distributed, phases
 from .config import IDLE, PretrainConfig
 from .console import Console
 from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
 from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop, PretrainResult
+from .model_and_data import build_model, check_fit, check_heldout, open_data, warn_of_other_words
 from .run_lock import only_run
 from .wandb_log import check_installed
-
-_log = logging.getLogger("fastbert")
-
-# New weights come from torch's one generator, which two runs in two threads would draw from in turn.
-_building = threading.Lock()
 
 # What the paper's million steps came to (Devlin et al. 2019, appendix A.2).
 DEFAULT_EPOCHS = 40.0
 
 # Between a process's last closed file and its parent's SIGCHLD; milliseconds, but on a machine that is busy.
 WORKER_ENDS_S = 2.0
+
+# What a directory holds besides a run of pre-training, by the file that says so.
+_OTHERS = {"ended.json": "a run of `fastbert finetune`", "manifest.json": "prepared data", "config.json": "a model"}
 
 
 def pretrain(
@@ -103,11 +95,20 @@ def _run(loop: PretrainLoop) -> PretrainResult:
         raise
 
 
-def _prepare(config, world: World, model, data, heldout, callbacks, console: Console, held) -> PretrainLoop:
+def _prepare(
+    config: PretrainConfig,
+    world: World,
+    model: torch.nn.Module | None,
+    data: PretrainingData | None,
+    heldout: PretrainingData | None,
+    callbacks: Sequence[Callable[[dict], None]],
+    console: Console,
+    held: contextlib.ExitStack,
+) -> PretrainLoop:
     """The loop at its starting point; nothing is written before everything has been checked.
 
     Args:
-        held: an ExitStack that keeps the directory to this run.
+        held: keeps the directory to this run.
     """
     run_dir = Path(config.out)
     hold = lambda: held.enter_context(only_run(run_dir))  # noqa: E731
@@ -124,10 +125,10 @@ def _prepare(config, world: World, model, data, heldout, callbacks, console: Con
     distributed.same_on_all(world, _started_with(config, data.shards, deepspeed))
     if model is None:
         model = build_model(config, data)
-    _check_fit(config, model, data)
+    check_fit(config, model, data)
     if world.first:
-        _tell_of_other_words(config, data.shards)
-    _check_heldout(heldout)
+        warn_of_other_words(config, data.shards)
+    check_heldout(heldout)
     check_installed(config.wandb)
     distributed.place(model, world)
     loop = PretrainLoop(config, model, data, heldout, run_dir, console, callbacks, world, deepspeed)
@@ -218,132 +219,8 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
     return point
 
 
-_HELD = {"ended.json": "a run of `fastbert finetune`", "manifest.json": "prepared data", "config.json": "a model"}
-
-
 def _check_room(run_dir: Path) -> None:
     """Raises InputError where a run that begins would put its files among others, or its model in another's place."""
-    for name, what in _HELD.items():
+    for name, what in _OTHERS.items():
         if (run_dir / name).exists():
             raise InputError(f"{run_dir} already holds {what}: choose another --out")
-
-
-def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData | None]:
-    """The training split and, where there is one, the held-out split. Raises InputError or DataError."""
-    if not config.data:
-        raise InputError("pre-training needs a data directory, made by `fastbert prepare`, got none")
-    cache = {"cache": Path(config.cache) if config.cache else None, "cache_limit": int(config.cache_gb * 1e9)}
-    data = PretrainingData(ShardSet.open(config.data, "train", **cache), config.samples)
-    if not data.shards.manifest.splits.get("heldout"):
-        return data, None
-    shards = ShardSet.open(config.data, "heldout", **cache)
-    return data, PretrainingData(shards, config.samples) if shards.num_documents else None
-
-
-def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Module:
-    """The model that ``config.model`` names: new weights of a named size, or those of a directory."""
-    kind, settings = model_settings(config, data.shards, data.config.objective)
-    if os.path.isdir(config.model):
-        model = kind.model_class.from_pretrained(config.model, **kind.rates(config.dropout))
-    else:
-        if config.init == "small":
-            settings.initializer_range = initialisation.initializer_range(settings.hidden_size)
-        with _building:
-            torch.manual_seed(config.seed)
-            model = kind.model_class(settings)
-        if config.init == "small":
-            counts = sum(np.bincount(tokens, minlength=settings.vocab_size) for tokens in data.shards.tokens)
-            initialisation.start_small(model, torch.from_numpy(counts))
-    model.tokenizer_source = data.shards.directory
-    return model
-
-
-def model_settings(
-    config: PretrainConfig, shards: ShardSet | None, objective: str | None = None
-) -> tuple[registry.Architecture, ModelConfig]:
-    """The kind of model that ``config.model`` names, and its configuration.
-
-    Args:
-        shards: the training split, which says the vocabulary; None for the kind's own.
-        objective: that of the data; None for the recipe's.
-    """
-    longest = max(max_seqlen for max_seqlen, _ in config.batch_limits(config.samples.max_seqlen))
-    kind, objective = registry.of_model(config.model), objective or config.samples.objective
-    asked = kind.rates(config.dropout)
-    if os.path.isdir(config.model):
-        return kind, kind.config_class.from_pretrained(config.model, **asked)
-    if config.init == "small" and kind.model_type != "bert":
-        raise InputError(f"init small is a start for a BERT, got model {config.model!r}: expected init bert")
-    if shards is not None:
-        manifest = shards.manifest
-        asked |= {"vocab_size": manifest.vocab_size, "pad_token_id": manifest.special_ids.pad}
-    if kind.model_type == "bert":
-        asked |= {"is_decoder": objective == "causal", "position_embedding_type": config.position_embedding_type}
-    elif config.position_embedding_type != "absolute":
-        raise InputError(f"position_embedding_type {config.position_embedding_type} is a BERT's, got {config.model!r}")
-    settings = kind.config_class.from_name(config.model, **asked)
-    if settings.max_position_embeddings is not None:
-        settings.max_position_embeddings = max(settings.max_position_embeddings, longest)
-    kind.complete(settings, shards)
-    return kind, settings
-
-
-def _check_fit(config: PretrainConfig, model: torch.nn.Module, data: PretrainingData) -> None:
-    settings, manifest = model.config, data.shards.manifest
-    if data.config.objective not in settings.objectives:
-        kind = "sees only the tokens before each" if settings.objectives == ("causal",) else "sees both sides"
-        raise InputError(
-            f"samples have objective {data.config.objective}, but the model {kind}: expected objective "
-            f"{' or '.join(settings.objectives)}"
-        )
-    if data.config.nsp and not getattr(model, "next_sentence", True):
-        raise InputError(
-            f"samples have sentence pairs, of which a model of type {settings.model_type} predicts nothing: "
-            "set nsp false"
-        )
-    most = settings.max_position_embeddings
-    for max_seqlen, _ in config.batch_limits(data.config.max_seqlen):
-        if most is not None and max_seqlen > most:
-            raise InputError(f"max_seqlen {max_seqlen} is over the model's max_position_embeddings {most}")
-    if manifest.vocab_size > settings.vocab_size:
-        raise InputError(
-            f"the data's vocabulary has {manifest.vocab_size} tokens, but the model's vocab_size is "
-            f"{settings.vocab_size}"
-        )
-    if not len(data.lengths(0)):
-        raise InputError(f"{data.shards.directory}: its {data.shards.num_documents} documents make no sample")
-
-
-def _tell_of_other_words(config: PretrainConfig, shards: ShardSet) -> None:
-    """Warns where a directory's model learned other words by the ids that the data have: nothing else would show it."""
-    try:
-        theirs = load_tokenizer(config.model) if os.path.isdir(config.model) else None
-        ours = load_tokenizer(shards.directory)
-    except InputError:  # a model may lie without its vocabulary
-        return
-    if theirs is None:
-        return
-    words = {index: word for word, index in theirs.get_vocab().items() if not word.startswith("[unused")}
-    pairs = [(word, index) for word, index in ours.get_vocab().items() if words.get(index, word) != word]
-    if pairs:
-        word, index = min(pairs, key=lambda pair: pair[1])
-        _log.warning(
-            "%s: expected the vocabulary of the data, got one with other words for %d of %d ids (%d is %r in %s and %r "
-            "there): what the model has learned is of those words",
-            config.model, len(pairs), shards.manifest.vocab_size, index, word, shards.directory, words[index],
-        )  # fmt: skip
-
-
-def _check_heldout(heldout: PretrainingData | None) -> None:
-    """What an evaluation would find out hundreds of steps later."""
-    if heldout is None:
-        return
-    try:
-        found = len(heldout.lengths(0))
-    except DataError as error:
-        raise DataError(
-            f"the held-out documents cannot be used: {error}; prepare the data again with a larger --heldout, or train "
-            "without sentence pairs (--samples.no-nsp)"
-        ) from error
-    if not found:
-        raise DataError(f"{heldout.shards.directory}: its held-out documents make no sample")

@@ -89,7 +89,7 @@ def test_in_a_run(data, tmp_path, capsys):
     from fastbert.data.config import PretrainingConfig
     from fastbert.data.pretraining import PretrainingData
     from fastbert.data.shards import ShardSet
-    from fastbert.train.pretrain import build_model
+    from fastbert.train.model_and_data import build_model
 
     shown = {}
     for name, sigma in (("off", None), ("on", 6.0)):

@@ -20,7 +20,8 @@ from fastbert.errors import InputError
 from fastbert.models import registry
 from fastbert.train import plan
 from fastbert.train.metrics import read_metrics
-from fastbert.train.pretrain import build_model, pretrain
+from fastbert.train.model_and_data import build_model
+from fastbert.train.pretrain import pretrain
 
 CAUSAL = PretrainingConfig(max_seqlen=32, objective="causal", nsp=False)
 

@@ -17,8 +17,9 @@ from fastbert.train import phases, recipes
 from fastbert.train import pretrain as module
 from fastbert.train.config import PretrainConfig
 from fastbert.train.loop import PretrainLoop
+from fastbert.train.model_and_data import build_model
 from fastbert.train.phase_options import Phase
-from fastbert.train.pretrain import build_model, pretrain
+from fastbert.train.pretrain import pretrain
 
 # --- borders ---
 

@@ -18,9 +18,10 @@ from fastbert.train import plan, plan_text, recipes
 from fastbert.train.config import PretrainConfig
 from fastbert.train.console import Console
 from fastbert.train.loop import PretrainLoop
+from fastbert.train.model_and_data import build_model, open_data
 from fastbert.train.phase_options import Phase
 from fastbert.train.plan_memory import Memory, SavedBytes, state_bytes
-from fastbert.train.pretrain import build_model, open_data, pretrain
+from fastbert.train.pretrain import pretrain
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ from fastbert.train.batch_source import BatchSource
 from fastbert.train.distributed import World
 from fastbert.train.evaluation import evaluate
 from fastbert.train.loop import PretrainLoop
-from fastbert.train.pretrain import build_model, pretrain
+from fastbert.train.model_and_data import build_model
+from fastbert.train.pretrain import pretrain
 
 
 def weights(run_dir) -> dict:

@@ -15,7 +15,8 @@ from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.train import step_rows
 from fastbert.train.metrics import from_line, read_metrics, to_line
-from fastbert.train.pretrain import build_model, pretrain
+from fastbert.train.model_and_data import build_model
+from fastbert.train.pretrain import pretrain
 from fastbert.train.timing import StepTimer, _covered
 from fastbert.train.window import Window
 
