@@ -26,9 +26,10 @@ from ..models.inputs import EXPORTING
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
 from . import patch_torch
+from .patch_checks import OwnPart, Unservable
 from .patch_families import Family, family_of
 from .patch_pass import PADS_KEY, Pass
-from .patch_view import OwnPart, Unservable, forget, heard, our_config, view_for
+from .patch_view import forget, heard, our_config, view_for
 
 _log = logging.getLogger("fastbert")
 

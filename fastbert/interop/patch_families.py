@@ -73,8 +73,22 @@ class Family:
         """Our name of a layer's part in the family's words; None for what it does not have."""
         return dict(self.rename).get(name, name)
 
+    def part(self, layer: nn.Module, name: str) -> nn.Module | None:
+        """A layer's part by our name of it; None for what is not there."""
+        path = self.path(name)
+        return None if path is None else find(layer, path)
+
     def field(self, name: str) -> str:
         return dict(self.config).get(name, name)
+
+
+def find(module: nn.Module, path: str | tuple[str, ...]) -> nn.Module | None:
+    """The module at a path below another, in one string or by its names; None where there is none."""
+    for name in path.split(".") if isinstance(path, str) else path:
+        module = module._modules.get(name)
+        if module is None:
+            return None
+    return module
 
 
 @cache

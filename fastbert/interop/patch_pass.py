@@ -16,8 +16,9 @@ from ..modules.encoder import IDLE, with_first_column
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
+from .patch_checks import Unservable
 from .patch_families import Family, is_before_5
-from .patch_view import Unservable, View, view_of
+from .patch_view import View, view_of
 
 # What an encoder that is patched says of its pads, in its __dict__.
 PADS_KEY = "_fastbert_pads"
@@ -41,30 +42,10 @@ class Pass:
     def __init__(self, model: nn.Module, family: Family, given: dict[str, Any]) -> None:
         self.model, self.family, self.given = model, family, given
         config = model.config
-        own = _someones_attention(config)
-        if own is not None:
-            raise Unservable(f"the attention named {own} is of someone's own")
-        for name, value in given.items():
-            idle = value is None or value is False or name in _IDLE
-            if name in _SERVED or idle or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
-                continue
-            raise Unservable(f"the argument {name} was given")
-        for name in ("is_decoder", "add_cross_attention"):  # `patch` has looked, but both may be set later
-            if getattr(config, name, False):
-                raise Unservable(f"{name} of its configuration is true")
-        ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
-        if isinstance(ids, PackedBatch):
-            raise InputError("a patched model takes tensors, as before, got a PackedBatch: fastbert.BertModel reads it")
-        tokens = ids if embeds is None else embeds
-        if (ids is None) == (embeds is None) or tokens.dim() != (2 if embeds is None else 3):
-            raise Unservable("it must refuse this input itself")
+        _check_call(config, given)
         self.packed = given.get("cu_seq_lens_q") is not None
-        mask = given.get("attention_mask")
-        shape = tuple(tokens.shape[:2])
-        if mask is not None and (self.packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape))):
-            raise Unservable(f"an attention mask of {mask.dtype} of {mask.dim()} dimensions that fits no tokens")
-        if mask is not None and mask.dim() == 4 and mask.dtype == torch.bool and _adds_masks(config):
-            raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
+        shape = _shape_of(given)
+        _check_mask(given.get("attention_mask"), shape, self.packed, config)
         for name in ("token_type_ids", "position_ids"):
             more = given.get(name)
             if more is not None and not self.packed and more.shape not in (shape, (1, shape[1]), shape[1:]):
@@ -177,6 +158,46 @@ class Pass:
         if "pooler_output" in fields and is_before_5():
             return (last, pooled, *(x for x in (states, attentions) if x is not None))
         return output.to_tuple()
+
+
+def _check_call(config: Any, given: dict[str, Any]) -> None:
+    """Raises Unservable for a configuration, or an argument, that asks for what our encoder does not compute."""
+    own = _someones_attention(config)
+    if own is not None:
+        raise Unservable(f"the attention named {own} is of someone's own")
+    for name, value in given.items():
+        idle = value is None or value is False or name in _IDLE
+        if name in _SERVED or idle or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
+            continue
+        raise Unservable(f"the argument {name} was given")
+    for name in ("is_decoder", "add_cross_attention"):  # `patch` has looked, but both may be set later
+        if getattr(config, name, False):
+            raise Unservable(f"{name} of its configuration is true")
+
+
+def _shape_of(given: dict[str, Any]) -> tuple[int, int]:
+    """(B, S) of the tokens that were given.
+
+    Raises:
+        Unservable: not one of ids and embeddings, or of other dimensions.
+        InputError: a `PackedBatch`.
+    """
+    ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
+    if isinstance(ids, PackedBatch):
+        raise InputError("a patched model takes tensors, as before, got a PackedBatch: fastbert.BertModel reads it")
+    tokens = ids if embeds is None else embeds
+    if (ids is None) == (embeds is None) or tokens.dim() != (2 if embeds is None else 3):
+        raise Unservable("it must refuse this input itself")
+    return tuple(tokens.shape[:2])
+
+
+def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, config: Any) -> None:
+    if mask is None:
+        return
+    if packed or not (_is_key_mask(mask, shape) or _is_square_mask(mask, shape)):
+        raise Unservable(f"an attention mask of {mask.dtype} of {mask.dim()} dimensions that fits no tokens")
+    if mask.dim() == 4 and mask.dtype == torch.bool and _adds_masks(config):
+        raise Unservable("a bool attention mask of 4 dimensions, which eager attention adds to its scores")
 
 
 def _someones_attention(config: Any) -> str | None:

@@ -1,0 +1,124 @@
+"""What a transformers encoder must hold for a view to stand for it, and why not, in words."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..config import BertConfig
+from ..modules.norm import is_plain_norm
+from .patch_families import BERT, INNER, LEAVES, Family, find
+from .patch_parts import TOKENWISE, is_tokenwise
+
+_ERF = ("GELUActivation",)
+_TANH = ("NewGELUActivation", "FastGELUActivation", "GELUTanh", "PytorchGELUTanh")
+_NORM = ", not torch's LayerNorm with weight and bias"
+_OWN = (
+    ", which may read more than the token that it computes (PEFT's adapters and parametrised layers do not; of another "
+    f"that does not {TOKENWISE} = True says so)"
+)
+
+
+class Unservable(Exception):
+    """Why a model, as it is now, must be computed by its own code."""
+
+
+class OwnPart(Unservable):
+    """The reason is a module of the caller's own, whose tokens only he knows: transformers' code is right with it."""
+
+
+def approximation(activation: nn.Module) -> str | None:
+    """What our GELU calls an activation of transformers or torch; None for another."""
+    if isinstance(activation, nn.GELU):
+        return activation.approximate
+    name = type(activation).__name__
+    return "none" if name in _ERF else "tanh" if name in _TANH else None
+
+
+def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family: Family) -> None:
+    """Raises Unservable for a model that holds something that computes otherwise than its family's own code."""
+    if not layers:
+        raise Unservable("it has no layers")
+    inner = [family.part(layer, name) for layer in layers for name in INNER]
+    # transformers' activations and torch's dropouts are others' by right; the rest must be the family's own code.
+    own = [m for m in (*inner, *layers, model._modules[family.encoder], model._modules["embeddings"]) if m is not None]
+    for module in own:
+        strange = type(module).__module__ not in (family.module, "transformers.activations")
+        if strange and type(module).forward not in (nn.Dropout.forward, nn.GELU.forward):
+            raise Unservable(
+                compiled(module) or f"one of its modules is a {type(module).__name__} of {type(module).__module__}"
+            )
+    for layer in layers:
+        _check_layer(layer, family)
+        check_heads(config, *scoring_of(layer, family))
+    if family is BERT:
+        _check_embeddings(model._modules["embeddings"]._modules)
+
+
+def _check_layer(layer: nn.Module, family: Family) -> None:
+    activation = family.part(layer, "intermediate.intermediate_act_fn")
+    if activation is None or approximation(activation) is None:
+        raise Unservable(f"the activation of a layer is {type(activation).__name__}, not a GELU")
+    for name in LEAVES:
+        leaf = family.part(layer, name)
+        if leaf is None or (name.endswith("LayerNorm") and not is_plain_norm(leaf)):
+            raise _reason(leaf)(f"{name} of a layer is {_kind(leaf)}{_NORM if 'LayerNorm' in name else ''}")
+        if not is_tokenwise(leaf):
+            raise OwnPart(f"{name} of a layer is {_kind(leaf)}{_OWN}")
+    if find(layer, "crossattention") is not None:
+        raise Unservable("a layer has cross-attention")
+
+
+def _check_embeddings(children: dict[str, nn.Module]) -> None:
+    norm, dropout, words = (children[name] for name in ("LayerNorm", "dropout", "word_embeddings"))
+    if not is_plain_norm(norm):
+        raise _reason(norm)(f"the embeddings' LayerNorm is {_kind(norm)}{_NORM}")
+    if type(dropout).forward is not nn.Dropout.forward:
+        raise Unservable(f"the embeddings' dropout is {_kind(dropout)}, not torch's Dropout")
+    if not is_tokenwise(words):
+        raise OwnPart(f"word_embeddings is {_kind(words)}{_OWN}")
+    for name in ("position_embeddings", "token_type_embeddings"):
+        if type(children[name]) is not nn.Embedding:
+            raise _reason(children[name])(f"{name} is {_kind(children[name])}, not torch's Embedding")
+
+
+def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dense: list[nn.Module]) -> None:
+    """Raises Unservable for a layer of fewer heads, or other ones, than the configuration says.
+
+    Args:
+        attention, owner, dense: what `scoring_of` returns.
+    """
+    own, number, size = attention.__dict__, config.num_attention_heads, config.head_dim
+    heads = (own.get("num_attention_heads", number), own.get("n_heads", number))
+    if owner.__dict__.get("pruned_heads") or heads != (number,) * 2 or own.get("attention_head_size", size) != size:
+        raise Unservable("heads of a layer have been pruned")
+    for module in dense:
+        weight = module._parameters.get("weight")  # an adapter, and a parametrised layer, have none of their own
+        if weight is not None and weight.dim() == 2 and weight.shape[0] != config.hidden_size:
+            raise Unservable(f"heads of a layer have been pruned: a dense layer has {weight.shape[0]} outputs")
+
+
+def scoring_of(layer: nn.Module, family: Family) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
+    """The module that computes a layer's scores, the one that holds it, and its three dense layers before them."""
+    owner = find(layer, "attention")
+    return find(owner, "self") or owner, owner, [family.part(layer, name) for name in LEAVES[:3]]
+
+
+def _kind(module: nn.Module | None) -> str:
+    """The class with its module's name: adapters call theirs as torch calls its own."""
+    return "missing" if module is None else f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _reason(module: nn.Module | None) -> type[Unservable]:
+    """Of a norm or a table in whose place there is another: an adapter of PEFT's is taken out again some day."""
+    return OwnPart if type(module).__module__.startswith("peft.") else Unservable
+
+
+def compiled(module: nn.Module | None) -> str | None:
+    """What is to be said of a module that ``torch.compile(module)`` put in the place of another; None of any other."""
+    inside = None if module is None else module._modules.get("_orig_mod")
+    if inside is None:
+        return None
+    return (
+        f"torch.compile's module is in the place of its {type(inside).__name__}; compile the whole model instead, or "
+        "that module in place, by its compile()"
+    )
