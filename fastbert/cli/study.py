@@ -62,6 +62,29 @@ def run(args: Study) -> None:
     for name in ("jobs", "threads"):
         if not 1 <= getattr(args, name) <= MOST_PROCESSES:
             raise InputError(f"{name} must be between 1 and {MOST_PROCESSES}, got {getattr(args, name)}")
+    studies = _read(args)
+    from ..study import plan
+    from ..study import run as runner
+    from ..tasks.files import check_writable
+
+    works = runner.together([runner.work_of(study, args.cache or args.out / "cache") for study in studies])
+    if args.plan:
+        with runner.with_threads(args.threads):
+            print(plan.text(works, args.jobs))
+        return
+    for study in studies:
+        check_writable(_report(args, study) / "results.json")
+    for work in works:
+        _run(args, work)
+    if len(works) > 1:
+        _print_total(works)
+
+
+def _read(args: Study) -> list:
+    """The studies asked for. Raises InputError where two would have one report."""
+    from ..errors import InputError
+    from ..study import spec
+
     paths = [spec.find(name) for name in (spec.names() if args.names == ("all",) else args.names)]
     given = {
         "data_dir": None if args.data_dir is None else str(args.data_dir),
@@ -73,25 +96,15 @@ def run(args: Study) -> None:
     for number, place in enumerate(places):
         if place in places[:number]:
             raise InputError(f"expected studies of different names, got two whose report would be {place}")
-    from ..study import plan
-    from ..study import run as runner
-    from ..tasks.files import check_writable
+    return studies
 
-    works = runner.together([runner.work_of(study, args.cache or args.out / "cache") for study in studies])
-    if args.plan:
-        with runner.with_threads(args.threads):
-            print(plan.text(works, args.jobs))
-        return
-    for place in places:
-        check_writable(place / "results.json")
-    for work in works:
-        _run(args, work)
-    if len(works) > 1:
-        from ..study import results
 
-        took = results.spent(works)
-        worked = "unknown" if took["processor_seconds"] is None else f"{took['processor_seconds'] / 3600:.2f}"
-        print(f"{len(works)} studies: {took['seconds'] / 3600:.2f} hours of one process, processor time {worked} hours")
+def _print_total(works: list) -> None:
+    from ..study import results
+
+    took = results.spent(works)
+    worked = "unknown" if took["processor_seconds"] is None else f"{took['processor_seconds'] / 3600:.2f}"
+    print(f"{len(works)} studies: {took['seconds'] / 3600:.2f} hours of one process, processor time {worked} hours")
 
 
 def _report(args: Study, study) -> Path:

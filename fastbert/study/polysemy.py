@@ -177,18 +177,10 @@ def compare(
     if not models:
         raise InputError("expected models to compare, got none")
     uses = list(uses) or read_uses()
-    known = list(dict.fromkeys(use.word for use in uses))
-    for word in words or ():
-        if word not in known:
-            raise InputError(f"word must be one of {', '.join(known)}, got {word!r:.100}")
-    for word in words or known:
-        counts = Counter(use.sense for use in uses if use.word == word)
-        if len(counts) < 2 or min(counts.values()) < 2:
-            said = ", ".join(f"{sense} {count}" for sense, count in counts.items())
-            raise InputError(f"expected two senses of {word!r:.100} with at least two sentences each, got {said}")
+    words = _checked(words, uses)
     separations = []
     for name, embed in models.items():
-        for word in words or known:
+        for word in words:
             own = [use for use in uses if use.word == word]
             vectors = np.asarray(embed([use.sentence for use in own], word), dtype=np.float64)
             if vectors.ndim != 2 or len(vectors) != len(own) or not np.isfinite(vectors).all():
@@ -196,6 +188,21 @@ def compare(
             separations.append(separate(name, own, vectors))
     found = Polysemy(tuple(separations))
     return found if out is None else Polysemy(found.separations, tuple(_write(found, Path(out))))
+
+
+def _checked(words: Sequence[str] | None, uses: Sequence[Use]) -> Sequence[str]:
+    """The words, by default all that there are uses of; every one has two senses of two sentences each."""
+    known = list(dict.fromkeys(use.word for use in uses))
+    for word in words or ():
+        if word not in known:
+            raise InputError(f"word must be one of {', '.join(known)}, got {word!r:.100}")
+    words = words or known
+    for word in words:
+        counts = Counter(use.sense for use in uses if use.word == word)
+        if len(counts) < 2 or min(counts.values()) < 2:
+            said = ", ".join(f"{sense} {count}" for sense, count in counts.items())
+            raise InputError(f"expected two senses of {word!r:.100} with at least two sentences each, got {said}")
+    return words
 
 
 def separate(model: str, uses: Sequence[Use], vectors: np.ndarray) -> Separation:
@@ -222,19 +229,23 @@ def separate(model: str, uses: Sequence[Use], vectors: np.ndarray) -> Separation
     )
 
 
+def _of_length_one(vectors: np.ndarray) -> np.ndarray:
+    """(n, H) each divided by its length; zeros stay zeros."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1.0)
+
+
 def _distances(vectors: np.ndarray) -> np.ndarray:
     """(n, n) one minus the cosine, in steps of `_TIE` so that equal vectors are equally far from each other."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units = vectors / np.where(lengths > 0, lengths, 1.0)
+    units = _of_length_one(vectors)
     distances = np.round((1.0 - units @ units.T) / _TIE) * _TIE
     np.fill_diagonal(distances, 0.0)
     return np.maximum(distances, 0.0)
 
 
 def _principal_components(vectors: np.ndarray) -> np.ndarray:
-    """(n, 2) of the vectors' unit lengths; zeros where they do not differ."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units = vectors / np.where(lengths > 0, lengths, 1.0)
+    """(n, 2) of the vectors, each of length 1; zeros where they do not differ."""
+    units = _of_length_one(vectors)
     units = units - units.mean(0)
     u, s, _ = np.linalg.svd(units, full_matrices=False)
     points = np.zeros((len(units), 2))

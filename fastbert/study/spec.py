@@ -193,22 +193,7 @@ def _check(study: Study, path: Path) -> None:
     # The column of perplexities is found by its name too.
     own = [PERPLEXITY] if study.perplexity else []
     _check_different("tasks", (*own, *(task.column for task in study.tasks)), path)
-    if (
-        not study.seeds
-        or not all(type(seed) is int and 0 <= seed < 1 << 64 for seed in study.seeds)
-        or len(set(study.seeds)) < len(study.seeds)
-    ):
-        raise InputError(
-            f"{path}: expected seeds, a list of different whole numbers from 0 to 2^64 - 1, got {study.seeds!r:.60}"
-        )
-    plain = study.name.isprintable() and len(study.name) <= 100
-    if not study.name or not plain or study.name == ".." or Path(study.name).name != study.name:
-        raise InputError(
-            f"{path}: name is that of the report's directory too, expected no path and 100 characters at most, "
-            f"got {study.name!r:.60}"
-        )
-    if not 0 < study.heldout < 1:
-        raise InputError(f"{path}: heldout is a share of the documents above 0 and below 1, got {study.heldout!r:.60}")
+    _check_plain(study, path)
     papers = {column for row in study.rows for column in row.paper}
     for task in study.tasks:
         if task.paper and papers and task.paper not in papers:
@@ -217,16 +202,36 @@ def _check(study: Study, path: Path) -> None:
                 f"({_listed(papers)}), got {task.paper!r:.60}"
             )
     for row in study.rows:
-        if not 0 < row.at <= 1:
-            raise InputError(
-                f"{path}, row {row.name!r}: expected at, a share of the pre-training up to 1, got {row.at:g}"
-            )
-        config = study.pretraining(row, study.seeds[0], "", "")
-        if study.perplexity and (row.static is not None or not predicts_words(config)):
-            what = "static vectors have" if row.static is not None else "a model that predicts no words has"
-            raise InputError(f"{path}, row {row.name!r}: {what} no perplexity, expected another model")
-        for task in study.tasks:
-            study.task_of(row, task).config(study.seeds[0])
+        _check_row(study, row, path)
+
+
+def _check_plain(study: Study, path: Path) -> None:
+    """Raises InputError for seeds, a name or a share of held-out documents that cannot be."""
+    seeds, name = study.seeds, study.name
+    fit = all(type(seed) is int and 0 <= seed < 1 << 64 for seed in seeds)
+    if not seeds or not fit or len(set(seeds)) < len(seeds):
+        raise InputError(
+            f"{path}: expected seeds, a list of different whole numbers from 0 to 2^64 - 1, got {seeds!r:.60}"
+        )
+    plain = name.isprintable() and len(name) <= 100
+    if not name or not plain or name == ".." or Path(name).name != name:
+        raise InputError(
+            f"{path}: name is that of the report's directory too, expected no path and 100 characters at most, "
+            f"got {name!r:.60}"
+        )
+    if not 0 < study.heldout < 1:
+        raise InputError(f"{path}: heldout is a share of the documents above 0 and below 1, got {study.heldout!r:.60}")
+
+
+def _check_row(study: Study, row: RowSpec, path: Path) -> None:
+    if not 0 < row.at <= 1:
+        raise InputError(f"{path}, row {row.name!r}: expected at, a share of the pre-training up to 1, got {row.at:g}")
+    config = study.pretraining(row, study.seeds[0], "", "")
+    if study.perplexity and (row.static is not None or not predicts_words(config)):
+        what = "static vectors have" if row.static is not None else "a model that predicts no words has"
+        raise InputError(f"{path}, row {row.name!r}: {what} no perplexity, expected another model")
+    for task in study.tasks:
+        study.task_of(row, task).config(study.seeds[0])
 
 
 def _listed(values) -> str:
