@@ -78,12 +78,7 @@ def run(args: Bench) -> None:
     if args.what == "report":
         _report(args)
         return
-    from rich.console import Console
-
     from .. import hardware
-    from ..bench import plot, results, table
-    from ..bench.run import KINDS
-    from ..bench.run import run as run_bench
 
     for name in ("threads", "rounds"):
         value = getattr(args, name)
@@ -91,6 +86,17 @@ def run(args: Bench) -> None:
             raise InputError(f"--{name} must be between 1 and {hardware.MOST_PROCESSES}, got {value}")
     if args.mb is not None and not 0 < args.mb < float("inf"):
         raise InputError(f"--mb must be above 0 and finite, got {args.mb}")
+    _measure(args)
+
+
+def _measure(args: Bench) -> None:
+    from rich.console import Console
+
+    from .. import hardware
+    from ..bench import plot, results, table
+    from ..bench.run import KINDS
+    from ..bench.run import run as run_bench
+
     console = Console(stderr=True)
     with console.status("starting") as status:
 

@@ -54,22 +54,26 @@ def add(tokenizer: Tokenizer, vocab_path: Path, settings: dict[str, Any], names:
     listed = settings.get("added_tokens_decoder") or {}
     if not isinstance(listed, dict):
         raise InputError(f"{vocab_path}: expected added_tokens_decoder as a dictionary, got {listed!r:.50}")
-    for index, token in listed.items():
-        wanted[_id(index, vocab_path)] = _token(token, vocab_path)
-    own = set(tokenizer.get_added_tokens_decoder())
-    for index, token in sorted(wanted.items()):
-        if index in own:
-            continue  # [CLS] and its like
-        tokenizer.add_tokens([token])
-        got = tokenizer.token_to_id(token.content)
-        if got != index:
-            raise InputError(f"{vocab_path}: expected the added token {token.content!r} to have id {index}, got {got}")
+    wanted |= {_id(index, vocab_path): _token(token, vocab_path) for index, token in listed.items()}
+    _add_by_id(tokenizer, wanted, vocab_path)
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     for role, name in ({} if names is None else names._asdict()).items():
         given = {**settings, **map_of_special}.get(role)
         token = given if _is_token(given) and given["content"] == name else name
         special.setdefault(name, _token(token, vocab_path, special=True))
     tokenizer.add_tokens([token for content, token in special.items() if content not in known])
+
+
+def _add_by_id(tokenizer: Tokenizer, wanted: dict[int, AddedToken], vocab_path: Path) -> None:
+    """Adds the tokens that the tokenizer lacks ([CLS] and its like it has); each must get the id that it had."""
+    own = set(tokenizer.get_added_tokens_decoder())
+    for index, token in sorted(wanted.items()):
+        if index in own:
+            continue
+        tokenizer.add_tokens([token])
+        got = tokenizer.token_to_id(token.content)
+        if got != index:
+            raise InputError(f"{vocab_path}: expected the added token {token.content!r} to have id {index}, got {got}")
 
 
 def _special(

@@ -30,7 +30,7 @@ from ..signals import held_signals
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents
 from .encode import Encoded, Job, Settings, encode_job, initialise, initialise_worker, is_heldout, process_context
-from .manifest import FILE_NAME, Manifest
+from .manifest import FILE_NAME, Manifest, ShardEntry
 from .shards import ShardWriter
 from .special_tokens import marked, separators
 from .tokenizer import load_tokenizer, save_tokenizer, special_ids, vocab_size
@@ -92,12 +92,7 @@ def prepare(
             ``out`` is then as it was before.
     """
     out = Path(out)
-    if isinstance(heldout, str):
-        raise InputError(f"heldout: expected a share, or a set of names of documents, got the text {heldout!r:.50}")
-    if isinstance(heldout, (int, float)) and not 0 <= heldout < 1:
-        raise InputError(f"heldout: expected a share from 0 up to 1, got {heldout}")
-    if segment not in ("auto", "always", "never"):
-        raise InputError(f"segment: expected 'auto', 'always' or 'never', got {segment!r}")
+    _check_options(heldout, segment)
     tokenizer = vocab if isinstance(vocab, Tokenizer) else load_tokenizer(vocab)
     _check_target(out, overwrite)
     dtype = Manifest.dtype_for(vocab_size(tokenizer))
@@ -119,6 +114,25 @@ def prepare(
         raise DataError(f"{named}: expected to read or write it, got: {error.strerror}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    _warn_of_lost(out, manifest, behind)
+    return manifest
+
+
+def _check_options(heldout: float | Collection[str], segment: str) -> None:
+    if isinstance(heldout, str):
+        raise InputError(f"heldout: expected a share, or a set of names of documents, got the text {heldout!r:.50}")
+    if isinstance(heldout, (int, float)) and not 0 <= heldout < 1:
+        raise InputError(f"heldout: expected a share from 0 up to 1, got {heldout}")
+    if segment not in ("auto", "always", "never"):
+        raise InputError(f"segment: expected 'auto', 'always' or 'never', got {segment!r}")
+
+
+def _warn_of_lost(out: Path, manifest: Manifest, behind: int) -> None:
+    """Warns where a model learns nothing of many tokens: they are unknown, or no pair of sentences holds them.
+
+    Args:
+        behind: how many tokens stand behind the first `LONG_SENTENCE` of their sentence.
+    """
     tokens = sum(count["tokens"] for count in manifest.counts.values())
     unknown = manifest.unknown_tokens / tokens
     if unknown > MANY_UNKNOWN:
@@ -137,7 +151,6 @@ def prepare(
             100 * behind / tokens,
             LONG_SENTENCE,
         )
-    return manifest
 
 
 def _check_pieces(tokenizer: Tokenizer) -> None:
@@ -266,21 +279,7 @@ def _write(
     finally:
         for writer in writers.values():
             writer.abort()
-    if not any(entries.values()):
-        raise DataError("corpus: expected text, found no tokens")
-    for split in splits:
-        if not entries[split]:
-            count = sum(entry.documents for other in splits for entry in entries[other])
-            raise DataError(
-                f"heldout = {heldout!r:.60}: expected some of the {count} documents for each of two splits, "
-                f"got none for {split}; {_remedy(split, heldout)}"
-            )
-    tokens = sum(entry.tokens for split in splits for entry in entries[split])
-    if unknown == tokens:
-        raise DataError(
-            f"corpus: expected text with words of the vocabulary, got {tokens:,} tokens that are all [UNK]: "
-            "train a vocabulary on this text (fastbert vocab), or give that of the model"
-        )
+    _check_written(entries, unknown, heldout)
     files = {name: file for writer in writers.values() for name, file in writer.files.items()}
     for path in save_tokenizer(tokenizer, root):
         content = path.read_bytes()
@@ -293,6 +292,26 @@ def _write(
         file.flush()
         os.fsync(file.fileno())
     return manifest, behind
+
+
+def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, heldout: float | Collection[str]) -> None:
+    """Raises DataError for a split without documents, or text without a word of the vocabulary."""
+    every = [entry for of_split in entries.values() for entry in of_split]
+    if not every:
+        raise DataError("corpus: expected text, found no tokens")
+    for split, of_split in entries.items():
+        if not of_split:
+            count = sum(entry.documents for entry in every)
+            raise DataError(
+                f"heldout = {heldout!r:.60}: expected some of the {count} documents for each of two splits, "
+                f"got none for {split}; {_remedy(split, heldout)}"
+            )
+    tokens = sum(entry.tokens for entry in every)
+    if unknown == tokens:
+        raise DataError(
+            f"corpus: expected text with words of the vocabulary, got {tokens:,} tokens that are all [UNK]: "
+            "train a vocabulary on this text (fastbert vocab), or give that of the model"
+        )
 
 
 def _publish(temporary: Path, out: Path) -> None:
