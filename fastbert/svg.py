@@ -47,39 +47,68 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 def line_chart(lines: Sequence[Line], ylabel: str, xlabel: str, logarithmic: bool = False) -> str:
     """A chart of curves over common axes; with ``logarithmic`` every y must be above 0."""
-    points = [point for line in lines for point in line.points]
-    xs = [x for x, _ in points] or [0.0]
-    ys = [math.log10(y) if logarithmic else y for _, y in points] or [0.0]
-    x_range, y_range = _widened(min(xs), max(xs)), _widened(min(ys), max(ys))
     marks = [(line.label, line.colour, "╌" if line.dashed else "■") for line in lines if line.label]
     legend = _in_rows(marks, len(ylabel))
     height = _HEIGHT + _ROW * (len(legend) - 1)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_range[0]) / (x_range[1] - x_range[0])
-        up = (y - y_range[0]) / (y_range[1] - y_range[0])
-        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), height - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
-
-    parts = []
-    for tick in _y_ticks(*y_range, logarithmic):
-        _, y = place(x_range[0], tick)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
-        parts.append(_text(_LEFT - 6, y + 4, _number(10.0**tick if logarithmic else tick), "end"))
-    for tick in ticks(*x_range, most=8):
-        x, _ = place(tick, y_range[0])
-        parts.append(_text(x, height - _BOTTOM + 16, _number(tick), "middle"))
+    axes = _Axes.around([point for line in lines for point in line.points], height, logarithmic)
+    parts = axes.drawn()
     for line in lines:
-        drawn = [place(x, math.log10(y) if logarithmic else y) for x, y in line.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
-        width = 2 if line.dots else 1.2
-        dashes = ' stroke-dasharray="6 4"' if line.dashed else ""
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{width}"{dashes}/>')
-        if line.dots or len(drawn) == 1:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{line.colour}"/>' for x, y in drawn]
+        parts += _curve(line, [axes.place(x, axes.unit(y)) for x, y in line.points])
     parts.append(_text(_LEFT, 14, ylabel, "start"))
     parts.append(_text(_WIDTH - _RIGHT, height - 4, xlabel, "end"))
     parts += _legend(legend)
     return _svg(height, ylabel, parts)
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """The ranges of a picture of this height, of which a legend may take a part; on a logarithmic axis y counts in
+    powers of ten."""
+
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    height: int
+    logarithmic: bool
+
+    @classmethod
+    def around(cls, points: Sequence[tuple[float, float]], height: int, logarithmic: bool) -> _Axes:
+        xs = [x for x, _ in points] or [0.0]
+        ys = [math.log10(y) if logarithmic else y for _, y in points] or [0.0]
+        return cls(_widened(min(xs), max(xs)), _widened(min(ys), max(ys)), height, logarithmic)
+
+    def unit(self, y: float) -> float:
+        return math.log10(y) if self.logarithmic else y
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Where a point lies in the picture."""
+        across = (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
+        up = (y - self.y_range[0]) / (self.y_range[1] - self.y_range[0])
+        return (
+            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
+            self.height - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),
+        )
+
+    def drawn(self) -> list[str]:
+        """Lines across at the ticks of y, and the numbers of both axes."""
+        parts = []
+        for tick in _y_ticks(*self.y_range, self.logarithmic):
+            _, y = self.place(self.x_range[0], tick)
+            parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
+            parts.append(_text(_LEFT - 6, y + 4, _number(10.0**tick if self.logarithmic else tick), "end"))
+        for tick in ticks(*self.x_range, most=8):
+            x, _ = self.place(tick, self.y_range[0])
+            parts.append(_text(x, self.height - _BOTTOM + 16, _number(tick), "middle"))
+        return parts
+
+
+def _curve(line: Line, places: Sequence[tuple[float, float]]) -> list[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    width = 2 if line.dots else 1.2
+    dashes = ' stroke-dasharray="6 4"' if line.dashed else ""
+    parts = [f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{width}"{dashes}/>']
+    if line.dots or len(places) == 1:
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{line.colour}"/>' for x, y in places]
+    return parts
 
 
 def stacked_bars(rows: Sequence[tuple[str, Sequence[float]]], parts_of: Sequence[tuple[str, str]], title: str) -> str:

@@ -30,6 +30,12 @@ _CURVES = (
     ("memory_mib", "peak memory (MiB)", 1.0, False),
     ("loss_scale", "loss scale", 1.0, True),
 )
+# Figures of rows whose median is told: name, what it is called, scale.
+_MEDIANS = (
+    ("tokens_per_second", "tokens a second (median)", 1),
+    ("executed_tokens_per_second", "executed tokens a second (median)", 1),
+    ("mfu", "MFU (median, %)", 100),
+)
 _PARTS = ("data", "forward", "backward", "optimizer", "communication")
 _NUMBERS = {
     *(name for name, *_ in _CURVES),
@@ -102,7 +108,7 @@ def predicted_words(configs: Sequence[PretrainConfig]) -> str:
 
 def figures(run: Run) -> dict[str, float | int | str]:
     """What the run came to, by name; what it did not measure is left out."""
-    train, heldout, words = run.kind("train"), run.kind("heldout"), predicted_words([run.config])
+    train = run.kind("train")
     last = train[-1] if train else {}
     seconds = sum(row.get("seconds", 0.0) for row in train)
     found = {
@@ -111,24 +117,9 @@ def figures(run: Run) -> dict[str, float | int | str]:
         "steps": run.rows[-1]["step"] if run.rows else 0,
         "training minutes": seconds / 60,
         "last training loss (nats)": last.get("mlm_loss"),
+        **_heldout_figures(run),
     }
-    finite = [row for row in heldout if math.isfinite(row.get("mlm_loss", math.nan))]
-    if finite:
-        # A later phase's samples are others: its best is the run's.
-        phase = [row for row in finite if row.get("phase") == finite[-1].get("phase")]
-        best = min(phase, key=lambda row: row["mlm_loss"] + row.get("nsp_loss", 0.0))
-        found |= {
-            "best held-out step": best["step"],
-            f"held-out {words} loss (nats)": best["mlm_loss"],
-            "unigram entropy of the same (nats)": best.get("unigram_entropy"),
-            f"held-out {words} accuracy (%)": 100 * best["mlm_acc"] if "mlm_acc" in best else None,
-            "held-out next-sentence accuracy (%)": 100 * best["nsp_acc"] if "nsp_acc" in best else None,
-        }
-    for name, label, scale in (
-        ("tokens_per_second", "tokens a second (median)", 1),
-        ("executed_tokens_per_second", "executed tokens a second (median)", 1),
-        ("mfu", "MFU (median, %)", 100),
-    ):
+    for name, label, scale in _MEDIANS:
         values = [row[name] for row in train if name in row]
         found[label] = scale * median(values) if values else None
     for part in _PARTS:
@@ -137,6 +128,23 @@ def figures(run: Run) -> dict[str, float | int | str]:
             found[f"time in {part} (%)"] = 100 * spent / seconds
     found |= {"peak memory (MiB)": last.get("memory_mib"), "skipped steps": last.get("skipped_steps")}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _heldout_figures(run: Run) -> dict[str, float | None]:
+    finite = [row for row in run.kind("heldout") if math.isfinite(row.get("mlm_loss", math.nan))]
+    if not finite:
+        return {}
+    # A later phase's samples are others: its best is the run's.
+    phase = [row for row in finite if row.get("phase") == finite[-1].get("phase")]
+    best = min(phase, key=lambda row: row["mlm_loss"] + row.get("nsp_loss", 0.0))
+    words = predicted_words([run.config])
+    return {
+        "best held-out step": best["step"],
+        f"held-out {words} loss (nats)": best["mlm_loss"],
+        "unigram entropy of the same (nats)": best.get("unigram_entropy"),
+        f"held-out {words} accuracy (%)": 100 * best["mlm_acc"] if "mlm_acc" in best else None,
+        "held-out next-sentence accuracy (%)": 100 * best["nsp_acc"] if "nsp_acc" in best else None,
+    }
 
 
 def table(runs: Sequence[Run]) -> tuple[list[str], list[list]]:
