@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..errors import InputError
 from ..models.inputs import Tokens, open_packed, open_padded
-from ..modules.encoder import IDLE, with_first_column
-from ..modules.layout import PaddedLayout, additive_mask, keys_kept
+from ..modules.encoder import IDLE
+from ..modules.layout import PaddedLayout, additive_mask, keys_kept, with_first_column
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
 from .patch_checks import Unservable

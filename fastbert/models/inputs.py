@@ -11,8 +11,7 @@ from ..config import BertConfig
 from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..model_config import ModelConfig
-from ..modules.encoder import lay_out
-from ..modules.layout import Layout, PackedLayout
+from ..modules.layout import Layout, PackedLayout, lay_out
 from ..packing import CallerShape, PackedBatch, checked_bounds
 from ..rng import DropoutKey
 from .checks import check_ids, check_tensors

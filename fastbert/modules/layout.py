@@ -1,17 +1,23 @@
-"""How the tokens of a batch lie in memory, and so how they attend to each other.
+"""How the tokens of a batch lie in memory, and so how they attend to each other; and how that is decided for a batch.
 
 Everything else in a layer is token by token; a layout is the one thing that knows of sequences.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from .. import ops
+from ..errors import InputError
+from ..packing import Packing
 from ..rng import Dropout
+
+_log = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True)
@@ -92,3 +98,102 @@ def keys_kept(mask: Tensor) -> Tensor | None:
     if not bool((keep == first).all()):
         return None
     return first[:, 0, 0]
+
+
+@cache
+def _say_padded(reason: str) -> None:
+    _log.warning("this batch takes the padded reference path, which computes pads too: %s", reason)
+
+
+def say_padded(reason: str) -> None:
+    """Says once, for each reason, that a batch is computed with its pads.
+
+    Raises:
+        BackendError: in batch-invariant mode, which this would break.
+    """
+    ops.refuse_variant(reason)
+    _say_padded(reason)
+
+
+def lay_out(
+    attention_mask: Tensor | None,
+    batch_size: int,
+    seqlen: int,
+    device,
+    *,
+    first_column: bool,
+    probabilities: bool,
+    causal: bool = False,
+) -> tuple[Packing, Layout, Tensor | None]:
+    """Decides how a (B, S) batch is computed: packed, unless something needs the whole rectangle.
+
+    Args:
+        attention_mask: None; (B, S) non-zero = keep; or 4-D, bool (True = keep) or additive.
+        first_column: what follows reads column 0 even where it is masked, as transformers' pooler does.
+        probabilities: attention probabilities are asked for.
+        causal: a token sees itself and those before it alone, whatever else the mask says.
+
+    Returns:
+        the packing of its tokens; their layout; and, on the padded path, None or the (B, S) bool tokens to keep.
+
+    Raises:
+        InputError: a mask of another shape, or without numbers.
+    """
+    if attention_mask is not None and attention_mask.is_meta:
+        raise InputError("attention_mask: expected a tensor with numbers, got one on the meta device")
+
+    def rectangle(mask: Tensor | None, keep: Tensor | None) -> tuple[Packing, PaddedLayout, Tensor | None]:
+        mask = causal_mask(mask, seqlen, device) if causal else mask
+        return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen), keep
+
+    keep = attention_mask
+    if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen:
+        _check_square(attention_mask, batch_size, seqlen)
+        keep = keys_kept(attention_mask)
+        if keep is None:
+            what = "wants a gradient" if wants_gradient(attention_mask) else "differs between queries or heads"
+            say_padded(f"the 4-D attention mask {what}, so tokens cannot be packed")
+            mask = attention_mask
+            if mask.dtype == torch.bool:
+                mask = torch.zeros(mask.shape, dtype=torch.float32, device=device).masked_fill(~mask, float("-inf"))
+            return rectangle(mask, None)
+        keep = keep.expand(batch_size, seqlen)
+    elif attention_mask is not None and attention_mask.shape != (batch_size, seqlen):
+        raise InputError(
+            f"attention_mask must be {(batch_size, seqlen)} or 4-D with {seqlen} keys, "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    if probabilities:
+        reason = "attention probabilities were asked for"
+    else:
+        whole = keep is None
+        packing = Packing.full(batch_size, seqlen, device) if whole else ops.read_mask(keep, first_column=first_column)
+        if packing is not None:
+            return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
+        # A masked token can only be computed in the rectangle.
+        reason = "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
+    say_padded(reason)
+    if keep is None:
+        return rectangle(None, None)
+    keep = keep != 0
+    return rectangle(additive_mask(keep), keep)
+
+
+def with_first_column(keep: Tensor) -> Tensor:
+    """The tokens to give back where column 0 is read even if it is masked, in sequences that have tokens."""
+    keep = keep.clone()
+    keep[:, 0] |= keep.any(1)
+    return keep
+
+
+def _check_square(mask: Tensor, batch_size: int, seqlen: int) -> None:
+    """Raises InputError for a 4-D mask of another shape, or of integers, which could mean either kind."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise InputError(
+            f"a 4-D attention_mask must be bool (True = keep) or floating (added to scores), got {mask.dtype}"
+        )
+    if mask.shape[0] not in (1, batch_size) or mask.shape[2] not in (1, seqlen):
+        raise InputError(
+            f"a 4-D attention_mask must be {(batch_size, 'heads or 1', seqlen, seqlen)} or 1 in place of the batch or "
+            f"the queries, got {tuple(mask.shape)}"
+        )
