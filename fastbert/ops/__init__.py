@@ -29,8 +29,8 @@ from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused, is_transformed
 from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
-from ._invariant import batch_invariant
 from ._invariant import refuse as refuse_variant
+from ._invariant_mode import batch_invariant
 from ._recompute import recomputation
 from .attention import attention
 from .attention_padded import attention_padded

@@ -1,12 +1,7 @@
-"""Batch-invariant mode: what comes out for a sequence has the same bits whatever it is computed together with.
+"""What ops ask of batch-invariant mode (`_invariant_mode`): whether it is on, and how to compute then.
 
 Own products sum each element in an order that depends on k alone, attention is computed sequence by sequence, and all
-else is row by row: there nothing has to change. torch's own products choose their order by the number of rows, and its
-element-wise functions compute the last few elements of an array by other instructions than the rest; its sums over an
-axis of tokens go by how many they are, pads too. So the mode looks at every call of torch inside the block: dense
-layers go to our products, or row by row where there are none; functions whose bits may depend on an element's place run
-on full vectors alone; sums over tokens, those in a softmax too, run from the first to the last; other products are
-refused.
+else is row by row: there nothing has to change. torch's own products choose their order by the number of rows.
 """
 
 from __future__ import annotations
@@ -19,11 +14,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ..errors import BackendError
-
-_WHY = "torch sums in an order that depends on the size of the batch"
 
 
 class _State(threading.local):
@@ -31,47 +23,22 @@ class _State(threading.local):
     trusted = False
 
 
-_state = _State()
+state = _State()
 
 
 def active() -> bool:
     """Whether this thread is inside of a `batch_invariant` block."""
-    return _state.depth > 0
-
-
-@contextmanager
-def batch_invariant() -> Iterator[None]:
-    """Makes outputs inside the block bit-identical whatever the batch's composition, order and padding; in this thread.
-
-    This covers fastbert's models, patched models with their heads, and dense layers, element-wise functions and sums,
-    means and softmax over one axis around them; on the CPU in float32, bfloat16 and int8, and on the reference backend
-    in every dtype. Bits may still differ between backends, between instruction-set levels, between passes with and
-    without gradients and, on the reference backend, between numbers of threads. Losses and gradients of parameters are
-    sums over the batch and are not covered.
-
-    Raises:
-        BackendError: (from a call inside) the result would depend on the batch: attention or a matrix product of
-            torch, a batch that takes the padded path, a compiled model, a device other than the CPU.
-    """
-    _state.depth += 1
-    try:
-        if _state.depth > 1:
-            yield
-        else:
-            with _Mode():
-                yield
-    finally:
-        _state.depth -= 1
+    return state.depth > 0
 
 
 @contextmanager
 def trusted() -> Iterator[None]:
     """For products whose shapes are those of one sequence."""
-    before, _state.trusted = _state.trusted, True
+    before, state.trusted = state.trusted, True
     try:
         yield
     finally:
-        _state.trusted = before
+        state.trusted = before
 
 
 def refuse(what: str) -> None:
@@ -118,142 +85,3 @@ def by_sequences(attention: Callable, q: Tensor, k: Tensor, v: Tensor, cu_seqlen
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear` row by row."""
     return by_rows(lambda row: F.linear(row, weight, bias), x)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    from . import linear as dense  # the op of this package, which asks `active`
-
-    return dense(x, weight, bias)
-
-
-def _on_full_vectors(function: Callable, x: Tensor, *args, **kwargs) -> Tensor:
-    """An element-wise function, in whose arrays no element is among the last few."""
-    if not x.numel():
-        return function(x, *args, **kwargs)
-    flat = x.reshape(-1)
-    with trusted():
-        # A copy, so that memory begins alike; by ones, of which every function has a value and a derivative.
-        flat = torch.cat([flat, flat.new_ones(-len(flat) % _PIECE)])
-        out = torch.cat([function(piece, *args, **kwargs) for piece in flat.split(_PIECE)])
-        return out[: x.numel()].reshape(x.shape)
-
-
-def _element_wise(function: Callable) -> Callable:
-    def run(x: Tensor, *args, **kwargs) -> Tensor:
-        beside = any(isinstance(value, Tensor) and value.dim() for value in (*args, *kwargs.values()))
-        if not isinstance(x, Tensor) or beside or not x.dim():
-            return function(x, *args, **kwargs)
-        out = _on_full_vectors(function, x, *args, **kwargs)
-        return x.copy_(out) if kwargs.get("inplace") or function in _IN_PLACE else out
-
-    return run
-
-
-def _axis_of(x: Tensor, dim) -> int | None:
-    """The one axis after the batch's that is meant, which may be that of the tokens; None where it is another."""
-    axis = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-    if not isinstance(axis, int) or not x.is_floating_point() or not -x.dim() <= axis < x.dim():
-        return None
-    return axis % x.dim() or None
-
-
-def _add_up(x: Tensor, axis: int) -> Tensor:
-    """The sum over an axis, which is kept, from the first to the last: zeros, as masked tokens are, change nothing."""
-    total = torch.zeros_like(x.select(axis, 0)) if x.shape[axis] else x.sum(axis)
-    for part in x.movedim(axis, 0).contiguous():
-        total = total + part
-    return total.unsqueeze(axis)
-
-
-def _in_order(function: Callable) -> Callable:
-    """A sum over an axis after the batch's, as a pooling over tokens is, in the order of the tokens; torch's order
-    depends on how many there are."""
-
-    def run(x: Tensor, dim=None, keepdim: bool = False, *, dtype: torch.dtype | None = None, **kwargs) -> Tensor:
-        axis = _axis_of(x, dim)
-        if kwargs or axis is None:
-            given = {"keepdim": keepdim} if dim is not None else {}
-            return function(x, *(() if dim is None else (dim,)), **given, dtype=dtype, **kwargs)
-        dtype = dtype or x.dtype
-        with trusted():
-            total = _add_up(x.to(torch.promote_types(dtype, torch.float32)), axis)
-            if function in _MEANS:
-                total = total / x.shape[axis]
-            total = total.to(dtype)
-            return total if keepdim else total.squeeze(axis)
-
-    return run
-
-
-def _softmax(function: Callable) -> Callable:
-    """A softmax over an axis after the batch's, whose sum runs in the order of the tokens."""
-
-    def run(x: Tensor, dim=None, *rest, dtype: torch.dtype | None = None, **kwargs) -> Tensor:
-        dtype = next((value for value in rest if isinstance(value, torch.dtype)), dtype)
-        axis = _axis_of(x, dim)
-        if axis is None or not x.shape[axis]:
-            return function(x, dim, dtype=dtype)
-        dtype = dtype or x.dtype
-        with trusted():
-            wide = x.to(torch.promote_types(dtype, torch.float32))
-            wide = wide - wide.detach().amax(axis, keepdim=True)
-            shares = _on_full_vectors(torch.exp, wide)
-            total = _add_up(shares, axis)
-            out = wide - _on_full_vectors(torch.log, total) if function in _LOGARITHMS else shares / total
-            return out.to(dtype)
-
-    return run
-
-
-_PIECE = 1024  # elements: many times what a processor's vectors hold, and too few for a second thread
-_IN_PLACE = (
-    *(torch.tanh_, Tensor.tanh_, torch.sigmoid_, Tensor.sigmoid_),
-    *(torch.exp_, Tensor.exp_, torch.erf_, Tensor.erf_),
-)
-_ELEMENT_WISE = (
-    *(F.gelu, torch.tanh, Tensor.tanh, torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, F.silu, torch.exp),
-    *(F.mish, F.elu, F.selu, F.softplus, Tensor.exp, torch.exp2, Tensor.exp2, torch.pow, Tensor.pow, Tensor.__pow__),
-    *_IN_PLACE,
-)
-_MEANS = (torch.mean, Tensor.mean)
-_SUMS = (torch.sum, Tensor.sum, *_MEANS)
-_LOGARITHMS = (torch.log_softmax, Tensor.log_softmax, F.log_softmax)
-_SOFTMAXES = (torch.softmax, Tensor.softmax, F.softmax, *_LOGARITHMS)
-_PRODUCTS = (
-    *(torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm),
-    *(torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm, torch.einsum, F.scaled_dot_product_attention),
-    *(F.bilinear, torch.mv, Tensor.mv, torch.tensordot, torch.inner, Tensor.inner, torch.cdist),
-    *(torch.conv1d, torch.conv2d, torch.conv3d, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
-    F.multi_head_attention_forward,
-)
-_instead: dict[Callable, Callable] = {
-    F.linear: _linear,
-    **{f: _element_wise(f) for f in _ELEMENT_WISE},
-    **{f: _in_order(f) for f in _SUMS},
-    **{f: _softmax(f) for f in _SOFTMAXES},
-}
-# numpy's names, which torch takes for its own.
-_NAMES = {"axis": "dim", "keepdims": "keepdim"}
-
-
-class _Mode(TorchFunctionMode):
-    """Sees the calls of torch in this thread; those made by what it calls itself pass by it."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if _state.trusted:
-            return function(*args, **kwargs)
-        if function in _PRODUCTS:
-            name = getattr(function, "__name__", str(function))
-            refuse(f"{name} was called, and {_WHY}; expected a model of fastbert's, or a patched one")
-        if "dynamic" in getattr(function, "__name__", ""):
-            refuse(
-                f"torch quantizes by the largest number of the whole batch ({function.__name__}); see fastbert.quantize"
-            )
-        instead = _instead.get(function)
-        if instead is None:
-            return function(*args, **kwargs)
-        kwargs = {_NAMES.get(name, name): value for name, value in kwargs.items()}
-        if "input" in kwargs:
-            args = (kwargs.pop("input"), *args)
-        return instead(*args, **kwargs)

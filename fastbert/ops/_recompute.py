@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from .. import fp8
-from . import _dispatch, _invariant
+from . import _dispatch, _invariant, _invariant_mode
 
 
 class _AsNow:
@@ -24,7 +24,7 @@ class _AsNow:
             stack.enter_context(_dispatch.backend(self._backend))
             stack.enter_context(fp8.use(self._policy))
             if self._invariant:
-                stack.enter_context(_invariant.batch_invariant())
+                stack.enter_context(_invariant_mode.batch_invariant())
             self._entered.append(stack.pop_all())
 
     def __exit__(self, *error) -> None:

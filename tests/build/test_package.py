@@ -143,6 +143,17 @@ def test_imports_go_one_way():
     assert not wrong
 
 
+def test_no_module_imports_what_imports_it():
+    """One way within a package too, wherever in a file the import stands."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.rglob("*.py")}
+    below = {name.removesuffix(".__init__"): set(imports(path)) for path, name in names.items()}
+    # Modules that import nothing that is left are taken away, until those of circles remain.
+    while free := [name for name, found in below.items() if found.isdisjoint(below)]:
+        for name in free:
+            del below[name]
+    assert below == {}
+
+
 def test_the_reference_imports_nothing_of_what_it_is_compared_with():
     paths = list((ROOT / "reference").rglob("*.py"))
     assert [module for path in paths for module in imports(path) if not module.startswith("reference")] == []
