@@ -24,6 +24,18 @@ def check_choices(options: Any) -> None:
             raise InputError(f"{name} must be one of {known}, got {value!r:.100}")
 
 
+def check_at_least_one(options: Any, *names: str, whose: str = "") -> None:
+    """Raises InputError for a field of these that is given and below 1.
+
+    Args:
+        whose: what the message says after the field's name.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InputError(f"{name}{whose} must be at least 1, got {value}")
+
+
 def _choices(hint: Any) -> tuple:
     """What a field of this type may be; empty where the type does not list it."""
     parts = typing.get_args(hint)

@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _dispatch
+from .cross_entropy import reduced
 
 
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -78,8 +79,4 @@ def _accepts(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduct
 
 @_dispatch.register("cross_entropy", "cpu", available=_native.why_missing, accepts=_accepts)
 def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    loss, _ = _cross_entropy(logits, labels, ignore_index)
-    if reduction == "none":
-        return loss
-    total = loss.sum()
-    return total if reduction == "sum" else total / (labels != ignore_index).sum()
+    return reduced(_cross_entropy(logits, labels, ignore_index)[0], labels, ignore_index, reduction)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _dispatch, _triton
+from .cross_entropy import reduced
 
 
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -63,8 +64,4 @@ def _accepts(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduct
 
 @_dispatch.register("cross_entropy", "triton", available=_triton.why_missing, accepts=_accepts)
 def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    loss, _ = _cross_entropy(logits, labels, ignore_index)
-    if reduction == "none":
-        return loss
-    total = loss.sum()
-    return total if reduction == "sum" else total / (labels != ignore_index).sum()
+    return reduced(_cross_entropy(logits, labels, ignore_index)[0], labels, ignore_index, reduction)

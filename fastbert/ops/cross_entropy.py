@@ -30,3 +30,11 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, r
     if reduction not in ("mean", "sum", "none"):
         raise InputError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
     return _dispatch.call("cross_entropy", logits, labels, ignore_index=ignore_index, reduction=reduction)
+
+
+def reduced(loss: Tensor, labels: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """What the op returns for the losses (N,) of rows, 0 for those that are ignored."""
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    return total if reduction == "sum" else total / (labels != ignore_index).sum()

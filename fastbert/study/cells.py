@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def rows_of(cell: Cell) -> tuple:
         InputError: the task has no such metric, or there is none of that name.
     """
     from ..tasks import registry
-    from ..tasks.batching import hold_out
+    from ..tasks.batching import evenly, hold_out
 
     spec = cell.task
     task = registry.get(spec.task)
@@ -113,7 +113,7 @@ def rows_of(cell: Cell) -> tuple:
     if dev is None:
         with named(f"task {spec.column}"):
             train, dev = hold_out(train, spec.dev_share, task.sources)
-    train, dev = spread(train, spec.train_rows), spread(dev, spec.dev_rows)
+    train, dev = evenly(train, spec.train_rows), evenly(dev, spec.dev_rows)
     task.learn(train)
     return task, train, dev
 
@@ -144,13 +144,6 @@ def _read(name: str, train: Path, dev: Path | None) -> tuple[list, list | None]:
     dev_rows = task.read(dev)
     require_labels(task, dev_rows, dev)
     return rows, dev_rows
-
-
-def spread(rows: Sequence, most: int | None) -> list:
-    """At most so many rows, evenly from the whole file: many are sorted by source or by label."""
-    if most is None or most >= len(rows):
-        return list(rows)
-    return [rows[index * len(rows) // most] for index in range(most)]
 
 
 def compute(cell: Cell) -> dict:

@@ -58,6 +58,13 @@ def evaluation_batches(lengths: Sequence[int], token_budget: int) -> list[np.nda
     return budget_batches(lengths, max(token_budget, max(lengths, default=0)), order)
 
 
+def evenly(rows: Sequence, most: int | None) -> list:
+    """At most so many rows, evenly from the whole file: many are sorted by source or by label."""
+    if most is None or most >= len(rows):
+        return list(rows)
+    return [rows[index * len(rows) // most] for index in range(most)]
+
+
 def hold_out(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Hashable | None]]) -> tuple[list, list]:
     """Cuts rows into those to train on and about a share to evaluate on, drawn by chance: the same ones for every call,
     so that runs with different seeds can be compared. Both keep their order.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InputError
-from ..options import check_choices
+from ..options import check_at_least_one, check_choices
 
 RECIPES: dict[str, dict] = {
     "squad1": {"epochs": 3, "batch_size": 32, "lr": 5e-5, "max_seqlen": 384},
@@ -55,8 +55,7 @@ class TaskOptions:
             raise InputError(f"text_columns and label_column must be different names, got {got}")
         if not self.auxiliary_lm >= 0:
             raise InputError(f"auxiliary_lm must be at least 0, got {self.auxiliary_lm}")
-        if self.doc_stride < 1:
-            raise InputError(f"doc_stride must be at least 1, got {self.doc_stride}")
+        check_at_least_one(self, "doc_stride")
         if self.bilstm is not None and self.bilstm < 1:
             raise InputError(f"bilstm must be at least 1 unit or none, got {self.bilstm}")
 
@@ -110,11 +109,8 @@ class FinetuneConfig(TaskOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("epochs", "batch_size", "token_budget", "limit_train", "limit_dev")
-        for name in (*sizes, "log_every", "save_every", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        check_at_least_one(self, "epochs", "batch_size", "token_budget", "limit_train", "limit_dev")
+        check_at_least_one(self, "log_every", "save_every", "keep")
         if self.epochs > _MOST:
             raise InputError(f"epochs must be at most {_MOST}, got {self.epochs}")
         if not 0 <= self.warmup <= 1:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .base import Example, Row, Task, check_fit
-from .batching import training_batches
+from .batching import evenly, training_batches
 from .config import FinetuneConfig
 from .predict import TOKEN_BUDGET, run_model
 from .stepper import Stepper
@@ -107,9 +107,7 @@ def prepare(
         plan(examples, replace(config, epochs=1))
     early = dev
     if len(dev_rows) > EARLY_ROWS:
-        # Spread over the file: many are sorted by source or by label.
-        chosen = [dev_rows[i * len(dev_rows) // EARLY_ROWS] for i in range(EARLY_ROWS)]
-        early = EvaluationSet.of(task, chosen, tokenizer, config.max_seqlen)
+        early = EvaluationSet.of(task, evenly(dev_rows, EARLY_ROWS), tokenizer, config.max_seqlen)
     return Data(examples, dev, early)
 
 

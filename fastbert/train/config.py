@@ -11,7 +11,7 @@ from ..data.config import PretrainingConfig
 from ..errors import InputError
 from ..files import read_yaml
 from ..hardware import MOST_PROCESSES
-from ..options import check_choices, fitted_options
+from ..options import check_at_least_one, check_choices, fitted_options
 from .deepspeed_options import DeepSpeedOptions
 from .phase_options import MOST, MOST_MICRO_BATCHES, Phase, check_phases
 
@@ -142,10 +142,8 @@ class PretrainConfig:
     """Phases with their own length, batch and rate (fastbert.train.phase_options); from a recipe or a YAML file."""
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "accumulate", "steps", "eval_every", "eval_tokens", "save_every", "log_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        check_at_least_one(self, "token_budget", "accumulate", "steps")
+        check_at_least_one(self, "eval_every", "eval_tokens", "save_every", "log_every", "keep")
         if self.accumulate > MOST_MICRO_BATCHES:
             raise InputError(f"accumulate must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
         for name in ("epochs", "max_minutes", "lr", "cache_gb"):
@@ -170,8 +168,6 @@ class PretrainConfig:
             raise InputError(f"warmup is a share of the training, between 0 and 1, got {self.warmup}")
         if not 0 <= self.num_workers <= MOST_PROCESSES:
             raise InputError(f"num_workers must be between 0 and {MOST_PROCESSES}, got {self.num_workers}")
-        if self.keep < 1:
-            raise InputError(f"keep must be at least 1, got {self.keep}")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InputError(f"seed must fit in 64 bits, got {self.seed}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -205,20 +201,14 @@ class PretrainConfig:
         """Every option by its name on the command line, as ``samples.max_seqlen``; of phases what they say."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         samples = dataclasses.asdict(values.pop("samples"))
-        defaults = {f.name: f.default for f in dataclasses.fields(Phase)}
-        phases = {
-            f"phase {number}": {name: v for name, v in vars(phase).items() if v != defaults[name]}
-            for number, phase in enumerate(values.pop("phases"), 1)
-        }
+        phases = {f"phase {number}": phase.said() for number, phase in enumerate(values.pop("phases"), 1)}
         return {**values, **{f"samples.{name}": value for name, value in samples.items()}, "phases": phases}
 
     def to_yaml(self) -> str:
         import yaml
 
         values = _plain(dataclasses.asdict(self))
-        said = [dataclasses.asdict(phase).items() for phase in self.phases]
-        defaults = {f.name: f.default for f in dataclasses.fields(Phase)}
-        values["phases"] = [{name: _plain(v) for name, v in phase if v != defaults[name]} for phase in said]
+        values["phases"] = [_plain(phase.said()) for phase in self.phases]
         return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod

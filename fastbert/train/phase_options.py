@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import InputError
-from ..options import check_choices
+from ..options import check_at_least_one, check_choices
 
 MOST_MICRO_BATCHES = 1_000_000
 """Of a step, on one rank. They are all in memory before the first is computed, and no signal ends a step half-way."""
@@ -54,9 +55,8 @@ class Phase:
     """The part of its own schedule that the phase goes through."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "max_seqlen", "max_predictions", "token_budget", "accumulate", "batch_sequences"):
-            _at_least_one(name, getattr(self, name))
-        _at_least_one("batch_tokens", self.batch_tokens)
+        counts = ("steps", "max_seqlen", "max_predictions", "token_budget", "accumulate")
+        check_at_least_one(self, *counts, "batch_sequences", "batch_tokens", whose=" of a phase")
         if self.accumulate is not None and self.accumulate > MOST_MICRO_BATCHES:
             raise InputError(f"accumulate of a phase must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
         for name in ("lr", "share", "power"):
@@ -78,10 +78,9 @@ class Phase:
         if len(self.span) != 2 or not 0 <= self.span[0] < self.span[1] <= 1:
             raise InputError(f"span must be two rising shares between 0 and 1, got {self.span}")
 
-
-def _at_least_one(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise InputError(f"{name} of a phase must be at least 1, got {value}")
+    def said(self) -> dict[str, Any]:
+        """The options that are not left at their defaults."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
 
 def check_phases(phases: tuple[Phase, ...], steps: int | None, epochs: float | None, max_minutes: float | None) -> None:
