@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, InputError
 from ..files import whole
+from .convert_source import Source
 
 OPSET = 18
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -106,7 +107,7 @@ class PaddedBert(nn.Module):
         return x
 
 
-def write_onnx(found, target: Path) -> None:
+def write_onnx(found: Source, target: Path) -> None:
     """Writes the graph as one file; inputs `input_ids`, `attention_mask`, `token_type_ids`, each (batch, sequence),
     or (batch, choices, sequence) for multiple choice.
 

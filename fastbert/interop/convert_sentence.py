@@ -14,6 +14,7 @@ from ..errors import CheckpointError, InputError
 from ..files import read_json
 from ..weights import saving
 from ..weights.reading import SAFETENSORS
+from .convert_source import Source
 from .sentence_files import CONFIG, POOLING_KEYS, read_settings
 from .sentence_modules import KINDS, Normalize, dim_after
 
@@ -23,7 +24,7 @@ _PLACE = "sentence_transformers.models"
 
 
 def write_sentence_transformers(
-    found,
+    found: Source,
     target: Path,
     *,
     pooling: str | None = None,
@@ -36,7 +37,7 @@ def write_sentence_transformers(
     what else it says.
 
     Args:
-        found: a `Source`; a head on its encoder is left out.
+        found: a head on its encoder is left out.
         pooling: how the vectors of a text's tokens become one; "mean" for a plain model.
         normalize: whether vectors are scaled to length 1 at the end; so for a plain model.
         max_seqlen: longer texts are cut; for a plain model the tokenizer's limit or the model's own.

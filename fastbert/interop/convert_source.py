@@ -1,0 +1,154 @@
+"""Reading a model that is to be converted, from any of the forms that BERTs are published in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..config import BertConfig
+from ..errors import CheckpointError, InputError
+from ..files import not_downloaded
+from ..weights.distilbert import read_bert_config
+from ..weights.loading import canonical_keys, check_unquantized, load_into, padded_vocabulary
+from ..weights.names import canonical_name
+from ..weights.reading import read_state_dict, read_weights_file
+from .sentence_files import model_directory
+
+_log = logging.getLogger("fastbert")
+
+_CONFIGS = ("config.json", "bert_config.json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was found.
+
+    Args:
+        model: in the dtype of the file, tensor by tensor, and in evaluation mode.
+        tokenizer: where its tokenizer's files may be.
+        unused: names of the file that the model has no place for.
+        directory: the one that was named: the tokenizer's, or a sentence-transformers directory around it.
+        left_out: what a sentence-transformers directory has beside its model that the written form has no place for.
+    """
+
+    model: nn.Module
+    tokenizer: Path
+    unused: tuple[str, ...]
+    directory: Path
+    left_out: tuple[str, ...] = ()
+
+
+def read_model(source, config=None) -> Source:
+    """The model in a directory or file, under the class that its tensors say.
+
+    Args:
+        source: what `convert` takes.
+        config: a config.json or bert_config.json in place of the one beside the weights.
+
+    Returns:
+        the model with the file's dtypes, and what was left out.
+
+    Raises:
+        InputError: no configuration, or it does not fit.
+        CheckpointError: weights are missing or damaged.
+    """
+    source = Path(source)
+    state, home = _read_state(source)
+    state = canonical_keys(state)
+    values = _read_config(home if config is None else Path(config))
+    name, changes = _architecture(values, state)
+    settings = BertConfig.from_dict(values, **changes, **_padded_vocabulary(values, state))
+    check_unquantized(settings, source)
+    with torch.device("meta"):
+        if name == "BertModel":
+            model: nn.Module = models.BertModel(settings, add_pooling_layer="bert.pooler.dense.weight" in state)
+        else:
+            model = getattr(models, name)(settings)
+    _take_dtypes(model, state)
+    report = load_into(model, state, source=source)
+    if report.missing:
+        raise CheckpointError(
+            f"{source}: expected every weight of a {name}, got none for {', '.join(report.missing[:5])}"
+        )
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    return Source(model.eval(), home, report.unexpected, source if source.is_dir() else home)
+
+
+def check_there(source: Path) -> None:
+    """Raises CheckpointError where there is nothing to read."""
+    if not (source.is_dir() or source.is_file() or source.with_name(f"{source.name}.index").is_file()):
+        hint = not_downloaded(source)
+        raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing{hint}")
+
+
+def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
+    check_there(source)
+    if source.is_dir():
+        home = model_directory(source)
+        return read_state_dict(home), home
+    return read_weights_file(source), source.parent
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The values of a configuration, Hugging Face's, DistilBERT's too, or google-research's."""
+    if path.is_dir():
+        found = next((path / name for name in _CONFIGS if (path / name).is_file()), None)
+        if found is None:
+            raise InputError(
+                f"{path}: expected {' or '.join(_CONFIGS)} beside the weights, found neither: give --config"
+            )
+        path = found
+    return read_bert_config(path).to_dict()
+
+
+def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[str, dict[str, Any]]:
+    """The class whose head the file holds, and what its configuration must say differently."""
+    mlm, nsp = (f"cls.{part}" in state for part in ("predictions.bias", "seq_relationship.weight"))
+    if mlm or nsp:
+        return (
+            "BertForPreTraining" if mlm and nsp else "BertForMaskedLM" if mlm else "BertForNextSentencePrediction"
+        ), {}
+    if "qa_outputs.weight" in state:
+        return "BertForQuestionAnswering", {}
+    if "classifier.weight" not in state:
+        return "BertModel", {}
+    # Three heads call their layer the same: the file's own word, else a pooler says that it reads whole texts.
+    listed = values.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else None
+    heads = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
+    pooled = "bert.pooler.dense.weight" in state
+    name = named if named in heads else heads[0] if pooled else heads[1]
+    if name == "BertForMultipleChoice" or state["classifier.weight"].dim() != 2:  # which no head's is: refused later
+        return name, {}
+    labels = state["classifier.weight"].shape[0]
+    return name, {} if len(values.get("id2label") or ()) == labels else {"num_labels": labels}
+
+
+def _padded_vocabulary(values: dict[str, Any], state: Mapping[str, Tensor]) -> dict[str, int]:
+    """The vocab_size of a file whose word embeddings were padded, which keep their rows; nothing of any other file."""
+    words, size = state.get("bert.embeddings.word_embeddings.weight"), values["vocab_size"]
+    if words is None or words.dim() != 2 or not padded_vocabulary(rows := words.shape[0], size):
+        return {}
+    _log.warning("the word embeddings have %d rows, of which the configuration knows %d: padding, kept", rows, size)
+    return {"vocab_size": rows}
+
+
+def _take_dtypes(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Gives each parameter on the meta device the dtype that its tensor has in the file."""
+    made: dict[int, nn.Parameter] = {}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        tensor = state.get(canonical_name(name))
+        if id(parameter) not in made and tensor is not None and tensor.is_floating_point():
+            made[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=tensor.dtype, device="meta"))
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        if id(parameter) in made:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, made[id(parameter)])

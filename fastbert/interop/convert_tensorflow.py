@@ -1,0 +1,113 @@
+"""Writes a directory as google-research/bert publishes them: a TensorFlow checkpoint, bert_config.json, vocab.txt."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..config import TANH_GELU
+from ..data.tokenizer import load_tokenizer, vocab_size, vocab_text
+from ..data.tokenizer_json import is_wordpiece
+from ..errors import CheckpointError, InputError
+from ..model_config import OWN_ACTIVATION
+from ..weights import saving
+from ..weights.foreign_names import to_tensorflow
+from ..weights.tensor_bundle import index_bytes, shard_path, write_data
+from .convert_source import Source
+
+_log = logging.getLogger("fastbert")
+
+_CHECKPOINT = "bert_model.ckpt"
+# The keys of google-research/bert's bert_config.json.
+_FIELDS = (
+    *("attention_probs_dropout_prob", "hidden_act", "hidden_dropout_prob", "hidden_size", "initializer_range"),
+    *("intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "type_vocab_size"),
+    "vocab_size",
+)
+# What its code does without a key that says so.
+_COMPUTES = {
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "bilstm_units": None,
+}
+# What its code calls the activation; its last version computes the tanh form by this name.
+_GELU = "gelu"
+# Transformers' names for what a head's tensors do not say.
+_HEAD_FIELDS = ("id2label", "label2id", "problem_type")
+
+
+def write_tensorflow(found: Source, target: Path) -> None:
+    """A directory as google-research/bert publishes them: ``bert_model.ckpt.*``, bert_config.json, vocab.txt.
+
+    Without the ``.meta`` file, a graph that its code does not read.
+    """
+    model = found.model
+    values = model.config.to_dict()
+    for name, only in _COMPUTES.items():
+        if values.get(name, only) != only:
+            raise CheckpointError(
+                f"google-research/bert computes with {name} {only} only, got a model with {values[name]}"
+            )
+    prefix = "" if hasattr(model, "bert") else "bert."
+    tensors = to_tensorflow({f"{prefix}{name}": t for name, t in saving.tensors_of(model).items()})
+    config = json.dumps(_config(model), indent=2, sort_keys=True) + "\n"
+    entries: dict = {}
+
+    def write_tensors(path: Path) -> None:
+        with path.open("wb") as file:
+            entries.update(write_data(tensors, file))
+
+    writers: dict[str, Callable[[Path], Any]] = {
+        # In this order: the index says what the data were.
+        shard_path(_CHECKPOINT, 0, 1).name: write_tensors,
+        f"{_CHECKPOINT}.index": lambda path: path.write_bytes(index_bytes(entries)),
+        "bert_config.json": lambda path: path.write_text(config, encoding="utf-8"),
+    }
+    saving.write_all(target, {**writers, **_vocabulary(found), **_copies(found.tokenizer)})
+
+
+def _config(model: nn.Module) -> dict[str, Any]:
+    """The content of bert_config.json, whose activations are those that google-research/bert knows.
+
+    Its code passes other keys over; by them a model is read here as it was.
+    """
+    values = model.config.to_dict()
+    config = {name: values[name] for name in _FIELDS}
+    if config["hidden_act"] in TANH_GELU:
+        config[OWN_ACTIVATION] = config["hidden_act"]
+    if hasattr(model, "classifier"):
+        config |= {"architectures": [type(model).__name__], **{name: values[name] for name in _HEAD_FIELDS}}
+    return {**config, "hidden_act": _GELU}
+
+
+def _vocabulary(found: Source) -> dict[str, Callable[[Path], Any]]:
+    """A writer of vocab.txt, which is all that google-research/bert reads, where the source has only tokenizer.json."""
+    files = {file.name: file for file in saving.tokenizer_files(found.tokenizer)}
+    if "vocab.txt" in files or "tokenizer.json" not in files:
+        return {}
+    try:
+        tokenizer = load_tokenizer(files["tokenizer.json"])
+    except InputError as error:
+        _log.warning("no vocab.txt is written: %s", error)
+        return {}
+    if not is_wordpiece(tokenizer):
+        kind = type(tokenizer.model).__name__
+        _log.warning("no vocab.txt is written: expected a tokenizer of WordPieces, got a %s tokenizer", kind)
+        return {}
+    rows, ids = found.model.config.vocab_size, vocab_size(tokenizer)
+    if ids > rows:
+        raise InputError(f"{files['tokenizer.json']}: expected ids below the model's vocab_size, {rows}, got {ids - 1}")
+    text = vocab_text(tokenizer)
+    return {"vocab.txt": lambda path: path.write_text(text, encoding="utf-8")}
+
+
+def _copies(tokenizer: Path) -> dict[str, Callable[[Path], Any]]:
+    """Writers of the tokenizer's files, as they are."""
+    files = saving.tokenizer_files(tokenizer)
+    return {file.name: lambda path, file=file: path.write_bytes(file.read_bytes()) for file in files}
