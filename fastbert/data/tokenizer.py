@@ -5,19 +5,15 @@ Unigram tokenizers, as XLM-R's, and GPT's and GPT-2's byte-pair encodings (`data
 
 from __future__ import annotations
 
-import io
 import json
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..files import decode_text, not_downloaded, of_run, read_json, write_whole
+from ..files import not_downloaded, of_run, write_whole
 from . import added_tokens, bpe
 from .alphabet import FEW
 from .alphabet import alphabet as letters_of
@@ -33,32 +29,14 @@ from .special_tokens import (
     set_template,
 )
 from .tokenizer_json import is_wordpiece, read_tokenizer_json, wants_types
-from .truncation import SIDES, cut_at, side_settings
+from .truncation import cut_at, side_settings
+from .vocab_files import CONTINUATION, Normalisation, normalisation_of, read_settings, read_vocab
 
 SPECIAL_TOKENS = tuple(BERT_NAMES)
-CONTINUATION = "##"
-# SentencePiece's mark. KoBERT has a vocab.txt of its pieces; of WordPieces hardly one begins so.
-WORD_BEGIN = "▁"
-MAX_PIECES_SHARE = 0.1
 # Of a vocabulary that is trained: what a model may have.
 MOST_TOKENS = BertConfig.limits["vocab_size"]
 # As in google-research/bert: a longer word becomes [UNK].
 MAX_CHARS_PER_WORD = 100
-# Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
-# Google's Chinese one has two.
-MAX_UPPER_SHARE = 0.01
-# Korean's letters, of which KR-BERT's vocabulary of sub-characters is made, and the syllables that others have.
-MIN_JAMO_SHARE = 0.1
-_JAMO, _SYLLABLE = re.compile("[\u1100-\u11ff]"), re.compile("[\uac00-\ud7a3]")
-
-
-@dataclass(frozen=True)
-class Normalisation:
-    """How text is cleaned before it is split; names as in tokenizer_config.json."""
-
-    do_lower_case: bool = True
-    strip_accents: bool | None = None  # None: as do_lower_case
-    tokenize_chinese_chars: bool = True
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -92,7 +70,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     elif not path.is_file():
         hint = not_downloaded(path)
         raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there{hint}")
-    settings = _read_settings(path)
+    settings = read_settings(path)
     if path.name == "vocab.json":
         tokenizer = bpe.load_bpe(path)
     elif path.suffix == ".json":
@@ -100,7 +78,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     else:
         vocab = read_vocab(path)
         names = read_names(path, settings)
-        tokenizer = build_tokenizer(vocab, _normalisation(settings, vocab), source=str(path), names=names)
+        tokenizer = build_tokenizer(vocab, normalisation_of(settings, vocab), source=str(path), names=names)
         if not wants_types(settings):
             set_template(tokenizer, names, types=False)
         added_tokens.add(tokenizer, path, settings)
@@ -280,25 +258,6 @@ def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> Special
     return SpecialIds(*ids, others=tuple(sorted(set(added) - set(ids))))
 
 
-def read_vocab(path: Path) -> dict[str, int]:
-    """Reads a vocab.txt: token -> line number from 0; of a token that stands twice the last line counts.
-
-    Raises:
-        InputError: an empty file, or pieces of SentencePiece.
-    """
-    with io.StringIO(decode_text(Path(path).read_bytes(), str(path)), newline=None) as file:
-        vocab = {line.rstrip("\n"): index for index, line in enumerate(file)}
-    if not vocab:
-        raise InputError(f"{path}: expected a vocabulary, one token a line, got an empty file")
-    pieces = [token for token in vocab if token.startswith(WORD_BEGIN) and token != WORD_BEGIN]
-    if len(pieces) > MAX_PIECES_SHARE * len(vocab):  # every word would be [UNK]
-        raise InputError(
-            f"{path}: expected WordPieces, whose words go on with {CONTINUATION}, got SentencePiece's, which mark a "
-            f"word's beginning ({pieces[0]!r:.50}): without its model they cut no text"
-        )
-    return vocab
-
-
 def _sentencepiece(directory: Path) -> str:
     """What a directory without a vocabulary that is read here holds, in a person's words."""
     found = next(iter(sorted(directory.glob("*.model"))), None)
@@ -309,68 +268,6 @@ def _sentencepiece(directory: Path) -> str:
         f"{found.name} alone, of which transformers makes a tokenizer.json by "
         f"AutoTokenizer.from_pretrained({place}).save_pretrained({place})"
     )
-
-
-def resolved_settings(vocab_path: Path) -> str | None:
-    """The text of a tokenizer_config.json that says whether a vocab.txt is cased (and of Korean's letters), which a
-    guess said before.
-
-    transformers lower-cases where nothing says that it must not. Only what `load_tokenizer` fills in is added.
-
-    Returns:
-        None where the file says it already, or does not fit the vocabulary: there is nothing to write down.
-    """
-    try:
-        settings = _read_settings(vocab_path)
-        if settings.get("do_lower_case") is not None:
-            return None
-        found = _normalisation(settings, read_vocab(vocab_path))
-    except InputError:
-        return None
-    said = {"do_lower_case": found.do_lower_case}
-    if found.strip_accents is not None:
-        said["strip_accents"] = found.strip_accents
-    return json.dumps({"tokenizer_class": "BertTokenizer", **settings, **said}, indent=2) + "\n"
-
-
-def _read_settings(vocab_path: Path) -> dict[str, Any]:
-    """The tokenizer_config.json beside a vocabulary; empty where there is none."""
-    path = vocab_path.with_name("tokenizer_config.json")
-    # A vocabulary of another name has nothing to do with the configuration that lies in the same folder.
-    if vocab_path.name not in ("vocab.txt", "tokenizer.json", "vocab.json") or not path.is_file():
-        return {}
-    settings = read_json(path)
-    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
-        if not isinstance(settings.get(name), bool | None):
-            raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")
-    # Null says nothing here; of accents it says that they are stripped where case is.
-    bools = ("do_lower_case", "tokenize_chinese_chars")
-    settings = {name: value for name, value in settings.items() if name not in bools or value is not None}
-    names = settings.get("model_input_names")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise InputError(f"{path}: expected model_input_names as a list of names, got {names!r:.50}")
-    side = settings.get("truncation_side")
-    if side not in (None, *SIDES):
-        raise InputError(f"{path}: expected truncation_side to be {' or '.join(SIDES)}, got {side!r:.50}")
-    # The class may stand in config.json, as in Tohoku's models.
-    cuts_first = settings.get("word_tokenizer_type") not in (None, "basic")
-    if settings.get("tokenizer_class") == "BertJapaneseTokenizer" or cuts_first:
-        raise InputError(
-            f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"
-        )
-    return settings
-
-
-def _normalisation(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:
-    lower, strip = settings.get("do_lower_case"), settings.get("strip_accents")
-    if lower is None:
-        words = [token for token in vocab if not token.startswith("[")]
-        upper = sum(token != token.lower() for token in words)
-        lower = upper <= MAX_UPPER_SHARE * sum(token != token.swapcase() for token in words)
-        of_letters = sum(_JAMO.search(token) is not None for token in words) > MIN_JAMO_SHARE * len(words)
-        if strip is None and not lower and of_letters and not any(map(_SYLLABLE.search, words)):
-            strip = True  # which takes syllables apart, too; whole ones would all be [UNK]
-    return Normalisation(lower, strip, settings.get("tokenize_chinese_chars", True))
 
 
 def _shell(model: models.Model, normalisation: Normalisation) -> Tokenizer:

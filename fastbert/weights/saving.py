@@ -123,7 +123,7 @@ def tokenizer_writers(source) -> dict[str, Callable[[Path], Any]]:
         files[beside.name] = beside  # also of a vocab.txt that was named itself, which is read with it
     writers = {name: lambda path, file=file: path.write_bytes(file.read_bytes()) for name, file in files.items()}
     if "vocab.txt" in files and "tokenizer.json" not in files:
-        from ..data.tokenizer import resolved_settings
+        from ..data.vocab_files import resolved_settings
 
         text = resolved_settings(files["vocab.txt"])
         if text is not None:

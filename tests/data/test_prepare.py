@@ -19,7 +19,8 @@ from fastbert.data import prepare as module
 from fastbert.data.corpus import Document, read_documents
 from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
-from fastbert.data.tokenizer import Normalisation, build_tokenizer, load_tokenizer
+from fastbert.data.tokenizer import build_tokenizer, load_tokenizer
+from fastbert.data.vocab_files import Normalisation
 from fastbert.errors import DataError, InputError
 
 REPO = Path(__file__).resolve().parents[2]

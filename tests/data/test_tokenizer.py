@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, processors
 from fastbert.data.alphabet import alphabet
 from fastbert.data.tokenizer import (
     load_tokenizer,
-    resolved_settings,
     save_tokenizer,
     save_vocab,
     special_ids,
@@ -22,6 +21,7 @@ from fastbert.data.tokenizer import (
     vocab_text,
 )
 from fastbert.data.truncation import cut_at, side_of
+from fastbert.data.vocab_files import resolved_settings
 from fastbert.errors import InputError
 
 VOCABULARIES = {"uncased": True, "cased": False, "chinese": True}

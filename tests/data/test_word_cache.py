@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from fastbert.data import word_cache
-from fastbert.data.tokenizer import build_tokenizer, load_tokenizer, read_vocab
+from fastbert.data.tokenizer import build_tokenizer, load_tokenizer
+from fastbert.data.vocab_files import Normalisation, read_vocab
 from fastbert.data.word_cache import WordCache
 
 ODD = ["", "  ", "\t", "a\tb", "[MASK] [SEP]x", "É e\u0301 é", "x" * 101, "don't—stop…", "ÀÿßØ×÷", "\x00a\x07b\r\nc", "a\u00adb\u00a0c"]  # fmt: skip  # noqa: E501, RUF001
@@ -68,8 +69,6 @@ def test_memory_is_bounded(monkeypatch, shared_data):
 
 def test_other_tokenizers_are_asked_whole(shared_data):
     vocab = read_vocab(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
-    from fastbert.data.tokenizer import Normalisation
-
     added = build_tokenizer(vocab, Normalisation())
     added.add_tokens(["new york"])  # found across words
     assert_equal(added, ["in new york now", "new", "york"])

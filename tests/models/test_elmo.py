@@ -75,7 +75,8 @@ def test_characters_are_bytes_between_the_ends_of_a_word():
 
 
 def test_table_has_a_row_for_every_id():
-    from fastbert.data.tokenizer import Normalisation, build_tokenizer
+    from fastbert.data.tokenizer import build_tokenizer
+    from fastbert.data.vocab_files import Normalisation
 
     tokenizer = build_tokenizer({token: index for index, token in enumerate(VOCABULARY)}, Normalisation())
     np.testing.assert_array_equal(characters.character_table(tokenizer, 12), table().numpy())

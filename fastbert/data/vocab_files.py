@@ -1,0 +1,117 @@
+"""A vocab.txt and the tokenizer_config.json beside it: what they say of a tokenizer."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files import decode_text, read_json
+from .truncation import SIDES
+
+CONTINUATION = "##"
+"""What a WordPiece begins with that goes on with a word."""
+# SentencePiece's mark. KoBERT has a vocab.txt of its pieces; of WordPieces hardly one begins so.
+WORD_BEGIN = "▁"
+MAX_PIECES_SHARE = 0.1
+# Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
+# Google's Chinese one has two.
+MAX_UPPER_SHARE = 0.01
+# Korean's letters, of which KR-BERT's vocabulary of sub-characters is made, and the syllables that others have.
+MIN_JAMO_SHARE = 0.1
+_JAMO, _SYLLABLE = re.compile("[\u1100-\u11ff]"), re.compile("[\uac00-\ud7a3]")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """How text is cleaned before it is split; names as in tokenizer_config.json."""
+
+    do_lower_case: bool = True
+    strip_accents: bool | None = None  # None: as do_lower_case
+    tokenize_chinese_chars: bool = True
+
+
+def read_vocab(path: Path) -> dict[str, int]:
+    """Reads a vocab.txt: token -> line number from 0; of a token that stands twice the last line counts.
+
+    Raises:
+        InputError: an empty file, or pieces of SentencePiece.
+    """
+    with io.StringIO(decode_text(Path(path).read_bytes(), str(path)), newline=None) as file:
+        vocab = {line.rstrip("\n"): index for index, line in enumerate(file)}
+    if not vocab:
+        raise InputError(f"{path}: expected a vocabulary, one token a line, got an empty file")
+    pieces = [token for token in vocab if token.startswith(WORD_BEGIN) and token != WORD_BEGIN]
+    if len(pieces) > MAX_PIECES_SHARE * len(vocab):  # every word would be [UNK]
+        raise InputError(
+            f"{path}: expected WordPieces, whose words go on with {CONTINUATION}, got SentencePiece's, which mark a "
+            f"word's beginning ({pieces[0]!r:.50}): without its model they cut no text"
+        )
+    return vocab
+
+
+def read_settings(vocab_path: Path) -> dict[str, Any]:
+    """The tokenizer_config.json beside a vocabulary; empty where there is none."""
+    path = vocab_path.with_name("tokenizer_config.json")
+    # A vocabulary of another name has nothing to do with the configuration that lies in the same folder.
+    if vocab_path.name not in ("vocab.txt", "tokenizer.json", "vocab.json") or not path.is_file():
+        return {}
+    settings = read_json(path)
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        if not isinstance(settings.get(name), bool | None):
+            raise InputError(f"{path}: expected {name} to be true, false or null, got {settings[name]!r:.50}")
+    # Null says nothing here; of accents it says that they are stripped where case is.
+    bools = ("do_lower_case", "tokenize_chinese_chars")
+    settings = {name: value for name, value in settings.items() if name not in bools or value is not None}
+    names = settings.get("model_input_names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise InputError(f"{path}: expected model_input_names as a list of names, got {names!r:.50}")
+    side = settings.get("truncation_side")
+    if side not in (None, *SIDES):
+        raise InputError(f"{path}: expected truncation_side to be {' or '.join(SIDES)}, got {side!r:.50}")
+    # The class may stand in config.json, as in Tohoku's models.
+    cuts_first = settings.get("word_tokenizer_type") not in (None, "basic")
+    if settings.get("tokenizer_class") == "BertJapaneseTokenizer" or cuts_first:
+        raise InputError(
+            f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"
+        )
+    return settings
+
+
+def normalisation_of(settings: dict[str, Any], vocab: dict[str, int]) -> Normalisation:
+    """What the settings say and, of case and of Korean's letters, where they say nothing, what the vocabulary shows."""
+    lower, strip = settings.get("do_lower_case"), settings.get("strip_accents")
+    if lower is None:
+        words = [token for token in vocab if not token.startswith("[")]
+        upper = sum(token != token.lower() for token in words)
+        lower = upper <= MAX_UPPER_SHARE * sum(token != token.swapcase() for token in words)
+        of_letters = sum(_JAMO.search(token) is not None for token in words) > MIN_JAMO_SHARE * len(words)
+        if strip is None and not lower and of_letters and not any(map(_SYLLABLE.search, words)):
+            strip = True  # which takes syllables apart, too; whole ones would all be [UNK]
+    return Normalisation(lower, strip, settings.get("tokenize_chinese_chars", True))
+
+
+def resolved_settings(vocab_path: Path) -> str | None:
+    """The text of a tokenizer_config.json that says whether a vocab.txt is cased (and of Korean's letters), which a
+    guess said before.
+
+    transformers lower-cases where nothing says that it must not. Only what `load_tokenizer` fills in is added.
+
+    Returns:
+        None where the file says it already, or does not fit the vocabulary: there is nothing to write down.
+    """
+    try:
+        settings = read_settings(vocab_path)
+        if settings.get("do_lower_case") is not None:
+            return None
+        found = normalisation_of(settings, read_vocab(vocab_path))
+    except InputError:
+        return None
+    said = {"do_lower_case": found.do_lower_case}
+    if found.strip_accents is not None:
+        said["strip_accents"] = found.strip_accents
+    return json.dumps({"tokenizer_class": "BertTokenizer", **settings, **said}, indent=2) + "\n"
