@@ -40,7 +40,7 @@ def commit() -> str | None:
 
 
 def commit_of_checkout() -> str | None:
-    """The same of the checkout around this file; None outside of one. setup.py loads this file alone and asks it."""
+    """The commit of the checkout that this file is in; None outside of one. setup.py loads this file alone to ask."""
     if not (_ROOT / ".git").exists():
         return None
     try:

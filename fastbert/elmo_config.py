@@ -87,7 +87,7 @@ class ElmoConfig(ModelConfig):
 
     @property
     def projection_size(self) -> int:
-        """Of each direction."""
+        """How wide the output of each direction is."""
         return self.hidden_size // 2
 
     def validate(self) -> None:

@@ -177,7 +177,7 @@ def of_run(directory: str | os.PathLike) -> str:
 
 
 def of_adapter(directory: str | os.PathLike) -> str:
-    """The same where the directory holds a PEFT adapter, weights that belong to another model."""
+    """The end of an error's sentence where a directory holds a PEFT adapter, weights that belong to another model."""
     if not (Path(directory) / "adapter_config.json").is_file():
         return ""
     return (
@@ -255,7 +255,7 @@ def flush(path: str | os.PathLike) -> None:
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """Of a file's content, in hexadecimal. Python's lock is free meanwhile."""
+    """The SHA-256 of a file's content, in hexadecimal. Python's lock is free meanwhile."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:  # hashlib.file_digest is newer than the oldest Python that is served
         while block := file.read(1 << 20):

@@ -138,7 +138,7 @@ class Session:
         }
 
     def _compute_truths(self) -> None:
-        """In float64, by a process that ends before the others begin."""
+        """Computes the truth of every batch in float64, in a process that ends before the others begin."""
         truth = self.plan.truth or TRUTH[self.plan.kind]
         self.say(f"{self.plan.kind}: computing the truth in float64")
         worker = self._worker()

@@ -89,7 +89,7 @@ def _waits(word: str) -> bool:
 
 
 def run(args: Finetune) -> None:
-    """In this process, or as one of those that torchrun or deepspeed started, of which the first prints and writes."""
+    """Fine-tunes in this process, or in those that torchrun or deepspeed started: the first prints and writes."""
     import contextlib
     import os
 

@@ -135,7 +135,7 @@ def _check_lists(found: object, argv: Sequence[str]) -> None:
 
 
 def _join_lines_of_help(options: type) -> None:
-    """Of an option's docstring with several lines tyro keeps the breaks, since the later ones are indented."""
+    """Puts an option's docstring of several lines on one: tyro keeps the breaks, since the later lines are indented."""
     import docstring_parser
 
     described = {}

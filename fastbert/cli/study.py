@@ -113,7 +113,7 @@ def _report(args: Study, study) -> Path:
 
 
 def _run(args: Study, work) -> None:
-    """One study to its report."""
+    """Runs one study to its report."""
     import sys
 
     from ..study import page, results, senses

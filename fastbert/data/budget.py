@@ -276,7 +276,7 @@ def _members(packs: list[Packs], lengths: np.ndarray, draw: np.random.Generator)
 
 
 def _round_up(number: int) -> int:
-    """With a little room for later epochs, to a multiple of 8."""
+    """Rounds up to a multiple of 8, with a little room for later epochs."""
     return -(-(number + number // 64 + 1) // 8) * 8
 
 

@@ -61,7 +61,7 @@ class Encoded:
     unknown: int
 
     def part(self, heldout: bool) -> Encoded:
-        """Only the documents of one split."""
+        """The documents of one split alone."""
         if (self.heldout == heldout).all():
             return self
         documents = self.heldout == heldout
@@ -95,7 +95,7 @@ def initialise(settings: Settings) -> None:
 
 
 def initialise_worker(settings: Settings, parent: int) -> None:
-    """As `initialise`, in a process of its own: one thread, and an end that comes with the parent's."""
+    """`initialise` in a worker process, which has one thread and ends with its parent."""
     # There is a worker a core; the library's own threads in each would only get into each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl-C and a terminal's end reach the whole group; the parent ends the workers in order.

@@ -19,7 +19,7 @@ Place = tuple[int, int]
 def places(
     batches_in: Callable[[int], int], start: Place = (0, 0), rank: int = 0, world_size: int = 1
 ) -> Iterator[Place]:
-    """Without end, the places of the batches that a rank computes.
+    """Yields the places of the batches that a rank computes, without end.
 
     Args:
         batches_in: how many batches an epoch has.

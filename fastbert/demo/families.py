@@ -130,7 +130,7 @@ def _capped(rows: list[Row]) -> list[Row]:
 
 
 def few_labels(rows: list[Row], each: int, seed: int) -> list[Row]:
-    """As many rows of every family, chosen at random."""
+    """``each`` rows of every family, or all where it has fewer, chosen at random."""
     draw = random.Random(seed)
     chosen = []
     for family in FAMILIES:

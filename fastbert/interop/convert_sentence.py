@@ -133,7 +133,7 @@ def _pooling_config(model: nn.Module, modes: Sequence[str], include_prompt: bool
 def _writers(
     pooled: Mapping[str, Any], modules: Sequence[nn.Module], sentence: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Callable[[Path], Any]]:
-    """Of the files beside the model's and the tokenizer's."""
+    """Writers of the files beside the model's and the tokenizer's, by name."""
     kinds = [type(module).__name__ for module in modules]
     strange = next((kind for kind, module in zip(kinds, modules, strict=True) if not hasattr(module, "settings")), None)
     if strange is not None:

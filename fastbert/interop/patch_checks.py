@@ -109,7 +109,7 @@ def _kind(module: nn.Module | None) -> str:
 
 
 def _reason(module: nn.Module | None) -> type[Unservable]:
-    """Of a norm or a table in whose place there is another: an adapter of PEFT's is taken out again some day."""
+    """What is raised for a module in the place of a norm or a table: an adapter of PEFT's may be taken out again."""
     return OwnPart if type(module).__module__.startswith("peft.") else Unservable
 
 

@@ -83,8 +83,8 @@ class Pass:
         )
 
     def _mask_dtype(self, hidden: Tensor) -> torch.dtype | None:
-        """Of the mask that transformers adds to its scores, where those are asked for: from version 5 on it makes none
-        where nothing is masked."""
+        """The dtype of the mask that transformers adds to its scores, where probabilities are asked for: from version 5
+        on it makes no mask where nothing is masked."""
         mask = self.given.get("attention_mask")
         if not self.attentions or (mask is None and not is_before_5()):
             return None

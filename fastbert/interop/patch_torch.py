@@ -50,7 +50,7 @@ def check(encoder: nn.TransformerEncoder, forward) -> None:
 
 
 def check_parts(encoder: nn.TransformerEncoder) -> None:
-    """The same of its parts, of which one may have been replaced since it was patched (by an adapter, say)."""
+    """Raises InputError for parts that compute something else: an adapter may have replaced one since the patch."""
     if not len(encoder.layers):
         raise InputError("expected at least one layer, got none")
     for weight in encoder.parameters():
@@ -178,7 +178,7 @@ def _causal(seqlen: int, x: Tensor) -> Tensor:
 
 
 def _added(scores: Tensor | None, bias: Tensor | None, causal: bool, keep: Tensor | None, x: Tensor) -> Tensor:
-    """All masks as one that is added to scores."""
+    """All masks as one, which is added to scores."""
     total = _causal(x.shape[1], x)[None, None] if causal else x.new_zeros(1, 1, 1, 1)
     total = total if scores is None else total + scores
     if bias is not None:

@@ -280,7 +280,7 @@ def view_of(model: nn.Module, family: Family) -> View:
 
 
 def view_for(model: nn.Module, family: Family) -> View:
-    """The same, whoever listens to a module inside: a later pass may find them gone."""
+    """`view_of`, also where somebody listens to a module inside: he may be gone at a later pass."""
     return _view(model, family, parts_of(model, family))
 
 

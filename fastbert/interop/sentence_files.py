@@ -58,7 +58,7 @@ class Settings:
 
 
 def read_settings(directory: Path) -> Settings:
-    """Of a sentence-transformers directory; of a plain one the defaults, with the tokenizer's longest input.
+    """The settings of a sentence-transformers directory; of a plain one, the defaults and the tokenizer's length.
 
     Raises:
         InputError: a file does not fit, or it asks for a module or a pooling that is not supported.

@@ -257,7 +257,7 @@ class ElmoForPreTraining(ElmoPreTrainedModel):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """Of the forward direction, for what looks at one."""
+        """The layers of the forward direction, for callers that look at one direction."""
         return self.elmo.encoder.forward_layers
 
     def get_output_embeddings(self) -> nn.Linear:

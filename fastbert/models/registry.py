@@ -141,7 +141,7 @@ def _load(place: str) -> type:
 
 
 def of_type(model_type: str, kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
-    """By the word of a config.json. Raises InputError where none of ``kinds`` has it."""
+    """The kind with this model_type (config.json's word). Raises InputError where none of ``kinds`` has it."""
     for kind in kinds:
         if kind.model_type == model_type:
             return kind
@@ -149,7 +149,7 @@ def of_type(model_type: str, kinds: Sequence[Architecture] = PRETRAINABLE) -> Ar
 
 
 def of_directory(directory: str | os.PathLike[str], kinds: Sequence[Architecture] = PRETRAINABLE) -> Architecture:
-    """By the config.json of a directory; one that says nothing is a BERT's.
+    """The kind that a directory's config.json names; one that names none is a BERT's.
 
     Raises:
         InputError: there is no config.json that can be read, or it is of none of ``kinds``.
@@ -162,7 +162,7 @@ def of_directory(directory: str | os.PathLike[str], kinds: Sequence[Architecture
 
 
 def of_model(name: str | os.PathLike[str]) -> Architecture:
-    """By what `PretrainConfig.model` says: a directory with a config.json, or the name of a size.
+    """The kind of what `PretrainConfig.model` names: a directory with a config.json, or a size.
 
     Raises:
         InputError: as `of_directory`.

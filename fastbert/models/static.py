@@ -76,7 +76,7 @@ class StaticEncoder(PreTrainedModel):
 
     @classmethod
     def of_vectors(cls, vectors: Tensor, **values: Any) -> StaticEncoder:
-        """From a table (V, H); ``values`` are further fields of the configuration."""
+        """An encoder with the vectors of a table (V, H); ``values`` are further fields of the configuration."""
         model = cls(StaticConfig(vocab_size=vectors.shape[0], hidden_size=vectors.shape[1], **values))
         with torch.no_grad():
             model.embeddings.word_embeddings.weight.copy_(vectors)

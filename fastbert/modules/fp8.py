@@ -25,7 +25,7 @@ _INPUTS = 4
 
 @dataclass(frozen=True)
 class _Form:
-    """Where a layer of one kind has what.
+    """Where a layer of one kind has its dense layers and norms.
 
     Args:
         dense: (name, number of the input that it reads).
@@ -92,7 +92,7 @@ def policy(model: nn.Module) -> fp8.Policy:
 
 
 def _kinds(form: _Form) -> list:
-    """Of a layer's entries: its inputs, its weights, the gradients of what they give."""
+    """The 8-bit type of each of a layer's entries: its inputs, its weights, the gradients of their products."""
     return [E4M3] * (_INPUTS + len(form.dense)) + [E5M2] * len(form.dense)
 
 

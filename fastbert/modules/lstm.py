@@ -140,6 +140,6 @@ def _clip_(x: Tensor, limit: float | None) -> None:
 
 
 def _stop_(grad: Tensor, clipped: Tensor, limit: float | None) -> None:
-    """Where a value was clipped, nothing flows back."""
+    """Makes the gradient zero where a value was clipped; in place."""
     if limit is not None:
         grad.masked_fill_(clipped.abs() >= limit, 0.0)

@@ -190,7 +190,7 @@ def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int, Tens
 
 
 def native_dropout(threshold: int, seed: int, offset: int, site: int, rng: Tensor | None):
-    """The same for the kernels."""
+    """What the kernels take for the arguments that `dropout_arguments` made."""
     if rng is not None:
         seed, offset = rng.tolist()
     return _native.extension().Dropout(

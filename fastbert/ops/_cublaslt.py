@@ -60,7 +60,7 @@ def why_missing() -> str | None:
 
 @cache
 def _workspace(device: torch.device, stream: int) -> Tensor:
-    """Of each stream, kept: two products at once must not share it, and a captured graph refers to it."""
+    """The workspace of a stream, kept: two products at once must not share one, and a captured graph refers to it."""
     return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
 
 

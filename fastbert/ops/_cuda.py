@@ -89,5 +89,5 @@ def why_not_measured(what: str, device: torch.device) -> str | None:
 
 
 def has_triton() -> str | None:
-    """None, or that triton is missing, whose tables and norm the optimisers share."""
+    """None where Triton is installed, whose tables and norm the optimisers share, else why not."""
     return None if importlib.util.find_spec("triton") else 'triton is not installed (pip install "fastbert[gpu]")'

@@ -17,7 +17,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 def _common(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """In the dtype that autocast gives to products, else in that of x."""
+    """The tensors in the dtype that autocast gives to products, or in that of x without autocast."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return tuple(t.to(dtype) for t in (x, *others))
 

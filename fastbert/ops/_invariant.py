@@ -33,7 +33,7 @@ def active() -> bool:
 
 @contextmanager
 def trusted() -> Iterator[None]:
-    """For products whose shapes are those of one sequence."""
+    """While the block runs calls of torch are let pass: its products have the shapes of one sequence."""
     before, state.trusted = state.trusted, True
     try:
         yield

@@ -133,7 +133,8 @@ RANDOM_SCHEMA = "Tensor? rng, int site, int threshold, float scale"
 
 
 def random_arguments(dropout: Dropout | None, device: torch.device) -> tuple[Tensor | None, int, int, float]:
-    """The same for a call. All sites of a forward pass share one state, which is copied to the device once."""
+    """(state, site, threshold, scale) of a call. All sites of a forward pass share one state, which is copied to the
+    device once."""
     if dropout is None:
         return None, 0, 0, 1.0
     if dropout.state is not None:

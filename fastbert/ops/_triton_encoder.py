@@ -52,7 +52,7 @@ class _Weights(NamedTuple):
 
 
 def _weights(p: LayerParameters, dtype: torch.dtype, join: bool) -> _Weights:
-    """In the dtype of the products; what must be copied for that, is in one launch."""
+    """A layer's weights in the dtype of the products; those that must be copied for that are copied in one launch."""
     targets, sources = [], []
 
     def narrow(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from .linear_fp8 import Casts, apply, eight_bits, multiply, product_dtype, trans
 
 
 def _ready(x: Tensor, slot: fp8.Slot) -> None:
-    """In the first step a scale is made of the tensor itself, in a pass of its own."""
+    """In the first step, makes a scale of the tensor itself, in a pass of its own."""
     if slot.scales.cold:
         slot.note(x)
 
@@ -60,7 +60,7 @@ def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -
 
 
 class _LayerNorm(torch.autograd.Function):
-    """As `_triton_layer_norm`, with the 8 bits of its output besides."""
+    """`_triton_layer_norm`, which also makes the 8 bits of its output."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps, x_bias, residual, random, slot):

@@ -65,7 +65,7 @@ def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Of what a product gives: autocast's, else that of x."""
+    """The dtype of a product's result: autocast's, or that of x without autocast."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
@@ -87,7 +87,7 @@ def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torc
 
 
 def eight_bits(x: Tensor, rows: Tensor, slot: fp8.Slot, casts: Casts) -> Tensor:
-    """Those of x (..., K), as ``rows`` (M, K): its maker's, or an earlier reader's, or new ones."""
+    """The 8 bits of x (..., K), as rows ``rows`` (M, K): those that its maker or an earlier reader attached, or new."""
     data = fp8.attached(x)
     if data is None:
         data = casts.cast(rows.detach(), slot)

@@ -94,7 +94,7 @@ class RoomPacking:
 
 @_dispatch.register("pack", "reference")
 def _pack(mask: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """In torch's words, which wait for nothing either."""
+    """`RoomPacking` by torch's functions, which do not wait for the device either."""
     keep = (mask != 0).flatten()
     lengths = (mask != 0).sum(1)
     slots = torch.cumsum(keep, 0) - 1

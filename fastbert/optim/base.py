@@ -163,7 +163,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         return self.__dict__.setdefault("agreed", {})
 
     def agree(self, batches: list[Batch]) -> None:
-        """To be called after an update, which has rounded the masters into the parameters."""
+        """Notes that parameters and masters agree, after an update has rounded the masters into the parameters."""
         self._agreed.update(
             (p, p._version) for b in batches for p, t in zip(b.params, b.targets, strict=True) if t is not p
         )

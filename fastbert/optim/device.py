@@ -137,7 +137,7 @@ def device_step(
 def _device_step(
     kind: str, batches: list[Batch], rows: Rows, lr: Tensor, grad_scale: Tensor, max_norm: float, most_norm: float
 ) -> Outcome:
-    """The same in torch's own arithmetic, tensor by tensor, on any device and without waiting for it."""
+    """The step in torch's own arithmetic, tensor by tensor, on any device and without waiting for it."""
     squares = [g.to(torch.float64).square().sum() for batch in batches for g in batch.gradients]
     norm = torch.stack(squares).sum().sqrt() * grad_scale[0].abs().double()
     finite = torch.isfinite(norm)

@@ -96,7 +96,7 @@ class ShardedLamb(Lamb):
 
     @classmethod
     def of(cls, lamb: Lamb, reduce: Callable[[Tensor], None]) -> ShardedLamb:
-        """The same groups and settings, before the first step."""
+        """A `ShardedLamb` with the groups and settings of a `Lamb` that has made no step yet."""
         return cls(lamb.param_groups, reduce, **lamb.defaults)
 
     def _divisor(self, grad_scale: float) -> Tensor | None:

@@ -44,7 +44,7 @@ def made_by() -> dict:
 
 
 def description() -> dict:
-    """The same of a whole run, with the machine."""
+    """What a whole run was made by, and on which machine."""
     import torch
 
     _, _, processor, cores, isa = _here()

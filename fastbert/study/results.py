@@ -106,7 +106,7 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
 
 
 def _strict(point: dict) -> dict:
-    """With None for what JSON has no number for: on the way a loss may be infinite."""
+    """The point with None for what JSON has no number for: on the way a loss may be infinite."""
     return {name: value if math.isfinite(value) else None for name, value in point.items()}
 
 
@@ -115,7 +115,7 @@ def _point(curve: Sequence[dict], step: int) -> dict:
 
 
 def _columns(study: Study, cells: dict, pretraining: dict) -> list[tuple[dict, dict[str, Figure]]]:
-    """Of every column what it is, and its figures by row."""
+    """Every column: what it is, and its figures by row."""
     found = []
     if study.perplexity:
         figures = {

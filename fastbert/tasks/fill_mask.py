@@ -83,7 +83,7 @@ def _candidates(tokenizer: Tokenizer, ids: list[int], probabilities: list[float]
 
 @torch.inference_mode()
 def _probabilities(model: torch.nn.Module, ids: list[int], positions: list[int]) -> torch.Tensor:
-    """Of every id of the vocabulary at the N positions, (N, V)."""
+    """The probability of every id of the vocabulary at the N positions, (N, V)."""
     device = next(model.parameters()).device
     # The model computes logits only where a label asks for them; which label does not matter to the logits.
     labels = torch.zeros(len(positions), dtype=torch.int64)

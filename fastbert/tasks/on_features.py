@@ -59,7 +59,7 @@ class OnFeatures(PreTrainedModel):
         self.base_model.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """As BERT's heads, whatever the model below is."""
+        """Draws weights as BERT's heads do, whatever the model below is."""
         PreTrainedModel._init_weights(self, module)
 
     @property

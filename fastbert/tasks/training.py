@@ -291,7 +291,7 @@ class Best:
 
     @classmethod
     def of(cls, metric: str, weights: dict[str, Tensor], state: dict) -> Best:
-        """From what `state` gave; predictions are of types that only their task knows, and are made again in time."""
+        """Makes one from what `state` gave. `settle` makes predictions again, whose type only their task knows."""
         best = cls(metric)
         best.history, best._weights, best.predictions = state["history"], weights, None
         best.record = next((record for record in best.history if record["epoch"] == state["epoch"]), {})

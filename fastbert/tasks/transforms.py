@@ -31,7 +31,7 @@ class Transform:
 
     @classmethod
     def of(cls, config: Any) -> Transform | None:
-        """That of a model's configuration; None for one that reads rows as BERT does.
+        """The transform of a model's configuration; None for a model that reads rows as BERT does.
 
         Raises:
             InputError: a GPT that has not been given the tokens (`models.gpt_heads.GPTHead.add_task_tokens`).

@@ -31,7 +31,7 @@ def computed_with(world: World) -> dict:
 
 
 def differing(before: dict, now: dict) -> list[str]:
-    """For a line of text, the values of ``now`` that are not those of ``before``, where it has them."""
+    """The values of ``now`` that differ from those of ``before``, where it has them, as pieces of a line of text."""
     names = [name for name in now if name in before and str(now[name]) != str(before[name])]
     return [f"{name} {now[name]} ({before[name]} before)" for name in names]
 

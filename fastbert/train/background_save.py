@@ -74,7 +74,7 @@ class BackgroundSave:
         raise CheckpointError(f"a checkpoint could not be written in the background: {error!r}") from error
 
     def wait(self) -> None:
-        """Until no save is under way; raises as `check`."""
+        """Waits until no save is under way; raises as `check`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -218,7 +218,7 @@ class PretrainConfig:
 
     @classmethod
     def from_mapping(cls, values: dict, path: str | os.PathLike) -> PretrainConfig:
-        """From the content of a YAML file, or of a part of one; ``path`` is where it stands, for messages."""
+        """Makes one from the content of a YAML file, or of a part of one; ``path`` is where it stands, for messages."""
         values = dict(values)
         samples, phases = values.pop("samples", None) or {}, values.pop("phases", None) or []
         if not isinstance(samples, dict):

@@ -54,7 +54,7 @@ class LossScale:
         return hopeless
 
     def state(self) -> dict:
-        """For a checkpoint; waits for the device."""
+        """What a checkpoint keeps; waits for the device."""
         return {"scale": float(self.scale), "good": int(self._good)}
 
     def restore(self, state: dict) -> None:

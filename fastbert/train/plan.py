@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def memory(self) -> Memory:
-        """Of the phase that needs most."""
+        """The memory of the phase that needs most."""
         return max((phase.memory for phase in self.phases), key=lambda memory: memory.total)
 
 
@@ -233,7 +233,7 @@ class _Planner:
         return scale.sent(travelling, self.ranks)
 
     def memory(self, phase: RunPhase, samples: Samples, micro_batches: int) -> Memory:
-        """Of a rank."""
+        """The memory of a rank, in bytes."""
         config = self.config
         activations = activation_bytes(
             self.settings,

@@ -59,7 +59,7 @@ class Precision:
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """For a forward pass."""
+        """While the block runs, forward passes compute in the precision."""
         dtype = self._dtype or torch.bfloat16
         with torch.autocast(self._device.type, dtype, enabled=self._dtype is not None), fp8.use(self.fp8):
             yield
@@ -70,7 +70,7 @@ class Precision:
             self.fp8.scales.end_step(over_ranks)
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint; the same on all ranks."""
+        """What a checkpoint keeps; the same on all ranks."""
         return {} if self.fp8 is None else {_HISTORY: self.fp8.scales.history}
 
     def restore(self, path: Path, tensors: dict[str, Tensor]) -> None:

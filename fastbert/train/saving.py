@@ -207,5 +207,5 @@ class RunCheckpoints:
 
 
 def _heads(loop: PretrainLoop) -> int | None:
-    """None for a model that has none."""
+    """The number of attention heads; None for a model without them."""
     return getattr(loop.model.config, "num_attention_heads", None)

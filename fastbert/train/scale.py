@@ -105,7 +105,7 @@ class Network:
     per_machine: int = 8
 
     def bandwidth(self, ranks: int) -> float:
-        """Of a ring of this many: it is as slow as its slowest link."""
+        """The bandwidth of a ring of so many ranks, which is that of its slowest link."""
         return self.inside if ranks <= self.per_machine else self.between
 
 

@@ -53,7 +53,7 @@ class SpikeRule:
         self._losses, self._in_a_row = [], 0
 
     def state(self) -> dict:
-        """For a checkpoint."""
+        """What a checkpoint keeps."""
         return {"count": self.count, "losses": list(self._losses), "in_a_row": self._in_a_row}
 
     def restore(self, state: dict) -> None:

@@ -54,7 +54,7 @@ class StepTimer:
         self._now = []
 
     def seconds(self) -> list[dict[str, float]]:
-        """Of each step since the last call, the seconds of the parts that it had; waits for the device."""
+        """The seconds of the parts of each step since the last call; waits for the device."""
         steps, self._steps = self._steps, []
         if self._on_gpu:
             torch.cuda.synchronize(self._device)

@@ -55,7 +55,7 @@ class WandbLog:
 
 
 def _id(directory: Path) -> str:
-    """The same for every process that goes on with this run."""
+    """The run's id at Weights & Biases, the same for every process that goes on with the run."""
     path = directory / "wandb-id"
     if not path.exists():
         import uuid

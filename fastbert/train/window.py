@@ -97,7 +97,7 @@ class Window:
         return [getattr(self, name) for name in _SUMS]
 
     def with_sums(self, sums: Sequence[float]) -> Window:
-        """The same stretch of time with these sums."""
+        """This window with other sums."""
         other = copy.copy(self)
         other._waiting, other._fetched, other.grad_norm = [], 0, float(self.grad_norm)
         for name, value in zip(_SUMS, sums, strict=True):
@@ -105,13 +105,13 @@ class Window:
         return other
 
     def state(self) -> dict:
-        """For a checkpoint; waits for the device."""
+        """What a checkpoint keeps; waits for the device."""
         whole = vars(self.with_sums(self.sums()))
         return {name: value for name, value in whole.items() if name not in ("_waiting", "_fetched")}
 
     @classmethod
     def over(cls, windows: Sequence[Window]) -> Window:
-        """All ranks' as one."""
+        """The windows of all ranks as one."""
         return windows[0].with_sums([sum(column) for column in zip(*(w.sums() for w in windows), strict=True)])
 
     @classmethod

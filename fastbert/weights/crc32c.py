@@ -69,5 +69,5 @@ def crc32c(data, start: int = 0) -> int:
 
 
 def masked(crc: int) -> int:
-    """As TensorFlow and LevelDB store a checksum: rotated, so that the sum of data with sums in it is no accident."""
+    """A checksum as TensorFlow and LevelDB store it: rotated, since a checksum of data that hold checksums is weak."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF

@@ -44,7 +44,7 @@ class Inference(Adapter):
 
 
 class ReferenceInference(Inference):
-    """The same on plain torch."""
+    """Inference on the reference backend, which is plain torch."""
 
     backend = "reference"
 
@@ -102,7 +102,7 @@ class Training(Adapter):
 
 
 class ReferenceTraining(Training):
-    """The same on plain torch."""
+    """Training on the reference backend, which is plain torch."""
 
     backend = "reference"
 

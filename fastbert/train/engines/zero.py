@@ -99,7 +99,7 @@ class DeepSpeedEngine(LocalEngine):
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Nothing: under DeepSpeed the weights themselves are in the low precision."""
+        """Does nothing: under DeepSpeed the weights themselves are in the low precision."""
         yield
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
@@ -235,7 +235,7 @@ class DeepSpeedEngine(LocalEngine):
             )
 
     def _load_universal(self, path: Path) -> None:
-        """From another number of ranks, stage or precision, by way of a folder that is removed afterwards."""
+        """Loads what another number of ranks, stage or precision saved, through a folder that is removed afterwards."""
         name = distributed.on_first(self.world, lambda: f"{path.name}.tmp-{uuid.uuid4().hex}")
         folder = path.with_name(name)
         try:
