@@ -77,7 +77,7 @@ def workload_table(session: dict, workload: str) -> Table:
 
 
 def rates_table(session: dict) -> Table | None:
-    """What the machine itself did in the rounds."""
+    """How fast the machine itself was in the rounds: copies and products."""
     if not session["rates"]:
         return None
     table = Table("probe", title="The machine in the same rounds: min / median / max", title_justify="left")

@@ -33,7 +33,7 @@ def metrics(task: Task, record: dict, rows: Sequence[Row] = ()) -> str:
 def header(
     args: Finetune, model, configs: Sequence[FinetuneConfig], train_rows: Sequence[Row], dev_rows: Sequence[Row]
 ) -> None:
-    """What is about to be done, with what."""
+    """Prints the model, the data, the recipe, the device and the backends of a training that begins."""
     rows = len(train_rows[: args.limit_train]), len(dev_rows[: args.limit_dev])
     print(f"model      {args.model}: {model.num_parameters():,} parameters")
     print(f"data       {args.task}: {rows[0]:,} training rows, {rows[1]:,} dev rows")
@@ -58,7 +58,7 @@ def _recipe(args: Finetune, trainings: int) -> str:
 
 
 def early(task: Task, record: dict) -> None:
-    """One line, and another where the model knows no more than a constant answer does."""
+    """Prints the early check, and a second line where the model knows no more than a constant answer does."""
     first = task.metrics[0]
     guess = record.get(f"guess_{first}")
     known = "" if guess is None else f" (one answer for all: {guess:.4f})"
@@ -71,19 +71,19 @@ def early(task: Task, record: dict) -> None:
 
 
 def epoch(record: dict) -> None:
-    """An epoch's figures."""
+    """Prints an epoch's figures."""
     print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()), flush=True)
 
 
 def trial(task: Task, record: dict, count: int) -> None:
-    """One of several trainings has ended."""
+    """Prints the recipe and the outcome of one of several trainings."""
     recipe = f"batch size {record['batch_size']}, lr {record['lr']:g}, {record['epochs']} epochs, seed {record['seed']}"
     outcome = record.get("failed") or metrics(task, record)
     print(f"training {record['trial']} of {count}: {recipe}: {outcome}", flush=True)
 
 
 def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
-    """The table of the trainings, the best epoch, the table of classes, and a warning where nothing was learned."""
+    """Prints the table of the trainings, the best epoch, the table of classes, and warns where nothing was learned."""
     first = task.metrics[0]
     if outcome.trials:
         print_table(trials_table(outcome.trials, task.metrics))
@@ -104,7 +104,7 @@ def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
 
 
 def _show_short(path: Path) -> None:
-    """A written table, unless it is long."""
+    """Prints a written table, unless it is long."""
     lines = [line for _, line in read_lines(path)]  # a line separator of Unicode's may be part of a label
     if len(lines) <= MAX_PRINTED_LINES:
         print_table([line.split("\t") for line in lines])

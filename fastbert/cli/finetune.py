@@ -68,7 +68,7 @@ class Finetune(FinetuneConfig, SearchConfig):
 
 
 def defaults(argv: Sequence[str]) -> Finetune | None:
-    """What options are that the command line does not give, where the paper has a recipe for the task."""
+    """The options of the paper's recipe for the task, which the command line may change; None where it has none."""
     import tyro
 
     # The task is the word that no option is waiting for.
@@ -111,7 +111,7 @@ def run(args: Finetune) -> None:
 
 
 def _run(args: Finetune) -> None:
-    """What does not fit is told before anything is read, or else before anything is written."""
+    """Fine-tunes. Errors come before anything is read where they can, else before anything is written."""
     from ..tasks import registry
     from ..tasks.batching import hold_out
     from ..tasks.runs import model_directory, started

@@ -70,7 +70,7 @@ def _file(recipe: str | None, config: str | Path | None) -> Path | None:
 
 
 def defaults(argv: Sequence[str]) -> Pretrain | None:
-    """What options are that the command line does not give: those of the file of --config or --recipe."""
+    """The options of the file of --config or --recipe, which the command line may change."""
     recipe, config = _value_of("--recipe", argv), _value_of("--config", argv)
     path = _file(recipe, config)
     if path is None:

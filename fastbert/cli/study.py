@@ -147,7 +147,7 @@ def _list(spec) -> None:
 
 
 def _command() -> str:
-    """What was typed."""
+    """The command as it was typed."""
     import shlex
     import sys
 

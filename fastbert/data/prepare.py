@@ -253,7 +253,7 @@ def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) ->
 
 
 def _remedy(split: str, heldout: float | Collection[str]) -> str:
-    """What gives a split documents that has none."""
+    """What to do about a split without documents, for a message."""
     if isinstance(heldout, (int, float)):
         change = "larger" if split == "heldout" else "smaller"
         return f"each is put on a side by a hash of its text: give a {change} share, or more documents"

@@ -167,7 +167,7 @@ def _prepare(result: DemoResult) -> None:
 
 
 def _data(result: DemoResult) -> tuple[PretrainingData, PretrainingData]:
-    """What is trained on, and what is tested on; pre-training itself looks at the validation documents."""
+    """The training and the test documents; pre-training itself looks at the validation documents."""
     samples = PretrainingConfig(max_seqlen=result.recipe.max_seqlen)
     return tuple(PretrainingData(ShardSet.open(result.out / name, "train"), samples) for name in ("data", "test"))
 

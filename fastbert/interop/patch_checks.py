@@ -114,7 +114,7 @@ def _reason(module: nn.Module | None) -> type[Unservable]:
 
 
 def compiled(module: nn.Module | None) -> str | None:
-    """What is to be said of a module that ``torch.compile(module)`` put in the place of another; None of any other."""
+    """Why a module that ``torch.compile(module)`` put in the place of another cannot be served; None of any other."""
     inside = None if module is None else module._modules.get("_orig_mod")
     if inside is None:
         return None

@@ -112,7 +112,7 @@ class ElmoEncoder(nn.Module):
 
 
 class ElmoPreTrainedModel(PreTrainedModel):
-    """What the two share: configuration, first weights."""
+    """Base class of `ElmoModel` and `ElmoForPreTraining`: their configuration and first weights."""
 
     config: ElmoConfig
     config_class = ElmoConfig

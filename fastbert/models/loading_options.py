@@ -45,7 +45,7 @@ def check_saving_options(options: dict) -> None:
 
 
 def without_loading_options(options: dict) -> dict:
-    """What is left of keywords for the configuration."""
+    """The keywords that are left for the configuration."""
     for name, instead in _LOADING_REFUSED.items():
         if options.get(name):
             raise InputError(f"{name} is no option of from_pretrained here: {instead}")

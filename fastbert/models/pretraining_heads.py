@@ -111,7 +111,7 @@ class BertForPreTraining(BertHead):
 
     @property
     def next_sentence_parameters(self) -> list[nn.Parameter]:
-        """What has a gradient where there are pairs alone."""
+        """The parameters that have a gradient only where there are sentence pairs."""
         return [*self.bert.pooler.parameters(), *self.cls.seq_relationship.parameters()]
 
     def forward(

@@ -167,7 +167,7 @@ class _Prepared:
         return self._table
 
     def check(self, layout: tuple, device: torch.device) -> None:
-        """What a layout needs in device memory is there, or may be made now."""
+        """Raises BackendError where a layout's tables are not in device memory and cannot be made during a capture."""
         if layout not in self.layouts and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise BackendError("a captured step on the device must have the gradients of the step that ran before it")
 

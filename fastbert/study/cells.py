@@ -35,7 +35,7 @@ _IDLE = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finet
 
 @dataclass(frozen=True)
 class Cell:
-    """What is to be computed.
+    """A fine-tuning of a study, which is computed once and found in the cache afterwards.
 
     Args:
         row, seed: of the study.

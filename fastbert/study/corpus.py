@@ -45,7 +45,7 @@ def prepared(study: Study, cache: Path) -> Path:
 
 
 def _damage(out: Path) -> DataError | None:
-    """What is wrong with a data directory at first sight, which costs no reading of its shards."""
+    """What is wrong with a data directory, as far as that is seen without reading its shards."""
     try:
         for split in ("train", "heldout"):
             ShardSet.open(out, split)

@@ -245,7 +245,7 @@ def _against_steps(results: dict, column: str) -> list[svg.Line]:
 
 
 def _share_of(row: dict, results: dict) -> str | None:
-    """What a row is called without its share of the pre-training, where it is one of several that ``at`` made."""
+    """The name of a row without its share of the pre-training, where it is one of several that ``at`` made."""
     key = row["pretraining"]["keys"][0]
     found = _SHARE.fullmatch(row["row"])
     if found is None or len(_places(results, key)) < 2:

@@ -55,12 +55,12 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Its name for people."""
         return self.config.model if self.static is None else "word2vec"
 
     @property
     def sentence_name(self) -> str:
-        """What it is where something is wrong with it: rows share it, so it has none of theirs."""
+        """Its name in an error's sentence: rows share it, so it has none of theirs."""
         return f"the pre-training of {self.name}, seed {self.config.seed}, lr {self.config.lr:g}"
 
     @property
@@ -73,7 +73,7 @@ class Wanted:
         return self.directory / "steps" / str(step) if step < self.config.steps else Path(self.config.out) / "model"
 
     def result(self) -> dict | None:
-        """What it came to, if it is done and has all that is wanted."""
+        """Its result, if it is done and has all that is wanted; else None."""
         holds = _HOLDS if self.static is None else _STATIC
         found = keys.result_of(self.key, self.directory / "result.json", holds)
         return None if self.missing() else found

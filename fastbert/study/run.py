@@ -44,7 +44,7 @@ class Work:
 
     @property
     def missing(self) -> tuple[list[Wanted], list[Cell]]:
-        """What the cache has not."""
+        """The models and the cells that are not in the cache."""
         done = {model.key for model in self.models if model.result() is not None}
         left = {cell.key: cell for cell in self.cells if cell.result() is None}
         return [model for model in self.models if model.key not in done], list(left.values())
@@ -245,7 +245,7 @@ def with_threads(count: int) -> Iterator[None]:
 
 
 def _line(job: Wanted | Cell, result: dict) -> str:
-    """What a job came to."""
+    """The result of a job as a line."""
     seconds = result["measured"]["seconds"]
     if isinstance(job, Cell):
         value = result["metrics"][job.metric]

@@ -32,7 +32,7 @@ IDLE = {"log_every", "save_every", "keep", "resume"}
 
 @dataclass(kw_only=True)
 class TaskOptions:
-    """What some tasks can be told and others pass over."""
+    """Options that some tasks have."""
 
     doc_stride: int = 128
     """squad1, squad2: tokens between the starts of two windows over a long context."""

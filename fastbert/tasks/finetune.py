@@ -125,7 +125,7 @@ def train(
 
 
 def interrupted(stopped: Stopped, data: Data, checkpoints: FinetuneCheckpoints) -> FinetuneResult:
-    """What there is of a run that a signal has ended."""
+    """The result of a run that a signal has ended."""
     best, more = stopped.best, {"paths": [stopped.path] if launched().first else [], "interrupted": stopped.signal}
     more |= {"trials": checkpoints.progress.lines, "wall_seconds": checkpoints.wall_seconds}
     return FinetuneResult(best.history, best.record, [], data.dev.guess, **more)

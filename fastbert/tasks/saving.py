@@ -38,7 +38,7 @@ _log = logging.getLogger("fastbert")
 
 
 class StopAsked(Exception):
-    """A signal has come."""
+    """A signal asks the training to end."""
 
 
 class Stopped(Exception):

@@ -31,7 +31,7 @@ _BEST = "best."
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What is called while training.
+    """Functions that are called while training.
 
     Args:
         on_step: after each step, with the total number of steps.

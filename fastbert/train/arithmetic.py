@@ -25,7 +25,7 @@ def rounding() -> dict:
 
 
 def computed_with(world: World) -> dict:
-    """What a checkpoint says of this: `rounding`, and who shares the work, since sums depend on how they are cut."""
+    """What a checkpoint records of its arithmetic: `rounding`, and the ranks, by which sums are cut."""
     here = {**rounding(), "processor": hardware.processor_name(), "threads": torch.get_num_threads()}
     return {**here, "float32 products": torch.get_float32_matmul_precision(), "processes": world.size}
 

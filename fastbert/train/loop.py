@@ -336,7 +336,7 @@ class PretrainLoop:
         return loss
 
     def _state_of_step(self) -> dict:
-        """What the rows of a step hold besides the figures of a window."""
+        """The values of a step's rows besides the figures of a window."""
         values = {"epoch": self.batches.place[0], "loss_scale": self.engine.loss_scale}
         values |= {"memory_mib": memory_mib(self.engine.device), "skipped_steps": self.engine.skipped}
         if self.spikes is not None:

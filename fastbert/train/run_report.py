@@ -46,7 +46,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory says.
+    """A run directory's options and rows.
 
     Args:
         name: its directory's, told apart from those of other runs.
@@ -101,7 +101,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def predicted_words(configs: Sequence[PretrainConfig]) -> str:
-    """What the figures of words are of: the objective that the runs have."""
+    """The name of what the runs predict, by their objectives, as the figures' labels have it."""
     names = {"mlm": "masked-LM", "causal": "next-word"}
     return " or ".join(name for key, name in names.items() if any(c.samples.objective == key for c in configs))
 

@@ -49,7 +49,7 @@ class StepTimer:
         self._now = []
 
     def end_step(self) -> None:
-        """What comes now is another step's."""
+        """Ends a step: times from here on are another's."""
         self._steps.append(self._now)
         self._now = []
 
