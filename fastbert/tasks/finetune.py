@@ -59,8 +59,8 @@ def finetune(
         data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
         best = train(task, model, data, config, callbacks)
         best.settle(task, data.dev, model)
-        took = {"wall_seconds": time.perf_counter() - began}
-        return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
+        took = time.perf_counter() - began
+        return FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, wall_seconds=took)
     with started(out, config.resume) as start:
         now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
         # Of weights those of the first are taken, new heads may have been drawn from other seeds.
@@ -75,8 +75,8 @@ def finetune(
             except Stopped as stopped:
                 return interrupted(stopped, data, checkpoints)
             best.settle(task, data.dev, model)
-            took = {"wall_seconds": checkpoints.wall_seconds}
-            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **took)
+            took = checkpoints.wall_seconds
+            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, wall_seconds=took)
             return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
 
 
@@ -126,9 +126,16 @@ def train(
 
 def interrupted(stopped: Stopped, data: Data, checkpoints: FinetuneCheckpoints) -> FinetuneResult:
     """The result of a run that a signal has ended."""
-    best, more = stopped.best, {"paths": [stopped.path] if launched().first else [], "interrupted": stopped.signal}
-    more |= {"trials": checkpoints.progress.lines, "wall_seconds": checkpoints.wall_seconds}
-    return FinetuneResult(best.history, best.record, [], data.dev.guess, **more)
+    return FinetuneResult(
+        stopped.best.history,
+        stopped.best.record,
+        [],
+        data.dev.guess,
+        checkpoints.progress.lines,
+        paths=[stopped.path] if launched().first else [],
+        wall_seconds=checkpoints.wall_seconds,
+        interrupted=stopped.signal,
+    )
 
 
 def result_again(
@@ -140,14 +147,21 @@ def result_again(
         CheckpointError: it was of another model, recipe or data, or what it says of itself is damaged.
     """
     path = Path(out) / ENDED
-    told = read_ended(out, task.metrics[0])
-    check_same(path, told["finetune"], now)
+    ended = read_ended(out, task.metrics[0])
+    check_same(path, ended["finetune"], now)
     task.configure(config)
     task.adopt(model.config)
     dev = EvaluationSet.of(task, dev_rows[: config.limit_dev], tokenizer, config.max_seqlen)
     directory = Path(out) / "model"
-    best = Best.of(task.metrics[0], task.model(directory).state_dict(), told)
+    best = Best.of(task.metrics[0], task.model(directory).state_dict(), ended)
     best.settle(task, dev, model)
-    paths = [Path(out) / name for name in told["paths"]] if launched().first else []
-    more = {"model_dir": directory, "paths": paths, "wall_seconds": told["wall_seconds"]}
-    return FinetuneResult(best.history, best.record, best.predictions, dev.guess, told["trials"], **more)
+    return FinetuneResult(
+        best.history,
+        best.record,
+        best.predictions,
+        dev.guess,
+        ended["trials"],
+        model_dir=directory,
+        paths=[Path(out) / name for name in ended["paths"]] if launched().first else [],
+        wall_seconds=ended["wall_seconds"],
+    )

@@ -72,47 +72,58 @@ def search(
                 run, checkpoints = held.enter_context(directory)
                 progress = checkpoints.progress
                 run.write_trials(progress.lines)
-            trainings = _Trainings(task, data, run, checkpoints, progress, callbacks)
+            trainings = _Trainings(task, data, model, run, checkpoints, progress, callbacks)
             try:
                 with contextlib.nullcontext() if checkpoints is None else checkpoints:
-                    for number, config in enumerate(configs[progress.trial - 1 :], progress.trial):
-                        if number > 1:
-                            torch.manual_seed(config.seed)
-                            with warnings_held():  # what the directory lacks was said with the first model
-                                model = load()
-                        line = trainings.make(model, config, steps[number - 1])
-                        if on_trial is not None:
-                            on_trial(line)
+                    trainings.make_all(load, configs, steps, on_trial)
             except Stopped as stopped:
-                return interrupted(stopped, data, checkpoints), model
-            best, trials = progress.winner, progress.lines
-            if best is None:
-                raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
-            best.settle(task, data.dev, model)
-            took = {"wall_seconds": time.perf_counter() - start.at if checkpoints is None else checkpoints.wall_seconds}
-            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, trials, **took)
+                return interrupted(stopped, data, checkpoints), trainings.model
+            result = trainings.result(start)
             if run is not None:
                 best_config = configs[progress.winner_trial - 1]
-                result = run.finish(task, result, model, tokenizer, data.dev.rows, best_config)
-            return result, model
+                result = run.finish(task, result, trainings.model, tokenizer, data.dev.rows, best_config)
+            return result, trainings.model
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Trainings:
-    """Makes one training after the other; the arguments are what they share."""
+    """Makes one training after the other.
+
+    Args:
+        model: of the training that is next, or at work.
+    """
 
     task: Task
     data: Data
+    model: torch.nn.Module
     run: FinetuneRun | None
     checkpoints: FinetuneCheckpoints | None
     progress: Progress
     callbacks: Callbacks
 
-    def make(self, model: torch.nn.Module, config: FinetuneConfig, steps: int) -> dict:
+    def make_all(
+        self,
+        load: Callable[[], torch.nn.Module],
+        configs: Sequence[FinetuneConfig],
+        steps: Sequence[int],
+        on_trial: Callable[[dict], Any] | None,
+    ) -> None:
+        """The trainings that are left; arguments as in `search`, ``steps`` of every recipe. Raises Stopped."""
+        first = self.progress.trial
+        for number, config in enumerate(configs[first - 1 :], first):
+            if number > 1:
+                torch.manual_seed(config.seed)
+                with warnings_held():  # what the directory lacks was said with the first model
+                    self.model = load()
+            line = self.make(config, steps[number - 1])
+            if on_trial is not None:
+                on_trial(line)
+
+    def make(self, config: FinetuneConfig, steps: int) -> dict:
         """The next training, of so many steps; returns its line, which says why where it diverged: the others can do
         without it. Raises Stopped."""
         progress = self.progress
-        training = Training(self.task, model, self.data, config, self.callbacks, self.checkpoints)
+        training = Training(self.task, self.model, self.data, config, self.callbacks, self.checkpoints)
         if self.checkpoints is not None:
             self.checkpoints.restore(training)
         try:
@@ -133,6 +144,15 @@ class _Trainings:
             self.run.write_trials(progress.lines)
             self.checkpoints.after_training()
         return line
+
+    def result(self, start: Start) -> FinetuneResult:
+        """The result of the best training, whose weights the model gets. Raises FastbertError if all have diverged."""
+        best, trials, dev = self.progress.winner, self.progress.lines, self.data.dev
+        if best is None:
+            raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
+        best.settle(self.task, dev, self.model)
+        took = time.perf_counter() - start.at if self.checkpoints is None else self.checkpoints.wall_seconds
+        return FinetuneResult(best.history, best.record, best.predictions, dev.guess, trials, wall_seconds=took)
 
 
 def trials_table(trials: Sequence[dict], metrics: Sequence[str]) -> list[tuple]:
