@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import ops, rng
 from ..errors import InputError
 from ..models.inputs import Tokens, open_packed, open_padded
-from ..modules.encoder import IDLE
+from ..modules.encoder import IGNORED
 from ..modules.layout import PaddedLayout, additive_mask, keys_kept, with_first_column
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
@@ -29,7 +29,7 @@ _SERVED = (
 )
 # Arguments of decoders and of trainers that say nothing to an encoder, and what a model of sentence-transformers leaves
 # among its features, which a loss encodes twice, or a teacher scores before the student does.
-_IDLE = (*IDLE, "token_embeddings", "sentence_embedding", "all_layer_embeddings", "scores")
+_IGNORED = (*IGNORED, "token_embeddings", "sentence_embedding", "all_layer_embeddings", "scores")
 
 
 class Pass:
@@ -166,8 +166,8 @@ def _check_call(config: Any, given: dict[str, Any]) -> None:
     if own is not None:
         raise Unservable(f"the attention named {own} is of someone's own")
     for name, value in given.items():
-        idle = value is None or value is False or name in _IDLE
-        if name in _SERVED or idle or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
+        ignored = value is None or value is False or name in _IGNORED
+        if name in _SERVED or ignored or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
             continue
         raise Unservable(f"the argument {name} was given")
     for name in ("is_decoder", "add_cross_attention"):  # `patch` has looked, but both may be set later

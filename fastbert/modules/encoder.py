@@ -21,8 +21,8 @@ from .quantized_linear import check_trainable
 from .stack import run_stack
 
 # What transformers' models and trainers hand on and an encoder does not need.
-IDLE = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx")
-_IDLE_HERE = (*IDLE, "position_ids", "cu_seq_lens_k", "max_length_k")  # positions are in the embeddings
+IGNORED = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx")
+_UNREAD = (*IGNORED, "position_ids", "cu_seq_lens_k", "max_length_k")  # positions are in the embeddings
 
 
 def refuse(**arguments) -> None:
@@ -183,7 +183,7 @@ class BertEncoder(nn.Module):
         """
         if layout is not None:
             return self.run(hidden_states, layout, dropout_key, output_hidden_states, rows, show)
-        unknown = [name for name, value in more.items() if not (value is None or value is False or name in _IDLE_HERE)]
+        unknown = [name for name, value in more.items() if not (value is None or value is False or name in _UNREAD)]
         if unknown:  # a mask under another library's name would be left unread
             raise InputError(f"unknown argument of the encoder: {', '.join(sorted(unknown))}")
         refuse(

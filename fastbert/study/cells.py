@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import hardware
 from ..errors import InputError
-from ..tasks.config import IDLE
+from ..tasks.config import NEUTRAL
 from ..tasks.files import write_json
 from . import keys, locks, pretrained
 from .definition import RowSpec, Study, TaskSpec, named
@@ -29,8 +29,8 @@ def _is_guess(value: object) -> bool:
 
 
 _HOLDS = {"guess": _is_guess, "rows": _are_rows, "tokens": keys.is_finite}
-# What of a task changes no figure.
-_IDLE = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
+# Fields of a task that a cell's key leaves out: they change no figure, or the key has what they stand for.
+_NOT_IN_KEY = ("column", "metric", "paper", "train", "dev", "finetune", "feature_finetune")
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def cell(study: Study, row: RowSpec, column: TaskSpec, seed: int, model: Wanted,
     """The cell of a row and a column. Raises InputError where a file is missing."""
     task = study.task_of(row, column)
     train, dev = study.file(task.train), None if task.dev is None else study.file(task.dev)
-    determines = {name: value for name, value in dataclasses.asdict(task).items() if name not in _IDLE}
+    determines = {name: value for name, value in dataclasses.asdict(task).items() if name not in _NOT_IN_KEY}
     determines |= {
         "model": model.key,
         "step": step if step < model.config.steps else "end",
-        "recipe": {name: value for name, value in dataclasses.asdict(task.config(seed)).items() if name not in IDLE},
+        "recipe": {name: value for name, value in dataclasses.asdict(task.config(seed)).items() if name not in NEUTRAL},
         "files": [keys.file_digest(path) for path in (train, dev) if path is not None],
         **keys.arithmetic(),
     }

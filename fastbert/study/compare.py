@@ -74,7 +74,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Use:
+class ModelUse:
     """Where a row's figure in a column comes from.
 
     Args:
@@ -110,7 +110,7 @@ def _pair(column: str, figures: dict[str, Figure], first: str, second: str, pape
 
 
 def reason(
-    pair: Pair, figures: dict[str, Figure], margins: dict[str, float], uses: Mapping[str, Use] | None = None
+    pair: Pair, figures: dict[str, Figure], margins: dict[str, float], uses: Mapping[str, ModelUse] | None = None
 ) -> str:
     """The likely reason why two rows are not in the paper's order: the first of these checks that holds.
 
@@ -150,15 +150,15 @@ def reason(
     )
 
 
-def _used_apart(pair: Pair, figures: dict[str, Figure], uses: Mapping[str, Use]) -> str | None:
+def _used_apart(pair: Pair, figures: dict[str, Figure], uses: Mapping[str, ModelUse]) -> str | None:
     """Whether one of two models is fine-tuned and the other frozen, and what a row says that has them used alike; None
     where they are, or where that is the very question."""
     first, second = uses.get(pair.first), uses.get(pair.second)
     if first is None or second is None or first.frozen == second.frozen or first.pretrained == second.pretrained:
         return None
     said = f"they are used in different ways: {pair.first} {first}, {pair.second} {second}"
-    as_second = _row_of(Use(first.pretrained, second.frozen), uses)
-    as_first = _row_of(Use(second.pretrained, first.frozen), uses)
+    as_second = _row_of(ModelUse(first.pretrained, second.frozen), uses)
+    as_first = _row_of(ModelUse(second.pretrained, first.frozen), uses)
     if as_second is None and as_first is None:
         return f"{said}; no row shows them used alike"
     both = (pair.first, as_first) if as_second is None else (as_second, pair.second)
@@ -171,7 +171,7 @@ def _used_apart(pair: Pair, figures: dict[str, Figure], uses: Mapping[str, Use])
     return f"{said}, so that is not all of it: it is a result of this scale"
 
 
-def _row_of(use: Use, uses: Mapping[str, Use]) -> str | None:
+def _row_of(use: ModelUse, uses: Mapping[str, ModelUse]) -> str | None:
     return next((row for row, own in uses.items() if own == use), None)
 
 

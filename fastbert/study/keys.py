@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..files import sha256
-from ..train.config import IDLE, PretrainConfig
+from ..train.config import NEUTRAL, PretrainConfig
 
 MATHS = 3
 """Raised by whoever changes what a given recipe comes to (kernels that round otherwise, data, losses, optimisers): what
@@ -101,7 +101,7 @@ def fits(value: object, holds: dict | list | type | tuple[type, ...] | Callable[
 
 def of_pretraining(config: PretrainConfig, manifest: Path) -> str:
     """The hash of a pre-training: its options, its data, its arithmetic."""
-    options = {name: value for name, value in dataclasses.asdict(config).items() if name not in IDLE}
+    options = {name: value for name, value in dataclasses.asdict(config).items() if name not in NEUTRAL}
     if os.path.isdir(config.model):
         files = sorted(path for path in Path(config.model).rglob("*") if path.is_file())
         options["model"] = [file_digest(path) for path in files]

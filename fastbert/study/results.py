@@ -167,13 +167,13 @@ def _figure(figure: Figure) -> dict:
     return {**dataclasses.asdict(figure), "mean": figure.mean, "sd": figure.sd}
 
 
-def _uses(study: Study, column: str, pretraining: dict) -> dict[str, compare.Use]:
+def _uses(study: Study, column: str, pretraining: dict) -> dict[str, compare.ModelUse]:
     """How each row's model is used in a column; nothing for one that is no task."""
     task = next((task for task in study.tasks if task.column == column), None)
     if task is None:
         return {}
     return {
-        row.name: compare.Use(
+        row.name: compare.ModelUse(
             f"{pretraining[row.name]['keys'][0]} at {row.at}", study.task_of(row, task).features is not None
         )
         for row in study.rows

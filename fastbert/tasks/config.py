@@ -27,7 +27,7 @@ _MOST = 100_000
 """Epochs or trainings: more than anybody makes. They are planned one by one, so that far more would never begin."""
 
 # Options that change no figure: how often things are told and written.
-IDLE = {"log_every", "save_every", "keep", "resume"}
+NEUTRAL = {"log_every", "save_every", "keep", "resume"}
 
 
 @dataclass(kw_only=True)

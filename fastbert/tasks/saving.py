@@ -25,7 +25,7 @@ from ..errors import CheckpointError
 from ..signals import StopRequest
 from ..train import arithmetic, checkpoint
 from .base import Row, Task
-from .config import IDLE, FinetuneConfig
+from .config import NEUTRAL, FinetuneConfig
 from .runs import CHECKPOINTS, Start
 from .training import Best, Training
 from .world import launched
@@ -85,7 +85,7 @@ def identity(
         model: as it is before the training.
         configs: the recipe of every training.
     """
-    recipes = [{k: v for k, v in dataclasses.asdict(config).items() if k not in IDLE} for config in configs]
+    recipes = [{k: v for k, v in dataclasses.asdict(config).items() if k not in NEUTRAL} for config in configs]
     found: dict[str, Any] = {"task": task.name, "number of trainings": len(recipes)}
     for number, recipe in enumerate(recipes, 1):
         of_which = f" of training {number}" if len(recipes) > 1 else ""

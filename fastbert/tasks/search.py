@@ -22,7 +22,7 @@ from .predict import NotFiniteError
 from .results import FinetuneResult
 from .runs import FinetuneRun, Start, started, warnings_held
 from .saving import FinetuneCheckpoints, Progress, Stopped, identity
-from .training import Callbacks, Data, Training, plan, prepare
+from .training import Callbacks, Data, Training, epoch_batches, prepare
 
 RECIPE = ("batch_size", "lr", "epochs", "seed")
 """What the trials of a search differ in, as their table shows it."""
@@ -63,7 +63,7 @@ def search(
         if start.ended:
             return result_again(task, model, tokenizer, dev_rows, configs[0], out, now), model
         data = prepare(task, model, tokenizer, train_rows, dev_rows, configs[0])
-        steps = [sum(map(len, plan(data.train, config))) for config in configs]
+        steps = [sum(map(len, epoch_batches(data.train, config))) for config in configs]
         callbacks = _with_total(callbacks or Callbacks(), sum(steps))
         with contextlib.ExitStack() as held:
             run, checkpoints, progress = None, None, Progress()

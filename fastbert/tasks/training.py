@@ -104,14 +104,14 @@ def prepare(
         got = f"{len(examples)} training and {len(dev.examples)} dev examples"
         raise InputError(f"task {task.name}: expected rows to train and to evaluate on, got {got}")
     if config.token_budget is not None:  # a sequence may have no room in it
-        plan(examples, replace(config, epochs=1))
+        epoch_batches(examples, replace(config, epochs=1))
     early = dev
     if len(dev_rows) > EARLY_ROWS:
         early = EvaluationSet.of(task, evenly(dev_rows, EARLY_ROWS), tokenizer, config.max_seqlen)
     return Data(examples, dev, early)
 
 
-def plan(examples: Sequence[Example], config: FinetuneConfig) -> list[list]:
+def epoch_batches(examples: Sequence[Example], config: FinetuneConfig) -> list[list]:
     """The batches of every epoch, as example numbers."""
     lengths = [e.num_tokens for e in examples]
     sizes = {"batch_size": config.batch_size, "token_budget": config.token_budget}
@@ -153,7 +153,7 @@ class Training:
         checkpoints: FinetuneCheckpoints | None = None,
     ):
         self.task, self.model, self.data = task, model, data
-        self.epochs = plan(data.train, config)
+        self.epochs = epoch_batches(data.train, config)
         self.stepper = Stepper(model, task, data.train, config, sum(map(len, self.epochs)))
         self.best = Best(task.metrics[0])
         self._callbacks, self._checkpoints = callbacks or Callbacks(), checkpoints

@@ -16,7 +16,7 @@ from .deepspeed_options import DeepSpeedOptions
 from .phase_options import MOST, MOST_MICRO_BATCHES, Phase, check_phases
 
 # Options that change no figure: where things are, and how often they are written and told.
-IDLE = {
+NEUTRAL = {
     "data", "cache", "cache_gb", "verify_data", "out", "save_every", "keep", "async_save", "save_errors", "log_every",
     "stall_minutes", "wandb", "num_workers", "resume",
 }  # fmt: skip

@@ -16,7 +16,7 @@ from ..data.shards import ShardSet
 from ..errors import CheckpointError, DataError, InputError
 from ..files import check_run_name, write_whole
 from . import arithmetic, checkpoint, distributed, phases
-from .config import IDLE, PretrainConfig
+from .config import NEUTRAL, PretrainConfig
 from .console import Console
 from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
@@ -154,7 +154,7 @@ def _started_with(config: PretrainConfig, shards: ShardSet, deepspeed: dict | No
     """What has to be the same in every process of a run. Data may lie under another name on another machine."""
     from .. import __version__
 
-    options = {name: value for name, value in config.options().items() if name not in IDLE | {"deepspeed"}}
+    options = {name: value for name, value in config.options().items() if name not in NEUTRAL | {"deepspeed"}}
     every = {"save_every": config.save_every, "log_every": config.log_every}  # both need all ranks
     return options | every | {"data": shards.manifest.digest(), "DeepSpeed": deepspeed, "fastbert": __version__}
 
@@ -166,7 +166,7 @@ def _other_options(config: PretrainConfig, path: Path) -> list[str]:
         before, now = PretrainConfig.from_yaml(path).options(), config.options()
     except InputError:  # none there, or of another version
         return []
-    return arithmetic.differing(before, {name: value for name, value in now.items() if name not in IDLE})
+    return arithmetic.differing(before, {name: value for name, value in now.items() if name not in NEUTRAL})
 
 
 def _go_back(loop: PretrainLoop) -> None:

@@ -128,16 +128,16 @@ APART = {"a": Figure((59, 60, 61), 80, 20), "b": Figure((69, 70, 71), 70, 20)}
     ],
 )
 def test_models_that_are_used_in_different_ways(third, said):
-    uses = {"a": compare.Use("A", False), "b": compare.Use("B", True)}
+    uses = {"a": compare.ModelUse("A", False), "b": compare.ModelUse("B", True)}
     figures = dict(APART)
     if third:
-        figures["c"], uses["c"] = Figure(third), compare.Use("A", True)
+        figures["c"], uses["c"] = Figure(third), compare.ModelUse("A", True)
     assert said in compare.reason(one_pair(APART["a"], APART["b"]), figures, CLEAR, uses)
 
 
 @pytest.mark.parametrize("uses", [{"a": ("A", True), "b": ("B", True)}, {"a": ("A", False), "b": ("A", True)}])
 def test_models_that_are_used_alike_or_to_see_what_use_does(uses):
-    uses = {row: compare.Use(*values) for row, values in uses.items()}
+    uses = {row: compare.ModelUse(*values) for row, values in uses.items()}
     assert "none of the checks" in compare.reason(one_pair(APART["a"], APART["b"]), APART, CLEAR, uses)
 
 
