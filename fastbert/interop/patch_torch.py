@@ -60,26 +60,31 @@ def check_parts(encoder: nn.TransformerEncoder) -> None:
     if encoder.norm is not None and not _is_norm(encoder.norm):
         raise InputError(f"expected a LayerNorm or None as norm, got {type(encoder.norm).__name__}")
     for layer in encoder.layers:
-        wanted = nn.TransformerEncoderLayer
-        if not isinstance(layer, wanted) or any(getattr(type(layer), n) is not getattr(wanted, n) for n in _BLOCKS):
-            raise InputError(f"expected layers of torch's TransformerEncoderLayer, got {type(layer).__name__}")
-        attention = layer.self_attn
-        if type(attention) is not nn.MultiheadAttention:
-            raise InputError(f"expected attention by torch's MultiheadAttention, got {type(attention).__name__}")
-        if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
-            raise InputError("expected attention with one in_proj_weight, no bias_k and no add_zero_attn")
-        if type(attention.out_proj) not in (NonDynamicallyQuantizableLinear, nn.Linear):
-            raise InputError(f"expected a plain out_proj, got {type(attention.out_proj).__name__}")
-        for dense in (layer.linear1, layer.linear2):
-            # A parametrised one has a class of its own and the forward of this one.
-            if not isinstance(dense, nn.Linear) or type(dense).forward is not nn.Linear.forward:
-                raise InputError(f"expected plain dense layers, got {type(dense).__name__}")
-        for norm in (layer.norm1, layer.norm2):
-            if not _is_norm(norm):
-                raise InputError(f"expected LayerNorms with weights, got {norm}")
-        if _activation(layer.activation) is None:
-            name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
-            raise InputError(f"expected relu or gelu as activation, got {name}")
+        _check_layer(layer)
+
+
+def _check_layer(layer: nn.Module) -> None:
+    """`check_parts` of one layer."""
+    wanted = nn.TransformerEncoderLayer
+    if not isinstance(layer, wanted) or any(getattr(type(layer), n) is not getattr(wanted, n) for n in _BLOCKS):
+        raise InputError(f"expected layers of torch's TransformerEncoderLayer, got {type(layer).__name__}")
+    attention = layer.self_attn
+    if type(attention) is not nn.MultiheadAttention:
+        raise InputError(f"expected attention by torch's MultiheadAttention, got {type(attention).__name__}")
+    if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
+        raise InputError("expected attention with one in_proj_weight, no bias_k and no add_zero_attn")
+    if type(attention.out_proj) not in (NonDynamicallyQuantizableLinear, nn.Linear):
+        raise InputError(f"expected a plain out_proj, got {type(attention.out_proj).__name__}")
+    for dense in (layer.linear1, layer.linear2):
+        # A parametrised one has a class of its own and the forward of this one.
+        if not isinstance(dense, nn.Linear) or type(dense).forward is not nn.Linear.forward:
+            raise InputError(f"expected plain dense layers, got {type(dense).__name__}")
+    for norm in (layer.norm1, layer.norm2):
+        if not _is_norm(norm):
+            raise InputError(f"expected LayerNorms with weights, got {norm}")
+    if _activation(layer.activation) is None:
+        name = getattr(layer.activation, "__name__", type(layer.activation).__name__)
+        raise InputError(f"expected relu or gelu as activation, got {name}")
 
 
 def _is_norm(module: nn.Module) -> bool:

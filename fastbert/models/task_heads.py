@@ -167,23 +167,10 @@ class BertForMultipleChoice(BertHead):
                 that has fewer.
         """
         if isinstance(input_ids, PackedBatch):
-            if num_choices is None:
-                raise InputError("a packed batch of choices needs num_choices, got none")
-            if num_choices < 1 or input_ids.num_sequences % num_choices:
-                raise InputError(
-                    f"a packed batch must hold num_choices = {num_choices} sequences for each question, got "
-                    f"{input_ids.num_sequences} sequences"
-                )
+            self._check_packed(input_ids, num_choices)
         else:
             embeds = options.get("inputs_embeds")
-            check_tensors(input_ids=input_ids, inputs_embeds=embeds)
-            given = input_ids if input_ids is not None else embeds
-            if given is None:
-                raise InputError("expected either input_ids or inputs_embeds, got neither")
-            shape = given.shape
-            if len(shape) != (3 if input_ids is not None else 4):
-                raise InputError(f"input_ids must be (B, C, S) for multiple choice, got {tuple(shape)}")
-            num_choices = shape[1]
+            num_choices = self._choices_of(input_ids, embeds)
             input_ids, attention_mask, token_type_ids, position_ids = (
                 None if x is None else x.flatten(0, 1)
                 for x in (input_ids, attention_mask, token_type_ids, position_ids)
@@ -200,6 +187,27 @@ class BertForMultipleChoice(BertHead):
             loss = ops.cross_entropy(logits, labels)
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
         return as_asked(output, return_dict, self.config)
+
+    @staticmethod
+    def _check_packed(batch: PackedBatch, num_choices: int | None) -> None:
+        if num_choices is None:
+            raise InputError("a packed batch of choices needs num_choices, got none")
+        if num_choices < 1 or batch.num_sequences % num_choices:
+            raise InputError(
+                f"a packed batch must hold num_choices = {num_choices} sequences for each question, got "
+                f"{batch.num_sequences} sequences"
+            )
+
+    @staticmethod
+    def _choices_of(input_ids: Tensor | None, embeds: Tensor | None) -> int:
+        """C of ids (B, C, S) or embeddings (B, C, S, H)."""
+        check_tensors(input_ids=input_ids, inputs_embeds=embeds)
+        given = input_ids if input_ids is not None else embeds
+        if given is None:
+            raise InputError("expected either input_ids or inputs_embeds, got neither")
+        if given.dim() != (3 if input_ids is not None else 4):
+            raise InputError(f"input_ids must be (B, C, S) for multiple choice, got {tuple(given.shape)}")
+        return given.shape[1]
 
 
 class BertForTokenClassification(BertHead):

@@ -76,17 +76,16 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
     wanted = [work.model_of[row.name, seed] for seed in study.seeds]
     config = wanted[0].config
     step = step_at(config, row.at)
-    points = [f["heldout"] if step == config.steps else _point(f["curve"], step) for f in found]
-    next_sentence = [point["nsp_acc"] for point in points if "nsp_acc" in point]
+    heldout = [f["heldout"] if step == config.steps else _point(f["curve"], step) for f in found]
     words = predicts_words(config)
-    points = [point for point in points if point and words]  # static vectors have no loss
-    for point in points:
-        if not math.isfinite(point["mlm_loss"]):
-            raise InputError(
-                f"row {row.name!r}: expected a finite held-out loss after step {step}, got {point['mlm_loss']}: its "
-                "pre-training has diverged, and another lr may help"
-            )
+    points = [point for point in heldout if point and words]  # static vectors have no loss
     losses = [point["mlm_loss"] for point in points]
+    for loss in losses:
+        if not math.isfinite(loss):
+            raise InputError(
+                f"row {row.name!r}: expected a finite held-out loss after step {step}, got {loss}: its pre-training "
+                "has diverged, and another lr may help"
+            )
     entropies = [point["unigram_entropy"] for point in points]
     return {
         "model": wanted[0].name,
@@ -98,7 +97,7 @@ def _pretraining(study: Study, row: RowSpec, work: Work, models: dict) -> dict:
         "unigram_entropies": entropies,
         "margins": [entropy - loss for entropy, loss in zip(entropies, losses, strict=True)],
         "accuracies": [point["mlm_acc"] for point in points],
-        "next_sentence": next_sentence,
+        "next_sentence": [point["nsp_acc"] for point in heldout if "nsp_acc" in point],
         "curve": [_strict(point) for point in found[0]["curve"] if words],
         "keys": [f["key"] for f in found],
         "weights": [digest_at(model, f, step) for model, f in zip(wanted, found, strict=True)],

@@ -90,18 +90,8 @@ def of_run(config: PretrainConfig, total_steps: int | None) -> list[RunPhase]:
         total_steps: None where the clock alone bounds the run.
     """
     phases = config.phases or (Phase(share=1.0),)
-    sizes = [phase.steps if phase.share is None else phase.share for phase in phases]
-    ends = [sum(sizes[: i + 1]) / sum(sizes) for i in range(len(sizes))]
-    if total_steps is not None:
-        # Whole steps, at least one for each, divided as progress is, so that a border is met exactly.
-        rest = range(len(ends) - 1, -1, -1)
-        counts = [
-            min(max(round(end * total_steps), len(ends) - n), total_steps - n)
-            for end, n in zip(ends, rest, strict=True)
-        ]
-        ends = [count / total_steps for count in counts]
     found, begin = [], 0.0
-    for index, (phase, end) in enumerate(zip(phases, ends, strict=True)):
+    for index, (phase, end) in enumerate(zip(phases, _ends(phases, total_steps), strict=True)):
         samples = {name: getattr(phase, name) for name in ("max_seqlen", "max_predictions")}
         by_batch = phase.batch_sequences is not None or phase.batch_tokens is not None
         found.append(
@@ -122,6 +112,20 @@ def of_run(config: PretrainConfig, total_steps: int | None) -> list[RunPhase]:
         )
         begin = end
     return found
+
+
+def _ends(phases: Sequence[Phase], total_steps: int | None) -> list[float]:
+    """The share of the run at which each phase ends."""
+    sizes = [phase.steps if phase.share is None else phase.share for phase in phases]
+    ends = [sum(sizes[: i + 1]) / sum(sizes) for i in range(len(sizes))]
+    if total_steps is None:
+        return ends
+    # Whole steps, at least one for each, divided as progress is, so that a border is met exactly.
+    rest = range(len(ends) - 1, -1, -1)
+    counts = [
+        min(max(round(end * total_steps), len(ends) - n), total_steps - n) for end, n in zip(ends, rest, strict=True)
+    ]
+    return [count / total_steps for count in counts]
 
 
 def total_steps(config: PretrainConfig) -> int | None:
