@@ -257,8 +257,8 @@ class CallerShape:
         return x if self.keep is None else x.masked_fill(~self._kept(x), 0.0)
 
     def show(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A hidden state (T, H) as the caller gets it, and the tokens (T, H) to go on with: those that he gets, so that
-        their gradients are the state's."""
+        """A hidden state (T, H) as the caller gets it, and the tokens (T, H) to go on with: those that the caller
+        gets, so that their gradients are the state's."""
         shown = self.unpack(x)
         return shown, self.tokens_of(shown, x) if x.requires_grad else x
 
@@ -267,7 +267,7 @@ class CallerShape:
         if self.packing is None:
             return shown[0] if self.row else shown
         tokens = self.packing.pack(shown)
-        if self.keep is not None:  # of a masked token he gets zeros, and what comes next reads it all the same
+        if self.keep is not None:  # a masked token's state is shown as zeros, and what comes next reads it all the same
             tokens = torch.where(self._kept(shown).flatten(0, 1), tokens, x)
         return tokens
 

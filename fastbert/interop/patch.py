@@ -29,7 +29,7 @@ from . import patch_torch
 from .patch_checks import OwnPart, Unservable
 from .patch_families import Family, family_of
 from .patch_pass import PADS_KEY, Pass
-from .patch_view import forget, heard, our_config, view_for
+from .patch_view import check_hooks, forget, our_config, view_for
 
 _log = logging.getLogger("fastbert")
 
@@ -268,7 +268,7 @@ def _run_torch(encoder: nn.Module, args: tuple, kwargs: dict) -> Callable:
         patch_torch.check_parts(encoder)
     except InputError as error:
         raise Unservable(str(error)) from error
-    heard(patch_torch.parts_of(encoder))
+    check_hooks(patch_torch.parts_of(encoder))
     return lambda: patch_torch.encode(encoder, *args, **kwargs)
 
 

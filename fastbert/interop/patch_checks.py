@@ -23,7 +23,7 @@ class Unservable(Exception):
 
 
 class OwnPart(Unservable):
-    """The reason is a module of the caller's own, whose tokens only he knows: transformers' code is right with it."""
+    """The reason is a module of the caller's own, which alone knows its tokens: transformers' code is right with it."""
 
 
 def approximation(activation: nn.Module) -> str | None:

@@ -1,7 +1,7 @@
 """A transformers encoder seen as ours: our modules around the very dense layers, norms and tables that it holds.
 
-A view owns no weight: it borrows the leaf modules, so optimisers, devices and dtypes stay the caller's affair. What he
-changes later (an adapter in place of a dense layer, a hook, a resized table) is noticed at the next forward pass.
+A view owns no weight: it borrows the leaf modules, so optimisers, devices and dtypes stay the caller's affair. Later
+changes (an adapter in place of a dense layer, a hook, a resized table) are noticed at the next forward pass.
 """
 
 from __future__ import annotations
@@ -239,10 +239,10 @@ def _with_inside(module: nn.Module | None) -> list[nn.Module | None]:
     return [module] if module is None or not module._modules else list(module.modules())
 
 
-def heard(parts: list[nn.Module | None]) -> None:
-    """Raises Unservable where someone listens to a module inside, or gave it, or its class, a forward of its own.
+def check_hooks(parts: list[nn.Module | None]) -> None:
+    """Raises Unservable for a hook on a module inside, or a forward put in the place of its own or of its class's.
 
-    He expects (B, S, ...) tensors, of modules that a packed pass never calls.
+    Both expect (B, S, ...) tensors, and a packed pass does not call all modules.
     """
     if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
@@ -275,12 +275,12 @@ def view_of(model: nn.Module, family: Family) -> View:
         Unservable: it must be computed by its own code.
     """
     parts = parts_of(model, family)
-    heard(parts)
+    check_hooks(parts)
     return _view(model, family, parts)
 
 
 def view_for(model: nn.Module, family: Family) -> View:
-    """`view_of`, also where somebody listens to a module inside: he may be gone at a later pass."""
+    """`view_of`, also where there are hooks on modules inside: they may be gone at a later pass."""
     return _view(model, family, parts_of(model, family))
 
 

@@ -1,6 +1,6 @@
 """Layers that are computed again in the backward pass, as they were computed the first time.
 
-By then the caller has left his `backend` or `batch_invariant` block, and other ops keep other tensors: torch refuses
+By then the caller has left the `backend` or `batch_invariant` block, and other ops keep other tensors: torch refuses
 what does not keep the same. It may also be another thread, which has none of these choices.
 """
 

@@ -69,7 +69,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
 
     Parameters in bfloat16 or float16 get a float32 copy, ``master``, which is what is updated: small updates would be
     lost in the rounding of the narrow type. Where somebody else writes to a parameter between two steps (loaded
-    weights, a mask), the next step goes on from what he wrote; writes through ``.data``, which torch does not count,
+    weights, a mask), the next step goes on from what was written; writes through ``.data``, which torch does not count,
     are not seen.
     """
 
