@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
@@ -12,7 +13,7 @@ from ..data.truncation import side_of
 from ..errors import InputError
 from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
-from .encoding import encode_texts
+from .encoding import Encoded, encode_texts
 from .files import check_text, shorten
 
 
@@ -53,20 +54,29 @@ def fill_mask(
         most = model.config.vocab_size
         raise InputError(f"top_k must be between 1 and the size of the vocabulary, {most}, got {top_k}")
     limit = model.config.max_position_embeddings
-    try:
-        check_text(text)  # a command line in another encoding
-    except ValueError as error:
-        raise InputError(f"expected a text in UTF-8, got {error}") from None
-    encoding = encode_texts([(text,)], tokenizer, limit if truncate else None)[0]
-    ids = encoding.ids
-    if len(ids) > limit:
-        raise InputError(f"the text has {len(ids)} tokens, the model takes at most {limit} unless told to truncate")
-    positions = [index for index, token in enumerate(ids) if token == mask_id]
+    encoding = _encoded(text, tokenizer, limit, truncate)
+    positions = [index for index, token in enumerate(encoding.ids) if token == mask_id]
     if not positions:
         kept = "last" if side_of(tokenizer) == "left" else "first"
         where = f"the {kept} {limit} tokens of the text" if encoding.truncated else "the text"
         raise InputError(f"expected at least one {mask} in {where}, got {shorten(repr(text))}")
-    probabilities = _probabilities(model, ids, positions)
+    return _best(tokenizer, _probabilities(model, encoding.ids, positions), top_k)
+
+
+def _encoded(text: str, tokenizer: Tokenizer, limit: int, truncate: bool) -> Encoded:
+    try:
+        check_text(text)  # a command line in another encoding
+    except ValueError as error:
+        raise InputError(f"expected a text in UTF-8, got {error}") from None
+    [encoding] = encode_texts([(text,)], tokenizer, limit if truncate else None)
+    count = len(encoding.ids)
+    if count > limit:
+        raise InputError(f"the text has {count} tokens, the model takes at most {limit} unless told to truncate")
+    return encoding
+
+
+def _best(tokenizer: Tokenizer, probabilities: torch.Tensor, top_k: int) -> list[list[Candidate]]:
+    """The ``top_k`` most likely candidates of every row of (N, V), or all where there are fewer tokens."""
     count = top_k
     while True:
         values, best = probabilities.topk(count)
@@ -77,12 +87,13 @@ def fill_mask(
 
 
 def _candidates(tokenizer: Tokenizer, ids: list[int], probabilities: list[float]) -> list[Candidate]:
+    """Those of the ids that have a token: rows that pad the vocabulary have none."""
     named = ((tokenizer.id_to_token(i), i, p) for i, p in zip(ids, probabilities, strict=True))
     return [Candidate(token, i, p) for token, i, p in named if token is not None]
 
 
 @torch.inference_mode()
-def _probabilities(model: torch.nn.Module, ids: list[int], positions: list[int]) -> torch.Tensor:
+def _probabilities(model: torch.nn.Module, ids: np.ndarray, positions: list[int]) -> torch.Tensor:
     """The probability of every id of the vocabulary at the N positions, (N, V)."""
     device = next(model.parameters()).device
     # The model computes logits only where a label asks for them; which label does not matter to the logits.
