@@ -163,20 +163,20 @@ def check_run_name(directory: str | os.PathLike) -> None:
         raise InputError(f"expected a run directory with a name in UTF-8, got {os.fspath(directory)!r:.200}") from None
 
 
-def not_downloaded(path: str | os.PathLike) -> str:
+def download_hint(path: str | os.PathLike) -> str:
     """The end of an error's sentence where the model named is not on this machine: a hub's name, most likely."""
     if Path(path).exists():
         return ""
     return "; models are not downloaded: `hf download NAME --local-dir DIR` fetches one from the hub, then give DIR"
 
 
-def of_run(directory: str | os.PathLike) -> str:
+def run_hint(directory: str | os.PathLike) -> str:
     """The end of an error's sentence where a run's directory was named in place of its model's."""
     model = Path(directory) / "model"
     return f"; the model of this run is {model}" if (model / "config.json").is_file() else ""
 
 
-def of_adapter(directory: str | os.PathLike) -> str:
+def adapter_hint(directory: str | os.PathLike) -> str:
     """The end of an error's sentence where a directory holds a PEFT adapter, weights that belong to another model."""
     if not (Path(directory) / "adapter_config.json").is_file():
         return ""

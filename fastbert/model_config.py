@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from .errors import InputError
-from .files import not_downloaded, of_adapter, of_run, read_json, write_whole
+from .files import adapter_hint, download_hint, read_json, run_hint, write_whole
 
 _log = logging.getLogger("fastbert")
 
@@ -47,7 +47,7 @@ def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str,
         names = ("config.json", "bert_config.json")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     if not path.is_file():
-        hint = not_downloaded(directory) or of_run(directory) or of_adapter(directory)
+        hint = download_hint(directory) or run_hint(directory) or adapter_hint(directory)
         raise InputError(f"{directory}: expected a directory with a config.json, found none{hint}")
     values = read_json(path)
     if OWN_ACTIVATION in values:

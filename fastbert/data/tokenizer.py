@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..files import not_downloaded, of_run, write_whole
+from ..files import download_hint, run_hint, write_whole
 from . import added_tokens, bpe
 from .alphabet import FEW
 from .alphabet import alphabet as letters_of
@@ -64,11 +64,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "vocab.txt", "vocab.json") if (path / name).is_file()]
         if not found:
-            got = _sentencepiece(path) + of_run(path)
+            got = _sentencepiece(path) + run_hint(path)
             raise InputError(f"{path}: expected tokenizer.json or vocab.txt in it, got {got}")
         path = found[0]
     elif not path.is_file():
-        hint = not_downloaded(path)
+        hint = download_hint(path)
         raise InputError(f"{path}: expected a vocabulary file or a directory that holds one, got nothing there{hint}")
     settings = read_settings(path)
     if path.name == "vocab.json":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import models
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
-from ..files import not_downloaded
+from ..files import download_hint
 from ..weights.distilbert import read_bert_config
 from ..weights.loading import canonical_keys, check_unquantized, load_into, padded_vocabulary
 from ..weights.names import canonical_name
@@ -85,7 +85,7 @@ def read_model(source, config=None) -> Source:
 def check_there(source: Path) -> None:
     """Raises CheckpointError where there is nothing to read."""
     if not (source.is_dir() or source.is_file() or source.with_name(f"{source.name}.index").is_file()):
-        hint = not_downloaded(source)
+        hint = download_hint(source)
         raise CheckpointError(f"{source}: expected a directory, a checkpoint or a file of weights, found nothing{hint}")
 
 

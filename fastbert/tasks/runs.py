@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .. import hardware
 from ..errors import CheckpointError, InputError
-from ..files import check_new, check_run_name, not_downloaded, of_adapter, read_json, read_yaml
+from ..files import adapter_hint, check_new, check_run_name, download_hint, read_json, read_yaml
 from .files import atomic_write, check_writable, write_json
 from .results import FinetuneResult, write_results
 
@@ -47,9 +47,9 @@ def model_directory(path: str | os.PathLike) -> Path:
     for directory in (path / "model", path):
         if (directory / "config.json").is_file():
             return directory
-    what = "a file" if path.exists() else f"nothing of that name{not_downloaded(path)}"
+    what = "a file" if path.exists() else f"nothing of that name{download_hint(path)}"
     if path.is_dir():
-        what = f"a directory without config.json{of_adapter(path) or of_adapter(path / 'model')}"
+        what = f"a directory without config.json{adapter_hint(path) or adapter_hint(path / 'model')}"
     if (path / "bert_config.json").is_file():
         if has_weights(path):
             return path

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..files import of_adapter, read_json
+from ..files import adapter_hint, read_json
 from ..signals import held_signals
 from .foreign_names import from_deepspeed, from_tensorflow, is_weight
 from .tensor_bundle import read_bundle
@@ -44,7 +44,7 @@ def read_state_dict(directory) -> dict[str, Tensor]:
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: expected a directory with {SAFETENSORS} or {PICKLE}, found no directory")
-    if of_adapter(directory) and has_weights(directory):
+    if adapter_hint(directory) and has_weights(directory):
         # transformers would apply it: what is computed without it is another model's.
         raise CheckpointError(
             f"{directory}: expected the weights of a model alone, got a PEFT adapter beside them: remove "
@@ -66,7 +66,7 @@ def read_state_dict(directory) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{found}: expected {SAFETENSORS}, {PICKLE} or the .index and .data files of a TensorFlow 1 checkpoint"
             )
-    raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither{of_adapter(directory)}")
+    raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither{adapter_hint(directory)}")
 
 
 def has_weights(directory: Path) -> bool:
