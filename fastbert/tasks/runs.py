@@ -92,7 +92,7 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
     """
     with warnings_held() as warnings:  # a new head is an error here, and must be told once
         model = load(directory)
-    new = model.load_report.newly_initialised
+    new = model.load_report.missing
     if new:
         names = ", ".join(new[:5]) + (f", and {len(new) - 5} more" if len(new) > 5 else "")
         expected, got = f"expected a trained {type(model).__name__}", f"no weights for {names}"

@@ -28,16 +28,19 @@ class LoadReport:
     """What a load did: canonical names.
 
     Args:
-        missing: of the model, not in the file.
+        missing: of the model, not in the file (heads and pooler): they hold fresh values.
         unexpected: of the file, not in the model.
         mismatched: in both, with another shape, and therefore missing: name, shape in the file, shape in the model.
-        newly_initialised: the missing ones that hold fresh values (heads and pooler).
     """
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
-    newly_initialised: tuple[str, ...]
+
+    @property
+    def newly_initialised(self) -> tuple[str, ...]:
+        """Another name of ``missing``, which says what became of them."""
+        return self.missing
 
 
 def check_unquantized(config, source) -> None:
@@ -141,7 +144,7 @@ def load_into(
         # Pre-training heads in the file of a model without them are the normal case; an unknown encoder tensor is not.
         strange = any(name.startswith(f"{prefix}.") and not name.startswith(f"{prefix}.pooler.") for name in unexpected)
         _logger.log(logging.WARNING if strange else logging.INFO, "%s: %s", source, _shown("not used", unexpected))
-    return LoadReport(missing, unexpected, left_out, missing)
+    return LoadReport(missing, unexpected, left_out)
 
 
 def is_complete(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "bert", trunk: tuple[str, ...]) -> bool:
