@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..files import flush
+from ..modules.linear import is_plain_tensor
 from ..modules.quantized import is_quantized
 from .names import is_computed, unwrapped_name
 from .reading import SAFETENSORS
@@ -90,6 +91,13 @@ def tensors_of(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> d
         seen.add(identity)
         if tensor.is_meta:
             raise CheckpointError(f"{name}: expected a tensor with values to save, got one on the meta device")
+        if not is_plain_tensor(tensor):
+            # To gather shards takes every process, and this one cannot know whether the others are here.
+            raise CheckpointError(
+                f"{name}: expected a whole tensor of numbers to save, got a {type(tensor).__name__}: sharded weights "
+                "are given as state_dict, gathered by torch.distributed.checkpoint.state_dict.get_model_state_dict "
+                "with full_state_dict"
+            )
         tensor = tensor.detach().cpu().contiguous()
         # safetensors refuses two names over one storage: a view of another's memory is written from its own copy.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
