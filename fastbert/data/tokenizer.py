@@ -6,6 +6,7 @@ Unigram tokenizers, as XLM-R's, and GPT's and GPT-2's byte-pair encodings (`data
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -28,9 +29,11 @@ from .special_tokens import (
     separators,
     set_template,
 )
-from .tokenizer_json import is_wordpiece, read_tokenizer_json, wants_types
+from .tokenizer_json import is_berts, is_generic, is_wordpiece, read_tokenizer_json, wants_types
 from .truncation import cut_at, side_settings
 from .vocab_files import CONTINUATION, Normalisation, normalisation_of, read_settings, read_vocab
+
+_log = logging.getLogger("fastbert")
 
 SPECIAL_TOKENS = tuple(BERT_NAMES)
 # Of a vocabulary that is trained: what a model may have.
@@ -76,6 +79,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     elif path.suffix == ".json":
         tokenizer = read_tokenizer_json(path, settings)
     else:
+        if not (is_berts(settings) or is_generic(settings)):
+            _log.warning(
+                "%s: nothing is known of the tokenizer_class %.50s: texts are cut as BERT's tokenizer cuts them",
+                path.with_name("tokenizer_config.json"),
+                settings["tokenizer_class"],
+            )
         vocab = read_vocab(path)
         names = read_names(path, settings)
         tokenizer = build_tokenizer(vocab, normalisation_of(settings, vocab), source=str(path), names=names)

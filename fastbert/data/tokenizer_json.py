@@ -34,6 +34,8 @@ _OF_BERT = frozenset(
         *("DPRContextEncoder", "DPRQuestionEncoder", "DPRReader"),
     )
 )
+# Those that know nothing themselves: all that they do is in the file.
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # And those whose model_input_names leave token types out.
 _WITHOUT_TYPES = ("DistilBertTokenizer", "XLMRobertaTokenizer")
 
@@ -80,7 +82,7 @@ def _mark(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> Special
     require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
     types = wants_types(settings)
     theirs = None
-    if not is_wordpiece(tokenizer) or not _is_berts(settings):
+    if not is_wordpiece(tokenizer) or not is_berts(settings):
         with _told(f"{path}: expected a post_processor that can be used, got one that fails with"):
             theirs = marked(tokenizer)
     between = 1 if theirs is None else separators(theirs[1])
@@ -119,7 +121,12 @@ def _told(what: str) -> Iterator[None]:
         raise InputError(f"{what}: {' '.join(str(error).split())}") from None
 
 
-def _is_berts(settings: dict[str, Any]) -> bool:
+def is_generic(settings: dict[str, Any]) -> bool:
+    """Whether transformers takes a class that follows a tokenizer.json and adds nothing."""
+    return settings.get("tokenizer_class") in _GENERIC
+
+
+def is_berts(settings: dict[str, Any]) -> bool:
     """Whether transformers takes one of its BERT classes, as for a BERT also where no class is named."""
     return str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast") in _OF_BERT
 
@@ -143,8 +150,8 @@ def _follow(tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
     for one), also over a tokenizer that is plainly cased.
     """
     old = tokenizer.normalizer
-    generic = settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
-    if generic or isinstance(tokenizer.model, models.Unigram) or not isinstance(old, normalizers.BertNormalizer):
+    follows_file = is_generic(settings) or isinstance(tokenizer.model, models.Unigram)
+    if follows_file or not isinstance(old, normalizers.BertNormalizer):
         return
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=old.clean_text,

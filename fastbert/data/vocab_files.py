@@ -21,6 +21,8 @@ MAX_PIECES_SHARE = 0.1
 # Of the tokens with letters that have a case, an uncased vocabulary has hardly any in upper case; not quite none:
 # Google's Chinese one has two.
 MAX_UPPER_SHARE = 0.01
+# Classes that look for words in a dictionary, and give WordPiece these: Tohoku's, and Su's of RoFormer and WoBERT.
+_BY_DICTIONARY = {"BertJapaneseTokenizer": "Japanese", "RoFormerTokenizer": "Chinese", "WoBertTokenizer": "Chinese"}
 # Korean's letters, of which KR-BERT's vocabulary of sub-characters is made, and the syllables that others have.
 MIN_JAMO_SHARE = 0.1
 _JAMO, _SYLLABLE = re.compile("[\u1100-\u11ff]"), re.compile("[\uac00-\ud7a3]")
@@ -73,11 +75,13 @@ def read_settings(vocab_path: Path) -> dict[str, Any]:
     side = settings.get("truncation_side")
     if side not in (None, *SIDES):
         raise InputError(f"{path}: expected truncation_side to be {' or '.join(SIDES)}, got {side!r:.50}")
+    language = _BY_DICTIONARY.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
     # The class may stand in config.json, as in Tohoku's models.
-    cuts_first = settings.get("word_tokenizer_type") not in (None, "basic")
-    if settings.get("tokenizer_class") == "BertJapaneseTokenizer" or cuts_first:
+    if settings.get("word_tokenizer_type") not in (None, "basic"):
+        language = "Japanese"
+    if language is not None:
         raise InputError(
-            f"{path}: expected a tokenizer of BERT's own kind, got one that cuts Japanese into words first"
+            f"{path}: expected a tokenizer of BERT's own kind, got one that cuts {language} into words first"
         )
     return settings
 

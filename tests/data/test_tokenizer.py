@@ -184,6 +184,21 @@ def test_split_special_tokens_is_told(tmp_path, caplog):
     assert said.startswith(f"{tmp_path / 'tokenizer_config.json'}: split_special_tokens is not followed: ")
 
 
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json"])
+def test_a_class_of_which_nothing_is_known_is_told(tmp_path, caplog, form):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    if form == "tokenizer.json":  # which says itself how texts are cut
+        load_tokenizer(tmp_path).save(str(tmp_path / form))
+    for name in ("BertTokenizer", "ElectraTokenizerFast", "TokenizersBackend", None):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, "do_lower_case": True}))
+        load_tokenizer(tmp_path)
+        assert not caplog.messages
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "JiebaTokenizer"}))
+    load_tokenizer(tmp_path)
+    assert len(caplog.messages) == (form == "vocab.txt")
+    assert all("nothing is known of the tokenizer_class JiebaTokenizer" in said for said in caplog.messages)
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -252,6 +267,8 @@ def test_tokens_added_beside_a_vocabulary(tmp_path, files, form):
         ("tokenizer_config.json", {"do_lower_case": "false"}, "do_lower_case to be true, false or null, got 'false'"),
         ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "cuts Japanese into words first"),
         ("tokenizer_config.json", {"word_tokenizer_type": "mecab"}, "cuts Japanese into words first"),
+        ("tokenizer_config.json", {"tokenizer_class": "RoFormerTokenizerFast"}, "cuts Chinese into words first"),
+        ("tokenizer_config.json", {"tokenizer_class": "WoBertTokenizer"}, "cuts Chinese into words first"),
         ("tokenizer_config.json", {"extra_special_tokens": "<tok>"}, "as a list or a dictionary, got '<tok>'"),
         ("tokenizer_config.json", {"extra_special_tokens": [4]}, "expected added tokens as texts, got 4"),
         ("tokenizer_config.json", {"model_input_names": "input_ids"}, "model_input_names as a list of names, got"),
