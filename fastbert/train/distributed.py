@@ -6,9 +6,11 @@ MASTER_ADDR, MASTER_PORT). Without them a run is one process, and nothing here t
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,8 @@ _log = logging.getLogger("fastbert")
 
 # Processes of one start come within seconds; machines that load an image first may take minutes.
 _WAIT_TOLD_AFTER_S = 60.0
+
+_meetings = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -88,23 +92,22 @@ def joined(always: bool = False) -> Iterator[World]:
         torch.cuda.set_device(world.local_rank)
     # Counts are reduced on the CPU, gradients where they are.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    alone = {} if world.size > 1 else {"store": dist.HashStore()}
     unsaid = "LOCAL_RANK" not in os.environ  # which DeepSpeed reads without a launcher too
     if unsaid:
         os.environ["LOCAL_RANK"] = str(world.local_rank)
     try:
-        _meet(backend, world, alone)
+        _meet(backend, world)
         try:
             with _told_of_loss(world):
                 yield world
         finally:
-            dist.destroy_process_group()
+            _leave()
     finally:
         if unsaid:
             os.environ.pop("LOCAL_RANK", None)
 
 
-def _meet(backend: str, world: World, options: dict) -> None:
+def _meet(backend: str, world: World) -> None:
     """Opens the process group. Raises InputError where the processes cannot meet."""
     place = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
     if world.size > 1 and (not place["MASTER_ADDR"] or not (place["MASTER_PORT"] or "").isdecimal()):
@@ -113,7 +116,7 @@ def _meet(backend: str, world: World, options: dict) -> None:
         )
     try:
         with _waiting(world, place):
-            dist.init_process_group(backend, rank=world.rank, world_size=world.size, **options)
+            dist.init_process_group(backend, rank=world.rank, world_size=world.size, store=_store(world))
     except RuntimeError as error:
         taken = "failed to listen" in str(error)  # torch 2.6 has no class of errors for it
         if not (taken or lost_a_rank(error)):
@@ -122,6 +125,25 @@ def _meet(backend: str, world: World, options: dict) -> None:
             f"rank {world.rank} cannot meet the others of {world.size} processes at {place['MASTER_ADDR']}, port "
             f"{place['MASTER_PORT']}: {_first_line(error)}"
         ) from error
+
+
+def _leave() -> None:
+    """Closes the process group; through DeepSpeed where that has taken part, which else would give the groups that it
+    made of this one to the next training of the process."""
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed is not None and deepspeed.comm.is_initialized():
+        deepspeed.comm.destroy_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def _store(world: World) -> dist.Store:
+    """Where the processes leave their addresses for each other."""
+    if world.size == 1:
+        return dist.HashStore()
+    store, *_ = next(dist.rendezvous("env://", world.rank, world.size))
+    # That of torchrun outlives a group: the next one in it would find the addresses of the last, and wait for them.
+    return dist.PrefixStore(f"fastbert {next(_meetings)}", store)
 
 
 @contextmanager
