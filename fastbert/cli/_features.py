@@ -42,6 +42,9 @@ def train(args: Finetune, inputs: Inputs, configs: Sequence[FinetuneConfig]) -> 
             result = _train_on(dataclasses.replace(args, features=name, out=args.out / name), inputs, configs)
         if result.interrupted:
             return
+        if result.late_signal and name != WHOLE:  # it was for all of them
+            print(f"stopped by {result.late_signal}; go on with --resume auto")
+            return
         metrics = (result.best[metric] for metric in task.metrics)
         table.append((name, *metrics, result.best["epoch"], result.wall_seconds))
     path = write_table(table, args.out / "features.tsv")

@@ -75,8 +75,8 @@ def finetune(
             except Stopped as stopped:
                 return interrupted(stopped, data, checkpoints)
             best.settle(task, data.dev, model)
-            took = checkpoints.wall_seconds
-            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, wall_seconds=took)
+            told = {"wall_seconds": checkpoints.wall_seconds, "late_signal": checkpoints.signal}
+            result = FinetuneResult(best.history, best.record, best.predictions, data.dev.guess, **told)
             return result if run is None else run.finish(task, result, model, tokenizer, data.dev.rows)
 
 

@@ -28,6 +28,7 @@ class FinetuneResult:
         wall_seconds: how long it took, encoding included; of a resumed run also the time before its last checkpoint.
         interrupted: the name of the signal that ended it early, or None. There are no predictions and no model then,
             and history and best end where it ended.
+        late_signal: the name of one that came when nothing was left to train, so that the run is whole, or None.
     """
 
     history: list[dict]
@@ -39,6 +40,7 @@ class FinetuneResult:
     paths: list[Path] = field(default_factory=list)
     wall_seconds: float = 0.0
     interrupted: str | None = None
+    late_signal: str | None = None
 
 
 def results_name(data: str | os.PathLike) -> str:

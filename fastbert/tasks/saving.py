@@ -163,6 +163,11 @@ class FinetuneCheckpoints:
         """How long the run has taken until now, by the processes before this one too."""
         return self.progress.wall_seconds + time.perf_counter() - self._began
 
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that came, if one did."""
+        return self._stop.asked
+
     def _open(self, point: Path) -> None:
         tensors, state, self.step = checkpoint.load(point)
         if "finetune" not in state:

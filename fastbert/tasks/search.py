@@ -151,8 +151,10 @@ class _Trainings:
         if best is None:
             raise FastbertError(f"all of {len(trials)} trainings failed, the last because {trials[-1]['failed']}")
         best.settle(self.task, dev, self.model)
-        took = time.perf_counter() - start.at if self.checkpoints is None else self.checkpoints.wall_seconds
-        return FinetuneResult(best.history, best.record, best.predictions, dev.guess, trials, wall_seconds=took)
+        told = {"wall_seconds": time.perf_counter() - start.at}
+        if self.checkpoints is not None:
+            told = {"wall_seconds": self.checkpoints.wall_seconds, "late_signal": self.checkpoints.signal}
+        return FinetuneResult(best.history, best.record, best.predictions, dev.guess, trials, **told)
 
 
 def trials_table(trials: Sequence[dict], metrics: Sequence[str]) -> list[tuple]:

@@ -353,6 +353,24 @@ def test_all_features_go_on(directory, tmp_path, capsys, monkeypatch):
     assert table[0] == table[1]
 
 
+def test_a_signal_in_the_last_save_of_one_of_all_features_is_for_all(directory, tmp_path, capsys, monkeypatch):
+    """Nothing is left of that training to stop."""
+    (tmp_path / "d.txt").write_text(runs.conll_of(8, 1))
+    out, save = tmp_path / "run", checkpoint.save
+    given = ["finetune", "ner", "--model", str(directory), "--train", f"{tmp_path}/d.txt", "--dev", f"{tmp_path}/d.txt"]
+    given += ["--features", "all", "--feature-units", "8", "--max-seqlen", "24", "--epochs", "1", "--batch-size", "8"]
+
+    def told(*arguments, **options):
+        signal.raise_signal(signal.SIGTERM)
+        return save(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save", told)
+    assert main([*given, "--save-every", "1", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "stopped by SIGTERM; go on with --resume auto"
+    assert [path.name for path in out.iterdir()] == ["embeddings"]
+    assert (out / "embeddings" / "model").is_dir()
+
+
 def test_without_a_run_directory_signals_are_the_callers(directory):
     with pytest.raises(KeyboardInterrupt):
         runs.run(directory, None, callbacks=runs.stop_after(2, signal.SIGINT))
