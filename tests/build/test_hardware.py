@@ -91,6 +91,26 @@ def test_which_processors_are_given_which_level(monkeypatch, features, state, be
 
 
 @pytest.mark.parametrize(
+    ("version", "best"),
+    [
+        (0x00A10F11, "avx512_winograd"),  # EPYC 9004
+        (0x00A60F12, "avx512_winograd"),  # Ryzen 7000
+        (0x00B00F21, "avx512_winograd_registers"),  # EPYC 9005
+        (0x00B10F10, "avx512_winograd_registers"),
+        (0x00B40F40, "avx512_winograd_registers"),  # Ryzen 9000
+        (0x00B20F40, "avx512_bf16_pairs"),  # Ryzen AI 300, whose arithmetic is 256 bits wide
+    ],
+)
+def test_which_of_amds_are_given_which_level(monkeypatch, version, best):
+    """By leaf 1's eax: family and model with their extensions."""
+    monkeypatch.setattr(hardware, "features", lambda: (*AVX512, "avx512_vnni", "avx512_bf16"))
+    monkeypatch.setattr(hardware, "saved_state", lambda: 0xE7)
+    monkeypatch.setattr(hardware, "is_amd", lambda: True)
+    monkeypatch.setattr(hardware, "cpuid", lambda leaf, subleaf: (version, 0, 0, 0))
+    assert hardware.isa() == best
+
+
+@pytest.mark.parametrize(
     ("system", "capabilities", "best"),
     [
         ("linux", 0x8FF, "scalar"),

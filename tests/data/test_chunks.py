@@ -27,6 +27,7 @@ def directory(tmp_path_factory):
         (["a", "bcdefgh", "i"], [["a"], ["bcdefgh"], ["i"]]),
         ([("ab", "c"), ("d", "")], [[("ab", "c")], [("d", "")]]),
         ([["a", "b"], ["c"]], [[["a", "b"], ["c"]]]),
+        ([["abcd"], ["e"], ["f"]], [[["abcd"]], [["e"], ["f"]]]),  # a list of one word that is long
         (["", "", "", ""], [["", "", ""], [""]]),
     ],
 )

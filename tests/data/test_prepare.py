@@ -358,6 +358,16 @@ def test_what_a_killed_call_left_goes_with_the_next_one(vocab, tmp_path, monkeyp
     assert alien.exists()
 
 
+def test_what_may_be_of_a_call_that_begins_stays(tmp_path):
+    """A directory is there a moment before it is held."""
+    young, old = tmp_path / ".data.tmp-0123456789ab", tmp_path / ".data.tmp-ba9876543210"
+    for directory, age in ((young, 30), (old, 90)):
+        directory.mkdir()
+        os.utime(directory, (time.time() - age,) * 2)
+    files.remove_leftovers(tmp_path, ".data.tmp-*")
+    assert list(tmp_path.iterdir()) == [young]
+
+
 def test_memory_does_not_grow_with_the_corpus(vocab, tmp_path):
     """Peak memory of preparing 2 and 20 MB, each in a process of its own with one worker."""
     code = (

@@ -126,6 +126,7 @@ def test_unknown_keys_are_kept_and_written_back(tmp_path):
     config = BertConfig.from_pretrained(tmp_path)
     assert config.my_key == {"deep": [1, None]}
     assert config.head_dim == 64
+    assert "head_dim" in config
     config.save_pretrained(tmp_path / "again")
     written = json.loads((tmp_path / "again" / "config.json").read_text())
     assert written.items() >= file.items()
@@ -164,7 +165,28 @@ def test_labels():
     assert config.label2id["LABEL_3"] == 3
     again = BertConfig.from_dict({"id2label": {"0": "a", "1": "b", "2": "c"}}, num_labels=2)
     assert again.id2label == {0: "LABEL_0", 1: "LABEL_1"}
-    assert BertConfig(label2id={"no": 0, "yes": 1, "maybe": 2}).id2label[2] == "maybe"
+    same = BertConfig.from_dict({"id2label": {"0": "a", "1": "b", "2": "c"}}, num_labels=3)
+    assert same.id2label == {0: "a", 1: "b", 2: "c"}
+    assert BertConfig(label2id={"yes": 1, "no": 0, "maybe": 2}).id2label == {0: "no", 1: "yes", 2: "maybe"}
+    two_names = {"a": 0, "b": 1, "B": 1}
+    assert BertConfig(id2label={0: "a", 1: "b"}, label2id=two_names).label2id == two_names
+
+
+def test_of_two_files_that_of_hugging_face_is_read(tmp_path):
+    """A directory that was converted has google-research's beside it."""
+    (tmp_path / "bert_config.json").write_text(json.dumps({"hidden_size": 24, "num_attention_heads": 2}))
+    assert BertConfig.from_pretrained(tmp_path).hidden_size == 24
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 48, "num_attention_heads": 2}))
+    assert BertConfig.from_pretrained(tmp_path).hidden_size == 48
+
+
+def test_what_is_private_to_another_class_is_left_out():
+    class Theirs:
+        def to_dict(self):
+            return {"hidden_size": 48, "num_attention_heads": 2, "_commit": "abc", "task": "x"}
+
+    values = BertConfig.from_hf(Theirs()).to_dict()
+    assert (values["task"], "_commit" in values) == ("x", False)
 
 
 def test_no_names_of_labels_are_as_none_given():

@@ -359,6 +359,17 @@ def test_a_forward_put_in_place_of_a_dense_layers_is_called():
         assert torch.equal(model(**given).last_hidden_state, before)
 
 
+def test_a_forward_of_another_module_of_the_class_is_that_ones():
+    """Weights that two layers share so; of a module's own forward, which accelerate leaves there, nothing is to see."""
+    model = hf.pair("BertModel")[1].eval()
+    one, other = (model.encoder.layer[i].output.dense for i in (0, 1))
+    one.forward = other.forward
+    got = model(**hf.inputs()).last_hidden_state
+    del one.forward
+    one.load_state_dict(other.state_dict())
+    hf.assert_near(got, model(**hf.inputs()).last_hidden_state, torch.float32, "last_hidden_state")
+
+
 # --- dropout and activation checkpointing ---
 
 RATES = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}

@@ -113,6 +113,20 @@ def test_labels_of_another_dtype(name):
         ours(ids, labels=torch.zeros_like(ids).int(), **options)
 
 
+@pytest.mark.parametrize("name", ["BertForTokenClassification", "BertForMaskedLM"])
+@pytest.mark.parametrize("beyond", [0, -1, -101])
+def test_a_label_that_is_no_class(name, beyond):
+    """The first number above them too; -100 is none."""
+    _, ours = hf.pair(name)
+    ids = hf.inputs()["input_ids"]
+    classes = ours.config.num_labels if name == "BertForTokenClassification" else ours.config.vocab_size
+    labels = torch.full_like(ids, -100)
+    labels[0, 1], labels[0, 2] = classes - 1, beyond or classes
+    words = f"labels must be between 0 and {classes - 1}, or -100 for none, got {beyond or classes}"
+    with pytest.raises(InputError, match=words):
+        ours(ids, labels=labels)
+
+
 @hf.every_class
 def test_labels_that_are_no_tensor(name):
     _, ours = hf.pair(name)

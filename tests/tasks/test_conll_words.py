@@ -82,9 +82,12 @@ def test_commas_part_no_columns(tmp_path, content):
         "http://a\nhttp://b\n",
         "O\nB-LOC\n",  # words that look like tags, without a second column
         "O O\nO O\n",
+        "O NN\nO NN\n",
         "B-52 O\nI-95 O\n",
         "1 CD O\n\n2 CD O\n3 CD O\n",
+        "1 CD O\n\n1 CD O\n",  # in sentences of one word they count nothing
         "a:b O\na:c O\n",
+        "de:Haus\n",  # of one word nobody says that every word begins so
         ", ,\n. .\n",
     ],
 )

@@ -52,11 +52,28 @@ def test_a_carriage_return_in_a_plain_field_is_not_the_end_of_its_row():
     assert rows("1,good\rbad\nend,1") == [(2,), (3, "end", "1")]
 
 
+def test_lines_that_were_refused_before_were_rows():
+    lines = [(1, "text,label"), (2, "a,1"), (5, "b,0")]
+    assert [(number, values and values["text"]) for number, values in csv_records(lines, HEADER)] == [
+        (2, "a"),
+        (3, None),
+        (4, None),
+        (5, "b"),
+    ]
+
+
+def test_quotes_that_do_not_come_in_pairs_cost_their_line():
+    assert rows('"a"b" c,1\nend,1') == [(2,), (3, "end", "1")]
+
+
 def test_long_fields_and_the_limit_of_others():
-    limit = csv.field_size_limit()
-    assert rows("x" * 200_000 + ",1") == [(2, "x" * 200_000, "1")]
-    assert csv_fields("x" * 200_000) == ["x" * 200_000]
-    assert csv.field_size_limit() == limit
+    before = csv.field_size_limit(1000)  # not what a call before this test may have left
+    try:
+        assert rows("x" * 200_000 + ",1") == [(2, "x" * 200_000, "1")]
+        assert csv_fields("x" * 200_000) == ["x" * 200_000]
+        assert csv.field_size_limit() == 1000
+    finally:
+        csv.field_size_limit(before)
 
 
 @pytest.mark.parametrize("text", ['"a', 'a\rb,"c"'])

@@ -132,8 +132,8 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
         (
             "rte",
             "a.tsv",
-            'sentence1\tsentence2\tlabel\tidx\n"A" b\t"c\t1\t0\n',
-            [Row("0", ('"A" b', '"c'), "not_entailment")],
+            'sentence1\tsentence2\tlabel\tidx\n"A" b\t"c\t1\t0\n"""A"" or "B"?"\tc\t0\t1\n',
+            [Row("0", ('"A" b', '"c'), "not_entailment"), Row("1", ('"""A"" or "B"?"', "c"), "entailment")],
         ),
         # A sentence of PAWS that is one quotation.
         (

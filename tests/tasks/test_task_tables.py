@@ -77,6 +77,7 @@ def test_further_columns_only_where_a_task_has_them(write):
         (b"a\tb\n", "expected rows, got none"),
         (b"a\tb\n\n\n", "expected rows, got none"),
         (b"a\tb\n1\t2\n\n1\t2\n", "line 3: expected 2 columns, got an empty line"),
+        (b"a\tb\n1\t2\n\n\n1\t2\n", "line 3: expected 2 columns, got an empty line"),
         (b"a\tb\n1\n", "line 2: expected 2 tab-separated columns"),
     ],
 )

@@ -197,6 +197,15 @@ def test_processes_that_cannot_meet_say_where(monkeypatch):
             pass
 
 
+def test_a_group_leaves_the_environment_as_it_was(monkeypatch):
+    """DeepSpeed reads LOCAL_RANK, which without a launcher nobody has set."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with joined(always=True) as world:
+        assert (world, os.environ["LOCAL_RANK"]) == (World(), "0")
+    assert "LOCAL_RANK" not in os.environ
+
+
 def test_of_the_time_ranks_take_the_first_ones_clock():
     """It is agreed on by a sum: of all ranks' clocks that would be time that nobody trained."""
     given = []

@@ -88,7 +88,7 @@ def test_what_is_drawn_is_the_rows(tmp_path, monkeypatch):
     assert set(lines) == {"training", "held out", "unigram entropy (held out)"}
     assert list(lines["held out"].get_xdata()) == list(range(10, 5001, 10))
     assert lines["held out"].get_ydata()[0] == pytest.approx(7.0)
-    assert 1000 <= len(lines["training"].get_xdata()) <= 2500
+    assert 1000 <= len(lines["training"].get_xdata()) <= 2001
     assert lines["training"].get_xdata()[-1] >= 4990
     assert set(lines["unigram entropy (held out)"].get_ydata()) == {6.5}
     held_out = next(line for line in pairs.lines if line.get_label() == "held out")
