@@ -169,15 +169,70 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return weight.dtype in _cpu._DTYPES and (bias is None or bias.dtype in _cpu._DTYPES)
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
-    if _invariant.active():
-        return True
+    return _invariant.active() or _is_quicker(x, weight, *_recorded(x, weight, bias))
+
+
+def _recorded(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[bool, bool]:
+    """Whether a product has a gradient of the weight, and whether of anything."""
+    if not torch.is_grad_enabled():
+        return False, False
+    return weight.requires_grad, any(t is not None and t.requires_grad for t in (x, weight, bias))
+
+
+def _is_quicker(x: Tensor, weight: Tensor, trains: bool, records: bool) -> bool:
+    """Whether our float32 product is quicker than torch's; with gradients of the weight, or of anything."""
     isa, rows = _native.isa(), x.numel() // max(x.shape[-1], 1)
     if hardware.is_amd() and isa.startswith("avx512"):
-        trains = torch.is_grad_enabled() and weight.requires_grad
         return not trains or (rows >= TRAINING_ROWS and rows * weight.numel() >= TRAINING_PRODUCTS)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+    if records:
         return False
     return three_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx")))
+
+
+# Float32 in a compiler's graph, which serves any number of rows: whose product it is is decided when it runs.
+def _either(x: Tensor, weight: Tensor, bias: Tensor | None, trains: bool, records: bool) -> Tensor:
+    if _is_quicker(x, weight, trains, records):
+        return _forward(x, weight, bias, keep=not trains)
+    return reference.linear(x, weight, bias).contiguous()
+
+
+def _either_fake(x: Tensor, weight: Tensor, bias: Tensor | None, trains: bool, records: bool) -> Tensor:
+    return _forward_fake(x, weight, bias, not trains)
+
+
+def _either_backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    if _is_quicker(x, weight, wants[1], records=True):
+        return _backward(dout, x, weight, wants)
+    dy, rows = _rows(dout), _rows(x)
+    dx, dw, db = _backward_fake(dout, x, weight, wants)
+    if wants[0]:
+        torch.mm(dy, weight, out=dx.view(rows.shape))
+    if wants[1]:
+        torch.mm(dy.t(), rows, out=dw)
+    if wants[2]:
+        torch.sum(dy, 0, out=db)
+    return dx, dw, db
+
+
+def _either_gradient(ctx, dout: Tensor):
+    x, weight = ctx.saved_tensors
+    wants = list(ctx.needs_input_grad[:3])
+    gradients = _linear_float32_backward(dout, x, weight, wants)
+    return *(g if wanted else None for g, wanted in zip(gradients, wants, strict=True)), None, None
+
+
+_linear_float32_backward = _cpu.define(
+    "linear_float32_backward(Tensor dout, Tensor x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
+    _either_backward,
+    _backward_fake,
+)
+_linear_float32 = _cpu.define(
+    "linear_float32(Tensor x, Tensor weight, Tensor? bias, bool trains, bool records) -> Tensor",
+    _either,
+    _either_fake,
+    backward=_either_gradient,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2]),
+)
 
 
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
@@ -195,6 +250,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         of_torch = torch.get_autocast_dtype("cpu") != torch.bfloat16
         mixed = of_torch or not x.is_floating_point() or x.dtype == torch.float64
         x = x if mixed else x.to(torch.bfloat16)
+    float32 = all(t is None or t.dtype == torch.float32 for t in (x, weight, bias))
+    if torch.compiler.is_compiling() and float32 and not mixed:
+        return _linear_float32(x, weight, bias, *_recorded(x, weight, bias))
     if mixed or not _is_ours(x, weight, bias):
         return (_invariant.linear if _invariant.active() else reference.linear)(x, weight, bias)
     # Training in float32 packs every weight anew in every step: keeping it would only take memory.

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.nn.functional as F
 from close import assert_close
 from gemm_calls import CODE, DTYPES, SHAPES, check_by_the_rule, draws, gemm, guarded, pack, strided, truth
 from levels import ALL_LEVELS, TILES, threads
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastbert
 from fastbert import _native, hardware, ops, reference
@@ -441,3 +443,38 @@ def test_a_weight_or_bias_without_numbers_is_refused(which, gradients):
     given[which] = given[which].to("meta").requires_grad_()
     with torch.set_grad_enabled(gradients), pytest.raises(InputError, match=r"^linear: .* on the meta device"):
         ops.linear(*given)
+
+
+def test_in_a_compilers_graph_who_multiplies_is_decided_when_it_runs(monkeypatch):
+    """One graph serves any number of rows, with and without gradients."""
+    asked = []
+
+    def at_least_six_rows(x, weight, trains, records):
+        asked.append((x.shape[0], trains, records))
+        return x.shape[0] >= 6
+
+    monkeypatch.setattr(_cpu_linear, "_is_quicker", at_least_six_rows)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ops.linear, fullgraph=True, dynamic=True, backend=counter)
+    weight, bias = torch.randn(24, 16, requires_grad=True), torch.randn(24, requires_grad=True)
+    for rows in (3, 8, 5, 9):
+        x = torch.randn(rows, 16, requires_grad=True)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, weight, bias), F.linear(x, weight, bias))
+        asked.clear()
+        found = []
+        for linear in (compiled, F.linear):
+            out = linear(x, weight, bias)
+            found.append([out, *torch.autograd.grad(out.square().sum(), (x, weight, bias))])
+        for got, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted)
+        assert asked == [(rows, True, True)] * 2
+    assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_opcheck_of_the_float32_linear(rows):
+    x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((rows, 2, 16), (24, 16), (24,)))
+    assert set(torch.library.opcheck(torch.ops.fastbert.linear_float32, (x, weight, bias, True, True)).values()) == {
+        "SUCCESS"
+    }
