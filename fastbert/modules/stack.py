@@ -14,7 +14,7 @@ from ..rng import DropoutKey
 from . import hooks
 from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
 from .layout import Layout, PackedLayout
-from .linear import PLAIN_TENSORS
+from .linear import PLAIN_TENSORS, is_plain_tensor, is_watched
 from .quantized_linear import QuantizedLinear
 
 _Layers: TypeAlias = tuple[ops.LayerParameters, ...]
@@ -44,8 +44,8 @@ def run_stack(
 ) -> tuple[int, list[Tensor]] | None:
     """The layers of a `BertEncoder` in one op, or None where they must be called one by one.
 
-    That is with attention probabilities, under a trace, where a module is not the one that fastbert put there, has a
-    hook, or was given another ``forward``; on a CPU also in training and left to right.
+    That is with attention probabilities, under a trace, in a compiler's graph on a GPU, where a module is not the one
+    that fastbert put there, has a hook, or was given another ``forward``; on a CPU also in training and left to right.
 
     Args:
         all_of_last: False where some tokens alone are wanted of the last layer, which may then be left to the caller.
@@ -53,9 +53,10 @@ def run_stack(
     Returns:
         how many layers were run, and the hidden states (T, H) after each of them, or after the last of them alone.
     """
-    if type(layout) is not PackedLayout or torch.compiler.is_compiling() or type(x) is not Tensor:
-        return None
     on_cpu = x.device.type == "cpu" and ops.current_backend() != "triton"
+    compiling = torch.compiler.is_compiling()
+    if type(layout) is not PackedLayout or type(x) is not Tensor or (compiling and not on_cpu):
+        return None
     if on_cpu and (key is not None or layout.causal or (torch.is_grad_enabled() and x.requires_grad)):
         return None  # the CPU's call has none of them
     if on_cpu and torch.is_autocast_enabled("cpu"):
@@ -63,7 +64,7 @@ def run_stack(
     modules = list(encoder.layer)
     if not modules:
         return None
-    stack = _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
+    stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     config = encoder.config
     options = {"eps": config.layer_norm_eps, "approximate": config.gelu_approximate}
     nheads, dense = _kind(modules[0])
@@ -72,10 +73,18 @@ def run_stack(
         return None
     if not (all_of_last or on_cpu):
         layers = stack.found[2]
-    options |= {"nheads": nheads, "keep_states": keep_states, "packed": stack.packed, "causal": layout.causal}
     if key is not None:
         options["dropouts"] = [module.dropouts(key) for module in modules]
-    states = ops.fused_encoder(x, layers, layout.cu_seqlens, layout.max_seqlen, **options) if layers else None
+    states = None
+    if layers:
+        states = ops.fused_encoder(
+            *(x, layers, layout.cu_seqlens, layout.max_seqlen),
+            nheads=nheads,
+            keep_states=keep_states,
+            packed=stack.packed,
+            causal=layout.causal,
+            **options,
+        )
     return None if states is None else (len(layers), states)
 
 
@@ -110,9 +119,9 @@ _PARTS = (
 _PER_LAYER = len(ops.LayerParameters._fields)
 
 
-@lru_cache(maxsize=64)
-def _walk(eps: float, approximate: str, nheads: int, dense: type):
-    """The native look at a layer, all of whose dense layers are of one kind."""
+def _parts(eps: float, approximate: str, nheads: int, dense: type) -> list[tuple]:
+    """`_PARTS` of a stack all of whose dense layers are of one kind: the values that its attributes must have, and
+    where the tensors of a part are."""
     expected = {"eps": eps, "approximate": approximate, "num_attention_heads": nheads}
     kept = {
         nn.Linear: ("_parameters", ("weight", "bias")),
@@ -123,7 +132,33 @@ def _walk(eps: float, approximate: str, nheads: int, dense: type):
     for parent, name, kind, attributes in _PARTS:
         kind = dense if kind is nn.Linear else kind
         parts.append((parent, name, kind, {a: expected[a] for a in attributes}, *kept.get(kind, ("", ()))))
+    return parts
+
+
+@lru_cache(maxsize=64)
+def _walk(eps: float, approximate: str, nheads: int, dense: type):
+    """The native look at layers."""
+    parts = _parts(eps, approximate, nheads, dense)
     return _native.extension().ModuleWalk(parts, PLAIN_TENSORS, list(hooks.KINDS))
+
+
+def _collect(modules: list[nn.Module], parts: list[tuple]) -> list[Tensor] | None:
+    """What `_walk` collects, in words that a compiler follows, which asks again before every call."""
+    tensors = []
+    for root in modules:
+        found: list[nn.Module] = []
+        for parent, name, kind, attributes, store, names in parts:
+            module = root if parent < 0 else getattr(found[parent], name)
+            if type(module) is not kind or is_watched(module):
+                return None
+            if any(getattr(module, a) != value for a, value in attributes.items()):
+                return None
+            found.append(module)
+            of_part = [getattr(module, store).get(n) for n in names]
+            if any(t is None or not is_plain_tensor(t) for t in of_part):
+                return None
+            tensors += of_part
+    return tensors
 
 
 def _plain_parameters(
@@ -134,7 +169,11 @@ def _plain_parameters(
     if nheads is None or _native.why_missing() or hooks.on_all_modules():
         return None
     known, layers, _ = stack.found
-    tensors = _walk(eps, approximate, nheads, dense).collect(modules, known)
+    kind = eps, approximate, nheads, dense
+    if torch.compiler.is_compiling():
+        tensors = _collect(modules, _parts(*kind))
+    else:
+        tensors = _walk(*kind).collect(modules, known)
     if tensors is None:
         return None
     if tensors is not known:
@@ -144,4 +183,5 @@ def _plain_parameters(
         if any(t.layout is not torch.strided for t in tensors):
             layers = ()  # sparse ones have no numbers in a row
         stack.found = tensors, layers, layers[:-1]
-    return layers if len({p.intermediate_bias.shape for p in layers}) == 1 else None
+    wide = [p.intermediate_bias.shape for p in layers]
+    return layers if wide and all(shape == wide[0] for shape in wide) else None

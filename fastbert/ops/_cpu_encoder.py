@@ -9,15 +9,18 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _cpu_linear, _dispatch
 from ._cpu_int8 import int8_attention_dtype
-from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8
+from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8, layers_of
 
 # Asked of some two hundred tensors in every call.
 _DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("_version")
+# As it is at the start: a compiler cannot follow the question.
+_LEVEL = _native.isa() or ""
 
 _lock = threading.Lock()
 
@@ -38,13 +41,12 @@ def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, caus
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
         return "the whole-encoder kernel has no gradient"
-    if not _native.isa().startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not int8:
+    level = _LEVEL if torch.compiler.is_compiling() else _native.isa()
+    if not level.startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not int8:
         # Layer by layer the dense products are torch's, which knows the processor: ours would take five times as long.
         return "without AVX2 torch's own dense products are quicker"
-    if int8 and any(t.data_ptr() % 64 for t in tensors if t.dtype == torch.uint8):
-        return "a packed weight does not begin at a multiple of 64 bytes"
-    on_cpu, dtypes = all(map(_IS_CPU, tensors)), set(map(_DTYPE, tensors))
-    if on_cpu and dtypes <= {torch.uint8, x.dtype}:
+    at_once = not torch.compiler.is_compiling() and all(map(_IS_CPU, tensors))  # a compiler follows no map of these
+    if at_once and set(map(_DTYPE, tensors)) <= {torch.uint8, x.dtype}:
         return _cpu.why_not(x)  # of two hundred tensors one is all, and before a short sentence the time counts
     return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8))
 
@@ -64,10 +66,10 @@ class _Packed:
         self._key, self._sizes, self._print, self._native = None, None, None, None
 
     def native(
-        self, x: Tensor, layers: Sequence[LayerParameters], tensors: list[Tensor], nheads: int, eps: float,
-        approximate: str, form: int,
+        self, x: Tensor, tensors: list[Tensor], nheads: int, eps: float, approximate: str, form: int, in_graph: bool
     ):  # fmt: skip
-        """The native encoder, packed anew where a parameter is another tensor or holds other numbers.
+        """The native encoder, with the copies that it reads, packed anew where a parameter is another tensor or holds
+        other numbers.
 
         A write through ``.data`` or a raw pointer leaves the version as it was, so numbers are compared too, all of a
         vector and some of a matrix: a write to a tenth of a matrix is seen, one to a few of its rows may not be.
@@ -78,22 +80,25 @@ class _Packed:
         sizes = self._sizes if known else [t.numel() * t.element_size() for t in tensors]
         numbers = _native.extension().fingerprints(addresses, sizes)
         if not known or numbers != self._print:
+            layers = layers_of(tensors)
+            check_shapes(x, layers, autocast=in_graph)  # a known tensor's data may have been replaced
             self._native = _pack(x, layers, nheads, eps, approximate, form)
             self._key, self._sizes, self._print = key, sizes, numbers
         return self._native
 
 
 def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int):
+    """A native encoder, and the copies that it reads."""
     int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
-    check_shapes(x, layers)  # a known tensor's data may have been replaced by some of another shape
     if int8:
         check_int8(layers)
     attention = _cpu.code_of(int8_attention_dtype(x) if int8 else x.dtype)
     native = _native.extension().Encoder(
         _cpu.code(x), attention, approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8, form
     )
+    copies = []
     for index, p in enumerate(layers):
-        weights = _int8_weights(p) if int8 else _weights(p, x.dtype)
+        weights = _int8_weights(p, copies) if int8 else _weights(p, x.dtype)
         vectors = (
             torch.cat([p.query_bias.detach(), p.key_bias.detach(), p.value_bias.detach()]),
             *(t.detach() for t in (p.attention_out_bias, p.intermediate_bias, p.out_bias)),
@@ -102,7 +107,7 @@ def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float,
         # The lists keep the converted tensors alive until they are copied.
         vectors = [v.to(torch.float32).contiguous() for v in vectors]
         native.set_layer(index, [0 if t is None else t.data_ptr() for t in weights], [t.data_ptr() for t in vectors])
-    return native
+    return native, copies
 
 
 def _weights(p: LayerParameters, dtype: torch.dtype) -> list[Tensor | None]:
@@ -112,10 +117,59 @@ def _weights(p: LayerParameters, dtype: torch.dtype) -> list[Tensor | None]:
     return [*(w.to(dtype).contiguous() for w in (qkv, *others)), None, None]
 
 
-def _int8_weights(p: LayerParameters) -> list[Tensor]:
-    """In that order; the kernels read them where they are, and the caller's layers keep them alive."""
+def _int8_weights(p: LayerParameters, copies: list[Tensor]) -> list[Tensor]:
+    """In that order; the kernels read them where they are, and the caller's layers keep them alive. Of those that do
+    not begin at a multiple of 64 bytes there are copies."""
     others = (p.attention_out_weight, p.intermediate_weight, p.out_weight, p.key_weight, p.value_weight)
-    return [p.query_weight, *others]
+    weights = []
+    for weight in (p.query_weight, *others):
+        if weight.data_ptr() % 64:
+            weight = weight.clone()  # torch's own memory starts there
+            copies.append(weight)
+        weights.append(weight)
+    return weights
+
+
+# What is kept of a stack, by its last matrix: an op in a compiler's graph is handed tensors alone.
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters._fields)
+
+
+def _forward(
+    x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, nheads: int, eps: float, approximate: str, keep_states: bool,
+    packed: PackedEncoder | None = None,
+) -> Tensor:  # fmt: skip
+    """The states (L, T, H) after every layer, or (1, T, H) after the last; ``tensors`` are the layers' in a row."""
+    x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
+    int8, rows = tensors[0].dtype == torch.uint8, x.shape[0]
+    form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, rows)
+    parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
+    in_graph = packed is None
+    with _lock:
+        kept = _kept.get(tensors[_LAST_MATRIX])
+        packed = packed or kept or PackedEncoder()
+        if packed is not kept:
+            _kept[tensors[_LAST_MATRIX]] = packed
+        # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
+        held = packed.held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
+        native, _copies = held.native(x, tensors, nheads, eps, approximate, form, in_graph)
+    states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
+    step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
+    if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
+        raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")
+    return states
+
+
+def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states) -> Tensor:
+    return x.new_empty(len(tensors) // len(LayerParameters._fields) if keep_states else 1, *x.shape)
+
+
+_op = _cpu.define(
+    "encoder(Tensor x, Tensor[] tensors, Tensor cu_seqlens, int nheads, float eps, str approximate, bool keep_states) "
+    "-> Tensor",
+    _forward,
+    _forward_fake,
+)
 
 
 @_dispatch.register("encoder", "cpu", available=_native.why_missing, accepts=_accepts)
@@ -133,17 +187,8 @@ def _encoder(
     dropouts: None = None,
     causal: bool = False,
 ) -> list[Tensor]:
-    x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
-    int8, rows = is_int8(layers), x.shape[0]
-    form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, rows)
-    parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
-    with _lock:
-        # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
-        packed = packed or PackedEncoder()
-        held = packed.held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
-        native = held.native(x, layers, packed.tensors(layers), nheads, eps, approximate, form)
-    states = _cpu.buffer((len(layers) if keep_states else 1, *x.shape), x.dtype)
-    step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
-    if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
-        raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")
+    packed = packed or PackedEncoder()
+    tensors = packed.tensors(layers)
+    arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
+    states = _op(*arguments) if torch.compiler.is_compiling() else _forward(*arguments, packed)
     return list(states.unbind())

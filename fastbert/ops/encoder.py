@@ -43,6 +43,12 @@ class LayerParameters(NamedTuple):
     norm_bias: Tensor
 
 
+def layers_of(tensors: Sequence[Tensor]) -> tuple[LayerParameters, ...]:
+    """The layers whose tensors stand in a row."""
+    each = len(LayerParameters._fields)
+    return tuple(LayerParameters(*tensors[i : i + each]) for i in range(0, len(tensors), each))
+
+
 # A layer's: of the attention's probabilities, of the attention's branch and of the feed-forward one.
 LayerDropouts: TypeAlias = tuple[Dropout | None, Dropout | None, Dropout | None]
 
@@ -64,6 +70,8 @@ class PackedEncoder:
 
     def tensors(self, layers: Sequence[LayerParameters]) -> list[Tensor]:
         """The tensors of all layers in a row."""
+        if torch.compiler.is_compiling():  # which asks once, and in torch 2.6 compares what is only to be the same
+            return list(chain.from_iterable(layers))
         known, tensors, _ = self._known
         if layers is not known:
             tensors = list(chain.from_iterable(layers))
@@ -74,6 +82,8 @@ class PackedEncoder:
     def check(self, x: Tensor, layers: Sequence[LayerParameters]) -> None:
         """`check_shapes`, but for the tuple of the call before: of two hundred tensors it takes as long as a short
         sentence's embedding does."""
+        if torch.compiler.is_compiling():
+            return check_shapes(x, layers)
         known, tensors, checked = self._known
         about = (x.shape[1], x.dtype, torch.is_autocast_enabled(x.device.type))
         if layers is not known or about != checked:
@@ -190,8 +200,9 @@ def _checked(x: Tensor, layers: Sequence[LayerParameters], nheads: int, packed: 
     return packed
 
 
-def check_shapes(x: Tensor, layers: Sequence[LayerParameters]) -> None:
-    """Raises InputError for a parameter of another shape or dtype than x (T, H) and the first layer's bias ask for."""
+def check_shapes(x: Tensor, layers: Sequence[LayerParameters], autocast: bool = False) -> None:
+    """Raises InputError for a parameter of another shape or dtype than x (T, H) and the first layer's bias ask for;
+    of another shape alone under an autocast that is over by now, as it is in a compiler's graph."""
     hidden, int8 = x.shape[1], is_int8(layers)
     expected = _shapes(hidden, layers[0].intermediate_bias.shape[0])
     for number, layer in enumerate(layers):
@@ -202,5 +213,5 @@ def check_shapes(x: Tensor, layers: Sequence[LayerParameters]) -> None:
                 raise InputError(f"encoder: expected {name} of layer {number} {kind}, got {tensor.dtype}")
             if not packed_weight and tensor.shape != shape:
                 raise InputError(f"encoder: expected {name} of layer {number} {shape}, got {tuple(tensor.shape)}")
-            if not packed_weight and len(shape) == 2:
+            if not (packed_weight or autocast) and len(shape) == 2:
                 check_dtypes(x, tensor)
