@@ -22,9 +22,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import ops
 from ..errors import InputError
-from ..models.inputs import EXPORTING
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
+from ..modules.graphs import EXPORTING
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
 from .patch_families import Family, family_of

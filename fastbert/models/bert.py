@@ -15,6 +15,7 @@ from ..model_config import ModelConfig
 from ..modules.bilstm import HeadBiLSTM
 from ..modules.embeddings import BertEmbeddings
 from ..modules.encoder import BertEncoder, refuse
+from ..modules.graphs import uncompiled_with_mask
 from ..modules.heads import BertPooler
 from ..modules.linear import is_watched
 from ..outputs import BertModelOutput
@@ -64,6 +65,7 @@ class BertModel(PreTrainedModel):
         self.pooler = BertPooler(self.config) if add_pooling_layer else None
         self.post_init()
 
+    @uncompiled_with_mask
     def encode(
         self,
         input_ids: Tensor | PackedBatch | None = None,
@@ -233,6 +235,7 @@ class BertHead(PreTrainedModel):
         super().__init__(config)
         self.bert = BertModel(self.config, add_pooling_layer=add_pooling_layer)
 
+    @uncompiled_with_mask
     def encode(self, *inputs: Any, **options: Any) -> Encoded:
         """What ``bert`` makes of a batch (`encoded_by`)."""
         return encoded_by(self.bert, *inputs, **options)

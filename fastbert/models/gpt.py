@@ -13,6 +13,7 @@ from .. import ops, rng
 from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..modules.decoder import GPTBlock
+from ..modules.graphs import uncompiled_with_mask
 from ..modules.layout import PackedLayout
 from ..modules.linear import apply_linear
 from ..modules.norm import apply_norm
@@ -112,6 +113,7 @@ class GPTModel(GPTPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @uncompiled_with_mask
     def encode(
         self,
         input_ids: Tensor | PackedBatch | None = None,

@@ -11,14 +11,11 @@ from ..config import BertConfig
 from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..model_config import ModelConfig
+from ..modules.graphs import EXPORTING
 from ..modules.layout import Layout, PackedLayout, lay_out
 from ..packing import CallerShape, PackedBatch, checked_bounds
 from ..rng import DropoutKey
 from .checks import check_ids, check_tensors
-
-# Set during an export alone, but for the strict one of torch 2.6. Not torch.compiler.is_exporting(): it is not in torch
-# 2.6, and to torch.compile's tracing the older releases that have it say that it is true.
-EXPORTING = "_is_exporting_flag" if hasattr(torch.compiler, "_is_exporting_flag") else "_is_compiling_flag"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..outputs import EncoderOutput
 from ..packing import CallerShape, checked_bounds
 from ..rng import DropoutKey
+from .graphs import uncompiled_with_mask
 from .layer import BertLayer
 from .layout import Layout, PackedLayout, lay_out, with_first_column
 from .quantized_linear import check_trainable
@@ -135,6 +136,7 @@ class BertEncoder(nn.Module):
         last, states, attentions = self.run(x, layout, key, show is not None, show=wide)
         return last.to(dtype), states, [None if probs is None else probs.to(score_dtype) for probs in attentions]
 
+    @uncompiled_with_mask
     def forward(
         self,
         hidden_states: Tensor,

@@ -1,15 +1,26 @@
-"""torch.compile(fullgraph=True) of whole models: the eager results, and hardly a recompile over all lengths."""
+"""torch.compile of whole models: the eager results, hardly a recompile over all lengths, the layers in one op."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from fastbert import BertConfig, BertForPreTraining, BertModel, PackedBatch, rng
+import fastbert
+from fastbert import (
+    BertConfig,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertModel,
+    PackedBatch,
+    _native,
+    rng,
+)
 
 LENGTHS = (128, 2, 512, 1, 300)
 
@@ -17,7 +28,7 @@ LENGTHS = (128, 2, 512, 1, 300)
 def config(**options) -> BertConfig:
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    return BertConfig(vocab_size=100, max_position_embeddings=512, **sizes, **{**rates, **options})
+    return BertConfig(vocab_size=100, max_position_embeddings=512, **{**sizes, **rates, **options})
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +131,135 @@ def test_a_compiled_recomputation_draws_what_was_drawn():
     out = again(x)
     out.backward()
     assert x.grad.item() == pytest.approx(2 * out.item() / 3)
+
+
+needs_kernels = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+
+
+def in_inference(kind: str) -> BertModel:
+    model = BertModel(config(num_hidden_layers=2), add_pooling_layer=False).eval()
+    return fastbert.quantize(model) if kind == "int8" else model.to(getattr(torch, kind))
+
+
+def state(model, *given) -> torch.Tensor:
+    with torch.no_grad():
+        return model(*given).last_hidden_state
+
+
+def names(counter: CompileCounterWithBackend) -> list[str]:
+    """Of the ops of ours in the last graph."""
+    found = [str(node.target) for node in counter.graphs[-1].graph.nodes if node.op == "call_function"]
+    return [name.removeprefix("fastbert.") for name in found if name.startswith("fastbert.")]
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_all_layers_are_one_op(kind):
+    model, counter = in_inference(kind), CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    given = packed(9) if kind == "bfloat16" else torch.randint(5, 100, (3, 7))
+    with fastbert.backend("cpu"):  # else the layers serve below AVX2
+        assert torch.equal(state(compiled, given), state(model, given))
+    assert names(counter) == ["embedding", "encoder"]
+
+
+@needs_kernels
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_under_autocast_the_layers_are_one_op_too(backend):
+    model, counter = in_inference("float32"), CompileCounterWithBackend(backend)
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    ids = torch.randint(5, 100, (3, 7))
+    with fastbert.backend("cpu"), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(state(compiled, ids), state(model, ids), rtol=2**-6, atol=2**-6)
+    assert "encoder" in names(counter)
+
+
+@needs_kernels
+def test_a_part_that_is_put_there_after_compiling_is_called():
+    model, ids = in_inference("float32"), torch.randint(5, 100, (2, 6))
+    compiled = torch.compile(model, backend="eager")
+    before = state(compiled, ids)
+    model.encoder.layer[0].intermediate.dense = nn.Sequential(model.encoder.layer[0].intermediate.dense, nn.Tanh())
+    after = state(compiled, ids)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, state(model, ids), rtol=2e-5, atol=2e-6)
+
+
+def _step(model: BertModel) -> None:
+    model.train()(torch.randint(5, 100, (2, 6))).last_hidden_state[..., 0].sum().backward()
+    fastbert.optim.AdamW(model.parameters(), lr=0.1).step()
+    model.eval()
+
+
+def _other(model: BertModel) -> dict[str, torch.Tensor]:
+    return {name: t * 1.5 for name, t in model.state_dict().items()}
+
+
+CHANGES = {
+    "a step": _step,
+    "load_state_dict": lambda model: model.load_state_dict(_other(model)),
+    "assign": lambda model: model.load_state_dict(_other(model), assign=True),
+    "through .data": lambda model: model.encoder.layer[1].output.dense.weight.data.mul_(1.5),
+    "another .data": lambda model: setattr(p := model.encoder.layer[0].output.dense.weight, "data", p.data * 1.5),
+    "int8": fastbert.quantize,
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("how", CHANGES)
+def test_weights_that_change_after_compiling_are_seen(how):
+    model, ids = in_inference("float32"), torch.randint(5, 100, (3, 7))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    before = state(compiled, ids)
+    CHANGES[how](model)
+    after = state(compiled, ids)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, state(model, ids))
+
+
+@needs_kernels
+def test_weights_are_packed_once_for_all_calls(monkeypatch):
+    """Of a model that is compiled and of the same one that is not."""
+    from fastbert.ops import _cpu_encoder
+
+    model, made, pack = in_inference("float32"), [], _cpu_encoder._pack
+    monkeypatch.setattr(_cpu_encoder, "_pack", lambda *given: made.append(1) or pack(*given))
+    compiled, ids = torch.compile(model, fullgraph=True, backend="aot_eager"), torch.randint(5, 100, (2, 9))
+    with fastbert.backend("cpu"):
+        for either in (model, compiled, model, compiled):
+            state(either, ids)
+    assert made == [1]
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_batches_with_a_mask_share_their_graphs(train):
+    """A graph would end where the host reads the mask, in every function from there up, and begin anew."""
+    model = BertForSequenceClassification(config(hidden_dropout_prob=0.1)).train(train)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter)
+    for rows, columns, kept in ((2, 7, 5), (3, 9, 9), (4, 12, 1), (5, 6, 3)):
+        ids, mask = torch.randint(5, 100, (rows, columns)), torch.ones(rows, columns, dtype=torch.int64)
+        mask[1:, kept:] = 0
+        found = []
+        for either in (compiled, model):
+            torch.manual_seed(0)
+            model.zero_grad()
+            logits = either(ids, attention_mask=mask).logits
+            logits.square().sum().backward()
+            found.append([logits, *(p.grad.clone() for p in model.parameters())])
+        for got, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-6)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.skipif(
+    "reason" not in inspect.signature(torch.compiler.disable).parameters, reason="torch tells no reason"
+)
+def test_a_mask_in_one_whole_graph_is_refused_in_words():
+    compiled = torch.compile(BertModel(config()).eval(), fullgraph=True, backend="eager")
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="leave fullgraph=True out, or give packed tokens"):
+        compiled(ids, ids)
 
 
 @pytest.mark.slow
