@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.nn.functional as F
-from kernels import DROPOUT, milliseconds, where
+from kernels import milliseconds, where
 
 from fastbert import ops, optim
 from fastbert.ops import _dispatch
@@ -141,29 +140,8 @@ def accumulation(side: str, dry: bool) -> dict:
     return {"ms": taken, "TFLOP/s": 2 * tokens * width * 4 * width / taken / 1e9}
 
 
-def attention(side: str, dry: bool) -> dict:
-    """Forward at S = 512 with dropout: whole rows of scores ("cuda"), or block by block with rescaling ("other")."""
-    device, dtype = where(dry)
-    tokens, nheads = (16, 2) if dry else (32768, 16)
-    seqlen = tokens // 2 if dry else 512
-    q, k, v = (torch.randn(tokens, nheads, 64, device=device).to(dtype) for _ in "qkv")
-    bounds = torch.arange(0, tokens + 1, seqlen, dtype=torch.int32, device=device)
-    if device == "cpu":
-        with ops.backend("reference"):
-            return {"ms": milliseconds(lambda: F.softmax(q @ k.transpose(-1, -2), -1) @ v, dry)}
-    from fastbert.triton_kernels import attention as kernels
-
-    kept, kernels.WHOLE_ROWS = kernels.WHOLE_ROWS, kernels.WHOLE_ROWS if side == "cuda" else 128
-    try:
-        with torch.no_grad(), ops.backend("triton"):
-            taken = milliseconds(lambda: ops.attention(q, k, v, bounds, seqlen, dropout=DROPOUT), dry)
-    finally:
-        kernels.WHOLE_ROWS = kept
-    return {"ms": taken, "TFLOP/s": 4 * tokens * seqlen * nheads * 64 / taken / 1e9}
-
-
 def measurements(dry: bool) -> Iterator[tuple[str, Callable[[], dict]]]:
     """("cuda NAME SIDE", what measures it)."""
-    for function in (attention, lamb, mlp, linear, accumulation, gather_rows, pack):
+    for function in (lamb, mlp, linear, accumulation, gather_rows, pack):
         for side in SIDES:
             yield f"cuda {function.__name__} {side}", lambda f=function, s=side: f(s, dry)

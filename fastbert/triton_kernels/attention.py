@@ -1,8 +1,8 @@
 """Varlen attention with dropout (Vaswani et al. 2017, eq. 1; tiling after Dao et al. 2022), forward.
 
 O = dropout(softmax(scale Q K^T)) V within each sequence and head. Q, K and V are read once a block of queries and O is
-written once; no S x S matrix is in memory. The softmax is in fp32 and its log sum exp is kept for backward. Up to 512
-tokens in 16 bits there is one pass and no rescaling: all scores of a row are held at once.
+written once; no S x S matrix is in memory. The softmax is in fp32 and its log sum exp is kept for backward. Where one
+block of keys is the whole sequence nothing is rescaled.
 """
 
 from __future__ import annotations
@@ -18,23 +18,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-# Up to this length all scores of a row stay in registers; benchmarks/gpu measures both ways.
-WHOLE_ROWS = 512
-
-
 def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
-    """Tile sizes of the forward kernel; chosen by registers and shared memory (tests/triton_backend), on no GPU yet."""
+    """Tile sizes of the forward kernels; chosen by registers, shared memory and instructions (tests/triton_backend), on
+    no GPU yet. Sequences of at most BLOCK_N tokens take the kernel of one block.
+    """
     if itemsize == 4:
         return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
-    if max_seqlen <= 64:
-        return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCKS": 1, "num_warps": 4, "num_stages": 1}
-    if max_seqlen <= WHOLE_ROWS:
+    if max_seqlen <= 128:
         # With one block of keys nothing is loaded ahead within a program: other programs must fill its waits, and of
         # four warps several fit on a multiprocessor.
-        blocks = triton.cdiv(max_seqlen, 128)
-        warps = 4 if blocks == 1 else 8
-        return {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCKS": blocks, "num_warps": warps, "num_stages": 1}
-    if head_dim <= 64:
+        return {"BLOCK_M": 64, "BLOCK_N": 64 if max_seqlen <= 64 else 128, "num_warps": 4, "num_stages": 1}
+    if head_dim <= 64 and max_seqlen > 512:
         return {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
     return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
 
@@ -56,12 +50,13 @@ def store_rows(ptr, rows, length, stride, values, HEAD_DIM: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def score_mask(rows, columns, length, CAUSAL: tl.constexpr):
-    """Which scores count: keys of this sequence and, in a causal model, none after the query."""
-    inside = (rows[:, None] < length) & (columns[None, :] < length)
-    if CAUSAL:
-        inside &= columns[None, :] <= rows[:, None]
-    return inside
+def _scores(q, k, rows, columns, length, softmax_scale, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+    """Of one tile, to base 2. Rows past the end have some that nobody uses."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
+    if CAUSAL:  # of a row that is stored all keys past the end are later ones
+        return tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+    else:  # an addition is part of the multiplication before it
+        return scores + tl.where(columns < length, 0.0, float("-inf"))[None, :]
 
 
 @kernel
@@ -117,10 +112,9 @@ def _attention_fwd_kernel(
     for first in range(0, last, BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-        scores = tl.where(score_mask(rows, columns, length, CAUSAL), scores, float("-inf"))
+        scores = _scores(q, k, rows, columns, length, softmax_scale, CAUSAL, PRECISION)
         higher = tl.maximum(m, tl.max(scores, 1))
-        # Rows past the end have seen nothing but -inf.
+        # A row whose scores are all -inf, as numbers that are not finite make them.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         probs = exp2(scores - shift[:, None], PRECISION)
         old = exp2(m - shift, PRECISION)
@@ -145,7 +139,7 @@ def _attention_fwd_kernel(
 
 
 @kernel
-def _attention_fwd_whole_kernel(
+def _attention_fwd_block_kernel(
     q_ptr,  # (T, nheads, HEAD_DIM), as k and v
     k_ptr,
     v_ptr,
@@ -169,16 +163,13 @@ def _attention_fwd_whole_kernel(
     keep_scale,
     CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
-    BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The same for sequences of at most BLOCKS blocks of keys: all scores of a row are there before the softmax, so
-    nothing is rescaled. One tile as wide as they are spills; by blocks, only the scores are wide.
-    """
+    """The same for sequences of at most BLOCK_N tokens: all scores of a row are there at once."""
     head, sequence = tl.program_id(1), tl.program_id(2)
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
@@ -192,35 +183,19 @@ def _attention_fwd_whole_kernel(
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
         random_rows = (start + rows) * nheads + head
-    last = length
-    if CAUSAL:
-        last = tl.minimum(length, first_row + BLOCK_M)
-    scores = ()
-    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    for block in tl.static_range(BLOCKS):
-        part = tl.full((BLOCK_M, BLOCK_N), float("-inf"), tl.float32)
-        if block * BLOCK_N < last:
-            columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
-            k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
-            part = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-            part = tl.where(score_mask(rows, columns, length, CAUSAL), part, float("-inf"))
-        m = tl.maximum(m, tl.max(part, 1))
-        scores = scores + (part,)  # noqa: RUF005, unpacking is not Triton
-    # Rows past the end have seen nothing but -inf.
+    columns = tl.arange(0, BLOCK_N)
+    k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
+    scores = _scores(q, k, rows, columns, length, softmax_scale, CAUSAL, PRECISION)
+    m = tl.max(scores, 1)
+    # A row whose scores are all -inf, as numbers that are not finite make them.
     shift = tl.where(m == float("-inf"), 0.0, m)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for block in tl.static_range(BLOCKS):
-        if block * BLOCK_N < last:
-            probs = exp2(scores[block] - shift[:, None], PRECISION)
-            total += tl.sum(probs, 1)
-            if HAS_DROPOUT:
-                group = block * BLOCK_N // 8
-                keep = keep_bits(seed, offset, site, threshold, random_rows, group, BLOCK_M, BLOCK_N)
-                probs = tl.where(keep, probs, 0.0)
-            columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
-            v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
-            acc += tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
+    probs = exp2(scores - shift[:, None], PRECISION)
+    total = tl.sum(probs, 1)
+    if HAS_DROPOUT:
+        keep = keep_bits(seed, offset, site, threshold, random_rows, 0, BLOCK_M, BLOCK_N)
+        probs = tl.where(keep, probs, 0.0)
+    v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
+    acc = tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
     if HAS_DROPOUT:
         acc *= keep_scale
     total = tl.where(rows < length, total, 1.0)
@@ -257,7 +232,7 @@ def attention_forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rn
     if not (tokens and max_seqlen):
         return out, lse
     settings = forward_settings(head_dim, max_seqlen, q.element_size())
-    forward = _attention_fwd_whole_kernel if "BLOCKS" in settings else _attention_fwd_kernel
+    forward = _attention_fwd_block_kernel if max_seqlen <= settings["BLOCK_N"] else _attention_fwd_kernel
     for bounds in launches(cu_seqlens):
         forward[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)](
             *(q, k, v, out, lse, bounds, empty_rng(q) if rng is None else rng),

@@ -3,6 +3,8 @@
     D = rowsum(dO * O);  P = exp(scale Q K^T - lse);  Z = keep / (1 - p)
     dV = (P Z)^T dO;  dS = P (Z (dO V^T) - D);  dQ = scale dS K;  dK = scale dS^T Q
 
+1 / (1 - p) is taken out of Z, and multiplies the sums.
+
 One kernel goes over blocks of keys and sums dK and dV over queries, another over blocks of queries and sums dQ over
 keys: each sum stays in one program, so there are no atomics and the bits are the same every time. Where one block of
 queries is the whole sequence the second does it all: five products in place of seven, each probability and its bits
@@ -16,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import LOG2E, launches, load_rows, precision, score_mask, store_rows
+from .attention import LOG2E, launches, load_rows, precision, store_rows
 from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2
 
 # Triton 3.3 takes 16 to 32 KiB more on Ampere: with loads ahead, 112, where GPUs of capability 8.6 and 8.9 have 99.
@@ -36,24 +38,45 @@ def backward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
     return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
 
 
+def keys_settings(settings: dict, head_dim: int) -> dict:
+    """Of the kernel of dK and dV, which in wide heads are half of its registers: it takes fewer queries at a time."""
+    return {**settings, "BLOCK_M": 32, "num_warps": 4} if head_dim > 64 else settings
+
+
+@triton.jit
+def _delta(dout, out, threshold, HAS_DROPOUT: tl.constexpr):
+    """D of each row; with dropout times the probability of being kept, as `_scores` takes it."""
+    delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
+    if HAS_DROPOUT:
+        delta *= (65536 - threshold) * (1 / 65536)
+    return delta
+
+
 @kernel
-def _delta_kernel(
+def _rows_kernel(
     dout_ptr,  # (T, nheads, HEAD_DIM)
     out_ptr,
-    delta_ptr,  # (nheads, T) fp32
+    lse_ptr,  # (nheads, T) fp32, as the two that are written
+    lse2_ptr,
+    delta_ptr,
     stride_dot,
     stride_doh,
     stride_ot,
     stride_oh,
     T,
+    threshold,
+    HAS_DROPOUT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    """What `_scores` takes of each row, once for all tiles."""
     rows, head = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
-    dout = load_rows(dout_ptr + head * stride_doh, rows, T, stride_dot, HEAD_DIM, BLOCK_D).to(tl.float32)
-    out = load_rows(out_ptr + head * stride_oh, rows, T, stride_ot, HEAD_DIM, BLOCK_D).to(tl.float32)
-    tl.store(delta_ptr + head.to(tl.int64) * T + rows, tl.sum(dout * out, 1), mask=rows < T)
+    dout = load_rows(dout_ptr + head * stride_doh, rows, T, stride_dot, HEAD_DIM, BLOCK_D)
+    out = load_rows(out_ptr + head * stride_oh, rows, T, stride_ot, HEAD_DIM, BLOCK_D)
+    at, inside = head.to(tl.int64) * T + rows, rows < T
+    tl.store(delta_ptr + at, _delta(dout, out, threshold, HAS_DROPOUT), mask=inside)
+    tl.store(lse2_ptr + at, tl.load(lse_ptr + at, mask=inside, other=0.0) * LOG2E, mask=inside)
 
 
 @triton.jit
@@ -62,7 +85,7 @@ def _scores(
     k,
     v,
     dout,
-    lse,
+    lse2,
     delta,
     rows,
     columns,
@@ -72,26 +95,52 @@ def _scores(
     offset,
     site,
     threshold,
-    keep_scale,
     random_rows,
     first_column,
     CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """(P Z, dS) of one tile, fp32."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
-    inside = score_mask(rows, columns, length, CAUSAL)
-    probs = tl.where(inside, exp2(scores - lse[:, None] * LOG2E, PRECISION), 0.0)
-    dprobs = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    """(P Z, dS) of one tile, fp32, both over keep_scale: (BLOCK_M, BLOCK_N), or TRANSPOSED the other way round.
+
+    Rows past the end have zeros for all that is read of them: P is 1 there, and what it is multiplied with is zero.
+    Keys past the end have zeros too, but their P is anything up to infinity, and dS with it: TRANSPOSED, each sum is of
+    one key, and theirs are not stored; otherwise they are summed over, and masked.
+    """
+    # Which product is where has no influence on a result, but on how many registers are needed.
+    DPROBS_FIRST: tl.constexpr = TRANSPOSED and PRECISION != "ieee"
+    if TRANSPOSED:
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        if DPROBS_FIRST:
+            dprobs = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        lse2, delta, rows, columns = lse2[None, :], delta[None, :], rows[None, :], columns[:, None]
+    else:
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        lse2, delta, rows, columns = lse2[:, None], delta[:, None], rows[:, None], columns[None, :]
+    probs = exp2(scores * (softmax_scale * LOG2E) - lse2, PRECISION)
+    if CAUSAL:  # of a row that is stored all keys past the end are later ones
+        probs = tl.where(columns <= rows, probs, 0.0)
+    elif not TRANSPOSED:  # noqa: SIM102, what is known while compiling stands alone
+        if first_column + BLOCK_N > length:
+            probs = tl.where(columns < length, probs, 0.0)
     kept = probs
     if HAS_DROPOUT:
-        keep = keep_bits(seed, offset, site, threshold, random_rows, first_column // 8, BLOCK_M, BLOCK_N)
-        kept = tl.where(keep, probs * keep_scale, 0.0)
-        dprobs = tl.where(keep, dprobs * keep_scale, 0.0)
-    return kept, probs * (dprobs - delta[:, None])
+        keep = keep_bits(
+            seed, offset, site, threshold, random_rows, first_column // 8, BLOCK_M, BLOCK_N, TRANSPOSED=TRANSPOSED
+        )
+        kept = tl.where(keep, probs, 0.0)
+    if not TRANSPOSED:
+        dprobs = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    elif not DPROBS_FIRST:
+        dprobs = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+    if HAS_DROPOUT:
+        dscores = kept * dprobs - probs * delta
+    else:
+        dscores = probs * (dprobs - delta)
+    return kept, dscores
 
 
 @kernel
@@ -100,7 +149,7 @@ def _attention_bwd_dkdv_kernel(
     k_ptr,
     v_ptr,
     dout_ptr,
-    lse_ptr,  # (nheads, T) fp32, as delta
+    lse2_ptr,  # (nheads, T) fp32, as delta; in base 2
     delta_ptr,
     dk_ptr,  # (T, nheads, HEAD_DIM)
     dv_ptr,
@@ -143,7 +192,7 @@ def _attention_bwd_dkdv_kernel(
     v = load_rows(v_ptr + start * stride_vt + head * stride_vh, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
     q_ptr += start * stride_qt + head * stride_qh
     dout_ptr += start * stride_dot + head * stride_doh
-    lse_ptr += head.to(tl.int64) * T + start
+    lse2_ptr += head.to(tl.int64) * T + start
     delta_ptr += head.to(tl.int64) * T + start
     seed, offset = 0, 0
     if HAS_DROPOUT:
@@ -157,14 +206,14 @@ def _attention_bwd_dkdv_kernel(
         rows = first_row + tl.arange(0, BLOCK_M)
         q = load_rows(q_ptr, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
         dout = load_rows(dout_ptr, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
-        lse = tl.load(lse_ptr + rows, mask=rows < length, other=0.0)
+        lse2 = tl.load(lse2_ptr + rows, mask=rows < length, other=0.0)
         delta = tl.load(delta_ptr + rows, mask=rows < length, other=0.0)
         kept, dscores = _scores(
             q,
             k,
             v,
             dout,
-            lse,
+            lse2,
             delta,
             rows,
             columns,
@@ -174,21 +223,22 @@ def _attention_bwd_dkdv_kernel(
             offset,
             site,
             threshold,
-            keep_scale,
             (start + rows) * nheads + head,
             first_column,
             CAUSAL,
             HAS_DROPOUT,
+            True,
             PRECISION,
             BLOCK_M,
             BLOCK_N,
         )
-        dv += tl.dot(tl.trans(kept.to(dout.dtype)), dout, input_precision=PRECISION)
-        dk += tl.dot(tl.trans(dscores.to(q.dtype)), q, input_precision=PRECISION)
+        # In this order fewer registers are needed.
+        dk += tl.dot(dscores.to(q.dtype), q, input_precision=PRECISION)
+        dv += tl.dot(kept.to(dout.dtype), dout, input_precision=PRECISION)
     dk_ptr += start * stride_dkt + head * stride_dkh
     dv_ptr += start * stride_dvt + head * stride_dvh
-    store_rows(dk_ptr, columns, length, stride_dkt, dk * softmax_scale, HEAD_DIM, BLOCK_D)
-    store_rows(dv_ptr, columns, length, stride_dvt, dv, HEAD_DIM, BLOCK_D)
+    store_rows(dk_ptr, columns, length, stride_dkt, dk * (softmax_scale * keep_scale), HEAD_DIM, BLOCK_D)
+    store_rows(dv_ptr, columns, length, stride_dvt, dv * keep_scale, HEAD_DIM, BLOCK_D)
 
 
 @kernel
@@ -197,7 +247,7 @@ def _attention_bwd_dq_kernel(
     k_ptr,
     v_ptr,
     dout_ptr,
-    lse_ptr,  # (nheads, T) fp32, as delta
+    lse_ptr,  # (nheads, T) fp32, as delta; in base 2, but in ONE_PASS natural
     delta_ptr,
     out_ptr,  # (T, nheads, HEAD_DIM), as dq, dk and dv
     dq_ptr,
@@ -248,10 +298,11 @@ def _attention_bwd_dq_kernel(
     rows = first_row + tl.arange(0, BLOCK_M)
     q = load_rows(q_ptr + start * stride_qt + head * stride_qh, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
     dout = load_rows(dout_ptr + start * stride_dot + head * stride_doh, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
-    lse = tl.load(lse_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
+    lse2 = tl.load(lse_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
     if ONE_PASS:
         out = load_rows(out_ptr + start * stride_ot + head * stride_oh, rows, length, stride_ot, HEAD_DIM, BLOCK_D)
-        delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
+        lse2 *= LOG2E
+        delta = _delta(dout, out, threshold, HAS_DROPOUT)
         dk_ptr += start * stride_dkt + head * stride_dkh
         dv_ptr += start * stride_dvt + head * stride_dvh
     else:
@@ -274,7 +325,7 @@ def _attention_bwd_dq_kernel(
             k,
             v,
             dout,
-            lse,
+            lse2,
             delta,
             rows,
             columns,
@@ -284,11 +335,11 @@ def _attention_bwd_dq_kernel(
             offset,
             site,
             threshold,
-            keep_scale,
             (start + rows) * nheads + head,
             first_column,
             CAUSAL,
             HAS_DROPOUT,
+            False,
             PRECISION,
             BLOCK_M,
             BLOCK_N,
@@ -296,12 +347,12 @@ def _attention_bwd_dq_kernel(
         dscores = dscores.to(k.dtype)
         dq += tl.dot(dscores, k, input_precision=PRECISION)
         if ONE_PASS:
-            dv = tl.dot(tl.trans(kept.to(dout.dtype)), dout, input_precision=PRECISION)
-            dk = tl.dot(tl.trans(dscores), q, input_precision=PRECISION) * softmax_scale
+            dv = tl.dot(tl.trans(kept.to(dout.dtype)), dout, input_precision=PRECISION) * keep_scale
+            dk = tl.dot(tl.trans(dscores), q, input_precision=PRECISION) * (softmax_scale * keep_scale)
             store_rows(dv_ptr, columns, length, stride_dvt, dv, HEAD_DIM, BLOCK_D)
             store_rows(dk_ptr, columns, length, stride_dkt, dk, HEAD_DIM, BLOCK_D)
     dq_ptr += start * stride_dqt + head * stride_dqh
-    store_rows(dq_ptr, rows, length, stride_dqt, dq * softmax_scale, HEAD_DIM, BLOCK_D)
+    store_rows(dq_ptr, rows, length, stride_dqt, dq * (softmax_scale * keep_scale), HEAD_DIM, BLOCK_D)
 
 
 def attention_backward(
@@ -315,13 +366,14 @@ def attention_backward(
     settings = backward_settings(head_dim, max_seqlen, q.element_size())
     one_pass = max_seqlen <= settings["BLOCK_M"]
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
-    delta = lse if one_pass else torch.empty_like(lse)
+    lse2, delta = (lse, lse) if one_pass else (torch.empty_like(lse), torch.empty_like(lse))
     if not one_pass:
-        _delta_kernel[(triton.cdiv(tokens, 64), nheads)](
-            *(dout, out, delta, *dout.stride()[:2], *out.stride()[:2], tokens), **sizes, BLOCK_M=64, num_warps=4
+        _rows_kernel[(triton.cdiv(tokens, 64), nheads)](
+            *(dout, out, lse, lse2, delta, *dout.stride()[:2], *out.stride()[:2], tokens, threshold),
+            **{"HAS_DROPOUT": rng is not None, **sizes, "BLOCK_M": 64, "num_warps": 4},
         )
     random = empty_rng(q) if rng is None else rng
-    options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes, **settings}
+    options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes}
     scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
     given, written = (q, k, v, dout), (dq, dk, dv)
 
@@ -332,11 +384,13 @@ def attention_backward(
         sequences = bounds.numel() - 1
         if not one_pass:
             _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_N"]), nheads, sequences)](
-                *(*given, lse, delta, dk, dv, bounds, random, *strides(*given, dk, dv), *scalars), **options
+                *(*given, lse2, delta, dk, dv, bounds, random, *strides(*given, dk, dv), *scalars),
+                **{**options, **keys_settings(settings, head_dim)},
             )
         _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
-            *(*given, lse, delta, out, *written, bounds, random, *strides(*given, out, *written), *scalars),
+            *(*given, lse2, delta, out, *written, bounds, random, *strides(*given, out, *written), *scalars),
             ONE_PASS=one_pass,
             **options,
+            **settings,
         )
     return dq, dk, dv

@@ -10,7 +10,7 @@ import triton.language as tl
 
 # What differs between the calls of one model: its layers' dropouts, and how many rows there are. Triton would compile a
 # kernel anew for multiples of 16 and for 1, which it makes a constant.
-_VARIES = ["site", "T", "M", "V", "rows_each"]
+_VARIES = ["site", "threshold", "T", "M", "V", "rows_each"]
 # A product and a sum become a multiply-add. Triton's own default: up to 3.9 that they do, there with a warning to the
 # user, and from 3.10 on that they do not.
 OPTIONS = {"enable_fp_fusion": True}
@@ -35,21 +35,55 @@ class kernel:  # as a decorator is named
 
 
 @triton.jit
-def keep_bits(seed, offset, site, threshold, rows, first_group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(BLOCK_M, BLOCK_N) bool: which elements are kept in columns 8 first_group and on (fastbert.reference.dropout).
+def keep_bits(
+    seed,
+    offset,
+    site,
+    threshold,
+    rows,
+    first_group,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
+):
+    """(BLOCK_M, BLOCK_N) bool, or TRANSPOSED the other way round: which elements are kept in columns 8 first_group and
+    on (fastbert.reference.dropout). Where all are dropped, threshold 65536, it is anything: their factor is zero.
 
     One Philox call feeds eight elements: its four words hold eight halves, low half first, and half j of group g is for
-    column 8 g + j.
+    column 8 g + j. Words, and not bits, move from the threads that draw them to those that use them: once, since
+    Triton finds one joining of tensors and then one broadcast on their way.
     """
-    groups = first_group + tl.arange(0, BLOCK_N // 8)
-    c0 = tl.broadcast_to(groups[None, :], (BLOCK_M, BLOCK_N // 8)).to(tl.uint32)
-    c1 = tl.broadcast_to(rows[:, None], (BLOCK_M, BLOCK_N // 8)).to(tl.uint32)
-    zero = c0 * 0
-    w0, w1, w2, w3 = tl.philox(seed, c0, c1, zero + site.to(tl.uint32), zero + offset.to(tl.uint32), 10)
-    # One dimension more for each step: a thread keeps its eight halves, where interleaving tiles would move them.
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    halves = tl.join(words & 0xFFFF, words >> 16)
-    return tl.reshape(halves.to(tl.int32) >= threshold, (BLOCK_M, BLOCK_N))
+    groups = (first_group + tl.arange(0, BLOCK_N // 8)).to(tl.uint32)[None, :]
+    w0, w1, w2, w3 = _philox(seed, groups, rows.to(tl.uint32)[:, None], site.to(tl.uint32), offset.to(tl.uint32))
+    words = tl.join(w0.to(tl.uint64) | (w1.to(tl.uint64) << 32), w2.to(tl.uint64) | (w3.to(tl.uint64) << 32))
+    words = tl.broadcast_to(words[:, :, :, None], (BLOCK_M, BLOCK_N // 8, 2, 4))
+    half = tl.arange(0, 4)[None, None, None, :]
+    # To the upper half of 32 bits; what is below does not matter. A thread of a product has both halves of a word, for
+    # which it chooses the word once; TRANSPOSED it has one, and a shift of 64 bits does it all.
+    if TRANSPOSED:
+        halves = ((words << (48 - 16 * half).to(tl.uint64)) >> 32).to(tl.uint32)
+    else:
+        chosen = tl.where(half < 2, words.to(tl.uint32), (words >> 32).to(tl.uint32))
+        halves = chosen << (16 - 16 * (half & 1)).to(tl.uint32)
+    keep = tl.reshape(halves >= (threshold << 16).to(tl.uint32), (BLOCK_M, BLOCK_N))
+    if TRANSPOSED:
+        keep = tl.trans(keep)
+    return keep
+
+
+@triton.jit
+def _philox(seed, c0, c1, c2, c3):
+    """Philox 4x32-10 of uint32 counters whose shapes broadcast: `tl.philox`, but both halves of a product are one
+    multiplication, and what depends on a row or a column alone is computed once for it.
+    """
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        first, second = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c2 = (second >> 32).to(tl.uint32) ^ c1 ^ k0, (first >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1, c3 = second.to(tl.uint32), first.to(tl.uint32)
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
+    return c0, c1, c2, c3
 
 
 @triton.jit

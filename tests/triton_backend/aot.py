@@ -44,7 +44,7 @@ _INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_inde
     "M_up",
 }
 _FLOATS = {"eps", "scale", "keep_scale", "softmax_scale", "max_norm", "most_norm"}
-_FP32 = {"mean", "rstd", "partial", "lse", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
+_FP32 = {"mean", "rstd", "partial", "lse", "lse2", "delta", "loss", "dloss", "weight", "bias", "x_bias"}
 _FP32 |= {"first", "second", "third"}
 _FP32 |= {"slot_scale", "rates", "control", "squares", "trusts", "lr", "grad_scale"}
 _INT64 = {"rng", "labels", "ids", "types", "order", "places"}
@@ -147,7 +147,8 @@ def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str =
         itemsize, sizes["PRECISION"] = (4, "ieee") if dtype == "fp32" else (2, "tf32")
         for max_seqlen in lengths:
             tiles, launch = _apart(attention.forward_settings(head_dim, max_seqlen, itemsize))
-            kernel = attention._attention_fwd_whole_kernel if "BLOCKS" in tiles else attention._attention_fwd_kernel
+            one_block = max_seqlen <= tiles["BLOCK_N"]
+            kernel = attention._attention_fwd_block_kernel if one_block else attention._attention_fwd_kernel
             yield f"attention_fwd d={head_dim} S={max_seqlen}{more}", kernel, dtype, {**sizes, **tiles}, launch
         for max_seqlen in lengths:
             tiles, launch = _apart(attention_backward.backward_settings(head_dim, max_seqlen, itemsize))
@@ -158,7 +159,9 @@ def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str =
                 name = f"attention_bwd d={head_dim} S={max_seqlen}{more}"
                 yield name, attention_backward._attention_bwd_dq_kernel, dtype, both, launch
         # The last length is of several blocks, and others take the same tiles.
-        yield f"attention_dkdv d={head_dim}{more}", attention_backward._attention_bwd_dkdv_kernel, dtype, flags, launch
+        keys, keys_launch = _apart(attention_backward.keys_settings({**tiles, **launch}, head_dim))
+        dkdv = attention_backward._attention_bwd_dkdv_kernel
+        yield f"attention_dkdv d={head_dim}{more}", dkdv, dtype, {**sizes, **keys}, keys_launch
         yield f"attention_dq d={head_dim}{more}", attention_backward._attention_bwd_dq_kernel, dtype, both, launch
 
 

@@ -50,17 +50,16 @@ BUGS = [
     Bug(
         "attention: keys past the end count (a dropped mask)",
         "attention.py",
-        "(rows[:, None] < length) & (columns[None, :] < length)",
-        "rows[:, None] < length + 0 * columns[None, :]",
+        'tl.where(columns < length, 0.0, float("-inf"))',
+        "tl.where(columns < length, 0.0, 0.0)",
         ATTENTION + "lengths1",
-        after="def score_mask",
         short=True,
     ),
     Bug(
         "attention: a causal model sees what comes after",
         "attention.py",
-        "if CAUSAL:\n        inside &=",
-        "if False:\n        inside &=",
+        "columns[None, :] <= rows[:, None]",
+        "columns[None, :] <= rows[:, None] + 1",
         ATTENTION + "lengths2",
     ),
     Bug(
@@ -91,7 +90,7 @@ BUGS = [
         "attention.py",
         "acc *= keep_scale",
         "acc *= 1.0",
-        ATTENTION + "lengths1",
+        ATTENTION + "lengths6",
     ),
     Bug(
         "attention: the running sum is not rescaled",
@@ -126,8 +125,8 @@ BUGS = [
     Bug(
         "attention backward: the gradient of K is not scaled",
         "attention_backward.py",
-        "dk * softmax_scale",
-        "dk * 1.0",
+        "dk * (softmax_scale * keep_scale)",
+        "dk * keep_scale",
         ATTENTION + "lengths3",
     ),
     Bug(
@@ -140,9 +139,38 @@ BUGS = [
     Bug(
         "attention backward: delta is not taken away",
         "attention_backward.py",
-        "(dprobs - delta[:, None])",
+        "(dprobs - delta)",
         "dprobs",
         ATTENTION + "lengths3",
+    ),
+    Bug(
+        "attention backward: with dropout delta is that of rows that nothing was dropped of (a wrong scale)",
+        "attention_backward.py",
+        "delta *= (65536 - threshold) * (1 / 65536)",
+        "delta *= 1.0",
+        ATTENTION + "lengths6",
+    ),
+    Bug(
+        "attention backward: keys past the end are summed over (a dropped mask)",
+        "attention_backward.py",
+        "first_column + BLOCK_N > length",
+        "first_column > length",
+        "test_attention_of_scores_far_below_zero",
+        short=True,
+    ),
+    Bug(
+        "attention backward: the gradient of V is not scaled up (a wrong scale)",
+        "attention_backward.py",
+        "dv * keep_scale",
+        "dv * 1.0",
+        ATTENTION + "lengths6",
+    ),
+    Bug(
+        "dropout: the bits of a transposed tile are those of other columns",
+        "common.py",
+        "48 - 16 * half",
+        "16 * half",
+        ATTENTION + "lengths6",
     ),
     Bug(
         "attention backward: rows past the end hold what was in memory (a missing other=)",
@@ -154,8 +182,8 @@ BUGS = [
     Bug(
         "attention backward in one pass: the gradient of K is not scaled",
         "attention_backward.py",
-        "tl.dot(tl.trans(dscores), q, input_precision=PRECISION) * softmax_scale",
-        "tl.dot(tl.trans(dscores), q, input_precision=PRECISION)",
+        "tl.dot(tl.trans(dscores), q, input_precision=PRECISION) * (softmax_scale * keep_scale)",
+        "tl.dot(tl.trans(dscores), q, input_precision=PRECISION) * keep_scale",
         ATTENTION + "lengths1",
         after="def _attention_bwd_dq_kernel",
     ),
@@ -255,7 +283,7 @@ BUGS = [
         "dropout_has",
     ),
     Bug("dropout: another site", "common.py", "site.to(tl.uint32)", "site.to(tl.uint32) + 1", "dropout_has"),
-    Bug("dropout: the threshold is kept too", "common.py", ">= threshold", "> threshold - 1000", "dropout_has"),
+    Bug("dropout: the threshold is kept too", "common.py", "threshold << 16", "threshold << 15", "dropout_has"),
     Bug(
         "cross_entropy: logits past the end count as 0 (a wrong other=)",
         "cross_entropy.py",

@@ -316,7 +316,7 @@ LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
         ((0, 7, 0), 128, False, True),
         ((70,), 24, False, True),
         ((70,), 128, False, True),  # gradients in two passes; in one in 16 bits are those before
-        ((260, 0, 129, 3), 32, False, True),  # in 16 bits: rows of scores held whole
+        ((260, 0, 129, 3), 32, False, True),  # several blocks of keys, in 16 bits too
         ((140, 385), 32, True, False),
     ],
 )
@@ -328,6 +328,35 @@ def test_attention(dtype, lengths, head_dim, causal, dropout):
         return ops.attention(q, k, v, cu_seqlens, max(lengths), causal=causal, dropout=DROPOUT if dropout else None)
 
     check(attention, attention, leaves, dtype)
+
+
+@pytest.mark.parametrize(("tokens", "head_dim"), [(37, 16), (70, 128)])  # gradients in one pass, and in two
+def test_attention_of_scores_far_below_zero(tokens, head_dim):
+    """Where keys past the end, whose scores are 0, have a probability that is infinite before they are masked."""
+    leaves = [torch.randn(tokens + 3, 1, head_dim) / 8 for _ in range(3)]
+    away = 10 / head_dim**0.25
+    leaves[0] += away
+    leaves[1] -= away  # scores of about -100
+    cu_seqlens = torch.tensor([0, tokens, tokens + 3], dtype=torch.int32, device=DEVICE)
+    for dropout in (None, DROPOUT):
+
+        def attention(q, k, v, dropout=dropout):
+            return ops.attention(q, k, v, cu_seqlens, tokens, dropout=dropout)
+
+        check(attention, attention, leaves, torch.float16)
+
+
+@pytest.mark.parametrize("p", [1.0, 0.75, 1 / 65536, 1e-7])
+def test_attention_of_extreme_dropout(p):
+    """All are dropped, more than half, one in 65,536, none."""
+    leaves = [torch.randn(40, 1, 16) for _ in range(3)]
+    cu_seqlens = torch.tensor([0, 37, 40], dtype=torch.int32, device=DEVICE)
+
+    def attention(q, k, v):
+        return ops.attention(q, k, v, cu_seqlens, 37, dropout=Dropout(p, seed=99, offset=7, site=3))
+
+    for dtype in [torch.float16] + [torch.float32] * (p == 1):
+        check(attention, attention, leaves, dtype)
 
 
 def test_attention_of_more_sequences_than_a_launch_takes(monkeypatch):
