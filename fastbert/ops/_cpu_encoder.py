@@ -130,29 +130,33 @@ def _int8_weights(p: LayerParameters, copies: list[Tensor]) -> list[Tensor]:
     return weights
 
 
-# What is kept of a stack, by its last matrix: an op in a compiler's graph is handed tensors alone.
-_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# What is held of a stack, by its last matrix: an op in a compiler's graph is handed tensors alone. Nothing in it may
+# refer to that matrix, which would then never go.
+_held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters._fields)
 
 
 def _forward(
     x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, nheads: int, eps: float, approximate: str, keep_states: bool,
-    packed: PackedEncoder | None = None,
+    held: dict[str, object] | None = None,
 ) -> Tensor:  # fmt: skip
-    """The states (L, T, H) after every layer, or (1, T, H) after the last; ``tensors`` are the layers' in a row."""
+    """The states (L, T, H) after every layer, or (1, T, H) after the last.
+
+    Args:
+        tensors: the layers' in a row.
+        held: a `PackedEncoder`'s; None, as in a compiler's graph, for that of the last matrix.
+    """
     x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
     int8, rows = tensors[0].dtype == torch.uint8, x.shape[0]
     form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, rows)
     parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
-    in_graph = packed is None
+    in_graph = held is None
     with _lock:
-        kept = _kept.get(tensors[_LAST_MATRIX])
-        packed = packed or kept or PackedEncoder()
-        if packed is not kept:
-            _kept[tensors[_LAST_MATRIX]] = packed
+        if in_graph:
+            held = _held.setdefault(tensors[_LAST_MATRIX], {})
         # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
-        held = packed.held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
-        native, _copies = held.native(x, tensors, nheads, eps, approximate, form, in_graph)
+        packed = held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
+        native, _copies = packed.native(x, tensors, nheads, eps, approximate, form, in_graph)
     states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
     if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
@@ -187,8 +191,11 @@ def _encoder(
     dropouts: None = None,
     causal: bool = False,
 ) -> list[Tensor]:
-    packed = packed or PackedEncoder()
-    tensors = packed.tensors(layers)
+    tensors = (packed or PackedEncoder()).tensors(layers)
     arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
-    states = _op(*arguments) if torch.compiler.is_compiling() else _forward(*arguments, packed)
-    return list(states.unbind())
+    if torch.compiler.is_compiling():
+        return list(_op(*arguments).unbind())
+    held = {} if packed is None else packed.held
+    if packed is not None and not held:  # a compiled model packs no second time
+        _held[tensors[_LAST_MATRIX]] = held
+    return list(_forward(*arguments, held).unbind())

@@ -166,7 +166,7 @@ def encoder(
     Ref:
         Vaswani et al. 2017, section 3; Devlin et al. 2019, section 3.
     """
-    packed = _checked(x, layers, nheads, packed)
+    _check(x, layers, nheads, packed)
     options = {"nheads": nheads, "eps": eps, "approximate": approximate, "keep_states": keep_states, "packed": packed}
     options |= {"dropouts": dropouts, "causal": causal}
     return _dispatch.call("encoder", x, layers, cu_seqlens, max_seqlen, **options)
@@ -179,25 +179,22 @@ def fused_encoder(
 
     Layers that are handed over as a tuple, the same in every call, are looked at once.
     """
-    options["packed"] = options.get("packed") or PackedEncoder()
     kernel = _dispatch.fused("encoder", x, layers, cu_seqlens, max_seqlen, **options)
     if kernel is None:
         return None
-    _checked(x, layers, options["nheads"], options["packed"])
+    _check(x, layers, options["nheads"], options.get("packed"))
     return kernel(x, layers, cu_seqlens, max_seqlen, **options)
 
 
-def _checked(x: Tensor, layers: Sequence[LayerParameters], nheads: int, packed: PackedEncoder | None) -> PackedEncoder:
-    """Raises InputError for what `encoder` cannot compute; returns where to keep what is packed."""
+def _check(x: Tensor, layers: Sequence[LayerParameters], nheads: int, packed: PackedEncoder | None) -> None:
+    """Raises InputError for what `encoder` cannot compute."""
     if x.dim() != 2 or not layers:
         raise InputError(
             f"encoder: expected x (T, H) and at least one layer, got {tuple(x.shape)}, {len(layers)} layers"
         )
-    packed = packed or PackedEncoder()
-    packed.check(x, layers)
+    (packed or PackedEncoder()).check(x, layers)
     if x.shape[1] % nheads:
         raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
-    return packed
 
 
 def check_shapes(x: Tensor, layers: Sequence[LayerParameters], autocast: bool = False) -> None:

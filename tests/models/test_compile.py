@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -281,3 +283,18 @@ def test_an_export_is_refused_in_words(strict, inputs):
     ids = torch.ones(2, 5, dtype=torch.int64)
     with pytest.raises(Exception, match=r"torch\.export would keep where its example's tokens are"):
         torch.export.export(BertModel(config()).eval(), (ids,) * inputs, strict=strict)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["uncompiled", "compiled"])
+def test_a_model_that_is_gone_leaves_no_weights_behind(compiled):
+    def weight_of_a_model_that_ran():
+        model = BertModel(config()).eval()
+        call = torch.compile(model, backend="eager") if compiled else model
+        with torch.inference_mode():
+            call(torch.tensor([[1, 2, 3]]))
+        return weakref.ref(model.encoder.layer[-1].output.dense.weight)
+
+    weight = weight_of_a_model_that_ran()
+    torch._dynamo.reset()
+    gc.collect()
+    assert weight() is None
