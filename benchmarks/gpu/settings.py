@@ -28,7 +28,8 @@ def _name(setting: tuple | None) -> str:
 
 @contextmanager
 def _in_place(direction: str, setting: tuple | None) -> Iterator[None]:
-    """The launches of one direction take this setting, forward with rescaling from block to block."""
+    """The launches of one direction take this setting: backward the kernel of dQ, and that of dK and dV with rows and
+    columns exchanged."""
     if setting is None:
         yield
         return

@@ -19,28 +19,36 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import LOG2E, launches, load_rows, precision, store_rows
-from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2
+from .common import arch, empty_rng, exp2, keep_bits, kernel, next_power_of_2
 
 # Triton 3.3 takes 16 to 32 KiB more on Ampere: with loads ahead, 112, where GPUs of capability 8.6 and 8.9 have 99.
 _STAGES = 1 if triton.__version__.startswith("3.3.") else 2
 
 
-def backward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
-    """Tile sizes of the backward kernels; chosen by registers and shared memory, not yet on a GPU. Sequences of at most
+def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int = 90) -> dict:
+    """Tile sizes of the kernel of dQ; chosen by registers and shared memory, not yet on a GPU. Sequences of at most
     BLOCK_M tokens take one pass.
+
+    Args:
+        arch: the GPU's (`common.arch`).
     """
     if itemsize == 4:
         return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
     if head_dim > 64:
         return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
+    # Elsewhere products read all their operands from registers: of 64 keys 24 to 480 bytes a thread spill there.
+    columns = 64 if arch // 10 in (9, 10) else 32
     if 64 < max_seqlen <= 128:
-        return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": _STAGES}
-    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+        return {"BLOCK_M": 128, "BLOCK_N": columns, "num_warps": 8, "num_stages": _STAGES}
+    return {"BLOCK_M": 64, "BLOCK_N": columns, "num_warps": 4, "num_stages": 2}
 
 
 def keys_settings(settings: dict, head_dim: int) -> dict:
-    """Of the kernel of dK and dV, which in wide heads are half of its registers: it takes fewer queries at a time."""
-    return {**settings, "BLOCK_M": 32, "num_warps": 4} if head_dim > 64 else settings
+    """The same of the kernel of dK and dV: as many keys in a program as the other has queries. In wide heads, whose
+    sums are half of its registers, it takes fewer queries at a time.
+    """
+    turned = {**settings, "BLOCK_M": settings["BLOCK_N"], "BLOCK_N": settings["BLOCK_M"]}
+    return {**turned, "BLOCK_M": 32, "num_warps": 4} if head_dim > 64 else turned
 
 
 @triton.jit
@@ -363,7 +371,8 @@ def attention_backward(
     dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if not (tokens and max_seqlen):
         return dq, dk, dv
-    settings = backward_settings(head_dim, max_seqlen, q.element_size())
+    settings = backward_settings(head_dim, max_seqlen, q.element_size(), arch(q.device))
+    keys = keys_settings(settings, head_dim)
     one_pass = max_seqlen <= settings["BLOCK_M"]
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
     lse2, delta = (lse, lse) if one_pass else (torch.empty_like(lse), torch.empty_like(lse))
@@ -383,9 +392,10 @@ def attention_backward(
     for bounds in launches(cu_seqlens):
         sequences = bounds.numel() - 1
         if not one_pass:
-            _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_N"]), nheads, sequences)](
+            _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
                 *(*given, lse2, delta, dk, dv, bounds, random, *strides(*given, dk, dv), *scalars),
-                **{**options, **keys_settings(settings, head_dim)},
+                **options,
+                **keys,
             )
         _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
             *(*given, lse2, delta, out, *written, bounds, random, *strides(*given, out, *written), *scalars),

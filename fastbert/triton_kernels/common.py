@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import triton
@@ -113,6 +114,15 @@ def quotient(x, y, PRECISION: tl.constexpr):
     if PRECISION != "ieee":
         return x / y
     return tl.div_rn(x, y)
+
+
+@cache
+def arch(device: torch.device) -> int:
+    """The compute capability, as 80 for 8.0; 90 where there is no GPU, as in the interpreter."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def next_power_of_2(n: int) -> int:

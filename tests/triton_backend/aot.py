@@ -93,12 +93,12 @@ def settings(arch: int, short: bool = False):
     """
     whole = not short or arch == max(ARCHITECTURES)
     yield from layer_settings()
-    yield from attention_settings((32, 64, 128), (64, 128, 256, 512, 1024) if whole else (64, 128, 512, 1024))
+    yield from attention_settings(arch, (32, 64, 128), (64, 128, 256, 512, 1024) if whole else (64, 128, 512, 1024))
     if whole:
-        yield from attention_settings((64,), (128, 512, 1024), causal=True)
+        yield from attention_settings(arch, (64,), (128, 512, 1024), causal=True)
         # The other 16 bits take the same tiles; one of each kind shows that they fit.
-        yield from attention_settings((64,), (512,), dtype="fp16")
-        yield from attention_settings((64,), (512,), dtype="fp32")
+        yield from attention_settings(arch, (64,), (512,), dtype="fp16")
+        yield from attention_settings(arch, (64,), (512,), dtype="fp32")
         wanted = ("layer_norm_fwd 1024", "layer_norm_bwd 1024", "gelu_fwd tanh", "gelu_bwd tanh")
         yield from ((f"{name} fp16", *rest) for name, *rest in layer_settings("fp16") if name in wanted)
     yield from optimizer_settings()
@@ -139,7 +139,7 @@ def layer_settings(dtype: str = "bf16"):
     yield "lookup_bwd runs", embedding_kernels._sum_runs_kernel, dtype, {**parts, "BLOCK_N": 256}, {}
 
 
-def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str = "bf16"):
+def attention_settings(arch, head_dims, lengths, *, causal: bool = False, dtype: str = "bf16"):
     """As `settings`: forward at each length, backward at each that it does in one pass, and in two."""
     more = " causal" * causal + (f" {dtype}" if dtype != "bf16" else "")
     for head_dim in head_dims:
@@ -151,7 +151,7 @@ def attention_settings(head_dims, lengths, *, causal: bool = False, dtype: str =
             kernel = attention._attention_fwd_block_kernel if one_block else attention._attention_fwd_kernel
             yield f"attention_fwd d={head_dim} S={max_seqlen}{more}", kernel, dtype, {**sizes, **tiles}, launch
         for max_seqlen in lengths:
-            tiles, launch = _apart(attention_backward.backward_settings(head_dim, max_seqlen, itemsize))
+            tiles, launch = _apart(attention_backward.backward_settings(head_dim, max_seqlen, itemsize, arch))
             one_pass = max_seqlen <= tiles["BLOCK_M"]
             flags = {**sizes, **tiles}
             both = {**flags, "ONE_PASS": one_pass}

@@ -359,6 +359,14 @@ def test_attention_of_extreme_dropout(p):
         check(attention, attention, leaves, dtype)
 
 
+@pytest.mark.parametrize(("lengths", "causal"), [((70, 3), False), ((130, 61), True)])  # in one pass, and in two
+def test_attention_in_the_tiles_of_other_gpus(monkeypatch, lengths, causal):
+    from fastbert.triton_kernels import attention_backward as kernels
+
+    monkeypatch.setattr(kernels, "arch", lambda device: 80)
+    test_attention(torch.float16, lengths, 64, causal, True)
+
+
 def test_attention_of_more_sequences_than_a_launch_takes(monkeypatch):
     """Gradients included; launches.py has the number at which CUDA ends."""
     from fastbert.triton_kernels import attention as kernels
