@@ -32,7 +32,7 @@ _TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl")
 _ARTICLE = re.compile(r'<doc id="\d+" .*\btitle="(?P<title>.*)">')
 
 # WikiText's titles, and the headings within its articles.
-_TITLE, _HEADING = re.compile("= [^=].* ="), re.compile("(= ){2,}.*( =){2,}")
+_TITLE, _HEADING = re.compile("= [^=].* ="), re.compile("= = .* = =")
 
 
 @dataclass(frozen=True)
