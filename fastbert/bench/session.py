@@ -10,6 +10,7 @@ import logging
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ _log = logging.getLogger("fastbert")
 _SPARE_MB = 700  # of Python and a library without a model
 _ROUND_SECONDS = 0.4  # what one turn should last at least
 _MOST_RUNS = 50  # of a turn
+# Some libraries emulate a dtype that the processor lacks: OpenVINO's bfloat16 took 80 s where its float32 took one.
+_SLOW_SECONDS, _SLOW_TIMES = 10.0, 20.0  # of one run, and how many times the fastest variant's so far
 
 
 @dataclass
@@ -186,7 +189,7 @@ class Session:
             dead[variant.name] = "crashed", str(death)
 
     def _run_workload(self, workload: Workload, workers: dict, dead: dict) -> None:
-        rows = []
+        rows, fastest = [], math.inf
         for variant in self.plan.variants:
             row = Row(workload, variant)
             rows.append(row)
@@ -194,7 +197,16 @@ class Session:
                 row.fail(*dead[variant.name])
                 continue
             self.say(f"{workload.name}: checking {variant.name}")
-            self._guarded(row, dead, lambda row=row: self._check(row, workers[row.variant.name]))
+            found: list[float] = []
+            self._guarded(row, dead, lambda row=row, found=found: found.append(self._check(row, workers)))
+            if row.status != "ok":
+                continue
+            (seconds,) = found
+            fastest = min(fastest, seconds)
+            if seconds > max(_SLOW_SECONDS, _SLOW_TIMES * fastest):
+                reason = f"left out: one run of {workload.name} takes {seconds:.0f} s"
+                row.fail("skipped", reason)
+                dead[variant.name] = "skipped", reason
         turns = {id(row): max(1, self._turn_length(row, workers, dead)) for row in rows if row.status == "ok"}
         self.rates[workload.name] = []
         for number in range(1, self.plan.rounds + 1):
@@ -219,11 +231,13 @@ class Session:
             row.fail("crashed", str(death))
             dead[row.variant.name] = "crashed", str(death)
 
-    def _check(self, row: Row, worker: Worker) -> None:
-        """Prepares the batch, runs it once and compares; a wrong variant gets no turn."""
-        name, out = row.workload.name, self.scratch / "answer.npz"
+    def _check(self, row: Row, workers: dict[str, Worker]) -> float:
+        """Prepares the batch, runs it once and compares; a wrong variant gets no turn. Returns that run's seconds."""
+        name, out, worker = row.workload.name, self.scratch / "answer.npz", workers[row.variant.name]
         worker.ask("prepare", self.plan.timeout, batch=str(self.batches[name]))
+        start = time.monotonic()
         worker.ask("answer", self.plan.timeout, out=str(out))
+        seconds = time.monotonic() - start
         with np.load(out) as got, np.load(self.scratch / f"{name}-truth.npz") as true:
             if self.plan.kind == "inference":
                 with np.load(self.batches[name]) as batch:
@@ -233,6 +247,7 @@ class Session:
         largest = gate.limit(self.plan.kind, row.variant.dtype)
         if not row.error["relative"] <= largest:
             row.fail("wrong", f"wrong: relative error {row.error['relative']:.2g}, allowed {largest:g}")
+        return seconds
 
     def _turn_length(self, row: Row, workers: dict, dead: dict) -> int:
         """Runs of a turn, from one untimed run: a turn lasts long enough to be timed, and no longer."""

@@ -78,6 +78,14 @@ class Hangs(Right):
         time.sleep(600)
 
 
+class Slow(Right):
+    """Right, but of a dtype that it emulates."""
+
+    def answer(self):
+        time.sleep(1.0)
+        return super().answer()
+
+
 class Noisy(Right):
     """A library that prints where the answers go."""
 

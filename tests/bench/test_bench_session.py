@@ -4,7 +4,9 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +92,41 @@ def test_a_refusal_is_one_line_and_a_hang_ends():
         "gave no answer within 10 s and was ended",
     )
     assert rows["A", "Right"].status == "ok"
+
+
+def test_a_variant_far_slower_than_the_fastest_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("fastbert.bench.session._SLOW_SECONDS", 0.5)
+    session = run(planted("Right"), planted("Slow"), workloads=(SHORT, LONG))
+    rows = rows_of(session)
+    for workload in ("A", "B"):
+        row = rows[workload, "Slow"]
+        assert (row.status, row.reason, row.seconds) == ("skipped", "left out: one run of A takes 1 s", [])
+        assert rows[workload, "Right"].status == "ok"
+    # If nothing else is right, it is what there is.
+    (row,) = run(planted("Slow")).rows
+    assert row.status == "ok"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process of its parent's end")
+def test_no_stopped_process_outlives_a_run_that_is_killed():
+    starts = (
+        "import pathlib, time; from fastbert.bench.pool import Worker; w = Worker(1, None, pathlib.Path('/dev/null'))"
+    )
+    command = f"{starts}; w.ask('peak', 120); print(w.process.pid, flush=True); time.sleep(300)"
+    with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        assert Path(f"/proc/{worker}").exists()
+        parent.kill()
+    end = time.monotonic() + 60
+
+    def is_there() -> bool:
+        # Where nobody reaps it, it stays as a zombie.
+        status = Path(f"/proc/{worker}/status")
+        return status.exists() and "State:\tZ" not in status.read_text()
+
+    while is_there():
+        assert time.monotonic() < end, f"process {worker} is still there"
+        time.sleep(0.05)
 
 
 def test_what_a_library_prints_does_not_reach_the_answers():
