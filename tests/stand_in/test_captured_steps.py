@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
@@ -12,9 +14,10 @@ def test_the_stand_in_refuses_what_a_gpu_refuses(run):
     run(str(HERE / "refusals.py"))
 
 
-def test_a_captured_step_is_the_step_that_was_not_captured(run):
-    """One step before the capture, two replays; forward, backward and update. In one process."""
-    assert {"fp32 equal", "fp8 equal"} <= set(run(str(HERE / "replays.py"), "fp32", "fp8").splitlines())
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
+    """One step before the capture, two replays; forward, backward and update."""
+    assert f"{precision} equal" in run(str(HERE / "replays.py"), precision).splitlines()
 
 
 def test_a_graph_does_not_add_to_the_gradients_of_the_one_before(run):

@@ -322,7 +322,8 @@ LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
 )
 def test_attention(dtype, lengths, head_dim, causal, dropout):
     cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE)
-    leaves = [torch.randn(sum(lengths), 2, head_dim) for _ in range(3)]
+    heads = 2 if sum(lengths) < 200 else 1  # the interpreter takes a block at a time
+    leaves = [torch.randn(sum(lengths), heads, head_dim) for _ in range(3)]
 
     def attention(q, k, v):
         return ops.attention(q, k, v, cu_seqlens, max(lengths), causal=causal, dropout=DROPOUT if dropout else None)
