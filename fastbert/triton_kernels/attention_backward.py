@@ -5,10 +5,10 @@
 
 1 / (1 - p) is taken out of Z, and multiplies the sums.
 
-One kernel goes over blocks of keys and sums dK and dV over queries, another over blocks of queries and sums dQ over
-keys: each sum stays in one program, so there are no atomics and the bits are the same every time. Where one block of
-queries is the whole sequence the second does it all: five products in place of seven, each probability and its bits
-made once and not twice, q, k, v and dO read once, and D made on the way.
+One kernel goes over blocks of queries, makes D on the way and sums dQ over keys; another goes over blocks of keys and
+sums dK and dV over queries: each sum stays in one program, so there are no atomics and the bits are the same every
+time. Where one block of queries is the whole sequence the first does it all: five products in place of seven, each
+probability and its bits made once and not twice, and q, k, v and dO read once.
 """
 
 from __future__ import annotations
@@ -58,33 +58,6 @@ def _delta(dout, out, threshold, HAS_DROPOUT: tl.constexpr):
     if HAS_DROPOUT:
         delta *= (65536 - threshold) * (1 / 65536)
     return delta
-
-
-@kernel
-def _rows_kernel(
-    dout_ptr,  # (T, nheads, HEAD_DIM)
-    out_ptr,
-    lse_ptr,  # (nheads, T) fp32, as the two that are written
-    lse2_ptr,
-    delta_ptr,
-    stride_dot,
-    stride_doh,
-    stride_ot,
-    stride_oh,
-    T,
-    threshold,
-    HAS_DROPOUT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """What `_scores` takes of each row, once for all tiles."""
-    rows, head = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
-    dout = load_rows(dout_ptr + head * stride_doh, rows, T, stride_dot, HEAD_DIM, BLOCK_D)
-    out = load_rows(out_ptr + head * stride_oh, rows, T, stride_ot, HEAD_DIM, BLOCK_D)
-    at, inside = head.to(tl.int64) * T + rows, rows < T
-    tl.store(delta_ptr + at, _delta(dout, out, threshold, HAS_DROPOUT), mask=inside)
-    tl.store(lse2_ptr + at, tl.load(lse_ptr + at, mask=inside, other=0.0) * LOG2E, mask=inside)
 
 
 @triton.jit
@@ -255,7 +228,8 @@ def _attention_bwd_dq_kernel(
     k_ptr,
     v_ptr,
     dout_ptr,
-    lse_ptr,  # (nheads, T) fp32, as delta; in base 2, but in ONE_PASS natural
+    lse_ptr,  # (nheads, T) fp32, as the two that are written, lse in base 2 and delta
+    lse2_ptr,
     delta_ptr,
     out_ptr,  # (T, nheads, HEAD_DIM), as dq, dk and dv
     dq_ptr,
@@ -294,8 +268,8 @@ def _attention_bwd_dq_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """In ONE_PASS one block of queries is the whole sequence: a block of keys has its dK and dV from it alone, and
-    delta is made of out here; otherwise neither out, dk nor dv is touched.
+    """In ONE_PASS one block of queries is the whole sequence: a block of keys has its dK and dV from it alone.
+    Otherwise what `_scores` takes of each row is left for the kernel of keys, and neither dk nor dv is touched.
     """
     head, sequence = tl.program_id(1), tl.program_id(2)
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
@@ -304,17 +278,26 @@ def _attention_bwd_dq_kernel(
     if first_row >= length:
         return
     rows = first_row + tl.arange(0, BLOCK_M)
-    q = load_rows(q_ptr + start * stride_qt + head * stride_qh, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
-    dout = load_rows(dout_ptr + start * stride_dot + head * stride_doh, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
-    lse2 = tl.load(lse_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
+    q_ptr += start * stride_qt + head * stride_qh
+    dout_ptr += start * stride_dot + head * stride_doh
+    q = load_rows(q_ptr, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
+    dout = load_rows(dout_ptr, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
+    out = load_rows(out_ptr + start * stride_ot + head * stride_oh, rows, length, stride_ot, HEAD_DIM, BLOCK_D)
+    delta = _delta(dout, out, threshold, HAS_DROPOUT)
+    at, inside = head.to(tl.int64) * T + start + rows, rows < length
+    lse2 = tl.load(lse_ptr + at, mask=inside, other=0.0) * LOG2E
     if ONE_PASS:
-        out = load_rows(out_ptr + start * stride_ot + head * stride_oh, rows, length, stride_ot, HEAD_DIM, BLOCK_D)
-        lse2 *= LOG2E
-        delta = _delta(dout, out, threshold, HAS_DROPOUT)
         dk_ptr += start * stride_dkt + head * stride_dkh
         dv_ptr += start * stride_dvt + head * stride_dvh
     else:
-        delta = tl.load(delta_ptr + head.to(tl.int64) * T + start + rows, mask=rows < length, other=0.0)
+        tl.store(lse2_ptr + at, lse2, mask=inside)
+        tl.store(delta_ptr + at, delta, mask=inside)
+        if PRECISION == "ieee":
+            # Products in fp32 want all this in other threads than the sum has it: at once, 224 bytes a thread spill.
+            tl.debug_barrier()
+            q = load_rows(q_ptr, rows, length, stride_qt, HEAD_DIM, BLOCK_D)
+            dout = load_rows(dout_ptr, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
+            delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
     k_ptr += start * stride_kt + head * stride_kh
     v_ptr += start * stride_vt + head * stride_vh
     seed, offset = 0, 0
@@ -376,11 +359,6 @@ def attention_backward(
     one_pass = max_seqlen <= settings["BLOCK_M"]
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
     lse2, delta = (lse, lse) if one_pass else (torch.empty_like(lse), torch.empty_like(lse))
-    if not one_pass:
-        _rows_kernel[(triton.cdiv(tokens, 64), nheads)](
-            *(dout, out, lse, lse2, delta, *dout.stride()[:2], *out.stride()[:2], tokens, threshold),
-            **{"HAS_DROPOUT": rng is not None, **sizes, "BLOCK_M": 64, "num_warps": 4},
-        )
     random = empty_rng(q) if rng is None else rng
     options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes}
     scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
@@ -391,16 +369,16 @@ def attention_backward(
 
     for bounds in launches(cu_seqlens):
         sequences = bounds.numel() - 1
+        _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
+            *(*given, lse, lse2, delta, out, *written, bounds, random, *strides(*given, out, *written), *scalars),
+            ONE_PASS=one_pass,
+            **options,
+            **settings,
+        )
         if not one_pass:
             _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
                 *(*given, lse2, delta, dk, dv, bounds, random, *strides(*given, dk, dv), *scalars),
                 **options,
                 **keys,
             )
-        _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
-            *(*given, lse2, delta, out, *written, bounds, random, *strides(*given, out, *written), *scalars),
-            ONE_PASS=one_pass,
-            **options,
-            **settings,
-        )
     return dq, dk, dv
