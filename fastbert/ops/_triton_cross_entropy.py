@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _dispatch, _triton
+from . import _cpu, _dispatch, _triton, _triton_linear
 from .cross_entropy import reduced
 
 
@@ -20,11 +20,13 @@ def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Te
     return logits.new_empty(rows, dtype=torch.float32), logits.new_empty(rows, dtype=torch.float32)
 
 
-def _backward(dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
+def _backward(
+    dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int, width: int | None = None
+) -> Tensor:
     from ..triton_kernels import cross_entropy
 
     dloss, labels, lse = (t.contiguous() for t in (dloss, labels, lse))
-    return cross_entropy.cross_entropy_backward(dloss, _triton.whole_rows(logits), labels, lse, ignore_index)
+    return cross_entropy.cross_entropy_backward(dloss, _triton.whole_rows(logits), labels, lse, ignore_index, width)
 
 
 def _backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
@@ -39,7 +41,12 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _gradient(ctx, dloss: Tensor, _dlse):
-    return _cross_entropy_backward(dloss, *ctx.saved_tensors, ctx.ignore_index), None, None
+    logits, labels, lse = ctx.saved_tensors
+    width = None if torch.compiler.is_compiling() or _cpu.is_watched() else _triton_linear.filled_width(logits)
+    if width is None:
+        return _cross_entropy_backward(dloss, logits, labels, lse, ctx.ignore_index), None, None
+    whole = _backward(dloss, logits, labels, lse, ctx.ignore_index, width)
+    return _triton_linear.without_filling(whole, logits.shape[1]), None, None
 
 
 _cross_entropy_backward = _triton.define(

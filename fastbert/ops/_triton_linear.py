@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .. import reference
 from . import _dispatch, _triton
@@ -15,6 +16,56 @@ from .linear_fp8 import product_dtype
 _UNIT, _LARGE = 16, 1024
 
 
+def filled_width(x: Tensor) -> int | None:
+    """Of what `linear` gave, as it stands among features that fill up a unit: their number with these; else None."""
+    width = x.stride(0) if x.dim() == 2 and x.stride(1) == 1 else 0
+    return width if 0 < width - x.shape[1] < _UNIT and not width % _UNIT and x.element_size() == 2 else None
+
+
+def without_filling(whole: Tensor, features: int) -> Tensor:
+    """The gradient of those features alone, from one (M, `filled_width`) with zeros beyond them, which travels with it:
+    what `linear` multiplies needs no copy then."""
+    given = whole[:, :features]
+    given.fastbert_whole = whole  # one memory: what changes the gradient in place changes both
+    return given
+
+
+class _Filled(torch.autograd.Function):
+    """A dense layer of more features, zeros, whose results are the first ones among them."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        features, dtype = weight.shape[0], product_dtype(x)
+        rows = x.reshape(-1, x.shape[-1]).to(dtype)
+
+        def filled(parameter: Tensor) -> Tensor:
+            made = parameter.new_empty(features + -features % _UNIT, *parameter.shape[1:], dtype=dtype)
+            made[:features].copy_(parameter)
+            made[features:].zero_()
+            return made
+
+        wide = filled(weight)
+        ctx.save_for_backward(rows, wide)
+        ctx.like = x.shape, x.dtype, weight.dtype, None if bias is None else bias.dtype
+        out = F.linear(rows, wide, None if bias is None else filled(bias))
+        return out.view(*x.shape[:-1], len(wide))[..., :features]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout: Tensor):
+        rows, wide = ctx.saved_tensors
+        shape, dtype, of_weight, of_bias = ctx.like
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        features, whole = dout.shape[-1], getattr(dout, "fastbert_whole", None)
+        dout = dout.reshape(-1, features)
+        if whole is None:
+            whole = F.pad(dout, (0, len(wide) - features))
+        dx = torch.mm(whole, wide).view(shape).to(dtype) if needs_x else None
+        dweight = torch.mm(whole.t(), rows)[:features].to(of_weight) if needs_weight else None
+        dbias = whole.sum(0, dtype=torch.float32)[:features].to(of_bias) if needs_bias else None
+        return dx, dweight, dbias
+
+
 def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
     return _triton.why_not(x, parameters=(weight, bias))
 
@@ -22,11 +73,9 @@ def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | Non
 @_dispatch.register("linear", "triton", available=_triton.why_missing, accepts=_accepts)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     features, dtype = weight.shape[0], product_dtype(x)
-    lacking = -features % _UNIT
     # In a compiler the number of rows would ask for a graph of its own, and inductor fills up by itself.
-    if not lacking or features < _LARGE or dtype == torch.float32 or torch.compiler.is_compiling():
+    if not features % _UNIT or features < _LARGE or dtype == torch.float32 or torch.compiler.is_compiling():
         return reference.linear(x, weight, bias)
     if x.shape[:-1].numel() < _LARGE:
         return reference.linear(x, weight, bias)
-    filled = F.pad(weight.to(dtype), (0, 0, 0, lacking))
-    return reference.linear(x, filled, None if bias is None else F.pad(bias.to(dtype), (0, lacking)))[..., :features]
+    return _Filled.apply(x, weight, bias)

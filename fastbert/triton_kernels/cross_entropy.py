@@ -1,6 +1,8 @@
 """Softmax cross-entropy of gathered rows: reads the logits once forward and once backward, keeps two numbers a row.
 
 loss = log sum exp(x) - x[label];   dx = dloss (softmax(x) - [column == label])
+
+Blocks of whole rows are read under no mask: one that ends anywhere, as BERT's vocabulary does, keeps loads narrow.
 """
 
 from __future__ import annotations
@@ -13,6 +15,15 @@ from torch import Tensor
 from .common import kernel
 
 _BLOCK = 2048
+
+
+@triton.jit
+def _add_up(m, total, x):
+    """The largest so far and the sum of exponentials below it, lane by lane."""
+    higher = tl.maximum(m, x)
+    # A lane that has only seen -inf stays at zero.
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    return higher, total * tl.exp(m - shift) + tl.exp(x - shift)
 
 
 @kernel
@@ -30,23 +41,30 @@ def _cross_entropy_fwd_kernel(
     label = tl.load(labels_ptr + row)
     m = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, N, BLOCK):
-        columns = first + tl.arange(0, BLOCK)
-        x = tl.load(logits_ptr + row * stride_m + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
-        higher = tl.maximum(m, x)
-        # A lane that has only seen -inf stays at zero.
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(m - shift) + tl.exp(x - shift)
-        m = higher
+    logits_ptr += row * stride_m
+    whole = N // BLOCK * BLOCK
+    for first in range(0, whole, BLOCK):
+        m, total = _add_up(m, total, tl.load(logits_ptr + first + tl.arange(0, BLOCK)).to(tl.float32))
+    if whole < N:
+        columns = whole + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
+        m, total = _add_up(m, total, x)
     top = tl.max(m, 0)
     above = tl.log(tl.sum(total * tl.exp(m - top), 0))
     counts = label != ignore_index
     # Of a label that is no column the loss is NaN, in place of memory that is not ours.
     known = (label >= 0) & (label < N)
-    x = tl.load(logits_ptr + row * stride_m + label, mask=known, other=float("nan")).to(tl.float32)
+    x = tl.load(logits_ptr + label, mask=known, other=float("nan")).to(tl.float32)
     # Not lse - x: a loss near 0 would be lost in the rounding of lse.
     tl.store(loss_ptr + row, tl.where(counts, above + (top - x), 0.0))
     tl.store(lse_ptr + row, top + above)
+
+
+@triton.jit
+def _gradient(x, columns, label, lse, dloss, ignore_index):
+    dx = dloss * (tl.exp(x - lse) - tl.where(columns == label, 1.0, 0.0))
+    # An ignored row is zero, whatever its logits are.
+    return tl.where(label != ignore_index, dx, 0.0)
 
 
 @kernel
@@ -55,21 +73,28 @@ def _cross_entropy_bwd_kernel(
     logits_ptr,  # (M, N), rows stride_m apart
     labels_ptr,  # (M) int64
     lse_ptr,  # (M) fp32
-    dlogits_ptr,  # (M, N)
+    dlogits_ptr,  # (M, WIDTH), zeros from column N on
     stride_m,
     N,
+    WIDTH,
     ignore_index,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     label, lse = tl.load(labels_ptr + row), tl.load(lse_ptr + row)
     dloss = tl.where((label >= 0) & (label < N), tl.load(dloss_ptr + row), float("nan"))
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits_ptr + row * stride_m + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
-    dx = dloss * (tl.exp(x - lse) - tl.where(columns == label, 1.0, 0.0))
-    # An ignored row is zero, whatever its logits are.
-    dx = tl.where(label != ignore_index, dx, 0.0)
-    tl.store(dlogits_ptr + row * N + columns, dx.to(dlogits_ptr.dtype.element_ty), mask=columns < N)
+    first = tl.program_id(1) * BLOCK
+    columns = first + tl.arange(0, BLOCK)
+    logits_ptr += row * stride_m
+    dlogits_ptr += row * WIDTH
+    if first + BLOCK <= N:
+        x = tl.load(logits_ptr + columns).to(tl.float32)
+        dx = _gradient(x, columns, label, lse, dloss, ignore_index)
+        tl.store(dlogits_ptr + columns, dx.to(dlogits_ptr.dtype.element_ty))
+    else:
+        x = tl.load(logits_ptr + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
+        dx = tl.where(columns < N, _gradient(x, columns, label, lse, dloss, ignore_index), 0.0)
+        tl.store(dlogits_ptr + columns, dx.to(dlogits_ptr.dtype.element_ty), mask=columns < WIDTH)
 
 
 def cross_entropy_forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -83,14 +108,17 @@ def cross_entropy_forward(logits: Tensor, labels: Tensor, ignore_index: int) -> 
     return loss, lse
 
 
-def cross_entropy_backward(dloss, logits, labels, lse, ignore_index: int) -> Tensor:
-    """-> dlogits (M, N) contiguous, dtype of logits."""
+def cross_entropy_backward(dloss, logits, labels, lse, ignore_index: int, width: int | None = None) -> Tensor:
+    """-> dlogits (M, N) contiguous, dtype of logits; or (M, ``width``), with zeros beyond column N."""
     rows, columns = logits.shape
-    dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    width = columns if width is None else width
+    dlogits = torch.empty(rows, width, dtype=logits.dtype, device=logits.device)
     if rows:
-        block = min(_BLOCK, triton.next_power_of_2(columns))
-        grid = (rows, triton.cdiv(columns, block))
+        block = min(_BLOCK, triton.next_power_of_2(width))
+        grid = (rows, triton.cdiv(width, block))
         _cross_entropy_bwd_kernel[grid](
-            *(dloss, logits, labels, lse, dlogits, logits.stride(0), columns, ignore_index), BLOCK=block, num_warps=8
+            *(dloss, logits, labels, lse, dlogits, logits.stride(0), columns, width, ignore_index),
+            BLOCK=block,
+            num_warps=8,
         )
     return dlogits

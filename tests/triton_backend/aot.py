@@ -38,6 +38,7 @@ ARCHITECTURES = (80, 90)
 _INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_index", "padding_idx", "stride_m"} | {
     "first_chunk",
     "V",
+    "WIDTH",
     "TYPES",
     "P",
     "num_chunks",
@@ -236,7 +237,7 @@ def compile_one(name: str, kernel, dtype: str, constexprs: dict, launch: dict, a
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, argument in enumerate(kernel.arg_names)
-            if argument.endswith("_ptr") or argument in ("N", "M_up") or argument.startswith("stride_")
+            if argument.endswith("_ptr") or argument in ("N", "M_up", "WIDTH") or argument.startswith("stride_")
         },
     )
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={**common.OPTIONS, **launch})

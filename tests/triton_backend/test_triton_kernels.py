@@ -236,6 +236,51 @@ def test_products_with_a_vocabulary_are_of_whole_units():
     assert ops.linear(x[:1000], weight, bias).is_contiguous()  # where a copy of the weight would cost
 
 
+def test_the_gradient_of_a_loss_comes_filled_up_to_whole_units(monkeypatch):
+    """Nothing is copied between the loss and the products, whose filling holds zeros; others' gradients are filled."""
+    leaves = [
+        torch.randn(1024, 8, device=DEVICE),
+        torch.randn(1030, 8, device=DEVICE),
+        torch.randn(1030, device=DEVICE),
+    ]
+    labels = torch.randint(1030, (1024,), device=DEVICE)
+    labels[5:] = -100
+    empty = torch.empty  # of floats, with what nobody may take for zeros
+    nan = lambda x: x.fill_(float("nan")) if x.is_floating_point() else x  # noqa: E731
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: nan(empty(*size, **how)))
+    copies, pad = [], torch.nn.functional.pad
+    monkeypatch.setattr("fastbert.ops._triton_linear.F.pad", lambda x, *how: (copies.append(x), pad(x, *how))[1])
+
+    def gradients(loss, **how):
+        given = [leaf.detach().to(how.get("dtype", torch.float32)).requires_grad_() for leaf in leaves]
+        loss(*given).backward()
+        return [leaf.grad for leaf in given]
+
+    def ours(x, weight, bias):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            logits = ops.linear(x, weight, bias)
+        logits.register_hook(lambda dout: wholes.append(dout.fastbert_whole))
+        return ops.cross_entropy(logits, labels)
+
+    def theirs(x, weight, bias):
+        return reference.cross_entropy(reference.linear(x, weight, bias), labels)
+
+    def squares(x, weight, bias):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return ops.linear(x, weight, bias).float().square().mean()
+
+    wholes: list[torch.Tensor] = []
+    found, truth = gradients(ours), gradients(theirs, dtype=torch.float64)
+    assert not copies
+    assert wholes[0].shape == (1024, 1040)
+    assert not wholes[0][:, 1030:].any()
+    for one, true in zip(found, truth, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - true).abs().max() < 0.01 * true.abs().max()
+    gradients(squares)
+    assert len(copies) == 1
+
+
 def test_a_loss_near_zero_is_not_lost_in_large_logits():
     labels = torch.zeros(4, dtype=torch.int64, device=DEVICE)
     logits = torch.tensor([[40.0 + step, 26.0, 25.0] for step in range(4)], device=DEVICE)
