@@ -157,8 +157,19 @@ def _backward(
     if any(need[3:6]):
         grads.update(zip(names[3:6], rows.sum(0, dtype=torch.float32).chunk(3), strict=True))
     dx = dresidual.addmm_(rows, w_projections) if needed[0] else None
-    made = (grads.get(name) if wanted else None for name, wanted in zip(names, need, strict=True))
-    return [dx, *(None if g is None else g.to(parameter.dtype) for g, parameter in zip(made, p, strict=True))]
+    return [dx, *_widened([grads.get(name) if wanted else None for name, wanted in zip(names, need, strict=True)], p)]
+
+
+def _widened(gradients: list[Tensor | None], parameters: LayerParameters) -> list[Tensor | None]:
+    """In the parameters' dtypes; those that must be copied for that are copied in one launch."""
+    made = [
+        g if g is None or g.dtype == parameter.dtype else torch.empty_like(g, dtype=parameter.dtype)
+        for g, parameter in zip(gradients, parameters, strict=True)
+    ]
+    copied = [(to, g) for to, g in zip(made, gradients, strict=True) if to is not g]
+    if copied:
+        torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
+    return made
 
 
 class _Layer(torch.autograd.Function):
