@@ -35,9 +35,12 @@ compiled: list[str] = []
 
 
 class _Kernel:
-    """What a compiled kernel is to a launch."""
+    """What a compiled kernel is to a launch, with its first form."""
 
     function = packed_metadata = 0
+
+    def __init__(self, module, context) -> None:
+        self.module, self.context = module, context  # which the module's memory is of
 
     def launch_metadata(self, *_arguments) -> None: ...
 
@@ -60,9 +63,9 @@ def _compile(source, target, options, **_) -> _Kernel:
         "context": context,
     }
     # Triton 3.3 asks for no target.
-    source.make_ir(**{name: given[name] for name in inspect.signature(source.make_ir).parameters})
+    module = source.make_ir(**{name: given[name] for name in inspect.signature(source.make_ir).parameters})
     compiled.append(source.fn.__name__)
-    return _Kernel()
+    return _Kernel(module, context)
 
 
 def stand_in() -> None:
