@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..train.plots import new_figure, save_figure
+from ..wording import counted
 
 _COLORS = {"fp32": "#8fb8e8", "bf16": "#0b57a4", "int8": "#4b2e83"}
 
@@ -30,7 +31,7 @@ def plot(document: dict, path: Path) -> Path:
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     machine = document["machine"]
     figure.suptitle(
-        f"{machine['processor']}, {document['threads']} threads; {document['date'][:10]}", fontsize="medium"
+        f"{machine['processor']}, {counted(document['threads'], 'thread')}; {document['date'][:10]}", fontsize="medium"
     )
     return save_figure(figure, path)
 

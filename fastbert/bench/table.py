@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from ..wording import counted
+
 
 def _number(value: float | None, digits: int = 0) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
@@ -23,7 +25,8 @@ def header_lines(header: dict) -> list[str]:
     if machine["amx_fault"]:
         amx = "announces AMX without its tiles"
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, {header['threads']} threads, kernels for {machine['isa']}; "
+        f"{machine['processor']}, {counted(machine['cores'], 'core')}, {counted(header['threads'], 'thread')}, "
+        f"kernels for {machine['isa']}; "
         f"it {amx}",
         f"fastbert {header['fastbert']} ({header['commit'] or 'installed package'}), {header['date']}",
         ", ".join(f"{name} {version}" for name, version in header["versions"].items() if version),

@@ -16,6 +16,7 @@ from ..tasks.config import FinetuneConfig
 from ..tasks.files import read_lines
 from ..tasks.results import FinetuneResult
 from ..tasks.search import trials_table
+from ..wording import counted
 from ._tables import print_table
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ def header(
 ) -> None:
     """Prints the model, the data, the recipe, the device and the backends of a training that begins."""
     rows = len(train_rows[: args.limit_train]), len(dev_rows[: args.limit_dev])
-    print(f"model      {args.model}: {model.num_parameters():,} parameters")
-    print(f"data       {args.task}: {rows[0]:,} training rows, {rows[1]:,} dev rows")
+    print(f"model      {args.model}: {counted(model.num_parameters(), 'parameter')}")
+    print(f"data       {args.task}: {counted(rows[0], 'training row')}, {counted(rows[1], 'dev row')}")
     seeds = f"seeds {args.seed} to {args.seed + args.restarts - 1}" if args.restarts > 1 else f"seed {args.seed}"
     print(
         f"training   {_recipe(args, len(configs))}, at most {args.max_seqlen} tokens a row, {args.precision}, {seeds}"
     )
-    print(f"device     {model.device}, {torch.get_num_threads()} threads")
+    print(f"device     {model.device}, {counted(torch.get_num_threads(), 'thread')}")
     print(f"backends   {_dispatch.served()}", flush=True)
 
 
@@ -52,8 +53,8 @@ def _recipe(args: Finetune, trainings: int) -> str:
             for values in (args.grid_batch_sizes, args.grid_lrs, args.grid_epochs)
         )
         return f"{trainings} trainings: batches of {sizes} rows x lr {rates} x {epochs} epochs"
-    size = f"{args.token_budget} tokens" if args.token_budget else f"{args.batch_size} rows"
-    recipe = f"{args.epochs} epochs of batches of {size}, lr {args.lr:g}"
+    size = counted(args.token_budget, "token") if args.token_budget else counted(args.batch_size, "row")
+    recipe = f"{counted(args.epochs, 'epoch')} of batches of {size}, lr {args.lr:g}"
     return f"{trainings} trainings of {recipe}" if trainings > 1 else recipe
 
 
@@ -62,9 +63,10 @@ def early(task: Task, record: dict) -> None:
     first = task.metrics[0]
     guess = record.get(f"guess_{first}")
     known = "" if guess is None else f" (one answer for all: {guess:.4f})"
-    minutes = record["seconds_left"] / 60
-    left = f"about {minutes:.0f} minutes left" if minutes >= 1 else "under a minute left"
-    where = f"early check at step {record['step']} of the epoch's {record['steps']}, on {record['rows']} dev rows"
+    minutes = round(record["seconds_left"] / 60)
+    left = f"about {counted(minutes, 'minute')} left" if minutes else "under a minute left"
+    rows = counted(record["rows"], "dev row")
+    where = f"early check at step {record['step']} of the epoch's {record['steps']}, on {rows}"
     print(f"{where}: {first} {record[first]:.4f}{known}, {left}", flush=True)
     if guess is not None and record[first] <= guess:
         print("  nothing learned yet: if the epoch ends so too, try another --seed or --lr, or --restarts", flush=True)
@@ -77,7 +79,8 @@ def epoch(record: dict) -> None:
 
 def trial(task: Task, record: dict, count: int) -> None:
     """Prints the recipe and the outcome of one of several trainings."""
-    recipe = f"batch size {record['batch_size']}, lr {record['lr']:g}, {record['epochs']} epochs, seed {record['seed']}"
+    epochs = counted(record["epochs"], "epoch")
+    recipe = f"batch size {record['batch_size']}, lr {record['lr']:g}, {epochs}, seed {record['seed']}"
     outcome = record.get("failed") or metrics(task, record)
     print(f"training {record['trial']} of {count}: {recipe}: {outcome}", flush=True)
 
@@ -90,7 +93,8 @@ def result(task: Task, outcome: FinetuneResult, restarts: int) -> None:
     if len(outcome.trials) == restarts > 1:
         values = [record[first] for record in outcome.trials if first in record]
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{first} of {len(values)} seeds: mean {statistics.mean(values):.4f}, standard deviation {deviation:.4f}")
+        mean = f"mean {statistics.mean(values):.4f}, standard deviation {deviation:.4f}"
+        print(f"{first} of {counted(len(values), 'seed')}: {mean}")
     print(f"best epoch {outcome.best['epoch']}: {metrics(task, outcome.best)}")
     for path in outcome.paths:
         if path.name in SHOWN_TABLES:

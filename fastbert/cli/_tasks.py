@@ -21,6 +21,7 @@ from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
 from ..tasks.runs import load_trained, model_directory, run_config
+from ..wording import counted
 from ._options import PredictOptions
 from ._progress import progress
 
@@ -59,7 +60,8 @@ def read_rows(
 def _report_skipped(task: Task, path: Path, kept: int) -> None:
     reasons = task.bad_rows.reasons
     if reasons:
-        print(f"{called(path)}: {len(reasons)} bad rows skipped, {kept} rows kept", file=sys.stderr)
+        skipped = counted(len(reasons), "bad row")
+        print(f"{called(path)}: {skipped} skipped, {counted(kept, 'row')} kept", file=sys.stderr)
         for reason in reasons[:SHOWN_REASONS]:
             print(f"  {reason}", file=sys.stderr)
         if len(reasons) > SHOWN_REASONS:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ..wording import counted
 from ._paths import InputPath, OutputPath
 
 
@@ -42,10 +43,11 @@ def run(args: Convert) -> None:
     with removed_on_sigterm():
         found = convert(source, args.dst, to=args.to, config=args.config)
     config = found.model.config
-    print(f"{type(found.model).__name__}: {config.num_hidden_layers} layers of {config.hidden_size}", file=sys.stderr)
+    layers = counted(config.num_hidden_layers, "layer")
+    print(f"{type(found.model).__name__}: {layers} of {config.hidden_size}", file=sys.stderr)
     if found.unused:
         shown = ", ".join(found.unused[:5]) + (", ..." if len(found.unused) > 5 else "")
-        print(f"not used: {len(found.unused)} tensors ({shown})", file=sys.stderr)
+        print(f"not used: {counted(len(found.unused), 'tensor')} ({shown})", file=sys.stderr)
     if found.left_out:
         print(f"left out: {', '.join(found.left_out)}", file=sys.stderr)
     print(args.dst)

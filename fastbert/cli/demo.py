@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from ..wording import duration
 from ._paths import OutputPath
 
 
@@ -40,6 +41,6 @@ def run(args: Demo) -> None:
 
     result = run_demo(args.out, args.quick, args.seed)
     page = write_page(result)
-    print(f"\nthe whole demo took {(time.monotonic() - began) / 60:.1f} minutes")
+    print(f"\nthe whole demo took {duration(time.monotonic() - began)}")
     for path in (result.run.model_dir, args.out / "data", args.out / "demo.json", page):
         print(path)

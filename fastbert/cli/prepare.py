@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ..wording import counted
 from ._paths import InputPath, OutputPath
 
 
@@ -67,8 +68,8 @@ def run(args: Prepare) -> None:
     for split, count in manifest.counts.items():
         tokens += count["tokens"]
         print(
-            f"{split}: {count['documents']:,} documents, {count['sentences']:,} sentences, {count['tokens']:,} tokens, "
-            f"{len(manifest.splits[split])} shard{'s'[: len(manifest.splits[split]) != 1]}"
+            f"{split}: {counted(count['documents'], 'document')}, {counted(count['sentences'], 'sentence')}, "
+            f"{counted(count['tokens'], 'token')}, {counted(len(manifest.splits[split]), 'shard')}"
         )
     print(f"[UNK]: {100 * manifest.unknown_tokens / tokens:.3f} % of the tokens")
     if manifest.special_ids.mask != manifest.special_ids.sep:  # a GPT's vocabulary has nothing to mask with

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..train import recipes
 from ..train.config import PretrainConfig
 from ..train.phase_options import Phase
+from ..wording import counted, duration
 from ._paths import InputName, InputPath, OutputName
 
 
@@ -136,7 +137,6 @@ def run(args: Pretrain) -> None:
         return
     if result.interrupted:
         print(f"stopped by {result.interrupted} after step {result.steps}; go on with --resume auto")
-    minutes = result.seconds / 60
-    print(f"{result.steps} steps, {result.tokens:,} tokens in {minutes:.1f} minutes")
+    print(f"{counted(result.steps, 'step')}, {counted(result.tokens, 'token')} in {duration(result.seconds)}")
     for path in result.paths:
         print(path)

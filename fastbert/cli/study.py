@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from ..wording import counted
 from ._paths import InputPath, OutputPath
 
 
@@ -124,7 +125,7 @@ def _run(args: Study, work) -> None:
         runner.execute(work, jobs=args.jobs, threads=args.threads, say=lambda line: print(line, flush=True))
     except (KeyboardInterrupt, SystemExit):
         models, cells = work.missing
-        left = f"{len(models)} pre-trainings and {len(cells)} fine-tunings are left"
+        left = f"{counted(len(models), 'pre-training')} and {counted(len(cells), 'fine-tuning')} are left"
         print(f"{study.name}: {left}; the same command goes on from here", file=sys.stderr)
         raise
     out = _report(args, study)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import DataError, InputError
 from ..files import binary_lines, check_text_file
+from ..wording import counted
 from .sentences import segment_lines
 
 _log = logging.getLogger("fastbert")
@@ -93,7 +94,7 @@ def read_raw_documents(
             yield document
     if empty:
         names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
-        raise DataError(f"{names}: expected text, got an empty corpus ({len(files)} file{'s'[: len(files) != 1]})")
+        raise DataError(f"{names}: expected text, got an empty corpus ({counted(len(files), 'file')})")
 
 
 _NAMED = "text in a file of another name is read if the file itself is named"
@@ -123,7 +124,7 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
                 got = f"got none but {shown} ({_NAMED})" if others else "got none"
                 raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, {got}")
             if others:
-                count = f"{len(others)} file{'s'[: len(others) != 1]}"
+                count = counted(len(others), "file")
                 _log.warning(
                     "%s: %s left out (%s): neither .txt nor .jsonl, or a vocabulary, a pipe or a device; %s",
                     path,

@@ -14,6 +14,7 @@ import torch
 
 from ..errors import DataError, InputError
 from ..packing import PackedBatch
+from ..wording import counted
 from . import randomness
 from .config import PretrainingConfig
 from .masking import Masker
@@ -213,14 +214,13 @@ class RealisedShares:
     def __str__(self) -> str:
         chosen = max(self.predicted, 1)
         text = (
-            f"{100 * self.predicted / max(self.maskable, 1):.2f} % of {self.maskable:,} tokens predicted: "
+            f"{100 * self.predicted / max(self.maskable, 1):.2f} % of {counted(self.maskable, 'token')} predicted: "
             f"{100 * self.to_mask / chosen:.2f} % [MASK], {100 * self.to_random / chosen:.2f} % random, "
             f"{100 * self.kept / chosen:.2f} % kept"
         )
         if self.pairs:
-            text += (
-                f"; {100 * self.random_pairs / self.pairs:.2f} % of {self.pairs:,} pairs with a random second segment"
-            )
+            share = 100 * self.random_pairs / self.pairs
+            text += f"; {share:.2f} % of {counted(self.pairs, 'pair')} with a random second segment"
         return text
 
 

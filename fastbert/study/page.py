@@ -11,6 +11,7 @@ import yaml
 
 from .. import svg
 from ..tasks.files import write_json
+from ..wording import counted
 from .compare import CLEAR, CLEAR_MARGIN, shown
 from .definition import PERPLEXITY
 from .document import Document
@@ -279,7 +280,7 @@ def _again(page: Document, results: dict) -> None:
     page.heading("How this was made")
     page.code(measured["command"])
     made = ", ".join(measured["made_at_commits"])
-    threads = " or ".join("1 thread" if count == 1 else f"{count} threads" for count in measured["threads"])
+    threads = " or ".join(counted(count, "thread") for count in measured["threads"])
     page.text(
         f"fastbert {measured['version']}, commit {measured['commit'] or 'unknown'}; models and cells made at commit "
         f"{made} on {', '.join(measured['made_on'])}, {threads} each, torch {measured['torch']}, "

@@ -13,6 +13,7 @@ from ..data.tokenizer import load_tokenizer
 from ..train import phases
 from ..train import plan as of_run
 from ..train.model_and_data import open_data
+from ..wording import counted
 from . import cells
 from .cells import Cell
 from .pretrained import Wanted
@@ -96,10 +97,11 @@ def text(works: Sequence[Work], jobs: int, rate_of=None) -> str:
 
 def _study_lines(work: Work, plans: Sequence[RowPlan]) -> list[str]:
     study, width = work.study, max(len(plan.name) for plan in plans)
+    cells = len({cell.key for cell in work.cells})
     lines = [
-        f"study {study.name} at scale {study.scale}: {len(study.rows)} rows x {len(study.tasks)} tasks x "
-        f"{len(study.seeds)} seeds; {len(work.models)} pre-trainings and {len({cell.key for cell in work.cells})} "
-        "fine-tunings",
+        f"study {study.name} at scale {study.scale}: {counted(len(study.rows), 'row')} x "
+        f"{counted(len(study.tasks), 'task')} x {counted(len(study.seeds), 'seed')}; "
+        f"{counted(len(work.models), 'pre-training')} and {counted(cells, 'fine-tuning')}",
         f"{'row':<{width}}  {'model':>12}  {'tokens/s':>9}  {'pre-training':>22}  {'fine-tuning':>22}",
     ]
     for plan in plans:

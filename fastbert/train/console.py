@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ..wording import counted
+
 if TYPE_CHECKING:
     from .loop import PretrainLoop
 
@@ -82,18 +84,18 @@ def header(loop: PretrainLoop) -> str:
     from . import phases
 
     config, bert, shards = loop.config, loop.model.config, loop.batches.data.shards
-    length = f"{loop.total_steps} steps" if loop.total_steps else f"{config.max_minutes:g} minutes"
+    length = counted(loop.total_steps, "step") if loop.total_steps else counted(config.max_minutes, "minute")
     plans = [phases.describe(config, phase) for phase in loop.phases]
     peak, source = loop.peak
-    heads = f"{bert.num_attention_heads} heads, " if hasattr(bert, "num_attention_heads") else ""
+    heads = counted(bert.num_attention_heads, "head") + ", " if hasattr(bert, "num_attention_heads") else ""
     return "\n".join(
         [
-            f"model      {bert.num_hidden_layers} layers x {bert.hidden_size}, {heads}"
+            f"model      {counted(bert.num_hidden_layers, 'layer')} x {bert.hidden_size}, {heads}"
             f"vocabulary {bert.vocab_size}: {loop.num_parameters:,} parameters",
-            f"data       {shards.num_documents:,} documents, {shards.num_tokens:,} tokens",
+            f"data       {counted(shards.num_documents, 'document')}, {counted(shards.num_tokens, 'token')}",
             f"training   {length}, {config.optimizer}, {config.precision}, seed {config.seed}",
             *(f"           {plan}" for plan in plans),
-            f"device     {loop.engine.device}, {torch.get_num_threads()} threads; peak "
+            f"device     {loop.engine.device}, {counted(torch.get_num_threads(), 'thread')}; peak "
             f"{peak / 1e12:.2f} TFLOP/s ({source})",
             f"steps      {_steps(loop)}",
             f"backends   {_dispatch.served()}",

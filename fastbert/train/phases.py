@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..data.config import PretrainingConfig
 from ..errors import InputError
+from ..wording import counted
 from .config import PretrainConfig
 from .phase_options import MOST_MICRO_BATCHES, Phase
 
@@ -165,10 +166,10 @@ def learning_rate(config: PretrainConfig, phase: RunPhase, progress: float) -> f
 def describe(config: PretrainConfig, phase: RunPhase) -> str:
     """One line for people: length, samples, batch, rate."""
     max_seqlen = phase.changes.get("max_seqlen", config.samples.max_seqlen)
-    length = f"{100 * (phase.end - phase.begin):g} %" if phase.steps is None else f"{phase.steps:,} steps"
+    length = f"{100 * (phase.end - phase.begin):g} %" if phase.steps is None else counted(phase.steps, "step")
     batch = f"{phase.accumulate} x {phase.token_budget} tokens"
     if phase.batch_sequences is not None:
-        batch = f"{phase.batch_sequences:,} sequences in micro-batches of {phase.token_budget} tokens"
+        batch = f"{counted(phase.batch_sequences, 'sequence')} in micro-batches of {phase.token_budget} tokens"
     elif phase.batch_tokens is not None:
         batch = f"{phase.batch_tokens:,} tokens in micro-batches of {phase.token_budget}"
     source = phase.own or config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..wording import counted, duration
 from .plan import Plan
 
 
@@ -10,24 +11,25 @@ def text(plan: Plan) -> str:
     settings, memory = plan.model, plan.memory
     under = "" if plan.zero is None else f", ZeRO {plan.zero}"
     lines = [
-        f"model     {settings.num_hidden_layers} layers x {settings.hidden_size}, vocabulary {settings.vocab_size}: "
-        f"{plan.parameters:,} parameters in {plan.tensors} tensors",
+        f"model     {counted(settings.num_hidden_layers, 'layer')} x {settings.hidden_size}, "
+        f"vocabulary {settings.vocab_size}: {plan.parameters:,} parameters in {plan.tensors} tensors",
         f"ranks     {plan.ranks}{under}, {plan.precision}",
     ]
     for phase in plan.phases:
         name = f"{phase.name}: " if phase.name else ""
-        length = "as many steps as the clock allows" if phase.steps is None else f"{phase.steps:,} steps"
+        length = "as many steps as the clock allows" if phase.steps is None else counted(phase.steps, "step")
         total = "" if phase.steps is None else f", {_count(phase.steps * phase.tokens)} tokens in all"
         each = f"{phase.samples.seqlen:.0f} tokens on average" if phase.samples.known else "all taken as full"
+        sequences = counted(round(phase.sequences), "sequence")
         lines += [
-            f"phase     {name}{length} of {phase.sequences:,.0f} sequences, {phase.tokens:,.0f} tokens{total}",
+            f"phase     {name}{length} of {sequences}, {phase.tokens:,.0f} tokens{total}",
             f"          samples of at most {phase.max_seqlen} ({each}), {phase.micro_batches} x "
             f"{phase.samples.tokens:,.0f} tokens on each rank",
         ]
         if plan.ranks > 1:
             lines.append(f"          each rank sends {_bytes(phase.sent)} a step")
         if phase.seconds is not None:
-            lines.append(f"          {_duration(phase.seconds)}")
+            lines.append(f"          {duration(phase.seconds)}")
     where = " in the memory of the CPU" if plan.offload else ""
     here = memory.total - memory.optimizer * plan.offload
     lines += [
@@ -40,7 +42,7 @@ def text(plan: Plan) -> str:
     else:
         rates = ", ".join(f"{rate:,.0f}" for rate in plan.rates)
         lines.append(
-            f"time      {_duration(plan.seconds)} at {rates} tokens a second of a rank, {plan.where_from}; on top come "
+            f"time      {duration(plan.seconds)} at {rates} tokens a second of a rank, {plan.where_from}; on top come "
             "evaluations, checkpoints and waiting for other ranks"
         )
     return "\n".join(lines)
@@ -55,11 +57,3 @@ def _count(value: float) -> str:
 
 def _bytes(value: float) -> str:
     return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 2 * 86400:
-        return f"{seconds / 86400:,.1f} days"
-    if seconds >= 2 * 3600:
-        return f"{seconds / 3600:.1f} hours"
-    return f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.1f} seconds"

@@ -87,7 +87,7 @@ def test_one_document_is_enough(corpus, tmp_path, capsys):
     vocab = tmp_path / "v.txt"
     assert main(["vocab", str(corpus), "--size", "500", "--out", str(vocab)]) == 0
     assert main(["prepare", str(tmp_path / "a.txt"), "--vocab", str(vocab), "--out", str(tmp_path / "DATA")]) == 0
-    assert "train: 1 documents, 2 sentences" in capsys.readouterr().out
+    assert "train: 1 document, 2 sentences" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

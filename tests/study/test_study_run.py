@@ -217,7 +217,7 @@ def test_a_signal_leaves_no_unfinished_file_of_a_cell(place, done, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(Cached, "add", terminated)
         assert main(command) == 128 + signal.SIGTERM
-    assert "0 pre-trainings and 1 fine-tunings are left; the same command goes on" in capsys.readouterr().err
+    assert "0 pre-trainings and 1 fine-tuning are left; the same command goes on" in capsys.readouterr().err
     assert seen
     assert {path for path in cell.path.parent.iterdir() if path.suffix != ".lock"} == whole
     # What a kill leaves there is removed when the cell is computed.

@@ -437,7 +437,7 @@ def test_rows_without_a_label_among_others_are_bad_rows(tmp_path, capsys):
     with pytest.raises(DataError, match=r"parquet, the row of index 1: expected a label as in other rows, got none"):
         read_rows(registry.get("mnli"), path, False, labelled=True)
     assert read_rows(registry.get("mnli"), path, True, labelled=True) == [Row("0", ("A", "B"), "entailment")]
-    assert "1 bad rows skipped, 1 rows kept" in capsys.readouterr().err
+    assert "1 bad row skipped, 1 row kept" in capsys.readouterr().err
     assert len(read_rows(registry.get("mnli"), path, False)) == 2
 
 

@@ -131,7 +131,7 @@ def test_the_command_with_restarts_and_a_grid(directory, files, tmp_path, capsys
     assert main(["finetune", "sst2", *where, *grid, "--max-seqlen", "16"]) == 0
     shown = capsys.readouterr().out
     assert "4 trainings: batches of 16, 32 rows x lr 0.003 x 1 epochs" in shown
-    assert "training 4 of 4: batch size 32, lr 0.003, 1 epochs, seed 1: accuracy" in shown
+    assert "training 4 of 4: batch size 32, lr 0.003, 1 epoch, seed 1: accuracy" in shown
     [head] = [i for i, line in enumerate(shown.splitlines()) if line.split()[:2] == ["trial", "batch_size"]]
     table = [line.split() for line in shown.splitlines()[head + 1 : head + 5]]
     assert sorted(int(line[0]) for line in table) == [1, 2, 3, 4]
@@ -158,7 +158,7 @@ def test_a_trial_that_diverges_is_left_out(directory, files, tmp_path, capsys):
     grid = ["--grid", "--grid-batch-sizes", "2", "--grid-epochs", "1", "--max-seqlen", "16", "--grid-lrs"]
     assert main(["finetune", "sst2", *where, *grid, "1e30", "1e-3", "--out", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert "lr 1e+30, 1 epochs, seed 0: training stopped: the gradient was not finite" in shown
+    assert "lr 1e+30, 1 epoch, seed 0: training stopped: the gradient was not finite" in shown
     failed, good = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
     assert "accuracy" not in failed
     assert json.loads((run / "dev_metrics.json").read_text())["accuracy"] == good["accuracy"]
@@ -180,4 +180,4 @@ def test_a_model_that_says_no_numbers_decides_nothing(directory, files, tmp_path
     where[-1] = str(tmp_path / "grid")
     grid = ["--grid", "--grid-batch-sizes", "64", "--grid-epochs", "1", "--grid-lrs", "1e30", "1e-3"]
     assert main(["finetune", "sst2", *where, "--max-seqlen", "16", *grid]) == 0
-    assert f"lr 1e+30, 1 epochs, seed 0: {said}" in capsys.readouterr().out
+    assert f"lr 1e+30, 1 epoch, seed 0: {said}" in capsys.readouterr().out

@@ -92,7 +92,7 @@ def test_windows_change_no_prediction_and_no_number_of_a_row(name, model, tmp_pa
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert run(model, data, tmp_path / "out.tsv") == 0
         found.append((tmp_path / "out.tsv").read_text())
-        assert capsys.readouterr().err.count("1 bad rows skipped, 9 rows kept") == 1
+        assert capsys.readouterr().err.count("1 bad row skipped, 9 rows kept") == 1
     assert windows == [9, 3, 3, 3]
     assert found[0] == found[1]
     numbers = [line.split("\t")[0] for line in found[0].splitlines()[1:]]

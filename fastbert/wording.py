@@ -1,0 +1,23 @@
+"""Numbers as sentences for a person have them. No torch here."""
+
+from __future__ import annotations
+
+
+def counted(number: float, one: str, many: str | None = None) -> str:
+    """A number with what it counts: "1 row", "2,000 rows", "0.5 hours".
+
+    Args:
+        one: a single of them.
+        many: several, where that is not ``one`` with an s.
+    """
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{shown} {one if number == 1 else many or f'{one}s'}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that fits: "31.4 seconds", "3.2 minutes", "8.0 hours", "2.5 days"."""
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:,.1f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.1f} seconds"

@@ -1,0 +1,25 @@
+"""Numbers as sentences for a person have them."""
+
+import pytest
+
+from fastbert.wording import counted, duration
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (counted(1, "row"), "1 row"),
+        (counted(0, "row"), "0 rows"),
+        (counted(2000, "row"), "2,000 rows"),
+        (counted(1, "study", "studies"), "1 study"),
+        (counted(2, "study", "studies"), "2 studies"),
+        (counted(1.0, "minute"), "1 minute"),
+        (counted(0.5, "minute"), "0.5 minutes"),
+        (duration(0.84), "0.8 seconds"),
+        (duration(120), "2.0 minutes"),
+        (duration(7200), "2.0 hours"),
+        (duration(7 * 86400), "7.0 days"),
+    ],
+)
+def test_a_number_and_what_it_counts(found, said):
+    assert found == said
