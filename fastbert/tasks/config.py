@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..errors import InputError
 from ..options import check_at_least_one, check_choices
+from ..train.phase_options import MOST
 
 RECIPES: dict[str, dict] = {
     "squad1": {"epochs": 3, "batch_size": 32, "lr": 5e-5, "max_seqlen": 384},
@@ -115,9 +116,10 @@ class FinetuneConfig(TaskOptions):
             raise InputError(f"epochs must be at most {_MOST}, got {self.epochs}")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is a share of the steps, between 0 and 1, got {self.warmup}")
-        for name in ("lr", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not 0 < self.lr <= MOST:
+            raise InputError(f"lr must be above 0 and at most {MOST:g}, got {self.lr}")
+        if not 0 < self.clip < math.inf:
+            raise InputError(f"clip must be above 0 and finite, got {self.clip}")
         if not 0 <= self.weight_decay < math.inf:
             raise InputError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if self.max_seqlen < 3:

@@ -74,7 +74,7 @@ def run_model(
                 if not np.isfinite(value).all():
                     raise NotFiniteError(
                         f"task {task.name}: expected finite numbers of the model, got {_first(value)}: its training "
-                        "has diverged, or its weights are damaged"
+                        "has diverged, which a smaller lr prevents, or its weights are damaged"
                     )
                 values[index] = value
             count = 0 if out.loss is None else count_targets(keywords, sum(e.label is not None for e in chosen))

@@ -190,7 +190,7 @@ def test_trainings_that_have_ended_are_not_made_again(directory, tmp_path):
 def test_a_training_that_has_ended_is_on_the_disk_at_once(directory, tmp_path):
     """No interval is over, and still it is not made again; nor is one that has diverged."""
     configs = SearchConfig(restarts=3).trials(runs.config(epochs=1))
-    configs[0] = dataclasses.replace(configs[0], lr=1e30)
+    configs[0] = dataclasses.replace(configs[0], lr=1e12)
     out = tmp_path / "run"
 
     def on_trial(line: dict) -> None:

@@ -156,15 +156,15 @@ def test_a_trial_that_diverges_is_left_out(directory, files, tmp_path, capsys):
     where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv"]
     # Small batches: the steps without a gradient end before the early check, which would find out too.
     grid = ["--grid", "--grid-batch-sizes", "2", "--grid-epochs", "1", "--max-seqlen", "16", "--grid-lrs"]
-    assert main(["finetune", "sst2", *where, *grid, "1e30", "1e-3", "--out", str(run)]) == 0
+    assert main(["finetune", "sst2", *where, *grid, "1e12", "1e-3", "--out", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert "lr 1e+30, 1 epoch, seed 0: training stopped: the gradient was not finite" in shown
+    assert "lr 1e+12, 1 epoch, seed 0: training stopped: the gradient was not finite" in shown
     failed, good = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
     assert "accuracy" not in failed
     assert json.loads((run / "dev_metrics.json").read_text())["accuracy"] == good["accuracy"]
     assert yaml.safe_load((run / "config.yaml").read_text())["lr"] == 1e-3
     assert trials_table([failed, good], ("accuracy",))[2][5:7] == ("-", "-")
-    assert main(["finetune", "sst2", *where, *grid, "1e30", "1e31", "--out", str(tmp_path / "none")]) == 2
+    assert main(["finetune", "sst2", *where, *grid, "1e12", "9e11", "--out", str(tmp_path / "none")]) == 2
     assert "all of 2 trainings failed, the last because training stopped" in capsys.readouterr().err
 
 
@@ -173,11 +173,11 @@ def test_a_model_that_says_no_numbers_decides_nothing(directory, files, tmp_path
     run = tmp_path / "run"
     where = ["--model", str(directory), "--train", f"{files}/train.tsv", "--dev", f"{files}/dev.tsv", "--out", str(run)]
     recipe = ["--epochs", "1", "--batch-size", "64", "--max-seqlen", "16"]
-    assert main(["finetune", "sst2", *where, *recipe, "--lr", "1e30"]) == 2
+    assert main(["finetune", "sst2", *where, *recipe, "--lr", "1e12"]) == 2
     said = "task sst2: expected finite numbers of the model, got "
     assert said in capsys.readouterr().err
     assert not (run / "model").exists()
     where[-1] = str(tmp_path / "grid")
-    grid = ["--grid", "--grid-batch-sizes", "64", "--grid-epochs", "1", "--grid-lrs", "1e30", "1e-3"]
+    grid = ["--grid", "--grid-batch-sizes", "64", "--grid-epochs", "1", "--grid-lrs", "1e12", "1e-3"]
     assert main(["finetune", "sst2", *where, "--max-seqlen", "16", *grid]) == 0
-    assert f"lr 1e+30, 1 epoch, seed 0: {said}" in capsys.readouterr().out
+    assert f"lr 1e+12, 1 epoch, seed 0: {said}" in capsys.readouterr().out
