@@ -289,15 +289,26 @@ def read_yaml(path: str | os.PathLike) -> dict:
 
     try:
         value = Loader(decode_text(Path(path).read_bytes(), str(path))).get_single_data()
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         raise InputError(f"{path}: expected a YAML file, found none") from None
+    except IsADirectoryError:
+        own = Path(path) / "config.yaml"
+        hint = f"; the options of this run are in {own}" if own.is_file() else ""
+        raise InputError(f"{path}: expected a YAML file, got a directory{hint}") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{path}: expected YAML, got {' '.join(str(error).split())}") from error
+        raise InputError(f"{path}: expected YAML, got {_yaml_reason(error)}") from error
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{path}: expected a mapping, got {type(value).__name__}")
     if _holds_itself(value):
         raise InputError(f"{path}: expected values that end, got one that holds itself (an alias below its own anchor)")
     return value or {}
+
+
+def _yaml_reason(error: Exception) -> str:
+    """What a reader of YAML found wrong, with its lines."""
+    found = ((getattr(error, name, None), getattr(error, f"{name}_mark", None)) for name in ("context", "problem"))
+    said = [text if mark is None else f"{text} in line {mark.line + 1}" for text, mark in found if text]
+    return ", ".join(said) or " ".join(str(error).split())
 
 
 def _holds_itself(value: Any, above: tuple = (), ended: set[int] | None = None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import types
 import typing
@@ -50,18 +51,43 @@ def _choices(hint: Any) -> tuple:
 def fitted_options(values: dict, known: type, path: str | os.PathLike) -> dict:
     """The options of one dataclass as its fields' types. Raises InputError for one that it has not, or that misfits."""
     hints = typing.get_type_hints(known)
-    unknown = set(values) - {f.name for f in dataclasses.fields(known)}
+    names = [f.name for f in dataclasses.fields(known)]
+    unknown = sorted(map(str, set(values).difference(names)))
     if unknown:
-        raise InputError(f"{path}: unknown option {', '.join(sorted(map(str, unknown)))}")
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        hint = f"; did you mean {near[0]}?" if near and len(unknown) == 1 else ""
+        raise InputError(f"{path}: unknown option {', '.join(unknown)}{hint}")
     fitted = {}
     for name, value in values.items():
         try:
             fitted[name] = _fit(value, hints[name])
         except (TypeError, ValueError):
-            simple = isinstance(hints[name], type) and not typing.get_args(hints[name])
-            expected = hints[name].__name__ if simple else str(hints[name]).replace("typing.", "")
-            raise InputError(f"{path}: {name} must be {expected}, got {value!r}") from None
+            raise InputError(f"{path}: {name} must be {_in_words(hints[name])}, got {value!r}") from None
     return fitted
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    dict: "a mapping",
+    type(None): "null",
+}
+
+
+def _in_words(hint: Any) -> str:
+    """What a value of this type is, for people who need not know Python."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_in_words, parts))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin is tuple:
+        each = parts[:1] if parts[-1] is Ellipsis else parts
+        of = "each " if parts[-1] is Ellipsis else ""
+        return f"a list ({of}{', '.join(map(_in_words, each))})"
+    return _WORDS.get(hint) or str(hint)
 
 
 def _fit(value, hint):

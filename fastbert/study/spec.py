@@ -123,7 +123,7 @@ def _tasks(given: Any, defaults: dict, path: Path) -> tuple[TaskSpec, ...]:
             raise InputError(f"{path}, task {column}: expected a mapping of options, got {changes!r:.60}")
         like = changes.get("task", column)
         if not isinstance(like, str):
-            raise InputError(f"{path}, task {column}: task must be str, got {like!r:.60}")
+            raise InputError(f"{path}, task {column}: task must be a text, got {like!r:.60}")
         values = merge(defaults.get(column) or defaults.get(like) or {}, changes)
         values.setdefault("task", str(column))
         if "train" not in values:

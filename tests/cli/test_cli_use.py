@@ -210,9 +210,9 @@ def test_a_model_whose_answers_are_no_lines_of_one_label_is_refused(said, reason
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("max_seqlen: many", "max_seqlen must be int, got 'many'"),
-        ("max_seqlen:", "max_seqlen must be int, got None"),
-        ("document_context: 7", "document_context must be bool, got 7"),
+        ("max_seqlen: many", "max_seqlen must be a whole number, got 'many'"),
+        ("max_seqlen:", "max_seqlen must be a whole number, got None"),
+        ("document_context: 7", "document_context must be true or false, got 7"),
     ],
 )
 def test_a_run_whose_options_were_edited_by_hand_is_told(option, said, data, tmp_path, capsys):

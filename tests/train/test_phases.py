@@ -116,7 +116,7 @@ def test_yaml_gives_phases_back(tmp_path):
     [
         ("phases: 3", "expected phases to be a list"),
         ("phases: [3]", "expected phases to be a list"),
-        ("phases: [{steps: 3}, {step: 3}]", "yaml, phase 2: unknown option step$"),
+        ("phases: [{steps: 3}, {step: 3}]", r"yaml, phase 2: unknown option step; did you mean steps\?$"),
         ("phases: [{steps: many}]", "steps must be"),
         ("phases: [{}]", "needs steps or a share"),
         ("phases: [{steps: 1, share: 1.0}]", "not both"),
