@@ -109,9 +109,11 @@ def prepare(
             manifest, behind = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
         _check_target(out, overwrite)  # another call may have been quicker
         _publish(temporary, out)
-    except OSError as error:
-        named = str(error.filename or temporary).replace(str(temporary), str(out), 1)  # nobody knows the other name
-        raise DataError(f"{named}: expected to read or write it, got: {error.strerror}") from error
+    except (OSError, DataError) as error:
+        said = str(error)
+        if isinstance(error, OSError):
+            said = f"{error.filename or temporary}: expected to read or write it, got: {error.strerror}"
+        raise DataError(said.replace(str(temporary), str(out), 1)) from error  # nobody knows the other name
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _warn_of_lost(out, manifest, behind)

@@ -190,7 +190,6 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> list[Path]:
     The first two serve tools that know only BERT's own files, the third any other tokenizer.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     texts = tokenizer_texts(tokenizer)
     paths = [directory / name for name in texts]
     for path, text in zip(paths, texts.values(), strict=True):
@@ -207,7 +206,6 @@ def tokenizer_texts(tokenizer: Tokenizer) -> dict[str, str]:
 def save_vocab(tokenizer: Tokenizer, path: str | Path) -> list[Path]:
     """Writes the vocabulary alone, one token a line; a vocab.txt gets its tokenizer_config.json beside it."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     paths = [path]
     write_whole(path, vocab_text(tokenizer), InputError)
     if path.name == "vocab.txt":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
+from fastbert import files
 from fastbert.cli.main import main
 from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
@@ -118,6 +122,18 @@ def test_a_place_that_cannot_be_written_is_called_by_its_own_name(tmp_path, capf
     vocab.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfine\n")
     assert main(["prepare", str(text), "--vocab", str(vocab), "--out", str(text / "out")]) == 2
     assert capfd.readouterr().err == f"fastbert: {text / 'out'}: expected to read or write it, got: Not a directory\n"
+
+
+def test_a_full_disk_leaves_no_directory_of_a_vocabulary(tmp_path, capfd, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "a.txt").write_text("fine words\n")
+    monkeypatch.setattr(files.os, "fsync", fsync)
+    out = tmp_path / "V"
+    assert main(["vocab", str(tmp_path / "a.txt"), "--size", "20", "--min-frequency", "1", "--out", str(out)]) == 2
+    assert f"fastbert: {out / 'vocab.txt'}: expected to write" in capfd.readouterr().err
+    assert not out.exists()
 
 
 def test_errors_replace_goes_on(tmp_path, capfd):
