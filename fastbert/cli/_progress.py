@@ -10,14 +10,19 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
-    """Shows a bar with the time left while the block runs; yields ``advance(count, total=None)``.
+    """Shows a bar with the time left while the block runs; yields ``advance(count, total=None, label=None)``.
 
     Where stderr is no terminal nothing is drawn: a log full of bars helps nobody.
     """
     from rich import progress as rp
     from rich.console import Console
 
-    columns = [rp.TextColumn(label), rp.BarColumn(), rp.MofNCompleteColumn(), rp.TextColumn(unit)]
+    columns = [
+        rp.TextColumn("{task.description}", markup=False),
+        rp.BarColumn(),
+        rp.MofNCompleteColumn(),
+        rp.TextColumn(unit),
+    ]
     bar = rp.Progress(
         *columns,
         rp.TimeElapsedColumn(),
@@ -31,8 +36,8 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[...,
     with bar:
         task = bar.add_task(label, total=total)
 
-        def advance(count: int, total: int | None = None) -> None:
-            bar.update(task, advance=count, total=total)
+        def advance(count: int, total: int | None = None, label: str | None = None) -> None:
+            bar.update(task, advance=count, total=total, description=label)
 
         yield advance
 

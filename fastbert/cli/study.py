@@ -119,10 +119,22 @@ def _run(args: Study, work) -> None:
 
     from ..study import page, results, senses
     from ..study import run as runner
+    from ._progress import progress
 
-    study = work.study
+    study, left = work.study, sum(map(len, work.missing))
     try:
-        runner.execute(work, jobs=args.jobs, threads=args.threads, say=lambda line: print(line, flush=True))
+        with progress(study.name, left, "trainings") as advance:
+
+            def done(line: str) -> None:
+                print(line, flush=True)
+                advance(1)
+
+            def begins(name: str) -> None:
+                advance(0, label=f"{study.name}: {name}")
+                if not sys.stderr.isatty():
+                    print(f"{study.name}: {name} begins", file=sys.stderr, flush=True)
+
+            runner.execute(work, jobs=args.jobs, threads=args.threads, say=done, begins=begins)
     except (KeyboardInterrupt, SystemExit):
         models, cells = work.missing
         left = f"{counted(len(models), 'pre-training')} and {counted(len(cells), 'fine-tuning')} are left"

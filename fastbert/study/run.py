@@ -19,6 +19,7 @@ from ..data.encode import end_with
 from ..data.tokenizer import load_tokenizer
 from ..errors import DataError
 from ..signals import held_signals, removed_on_sigterm
+from ..wording import counted
 from . import cells, fits, pretrained
 from .cells import Cell
 from .definition import Study, predicts_words
@@ -103,13 +104,21 @@ def together(works: Sequence[Work]) -> list[Work]:
     ]
 
 
-def execute(work: Work, *, jobs: int = 1, threads: int = 1, say: Callable[[str], None] = print) -> None:
+def execute(
+    work: Work,
+    *,
+    jobs: int = 1,
+    threads: int = 1,
+    say: Callable[[str], None] = print,
+    begins: Callable[[str], None] = lambda name: None,
+) -> None:
     """Computes what is missing.
 
     Args:
         jobs: how many at the same time, each in a process of its own; on GPUs the processes take them in turn.
         threads: of each. Bits are the same for any number of jobs; they are promised for equal threads only.
         say: takes a line when a job is done.
+        begins: takes the name of a job, with its row, when it begins.
 
     Raises:
         KeyboardInterrupt, SystemExit: a signal; what was done is kept, and a pre-training has saved where it is.
@@ -123,23 +132,46 @@ def execute(work: Work, *, jobs: int = 1, threads: int = 1, say: Callable[[str],
     def told(line: str) -> None:
         say(f"[{next(counter)}/{total}] {line}")
 
+    def begun(job: Wanted | Cell) -> None:
+        begins(_name(job, work))
+
     with removed_on_sigterm():
         if jobs == 1:
             with with_threads(threads):
-                _in_turn(models, left, told)
+                _in_turn(models, left, begun, told)
         else:
-            _side_by_side(models, left, min(jobs, total), threads, told)
+            _side_by_side(models, left, min(jobs, total), threads, begun, told)
 
 
-def _in_turn(models: Sequence[Wanted], left: Sequence[Cell], told: Callable[[str], None]) -> None:
+def _name(job: Wanted | Cell, work: Work) -> str:
+    """A job for people, with its row; several rows may be of one pre-training."""
+    if isinstance(job, Cell):
+        return f"{job.row} on {job.task.column}, seed {job.seed}"
+    first, *others = dict.fromkeys(row for (row, _), model in work.model_of.items() if model.key == job.key)
+    rows = f"{first} and {counted(len(others), 'other row')}" if others else first
+    return f"{rows}: pre-training {job.name}, seed {job.config.seed}"
+
+
+def _in_turn(
+    models: Sequence[Wanted],
+    left: Sequence[Cell],
+    begun: Callable[[Wanted | Cell], None],
+    told: Callable[[str], None],
+) -> None:
     unmade, models, left = {model.key for model in models}, list(models), list(left)
     while (job := _next(models, left, unmade)) is not None:
+        begun(job)
         told(_line(job, _make(job)))
         unmade.discard(job.key)
 
 
 def _side_by_side(
-    models: Sequence[Wanted], left: Sequence[Cell], jobs: int, threads: int, told: Callable[[str], None]
+    models: Sequence[Wanted],
+    left: Sequence[Cell],
+    jobs: int,
+    threads: int,
+    begun: Callable[[Wanted | Cell], None],
+    told: Callable[[str], None],
 ) -> None:
     import multiprocessing
 
@@ -157,6 +189,7 @@ def _side_by_side(
             while len(running) < jobs and (job := _next(models, left, unmade)) is not None:
                 with held_signals():  # it starts the processes, and what has been submitted is to be known as running
                     running[pool.submit(_do, job)] = job
+                begun(job)
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 job = running.pop(future)

@@ -104,6 +104,13 @@ def test_the_same_bytes_as_text_and_as_json_lines_are_two_corpora(place, tmp_pat
         corpus.prepared(missing, tmp_path / "cache")
 
 
+def test_a_pretraining_is_called_by_its_rows(place, tmp_path):
+    work = run.work_of(study_runs.read(place, seeds=(0,)), tmp_path / "cache")
+    shared, own = (work.model_of[row, 0] for row in ("full", "no NSP"))
+    assert run._name(shared, work) == "full and 1 other row: pre-training 4x32x2, seed 0"
+    assert run._name(own, work) == "no NSP: pre-training 4x32x2, seed 0"
+
+
 def test_two_studies_of_one_name_are_refused(place, tmp_path, capsys):
     (tmp_path / "tiny.yaml").write_text(study_runs.TINY)
     files = [str(place / "tiny.yaml"), str(tmp_path / "tiny.yaml")]
@@ -217,7 +224,9 @@ def test_a_signal_leaves_no_unfinished_file_of_a_cell(place, done, tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(Cached, "add", terminated)
         assert main(command) == 128 + signal.SIGTERM
-    assert "0 pre-trainings and 1 fine-tuning are left; the same command goes on" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "tiny: on features on ner, seed 0 begins\n" in told
+    assert "0 pre-trainings and 1 fine-tuning are left; the same command goes on" in told
     assert seen
     assert {path for path in cell.path.parent.iterdir() if path.suffix != ".lock"} == whole
     # What a kill leaves there is removed when the cell is computed.
