@@ -24,7 +24,7 @@ class Prepare:
     """
 
     corpus: Positional[Annotated[list[InputPath], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
-    """Text files or directories."""
+    """Text files or directories; - for standard input."""
     vocab: Annotated[InputPath, arg(metavar="PATH")]
     """A vocab.txt, a tokenizer.json, a vocab.json with its merges.txt, or a directory that holds one."""
     out: Annotated[OutputPath, arg(metavar="DATA")]

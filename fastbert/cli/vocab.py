@@ -27,7 +27,7 @@ class Vocab:
     """
 
     corpus: Positional[Annotated[list[InputPath], arg(metavar="CORPUS [CORPUS ...]", help_behavior_hint="(required)")]]
-    """Text files or directories."""
+    """Text files or directories; - for standard input."""
     out: Annotated[OutputPath, arg(metavar="PATH")]
     """A .txt file for the vocabulary (a vocab.txt gets its tokenizer_config.json beside it), or a directory for
     vocab.txt, tokenizer_config.json and tokenizer.json."""

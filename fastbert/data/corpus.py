@@ -97,12 +97,14 @@ def read_raw_documents(
         raise DataError(f"{names}: expected text, got an empty corpus ({counted(len(files), 'file')})")
 
 
+_STANDARD_INPUT = Path("-")
 _NAMED = "text in a file of another name is read if the file itself is named"
 
 
 def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -> list[Path]:
-    """The files of a corpus: those that are named and, in directories, all .txt, .text, .jsonl and .ndjson files, their
-    .gz, and files without a suffix. A warning names other files in directories, which are left out.
+    """The files of a corpus: those that are named (``-`` is standard input) and, in directories, all .txt, .text,
+    .jsonl and .ndjson files, their .gz, and files without a suffix. A warning names other files in directories, which
+    are left out.
 
     Directories are searched recursively, also through links, each once, and their files sorted. Hidden files are
     ignored; pipes and devices are left out, and so are vocabularies: ``vocab``, and any vocab.txt with its
@@ -115,6 +117,8 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files = []
     for path in map(Path, paths):
+        if path == _STANDARD_INPUT:
+            path = Path("/dev/stdin")
         if path.is_dir():
             inside = list(_inside(path))
             chosen = sorted(file for file in inside if _is_text(file, vocab))

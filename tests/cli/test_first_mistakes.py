@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import tiny_bert
@@ -238,6 +242,15 @@ def test_our_own_model_needs_no_patch():
     model = fastbert.BertModel(fastbert.BertConfig.from_name("1x64"))
     with pytest.raises(FastbertError, match="got fastbert's own BertModel"):
         fastbert.patch(model)
+
+
+def test_standard_input_is_a_corpus(place):
+    for command in ("vocab - --min-frequency 1 --size 20 --out vocab.txt", "prepare - --vocab vocab.txt --out DATA"):
+        words = [sys.executable, "-m", "fastbert", *command.split()]
+        environment = {**os.environ, "PYTHONPATH": str(Path(fastbert.__file__).parents[1])}
+        ended = subprocess.run(words, input="a film\n", capture_output=True, text=True, env=environment, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+    assert "train: 1 document, 1 sentence, " in ended.stdout
 
 
 @pytest.mark.parametrize("command", ["vocab", "prepare", "report", "fill-mask", "study"])
