@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,8 @@ def _path(kind: type = Path, *, written: bool = False) -> PrimitiveConstructorSp
         if written and words[0] in STANDARD_OUTPUT:
             reason = "only `fastbert predict` writes to standard output"
             return _Refused(f"expected a name to write under, got {words[0]}: {reason}")
-        return kind(words[0])
+        # The shell leaves the ~ of --out=~/x as it is, and a directory of that name would be made.
+        return kind(os.path.expanduser(words[0]))
 
     return PrimitiveConstructorSpec(
         nargs=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +16,8 @@ from ..train.config import PretrainConfig
 from ..train.phase_options import Phase
 from ..wording import counted, duration
 from ._paths import InputName, InputPath, OutputName
+
+_PATHS = ("data", "cache", "out", "model", "deepspeed", "resume")
 
 
 @dataclass(kw_only=True)
@@ -56,8 +59,9 @@ def _value_of(name: str, argv: Sequence[str]) -> str | None:
     """What the command line gives for an option."""
     for position, word in enumerate(argv):
         found, equals, value = word.partition("=")
-        if found == name and (equals or position + 1 < len(argv)):
-            return value if equals else argv[position + 1]
+        following = argv[position + 1 : position + 2]
+        if found == name and (equals or (following and not following[0].startswith("--"))):
+            return value if equals else following[0]
     return None
 
 
@@ -94,6 +98,19 @@ def _check_reach(config: PretrainConfig, base: PretrainConfig) -> None:
             )
 
 
+def _check_moved(args: Pretrain) -> None:
+    """Raises InputError where the options of a run are to go on that has another name now: it would start anew, under
+    the old one."""
+    if args.resume != "auto" or args.config is None:
+        return
+    run, said = args.config.parent, PretrainConfig.from_yaml(args.config).out
+    out = Path(os.path.expanduser(said))
+    if args.out == said and (run / "checkpoints").is_dir() and not (out / "checkpoints").is_dir():
+        raise InputError(
+            f"{args.config} says out: {out}, where no run is to go on with, and lies in one: --out {run} continues it"
+        )
+
+
 def _plan(args: Pretrain, config: PretrainConfig) -> None:
     """Prints what the run comes to."""
     throughput = args.plan_throughput
@@ -124,12 +141,16 @@ def run(args: Pretrain) -> None:
         for name in ("plan_ranks", "plan_throughput"):
             if getattr(args, name) != getattr(Pretrain, name):
                 raise InputError(f"--{name.replace('_', '-')} belongs to --plan, got it without, which would train")
-    config = PretrainConfig(**{f.name: getattr(args, f.name) for f in fields(PretrainConfig)})
+    given = {f.name: getattr(args, f.name) for f in fields(PretrainConfig)}
+    # No shell has seen a ~ that stands in a file of options.
+    given |= {name: os.path.expanduser(given[name]) for name in _PATHS if given[name]}
+    config = PretrainConfig(**given)
     if config.phases:
         _check_reach(config, PretrainConfig.from_yaml(_file(args.recipe, args.config)))
     if args.plan:
         _plan(args, config)
         return
+    _check_moved(args)
     from ..train.pretrain import pretrain
 
     result = pretrain(config)

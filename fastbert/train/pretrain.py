@@ -204,6 +204,9 @@ def _resume_point(config: PretrainConfig, run_dir: Path) -> Path | None:
         return None
     if config.resume != "auto":
         point = Path(config.resume)
+        if (point / "checkpoints").is_dir():
+            hint = f"--out {point} --resume auto continues it"
+            raise InputError(f"{point}: expected auto or a checkpoint to resume from, got a run's directory; {hint}")
         if point.resolve().parent != checkpoints.resolve():
             if checkpoints.is_dir() and any(checkpoints.iterdir()):
                 raise InputError(

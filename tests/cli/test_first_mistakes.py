@@ -52,6 +52,9 @@ def place(tmp_path, monkeypatch):
         ("report", "expected at least one run directory of `fastbert pretrain`, got none"),
         ("evaluate sst2 --data dev.tsv", "expected either --model or --predictions, got neither"),
         ("evaluate sst2 --data dev.tsv --model M --predictions P", "either --model or --predictions, got both\n"),
+        ("pretrain --config .", ".: expected a YAML file, got a directory\n"),
+        ("encode --model ~nobody-of-this-name text.txt", "~nobody-of-this-name: expected a model directory"),
+        ("finetune sst2 --model M --train a --dev b --out c --lr 1e30", "lr must be above 0 and at most 1e+12, got"),
     ],
 )
 def test_a_command_says_what_to_do(place, capsys, command, said):
@@ -242,6 +245,38 @@ def test_our_own_model_needs_no_patch():
     model = fastbert.BertModel(fastbert.BertConfig.from_name("1x64"))
     with pytest.raises(FastbertError, match="got fastbert's own BertModel"):
         fastbert.patch(model)
+
+
+def test_the_home_directory_is_meant_by_a_tilde_that_the_shell_has_left(place, monkeypatch, capsys):
+    """`--out=~/x` made a directory called ~."""
+    monkeypatch.setenv("HOME", str(place / "home"))
+    assert main(["vocab", "text.txt", "--min-frequency=1", "--size=20", "--out=~/v/vocab.txt"]) == 0
+    assert (place / "home" / "v" / "vocab.txt").is_file()
+    (place / "run.yaml").write_text("data: ~/DATA\nout: ~/RUN\nsteps: 1\nmodel: 2x64\n", encoding="utf-8")
+    assert main(["pretrain", "--config", "run.yaml"]) == 2
+    assert f"fastbert: {place / 'home' / 'DATA'}: expected data" in capsys.readouterr().err
+    assert not (place / "~").exists()
+
+
+def test_a_runs_directory_is_told_what_to_give_of_it(place, capsys):
+    (place / "RUN" / "checkpoints").mkdir(parents=True)
+    (place / "RUN" / "config.yaml").write_text("steps: 1\n", encoding="utf-8")
+    for words, said in (
+        ("--config RUN", "RUN: expected a YAML file, got a directory; the options of this run are in RUN/config.yaml"),
+        ("--data DATA --out OTHER --resume RUN", "got a run's directory; --out RUN --resume auto continues it"),
+    ):
+        assert main(["pretrain", *words.split()]) == 2
+        assert f"{said}\n" in capsys.readouterr().err
+
+
+def test_a_run_that_was_renamed_is_not_started_anew_under_its_old_name(place, capsys):
+    (place / "NEW" / "checkpoints").mkdir(parents=True)
+    (place / "NEW" / "config.yaml").write_text("steps: 1\nout: OLD\ndata: DATA\n", encoding="utf-8")
+    assert main(["pretrain", "--config", "NEW/config.yaml", "--resume", "auto"]) == 2
+    assert "says out: OLD, where no run is to go on with, and lies in one: --out NEW" in capsys.readouterr().err
+    for words in (["--out", "NEW"], ["--out", "OTHER"]):
+        assert main(["pretrain", "--config", "NEW/config.yaml", "--resume", "auto", *words]) == 2
+        assert "DATA: expected data" in capsys.readouterr().err
 
 
 def test_standard_input_is_a_corpus(place):

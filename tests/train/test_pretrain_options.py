@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fastbert import BertConfig, BertForPreTraining
+from fastbert.cli import pretrain as command
 from fastbert.cli.main import main
 from fastbert.data.config import PretrainingConfig
 from fastbert.errors import CheckpointError, DataError, FastbertError, InputError
@@ -177,6 +178,12 @@ def test_the_command_line_wins_over_the_file(tmp_path, called, capsys):
     assert first.samples == PretrainingConfig(max_seqlen=32, whole_word=True)
     assert type(first) is PretrainConfig
     assert second == dataclasses.replace(PretrainConfig.from_yaml(path), out="RUN")
+
+
+def test_an_option_is_not_the_value_of_the_one_before():
+    """`--config --out RUN` looked for a file called --out."""
+    assert command.defaults(["--config", "--out", "RUN"]) is None
+    assert command.defaults(["--out", "RUN", "--config"]) is None
 
 
 def test_bad_options_at_the_command_line(tmp_path, capsys):
