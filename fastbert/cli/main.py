@@ -99,11 +99,12 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
     """
     import tyro
 
-    if not {"-h", "--help"}.isdisjoint(argv):
-        _join_lines_of_help(options)
+    from ._values import Unfit, registry
+
+    _join_lines_of_help(options)
     told = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(told), registry():
             return tyro.cli(
                 options,
                 prog=prog,
@@ -115,6 +116,9 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
     except SystemExit as stop:
         cause = stop.__context__
         while cause is not None:
+            if isinstance(cause, Unfit):  # what makes a number from a word does not know which option it is for
+                option = re.search(r"Error\s+parsing[^-]+(--[\w.-]+)", told.getvalue())
+                raise InputError(f"{option[1]}: {cause}" if option else str(cause)) from None
             if isinstance(cause, FastbertError):
                 raise cause from None
             cause = cause.__context__

@@ -191,6 +191,8 @@ def test_bad_options_at_the_command_line(tmp_path, capsys):
     path.write_text("learning_rate: 1")
     for argv, said in (
         (["--config", str(path)], "unknown option learning_rate"),
+        (["--steps", "None", "--lr", "None", "--out", "x"], "--lr: expected a number"),
+        (["--lr", "1e4", "--steps", "1e4", "--out", "x"], "--steps: expected a whole number"),
         (["--lr", "0", "--steps", "1", "--out", "x"], "lr must be above 0"),
         (["--steps", "1"], "expected the run directory to make"),
     ):
