@@ -19,7 +19,7 @@ class Extract:
 
     OUT/features.npy holds them, (tokens, features) float32.
     OUT/tokens.jsonl says, for each line of the file, which rows of features.npy belong to it:
-    {"line": 1, "start": 0, "end": 9, "tokens": [...], "ids": [...]}
+        {"line": 1, "start": 0, "end": 9, "tokens": [...], "ids": [...]}
 
     Example:
         fastbert extract --model RUN --layers last4-concat --out features lines.txt

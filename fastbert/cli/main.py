@@ -6,6 +6,7 @@ Modules are imported only when their command is asked for, and import torch only
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import errno
@@ -14,8 +15,10 @@ import inspect
 import io
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from ..errors import FastbertError, InputError
@@ -111,7 +114,7 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
                 args=list(argv),
                 **({} if default is None else {"default": default}),
                 # tyro's own reading of a docstring drops the example.
-                description=inspect.cleandoc(options.__doc__ or ""),
+                description=_wrapped(_docstring(options)),
             )
     except SystemExit as stop:
         cause = stop.__context__
@@ -124,6 +127,33 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
             cause = cause.__context__
         sys.stderr.write(told.getvalue())
         raise
+
+
+def _docstring(options: type) -> str:
+    """The docstring of a command; under ``python -OO``, which strips them, that of its source."""
+    if sys.flags.optimize < 2:
+        return inspect.cleandoc(options.__doc__ or "")
+    return ast.get_docstring(ast.parse(inspect.getsource(options)).body[0]) or ""
+
+
+def _wrapped(text: str) -> str:
+    """A text whose paragraphs end their lines where the screen ends, as the options below them do.
+
+    tyro joins lines but for those that begin with a blank, so the second line of a paragraph and all that follow do.
+    """
+    lines = [""]
+    for line in text.split("\n"):
+        if lines[-1] and line and not line.startswith(" "):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+    fill = textwrap.TextWrapper(
+        max(shutil.get_terminal_size().columns, 40),
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).fill
+    return "\n".join(line if line.startswith(" ") else fill(line) for line in lines[1:])
 
 
 def _check_lists(found: object, argv: Sequence[str]) -> None:
@@ -231,6 +261,8 @@ def _answer(argv: list[str]) -> int:
         # Names of files may be no UTF-8: they are printed as they came. What waits to be printed is written for this,
         # so that a full disk may be met here.
         sys.stdout.reconfigure(errors="surrogateescape")
+    if argv[:1] == ["help"] and argv[1:2]:
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else EXIT_BAD_INPUT

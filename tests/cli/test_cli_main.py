@@ -43,6 +43,34 @@ def test_sentences_of_an_options_help_are_not_broken_where_the_source_is(command
     assert sentence in fastbert(command, "--help", env={**os.environ, "COLUMNS": "1000"}).stdout
 
 
+def test_help_of_a_command_can_be_asked_for_in_two_ways(capsys):
+    assert cli.main(["encode", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert cli.main(["help", "encode"]) == 0
+    assert capsys.readouterr().out == told
+    assert cli.main(["help", "nosuch"]) == 2
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_keeps_to_the_screen_but_for_commands_to_copy(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if len(line) > 80 and not line.startswith("    fastbert ")]
+
+
+@pytest.mark.parametrize("command", ["encode", "finetune"])
+def test_help_is_whole_where_python_strips_docstrings(command):
+    told = [
+        subprocess.run(
+            [sys.executable, *flags, "-m", "fastbert", command, "--help"], capture_output=True, text=True, timeout=120
+        )
+        for flags in ([], ["-OO"])
+    ]
+    assert told[0].stdout == told[1].stdout
+    assert f"fastbert {command} " in told[1].stdout.partition("Example:")[2].partition("options")[0]
+
+
 def test_version_is_the_packages(capsys):
     import fastbert as package
 
