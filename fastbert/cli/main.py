@@ -7,6 +7,7 @@ Modules are imported only when their command is asked for, and import torch only
 from __future__ import annotations
 
 import ast
+import codecs
 import contextlib
 import dataclasses
 import errno
@@ -256,11 +257,23 @@ def _main(argv: list[str]) -> int:
         return EXIT_BAD_INPUT if getattr(error, "told_by_another_rank", False) else _fail(*explain(error))
 
 
+def _shown(error: UnicodeEncodeError) -> tuple[str | bytes, int]:
+    """What is printed in place of a character that the terminal's encoding has not; a name of a file that is no UTF-8
+    is printed as it came."""
+    one = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
+    try:
+        return codecs.lookup_error("surrogateescape")(one)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(one)
+
+
 def _answer(argv: list[str]) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # Names of files may be no UTF-8: they are printed as they came. What waits to be printed is written for this,
-        # so that a full disk may be met here.
-        sys.stdout.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        # What waits to be printed is written for this, so that a full disk may be met here. Files are read and written
+        # in UTF-8 whatever the locale is, and so are pipes; a terminal gets what it can show.
+        encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
+        codecs.register_error(__name__, _shown)
+        sys.stdout.reconfigure(encoding=encoding, errors=__name__)
     if argv[:1] == ["help"] and argv[1:2]:
         argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):

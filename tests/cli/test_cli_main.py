@@ -218,6 +218,26 @@ def test_names_that_are_no_utf_8_are_printed_as_they_came(monkeypatch):
     assert written.getvalue() == b"caf\xe9.tsv\n"
 
 
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [(io.TextIOWrapper, "é \u2192 caf".encode() + b"\xe9\n"), (Terminal, rb"\xe9 \u2192 caf" + b"\xe9\n")],
+    ids=["pipe", "terminal"],
+)
+def test_what_a_locale_has_no_letters_for_is_no_bug_of_ours(monkeypatch, kind, written):
+    """A pipe gets UTF-8, as files do; a terminal what it can show."""
+    monkeypatch.setattr(sys.modules[__name__], "run", lambda args: print("é \u2192 caf\udce9"), raising=False)
+    monkeypatch.setattr(cli, "command_class", lambda command: Doctor)
+    held = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", kind(held, "ascii"))
+    assert cli.main(["doctor"]) == 0
+    assert held.getvalue() == written
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes of a POSIX shell")
 def test_a_closed_pipe_is_quiet():
     command = f"{sys.executable} -m fastbert --help | true"
