@@ -66,7 +66,8 @@ def plan_pairs(
     documents = len(document_starts) - 1
     if documents < 2:
         raise DataError(
-            f"next-sentence pairs need sentences of another document: expected at least 2 documents, got {documents}"
+            f"next-sentence pairs need sentences of another document: expected at least 2 documents, got {documents}; "
+            "nsp: false (--samples.no-nsp) makes samples without pairs"
         )
     room = max_seqlen - 3
     rng = randomness.generator(seed, epoch, _WALK)
