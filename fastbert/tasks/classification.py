@@ -31,6 +31,9 @@ class Classification(TextTask):
     label_names: tuple[str, ...] | None = None
 
     def parse(self, text: str) -> str:
+        # SNLI and MultiNLI, which call the column so, have such rows; elsewhere - may be a class, as + is.
+        if text == "-" and self.label_column == "gold_label":
+            raise ValueError("expected a label that most annotators chose, got '-', which says that there is none")
         if self.labels and text not in self.labels:
             raise ValueError(f"expected the label to be one of {', '.join(self.labels)}, got {text!r}")
         if not text:

@@ -63,12 +63,17 @@ class TextClassification(OwnFiles, Classification):
         try:
             if isinstance(value, (list, dict)) or value != value:  # NaN is a table's way to have none
                 raise _not_one(value)
-            label = _named(value, names)
+            label = self._of_model(value) if isinstance(value, bool) else _named(value, names)
         except ValueError:
             if self.predicting:
                 return None
             raise
         return None if label is None else self.answer(label)
+
+    def _of_model(self, value: bool) -> str:
+        """true or false, as JSON writes them; or what the model calls them, whose file may have had names for them."""
+        word = str(value).lower()
+        return next((label for label in self.labels if label.lower() == word), word)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
         """Warns of a header that numbers of columns have made a row."""

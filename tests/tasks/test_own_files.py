@@ -8,8 +8,10 @@ import tiny_bert
 from fastbert.cli.main import main
 from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row, require_labels
 from fastbert.tasks.config import TaskOptions
+from fastbert.tasks.text_classification import TextClassification
 
 PAWS = "id\tsentence1\tsentence2\tlabel\n1\tIn Paris , \"a\" b\tIn B , ''c''\t0\n2\tD\tE\t1\n"
 JIGSAW = '"id","comment_text","toxic","severe_toxic"\n"0a","He said ""no"".\n\nThen, left","0","0"\n"0b","Bad",1,0\n'
@@ -44,7 +46,7 @@ FORMS = {
         "".join(json.dumps(row) + "\n" for row in BOOLQ),
         ("question", "passage"),
         "label",
-        [Row("3", ("is it", "It is."), "True"), Row("5", ("was it", "No. \u201cIt\u201d"), "False")],
+        [Row("3", ("is it", "It is."), "true"), Row("5", ("was it", "No. \u201cIt\u201d"), "false")],
     ),
     "cb.jsonl": (
         json.dumps({"premise": "P", "hypothesis": "H", "label": "contradiction", "idx": 7}),
@@ -100,6 +102,48 @@ def test_published_forms_are_read_by_the_names_of_their_columns(name, tmp_path):
     task = task_of("text-classification", texts, label)
     task.predicting = True
     assert [row.texts for row in task.read(path)] == [row.texts for row in rows]
+
+
+def test_booleans_are_called_as_the_model_calls_them(tmp_path):
+    """Hubs' Parquet files of BoolQ name the classes False and True, its authors' JSON has false and true."""
+    path = tmp_path / "f.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in BOOLQ))
+    task = TextClassification(["False", "True"])
+    task.configure(TaskOptions(text_columns=("question", "passage")))
+    assert [row.label for row in task.read(path)] == ["True", "False"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "txt"])
+@pytest.mark.parametrize("name", ["text-classification", "mnli"])
+def test_rows_without_a_majority_have_no_class(name, form, tmp_path):
+    """SNLI and MultiNLI have - as their gold label, in all files that have one."""
+    path = tmp_path / f"snli.{form}"
+    rows = [{**SNLI, "gold_label": label} for label in ("neutral", "-", "entailment")]
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        columns = ["gold_label", "sentence1", "sentence2", "pairID"]
+        path.write_text(
+            "\n".join(
+                "\t".join(row[column] for column in columns) for row in [{column: column for column in columns}, *rows]
+            )
+        )
+    own = (None, None) if name == "mnli" else (("sentence1", "sentence2"), "gold_label")
+    where = 2 if form == "jsonl" else 3
+    with pytest.raises(DataError, match=f"line {where}: expected a label that most annotators chose, got '-'"):
+        task_of(name, *own).read(path)
+    task = task_of(name, *own)
+    task.bad_rows = BadRows(skip=True)
+    assert [row.label for row in task.read(path)] == ["neutral", "entailment"]
+    task = task_of(name, *own)
+    task.predicting = True
+    assert [row.label for row in task.read(path)] == ["neutral", None, "entailment"]
+
+
+def test_a_class_may_be_called_minus(tmp_path):
+    path = tmp_path / "f.tsv"
+    path.write_text("text\tlabel\na\t-\nb\t+\n")
+    assert [row.label for row in task_of("text-classification").read(path)] == ["-", "+"]
 
 
 def test_parquet_names_the_classes_of_the_column_that_is_chosen(tmp_path):
@@ -263,11 +307,11 @@ def test_a_run_goes_on_with_its_columns(tmp_path, capsys):
     columns = ["--text-columns", "question", "passage"]
     fast = ["--epochs", "1", "--max-seqlen", "16"]
     assert main(["finetune", "text-classification", *given, *columns, *fast]) == 0
-    assert (tmp_path / "run" / "dev_classes.tsv").read_text().splitlines()[1].startswith("False\t")
+    assert (tmp_path / "run" / "dev_classes.tsv").read_text().splitlines()[1].startswith("false\t")
     out = tmp_path / "out.tsv"
     run = ["text-classification", "--model", str(tmp_path / "run")]
     assert main(["predict", *run, "--data", str(data), "--out", str(out)]) == 0
-    assert {line.split("\t")[1] for line in out.read_text().splitlines()[1:]} <= {"True", "False"}
+    assert {line.split("\t")[1] for line in out.read_text().splitlines()[1:]} <= {"true", "false"}
     assert main(["evaluate", *run[:1], "--data", str(data), "--predictions", str(out), *columns]) == 0
     capsys.readouterr()
     assert main(["predict", "ner", *run[1:], "--data", str(data), *columns]) == 2
