@@ -6,6 +6,7 @@ same sequences to a task's (L3 = L2 + lambda L1, the paper's lambda is 0.5), whi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from ..packing import PackedBatch
 from .bert import Encoded, HeadDropout, as_asked, encoded_by
 from .checks import check_labels
 from .gpt import GPTModel, GPTPreTrainedModel
-from .task_heads import classification_loss
+from .task_heads import choice_logits, classification_loss
 
 
 def _refuse_bilstm(config: GPTConfig | type[GPTConfig], units: int | None) -> None:
@@ -124,7 +125,7 @@ class GPTForMultipleChoice(GPTHead):
         input_ids: PackedBatch,
         *,
         labels: Tensor | None = None,
-        num_choices: int,
+        num_choices: int | Sequence[int],
         lm_weight: float = 0.0,
         return_dict: bool | None = None,
         **options: Any,
@@ -132,17 +133,21 @@ class GPTForMultipleChoice(GPTHead):
         """Scores the choices of questions.
 
         Args:
-            input_ids: a `PackedBatch` of B * num_choices sequences, the choices of a question beside each other.
+            input_ids: a `PackedBatch` of the choices of B questions, those of one beside each other.
             labels: (B,) int64, the right choice.
+            num_choices: of every question; or of each.
             lm_weight: as in `GPTForSequenceClassification`.
 
         Returns:
-            ``loss``, ``logits`` (B, num_choices).
+            ``loss``, ``logits``: as `choice_logits` says.
+
+        Raises:
+            InputError: numbers or labels that do not fit.
         """
         encoded = encoded_by(self.transformer, input_ids, **options)
-        logits = self._logits(self._states(encoded), encoded).view(-1, num_choices)
+        logits = choice_logits(self._logits(self._states(encoded), encoded), num_choices)
         loss = None
         if labels is not None:
-            check_labels(labels, num_choices)
+            check_labels(labels, logits.shape[1])
             loss = self._with_lm(ops.cross_entropy(logits, labels), encoded, input_ids, lm_weight)
         return as_asked(LogitsOutput(loss, logits, encoded.hidden_states), return_dict, self.config)

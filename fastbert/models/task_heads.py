@@ -6,6 +6,7 @@ the BiLSTM's states for tokens, and for a sequence the final states of both dire
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -119,6 +120,34 @@ class BertForSequenceClassification(BertHead):
         return as_asked(output, return_dict, self.config)
 
 
+def choice_logits(scores: Tensor, num_choices: int | Sequence[int]) -> Tensor:
+    """Puts the scores of all choices into a row for each question.
+
+    Args:
+        scores: (N, 1), those of a question next to each other.
+        num_choices: of every question; or of each.
+
+    Returns:
+        (B, C), C being the most. A place that a question has no choice for holds the lowest number of the dtype: its
+        share in the softmax is 0, and it gets no gradient.
+
+    Raises:
+        InputError: the numbers do not fit.
+    """
+    alike = isinstance(num_choices, int)
+    counts = [num_choices] if alike else list(num_choices)
+    if min(counts, default=0) < 1 or (len(scores) % num_choices if alike else sum(counts) != len(scores)):
+        raise InputError(
+            f"a packed batch must hold num_choices = {num_choices} sequences for each question, got {len(scores)} "
+            "sequences"
+        )
+    if alike:
+        return scores.view(-1, num_choices)
+    lengths = torch.tensor(counts, device=scores.device)
+    there = torch.arange(max(counts), device=scores.device) < lengths[:, None]
+    return scores.new_full(there.shape, torch.finfo(scores.dtype).min).masked_scatter(there, scores)
+
+
 class BertForMultipleChoice(BertHead):
     """Scores each choice of a question on its pooled first token; the loss is a softmax over the choices.
 
@@ -147,27 +176,28 @@ class BertForMultipleChoice(BertHead):
         position_ids: Tensor | None = None,
         *,
         labels: Tensor | None = None,
-        num_choices: int | None = None,
+        num_choices: int | Sequence[int] | None = None,
         return_dict: bool | None = None,
         **options: Any,
     ) -> LogitsOutput | tuple[Any, ...]:
         """Inputs are those of `BertModel.forward`, with a dimension of C choices after B.
 
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids: (B, C, S); or a `PackedBatch` of B * C sequences,
-                the choices of a question next to each other, with ``num_choices``.
+            input_ids, attention_mask, token_type_ids, position_ids: (B, C, S); or a `PackedBatch` of the choices of B
+                questions, those of one next to each other, with ``num_choices``.
             labels: (B,) int64, the index of the right choice.
-            num_choices: C, for a `PackedBatch`.
+            num_choices: C, for a `PackedBatch`; or how many each question has, C being the most.
 
         Returns:
-            ``loss``: (), mean cross-entropy; ``logits``: (B, C).
+            ``loss``: (), mean cross-entropy; ``logits``: (B, C), as `choice_logits` says.
 
         Raises:
-            InputError: inputs or labels do not fit, or a `PackedBatch` comes without ``num_choices`` or with a question
-                that has fewer.
+            InputError: inputs or labels do not fit, or a `PackedBatch` comes without ``num_choices`` or with another
+                number of sequences.
         """
         if isinstance(input_ids, PackedBatch):
-            self._check_packed(input_ids, num_choices)
+            if num_choices is None:
+                raise InputError("a packed batch of choices needs num_choices, got none")
         else:
             embeds = options.get("inputs_embeds")
             num_choices = self._choices_of(input_ids, embeds)
@@ -178,25 +208,14 @@ class BertForMultipleChoice(BertHead):
             if embeds is not None:
                 options["inputs_embeds"] = embeds.flatten(0, 1)
         encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
-        logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens)).view(
-            -1, num_choices
-        )
+        states = self.dropout(self.sequence_states(encoded), encoded.tokens)
+        logits = choice_logits(apply_linear(self.classifier, states), num_choices)
         loss = None
         if labels is not None:
-            check_labels(labels, num_choices)
+            check_labels(labels, logits.shape[1])
             loss = ops.cross_entropy(logits, labels)
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
         return as_asked(output, return_dict, self.config)
-
-    @staticmethod
-    def _check_packed(batch: PackedBatch, num_choices: int | None) -> None:
-        if num_choices is None:
-            raise InputError("a packed batch of choices needs num_choices, got none")
-        if num_choices < 1 or batch.num_sequences % num_choices:
-            raise InputError(
-                f"a packed batch must hold num_choices = {num_choices} sequences for each question, got "
-                f"{batch.num_sequences} sequences"
-            )
 
     @staticmethod
     def _choices_of(input_ids: Tensor | None, embeds: Tensor | None) -> int:

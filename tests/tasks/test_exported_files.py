@@ -424,12 +424,6 @@ def test_sets_of_four_endings_on_hubs(values, texts, label, form, read):
     assert read("swag", content, f"train.{form}") == [Row("0", texts, label)]
 
 
-def test_three_endings_are_no_four(read):
-    values = {"ctx_a": "A man.", "ctx_b": "", "endings": FOUR[:3], "label": 0}
-    with pytest.raises(DataError, match="line 1: expected 4 endings, got 3"):
-        read("swag", (json.dumps(values) + "\n").encode(), "train.jsonl")
-
-
 def test_rows_without_a_label_among_others_are_bad_rows(tmp_path, capsys):
     """SNLI on hubs has -1 where its annotators did not agree."""
     path = tmp_path / "train.parquet"

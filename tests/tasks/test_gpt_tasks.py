@@ -142,18 +142,22 @@ def test_losses_are_those_of_transformers_trunk_by_hand(word_directory, words):
     torch.testing.assert_close(model.eval()(batch, **keywords).loss, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_choices_are_scored_each_by_its_last_token(word_directory, words):
+@pytest.mark.parametrize("counts", [(4, 4), (3, 4)])
+def test_choices_are_scored_each_by_its_last_token(word_directory, words, counts):
     model = GPTForMultipleChoice.from_pretrained(word_directory)
     task = registry.get("swag")
     task.adopt(model.config)
-    rows = [Row(str(n), ("the film is", "good", "very bad", "dull", "a book"), str(n)) for n in range(2)]
+    texts = ("the film is", "good", "very bad", "dull", "a book")
+    rows = [Row(str(n), texts[: 1 + count], str(n)) for n, count in enumerate(counts)]
     batch, keywords = task.collate(task.encode(rows, words, 32))
     with torch.no_grad():
         out = model(batch, **keywords)
         last = model.transformer(batch).last_hidden_state[batch.cu_seqlens[1:].long() - 1]
-        logits = model.classifier(last).view(2, 4)
-    torch.testing.assert_close(out.logits, logits)
-    torch.testing.assert_close(out.loss, torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1])))
+        logits = model.classifier(last).flatten().split(counts)
+    for found, scores in zip(out.logits, logits, strict=True):
+        torch.testing.assert_close(found[: len(scores)], scores)
+    losses = [torch.nn.functional.cross_entropy(scores, torch.tensor(n)) for n, scores in enumerate(logits)]
+    torch.testing.assert_close(out.loss, sum(losses) / 2)
 
 
 @pytest.mark.parametrize("auxiliary_lm", [0.0, 0.5])

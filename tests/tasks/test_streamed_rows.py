@@ -12,8 +12,8 @@ import tiny_bert
 from fastbert.cli.main import main
 from fastbert.data import chunks
 from fastbert.tasks import registry
+from fastbert.tasks.choice_forms import CODAH, REGULAR
 from fastbert.tasks.sst2 import SST2
-from fastbert.tasks.swag import CODAH, REGULAR
 
 TEXT = "a film that is as long as any other, in the end " * 4
 
@@ -28,7 +28,7 @@ FORMS = {
     "sst2.jsonl": lambda i: json.dumps({"sentence": f"{i} {TEXT}"}),
     "mnli.tsv": lambda i: "premise\thypothesis" if i < 0 else f"a\t{i} {TEXT}",
     "text-classification.jsonl": lambda i: json.dumps({"text": f"{i} {TEXT}"}),
-    "swag.csv": csv_of(REGULAR, REGULAR),
+    "swag.csv": csv_of(REGULAR.columns, REGULAR.columns),
     "swag.tsv": lambda i: "\t".join(["w", *(f"{name} {i} {TEXT}" for name in CODAH[1:-1])]),
 }
 

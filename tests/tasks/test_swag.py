@@ -228,12 +228,6 @@ def test_other_sets_of_four_answers(tmp_path, values, texts, label):
     assert (row.texts[:2], row.label) == (texts, label)
 
 
-def test_five_answers_are_none_of_four(tmp_path):
-    values = {"question": "Q", "choices": {"text": list("abcde"), "label": list("ABCDE")}, "answerKey": "E"}
-    with pytest.raises(DataError, match="line 1: expected 4 endings, got 5"):
-        registry.get("swag").read(write(tmp_path, json.dumps(values), "f.jsonl"))
-
-
 def test_the_column_of_labels_that_is_missing_is_that_of_the_form(tmp_path):
     path = write(tmp_path, json.dumps({"question_stem": "Q", "choices": CHOICES}), "f.jsonl")
     task = registry.get("swag")

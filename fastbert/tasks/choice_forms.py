@@ -1,0 +1,246 @@
+"""Published sets of multiple choice: which columns have the context and the endings, and what says which is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .base import Row
+from .files import shorten
+from .hub_files import class_number
+
+LETTERS = "ABCDEFGHIJ"
+
+
+@dataclass(frozen=True)
+class Form:
+    """The columns of a set.
+
+    Args:
+        context: of what comes before the endings, which a blank joins.
+        endings: a column of lists, or one for each ending.
+        label: which ending is right, by its number or letter, or by the name that it has in a column of lists.
+        beginning: of what every ending begins with; empty where there is none.
+        first: the number of the first ending.
+        open: the context may be empty.
+    """
+
+    context: tuple[str, ...]
+    endings: tuple[str, ...]
+    label: str
+    beginning: str = ""
+    first: int = 0
+    open: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All that a header has."""
+        return (*self.context, *((self.beginning,) if self.beginning else ()), *self.endings)
+
+
+def _numbered(name: str, numbers: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"{name}{number}" for number in numbers)
+
+
+REGULAR = Form(("sent1",), _numbered("ending", range(4)), "label", "sent2")
+"""SWAG's .csv; a "full" one has the columns `FULL`."""
+FULL = ("sent1", "sent2", "gold-ending", *_numbered("distractor-", range(4)))
+CODAH = ("category", "prompt", *_numbered("ending", range(4)), "label")
+"""Columns of files without a header."""
+
+FORMS = (
+    REGULAR,
+    Form(("ctx_a",), ("endings",), "label", "ctx_b"),  # HellaSwag
+    Form(("ctx_a",), ("ending_options",), "label", "ctx_b"),  # and in its first release
+    Form(CODAH[1:2], CODAH[2:-1], "label"),
+    Form(("question_propmt",), ("candidate_answers",), "correct_answer_idx"),  # CODAH on hubs, misspelt there
+    Form(("article",), ("options",), "answer", "question"),  # RACE
+    Form(("question",), ("choices",), "answerKey"),  # ARC, CommonsenseQA, QASC
+    Form(("question_stem",), ("choices",), "answerKey"),  # OpenBookQA on hubs
+    Form(("question",), ("choices",), "answer"),  # MMLU
+    Form(("premise",), ("choice1", "choice2"), "label", "question"),  # COPA
+    Form(("goal",), ("sol1", "sol2"), "label"),  # PIQA
+    Form(("context",), ("answerA", "answerB", "answerC"), "label", "question", first=1),  # SocialIQA
+    Form(("context",), _numbered("answer", range(4)), "label", "question"),  # CosmosQA
+    Form(("sentence",), ("option1", "option2"), "answer", first=1, open=True),  # WinoGrande
+    Form(("obs1",), ("hyp1", "hyp2"), "label", first=1),  # alphaNLI
+    Form(
+        _numbered("InputSentence", range(1, 5)),
+        _numbered("RandomFifthSentenceQuiz", (1, 2)),
+        "AnswerRightEnding",  # Story Cloze
+        first=1,
+    ),
+)
+_OTHERS = (
+    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, "
+    "alphaNLI or Story Cloze"
+)
+
+
+def label_column(values: dict[str, Any]) -> str:
+    """The column that has the label of such a row, if it has one."""
+    try:
+        form = _form_of(_usual(values))
+    except ValueError:
+        form = None
+    return "label" if form is None else form.label
+
+
+def _form_of(values: dict[str, Any]) -> Form | None:
+    """Which of `FORMS` a row has, with its label where several have its texts."""
+
+    def fits(form: Form) -> bool:
+        if not all(isinstance(values.get(column), str) for column in form.context):
+            return False
+        found = [values.get(column) for column in form.endings]
+        if len(found) > 1:
+            return None not in found
+        return isinstance(found[0], list) and not any(isinstance(ending, (list, dict)) for ending in found[0])
+
+    values = {name: value["text"] if _is_table(value) else value for name, value in values.items()}
+    found = [form for form in FORMS if fits(form)]
+    return next((form for form in found if form.label in values), found[0] if found else None)
+
+
+def _usual(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a row with what some sets have within a column, or between two, in columns of `FORMS`.
+
+    Raises:
+        ValueError: a sentence without the place that its options are for.
+    """
+    for columns, change in _UNUSUAL:
+        if all(column in values for column in columns):
+            values = values | change(values)
+    return values
+
+
+def _of_question(values: dict[str, Any]) -> dict[str, Any]:
+    """ARC, OpenBookQA, CommonsenseQA and QASC as their authors publish them have the choices in the question."""
+    question = values["question"]
+    if not isinstance(question, dict) or not isinstance(question.get("choices"), list):
+        return {}
+    choices = [choice for choice in question["choices"] if isinstance(choice, dict)]
+    table = {"text": [choice.get("text") for choice in choices], "label": [choice.get("label") for choice in choices]}
+    return {"question": question.get("stem"), "choices": table}
+
+
+def _of_premise(values: dict[str, Any]) -> dict[str, Any]:
+    """COPA says in a word what is asked for; the questions are those that its authors asked people."""
+    asked = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+    return {"question": asked.get(str(values["question"]), values["question"])}
+
+
+def _of_sentence(values: dict[str, Any]) -> dict[str, Any]:
+    """WinoGrande's options fill a gap; each goes on with what is behind it, as its authors have it."""
+    parts = str(values["sentence"]).split("_")
+    if len(parts) != 2:
+        raise ValueError(f"expected a sentence with one _, got {shorten(str(values['sentence']))!r}")
+    return {"sentence": parts[0], **{name: f"{values[name]}{parts[1]}" for name in ("option1", "option2")}}
+
+
+def _of_observations(values: dict[str, Any]) -> dict[str, Any]:
+    """alphaNLI's hypotheses are between two observations."""
+    return {name: f"{values[name]} {values['obs2']}" for name in ("hyp1", "hyp2")}
+
+
+def _hub_observations(values: dict[str, Any]) -> dict[str, Any]:
+    names = (("observation_", "obs"), ("hypothesis_", "hyp"))
+    return {f"{own}{number}": values[f"{name}{number}"] for name, own in names for number in (1, 2)}
+
+
+_UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
+    (("question",), _of_question),
+    (("premise", "choice1", "choice2", "question"), _of_premise),
+    (("sentence", "option1", "option2"), _of_sentence),
+    (("observation_1", "observation_2", "hypothesis_1", "hypothesis_2"), _hub_observations),
+    (("obs1", "obs2", "hyp1", "hyp2"), _of_observations),
+)
+OBJECTS = (
+    *((*form.context, *form.endings) for form in FORMS),
+    FULL[:-1],  # the last distractor is not used
+    *(columns for columns, _ in _UNUSUAL),
+)
+"""Keys of a row in JSON, all of one of these."""
+
+
+def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
+    """The row that values are of, its label as the number of an ending from 0.
+
+    Args:
+        ignore_label: one that is none of the endings' counts as none.
+
+    Raises:
+        ValueError: with what was expected.
+    """
+    if set(FULL[:-1]) <= set(values) and _form_of(values) is None:
+        values = _regular(index, values)
+    values = _usual(values)
+    form = _form_of(values)
+    if form is None:
+        raise ValueError(
+            f"expected all columns of SWAG ({', '.join(REGULAR.columns)}), {_OTHERS}, got {shorten(', '.join(values))}"
+        )
+    endings, names = [values[column] for column in form.endings], []
+    if len(endings) == 1:
+        [endings], names = endings, list(LETTERS)
+        if _is_table(endings):
+            own = endings.get("label")
+            endings, names = endings["text"], own if isinstance(own, list) else names
+    texts = _joined(values.get(form.beginning), endings)
+    context = " ".join(str(values[column]).strip() for column in form.context).strip()
+    if not context and not form.open:
+        raise ValueError("expected a text before the endings, got an empty one")
+    try:
+        label = _place(values.get(form.label), names, form.first, len(texts))
+    except ValueError:
+        if not ignore_label:
+            raise
+        label = None
+    return Row(str(index), (context, *texts), label)
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a column has two lists, the endings and what the label calls them."""
+    return isinstance(value, dict) and isinstance(value.get("text"), list)
+
+
+def _regular(index: int, values: dict[str, Any]) -> dict[str, Any]:
+    """A "full" row as a regular one. The right ending goes to a place that the row's number decides, so that no place
+    is favoured."""
+    wrong = [values.get(name) for name in FULL[3:]]
+    wrong = [ending for ending in wrong if ending is not None and str(ending).strip()]
+    place = index % 4
+    four = [*wrong[:place], values["gold-ending"], *wrong[place:3]]
+    if len(four) != 4:
+        raise ValueError(f"expected 4 endings, got {len(four)}")
+    endings = dict(zip(REGULAR.endings, four, strict=True))
+    return {"sent1": values["sent1"], "sent2": values["sent2"], **endings, "label": place}
+
+
+def _joined(beginning: str | None, endings: Sequence[Any]) -> list[str]:
+    texts = ["" if ending is None else str(ending).strip() for ending in endings]
+    if len(texts) < 2 or not all(texts):
+        got = len(texts) if len(texts) < 2 else "an empty one"
+        raise ValueError(f"expected {max(len(texts), 2)} endings, got {got}")
+    return [f"{str(beginning or '').strip()} {text}".strip() for text in texts]
+
+
+def label_of(value: Any) -> str:
+    """A label as text; empty for none, which data-set hubs write as -1. pandas writes numbers with gaps between them as
+    2.0."""
+    text = "" if value is None else str(value).strip()
+    number = class_number(text)
+    return "" if text in ("-1", "-1.0") else text if number is None else str(number)
+
+
+def _place(value: Any, names: Sequence[Any], first: int, count: int) -> str | None:
+    """The number from 0 of the ending that a label says is right; None for no label."""
+    text = label_of(value)
+    if not text:
+        return None
+    known = [str(name) for name in names][:count]
+    number = known.index(text) if text in known else int(text) - first if text.isdecimal() else -1
+    if not 0 <= number < count:
+        raise ValueError(f"expected the label to be one of {first} to {first + count - 1}, got {text!r}")
+    return str(number)

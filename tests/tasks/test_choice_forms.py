@@ -1,0 +1,187 @@
+"""Sets of multiple choice as they are published: their columns, their labels, and questions of several sizes."""
+
+import csv
+import io
+import json
+
+import pytest
+import tiny_bert
+import torch
+
+import fastbert
+from fastbert.cli.main import main
+from fastbert.errors import DataError, InputError
+from fastbert.models.task_heads import choice_logits
+from fastbert.tasks import registry
+from fastbert.tasks.bad_rows import BadRows
+from fastbert.tasks.base import Row, require_labels
+from fastbert.tasks.predict import run_model
+
+ASKED = {"premise": "It cast a shadow.", "choice1": "The sun rose.", "choice2": "It fell.", "idx": 0}
+WINO = {"qID": "q", "sentence": "Ian ate it because _ likes soup.", "option1": "Ian", "option2": "Dennis"}
+ART = {"obs1": "A.", "obs2": "D.", "hyp1": "B.", "hyp2": "C."}
+CLOZE = {f"InputSentence{i}": f"S{i}." for i in range(1, 5)} | {f"RandomFifthSentenceQuiz{i}": f"E{i}." for i in (1, 2)}
+
+
+def stem(letters, **more):
+    choices = [{"text": f"t{letter}", "label": letter} for letter in letters]
+    return {"id": "x", "question": {"stem": "Q?", "choices": choices, **more}, "answerKey": letters[-1]}
+
+
+PUBLISHED = {
+    "COPA": (
+        ASKED | {"question": "cause", "label": 1},
+        ("It cast a shadow.", "What was the cause of this? The sun rose.", "What was the cause of this? It fell."),
+        "1",
+    ),
+    "COPA's effect": (
+        ASKED | {"question": "effect"},
+        ("It cast a shadow.", "What happened as a result? The sun rose.", "What happened as a result? It fell."),
+        None,
+    ),
+    "PIQA": ({"goal": "To boil,", "sol1": "heat", "sol2": "cool", "label": 0}, ("To boil,", "heat", "cool"), "0"),
+    "SocialIQA": (
+        {"context": "C", "question": "Q?", "answerA": "a", "answerB": "b", "answerC": "c", "label": "3"},
+        ("C", "Q? a", "Q? b", "Q? c"),
+        "2",
+    ),
+    "CosmosQA": (
+        {"context": "C", "question": "Q?", **{f"answer{i}": "abcd"[i] for i in range(4)}, "label": 0},
+        ("C", "Q? a", "Q? b", "Q? c", "Q? d"),
+        "0",
+    ),
+    "CommonsenseQA": (stem("ABCDE", question_concept="p"), ("Q?", "tA", "tB", "tC", "tD", "tE"), "4"),
+    "CommonsenseQA on hubs": (
+        {"question": "Q", "choices": {"text": list("abcde"), "label": list("ABCDE")}, "answerKey": "E"},
+        ("Q", *"abcde"),
+        "4",
+    ),
+    "ARC": (stem("123"), ("Q?", "t1", "t2", "t3"), "2"),
+    "WinoGrande": (
+        WINO | {"answer": "2"},
+        ("Ian ate it because", "Ian likes soup.", "Dennis likes soup."),
+        "1",
+    ),
+    "WinoGrande's gap at the beginning": (
+        WINO | {"sentence": "_'s soup is hot.", "answer": ""},
+        ("", "Ian's soup is hot.", "Dennis's soup is hot."),
+        None,
+    ),
+    "alphaNLI": (ART | {"label": 2}, ("A.", "B. D.", "C. D."), "1"),
+    "alphaNLI on hubs": (
+        {"observation_1": "A.", "observation_2": "D.", "hypothesis_1": "B.", "hypothesis_2": "C.", "label": 1},
+        ("A.", "B. D.", "C. D."),
+        "0",
+    ),
+    "Story Cloze": (CLOZE | {"AnswerRightEnding": 1}, ("S1. S2. S3. S4.", "E1.", "E2."), "0"),
+}
+
+
+def lines_of(*values):
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_rows(name, tmp_path, monkeypatch):
+    values, texts, label = PUBLISHED[name]
+    assert registry.get("swag").read(write(tmp_path / "f.jsonl", lines_of(values))) == [Row("0", texts, label)]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines_of(values).encode())))
+    assert registry.get("swag").read("-") == [Row("0", texts, label)]
+
+
+@pytest.mark.parametrize("name", ["COPA", "WinoGrande", "Story Cloze"])
+def test_columns_of_a_csv(name, tmp_path):
+    values, texts, label = PUBLISHED[name]
+    with open(tmp_path / "f.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, values)
+        writer.writeheader()
+        writer.writerow(values)
+    assert registry.get("swag").read(tmp_path / "f.csv") == [Row("0", texts, label)]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (WINO | {"answer": "0"}, "expected the label to be one of 1 to 2, got '0'"),
+        (WINO | {"answer": "3"}, "expected the label to be one of 1 to 2, got '3'"),
+        (WINO | {"sentence": "No gap."}, "expected a sentence with one _, got 'No gap.'"),
+        (stem("ABC") | {"answerKey": "D"}, "expected the label to be one of 0 to 2, got 'D'"),
+        ({"question": "Q", "choices": ["a"], "answer": 0}, "expected 2 endings, got 1"),
+        ({"goal": " ", "sol1": "a", "sol2": "b"}, "expected a text before the endings"),
+        ({"article": "A", "questions": ["q"], "options": [["a", "b"]]}, "expected all columns of SWAG .*, got article"),
+    ],
+)
+def test_bad_rows(values, reason, tmp_path):
+    path = write(tmp_path / "f.jsonl", lines_of(PUBLISHED["PIQA"][0], values))
+    with pytest.raises(DataError, match=f"line 2: {reason}"):
+        registry.get("swag").read(path)
+    task = registry.get("swag")
+    task.bad_rows = BadRows(skip=True)
+    assert [row.id for row in task.read(path)] == ["0"]
+
+
+def test_labels_in_a_file_beside(tmp_path):
+    """AI2 publishes PIQA, SocialIQA and alphaNLI so. A row that is left out takes its label with it."""
+    rows = [{"goal": f"G{i}", "sol1": "a", "sol2": "b"} for i in range(3)]
+    path = write(tmp_path / "train.jsonl", lines_of(rows[0], {"goal": "no"}, *rows[1:]) + "{\n")
+    task = registry.get("swag")
+    with pytest.raises(DataError, match="expected a column label with the label of every row, got the columns goal, s"):
+        require_labels(task, task.read(write(tmp_path / "f.jsonl", lines_of(*rows))), tmp_path / "f.jsonl")
+    write(tmp_path / "train-labels.lst", "1\n0\n0\n1\n1\n")
+    task.bad_rows = BadRows(skip=True)
+    assert [(row.texts[0], row.label) for row in task.read(path)] == [("G0", "1"), ("G1", "0"), ("G2", "1")]
+    for labels, count in (("1\n0\n0\n", 3), ("1\n0\n0\n1\n1\n0\n", 6)):
+        write(tmp_path / "train-labels.lst", labels)
+        with pytest.raises(DataError, match=rf"labels.lst: expected a label for each of the 5 rows of .*, got {count}"):
+            task.read(path)
+
+
+def test_questions_of_several_sizes_score_as_each_alone():
+    scores = torch.tensor([[0.5], [1.0], [-2.0], [3.0], [0.0], [1.5], [2.0]], requires_grad=True)
+    logits = choice_logits(scores, (2, 3, 2))
+    loss = fastbert.ops.cross_entropy(logits, torch.tensor([1, 0, 1]))
+    (grad,) = torch.autograd.grad(loss, scores)
+    parts = [(scores[:2], 1), (scores[2:5], 0), (scores[5:], 1)]
+    alone = [torch.nn.functional.cross_entropy(part.T, torch.tensor([label])) for part, label in parts]
+    expected = sum(alone) / 3
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected, scores)[0])
+    for counts in ((2, 3), (2, 3, 3), (0, 7), 2):
+        with pytest.raises(InputError, match="must hold num_choices"):
+            choice_logits(scores, counts)
+
+
+def test_a_batch_of_several_sizes(tmp_path):
+    """Each row has the scores that it has alone, and the loss is the mean over the rows."""
+    directory, task = tiny_bert.save(tmp_path / "m", "BertForMultipleChoice"), registry.get("swag")
+    texts = ("the film is", "good", "bad", "very dull", "a book", "great")
+    rows = [Row(str(n), texts[: n + 1], str(n - 1)) for n in (2, 5, 3)]
+    model = task.model(directory)
+    tokenizer = fastbert.load_tokenizer(directory)
+    together = run_model(task, model, task.encode(rows, tokenizer, 24))
+    alone = [run_model(task, model, task.encode([row], tokenizer, 24)) for row in rows]
+    for row, found, own in zip(rows, together.values, alone, strict=True):
+        torch.testing.assert_close(torch.tensor(found)[: len(row.texts) - 1], torch.tensor(own.values[0]))
+    assert together.loss == pytest.approx(sum(own.loss for own in alone) / 3, rel=1e-5)
+
+
+def test_from_training_to_scores(tmp_path, capsys):
+    """ARC's questions have three to five answers; all of them count."""
+    model = tiny_bert.save(tmp_path / "model", num_hidden_layers=1)
+    data = write(tmp_path / "arc.jsonl", lines_of(stem("ABC"), stem("1234"), stem("ABCDE"), stem("AB")))
+    given = ["--model", str(model), "--train", str(data), "--dev", str(data), "--out", str(tmp_path / "run")]
+    assert main(["finetune", "swag", *given, "--epochs", "1", "--max-seqlen", "16"]) == 0
+    assert len((tmp_path / "run" / "dev_endings.tsv").read_text().splitlines()) == 1 + 5
+    out = write(tmp_path / "p.csv", "index,label\n0,2\n1,0\n2,4\n3,1\n")
+    capsys.readouterr()
+    assert main(["evaluate", "swag", "--data", str(data), "--predictions", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 0.75
+    task = registry.get("swag")
+    rows = task.read(data)
+    with pytest.raises(DataError, match="line 2: expected 'index,label' with a label from 0 to 2 and every index once"):
+        task.read_predictions(rows, write(out, "index,label\n0,3\n"))
