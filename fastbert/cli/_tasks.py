@@ -168,7 +168,7 @@ def predicted(
     if not task.streams:
         parts = iter([read_rows(task, data, options.skip_bad_rows)])
     else:
-        if os.path.isfile(data):
+        if os.path.isfile(data) or os.path.isdir(data):
             count = sum(1 for _ in _fresh_rows(task, data, options))
             _report_skipped(task, data, count)
         rows = _fresh_rows(task, data, options)

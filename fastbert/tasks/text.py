@@ -18,6 +18,7 @@ from .exported import NAMED, exported_label, exported_rows, id_names, naming_col
 from .feature_task import FeatureTask
 from .files import atomic_write, of_rows, read_lines, written
 from .hub_files import is_hub_file, read_records
+from .labelled import directory_records, line_records
 from .tables import check_once, read_table
 from .transformed import joined, parts_of, with_next_words
 from .typed import read_typed
@@ -41,6 +42,7 @@ class TextTask(FeatureTask):
         counts: how many text columns the task may have.
         bare_columns: the columns of files without a header; empty where the task has none.
         extra_columns: rows of such files may have columns after the last of these.
+        own_files: classes may stand where `labelled` looks for them.
     """
 
     streams = True
@@ -53,6 +55,7 @@ class TextTask(FeatureTask):
     counts: tuple[int, ...] = ()
     bare_columns: tuple[str, ...] = ()
     extra_columns: bool = False
+    own_files: bool = False
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
@@ -98,6 +101,9 @@ class TextTask(FeatureTask):
         return some(self._rows(path), path, self.bad_rows)
 
     def _rows(self, path: str | os.PathLike) -> Iterator[Row]:
+        if self.own_files and os.path.isdir(path):
+            yield from exported_rows(self, path, numbered(directory_records(path, self.bad_rows), self.bad_rows))
+            return
         if is_hub_file(path):
             yield from exported_rows(self, path, numbered(read_records(path, self.bad_rows), self.bad_rows))
             return
@@ -108,6 +114,11 @@ class TextTask(FeatureTask):
             yield from exported_rows(self, path, numbered(records, self.bad_rows))
             return
         first = next(lines, None)
+        if self.own_files and first is not None and not self.texts_named:
+            records = line_records(path, first, lines, self.bad_rows)
+            if records is not None:
+                yield from exported_rows(self, path, numbered(records, self.bad_rows))
+                return
         exported = None if first is None else read_table_of_hub(self, path, first, lines)
         if exported is not None:
             yield from exported

@@ -43,6 +43,7 @@ class TextClassification(OwnFiles, Classification):
     """
 
     name = "text-classification"
+    own_files = True
 
     def __init__(self, labels: Sequence[str] = ()):
         self.labels = tuple(labels)

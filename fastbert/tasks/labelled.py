@@ -1,0 +1,78 @@
+"""Texts that have their class before them in a line, or as the name of their directory, in place of a column."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import DataError
+from ..files import decode_text
+from .bad_rows import BadRows, called
+from .files import shorten
+from .hub_files import Record
+
+_LINES = (
+    # TREC's questions have two labels, DESC:manner, of which data-set hubs make columns of these names.
+    re.compile(r"(?P<fine_label>(?P<coarse_label>ABBR|DESC|ENTY|HUM|LOC|NUM):[a-z]+)[ \t]+(?P<text>.+)"),
+    re.compile(r"__label__(?P<label>\S+)[ \t]+(?!__label__)(?P<text>.+)"),  # fastText's
+)
+UNLABELLED = "unsup"
+"""IMDB's directory of texts without a class."""
+
+
+def line_records(
+    path: str | os.PathLike, first: tuple[int, str], lines: Iterator[tuple[int, str]], bad_rows: BadRows
+) -> Iterator[Record] | None:
+    """The texts and labels of a file by its first line; None, with no more than that looked at, for another form.
+
+    Args:
+        first, lines: the file's first line and those after it, with their numbers.
+    """
+    form = next((form for form in _LINES if form.fullmatch(first[1].strip())), None)
+    return None if form is None else _matched(path, form, itertools.chain([first], lines), bad_rows)
+
+
+def _matched(
+    path: str | os.PathLike, form: re.Pattern, lines: Iterator[tuple[int, str]], bad_rows: BadRows
+) -> Iterator[Record]:
+    for number, line in lines:
+        found, where = form.fullmatch(line.strip()), f"{called(path)}, line {number}"
+        if found is not None:
+            values = found.groupdict()
+            yield Record(where, {"label": values.get("coarse_label"), **values})
+        elif line.strip():
+            bad_rows.refuse(f"{where}: expected one label and a text, as in the first line, got {shorten(line)!r}")
+
+
+def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
+    """The texts of a directory that has one for each class, with a file for each text, as IMDB and 20 Newsgroups are
+    published; or of one without directories, which have no labels. The classes take turns, so that the first rows are
+    of all of them.
+
+    Raises:
+        DataError: a directory of another form.
+    """
+    directories = sorted(entry for entry in Path(path).iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    classes = [directory for directory in directories if directory.name != UNLABELLED]
+    if len(classes) < len(directories):
+        left_out = os.path.join(path, UNLABELLED)
+        logging.getLogger("fastbert").warning("%s: texts without a class are left out", left_out)
+    groups = classes or [Path(path)]
+    files = [sorted(entry for entry in group.iterdir() if entry.is_file()) for group in groups]
+    empty = next((str(group) for group, texts in zip(groups, files, strict=True) if not texts), None)
+    if empty is not None:
+        raise DataError(
+            f"{path}: expected a directory for each class, with a file for each text, got no files in {empty}"
+        )
+    for file in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*files))):
+        name = file.relative_to(path).as_posix()
+        try:
+            text = decode_text(file.read_bytes(), str(file), DataError)
+        except DataError as error:
+            bad_rows.refuse(str(error))
+            continue
+        yield Record.of(str(file), {"id": name, "text": text, "label": file.parent.name if classes else None})
