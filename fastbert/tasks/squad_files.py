@@ -70,6 +70,8 @@ def read_questions(
         value, text = load_json(path)
     if isinstance(value, list) and value:
         return _rows_of(path, list_records(path, value, bad_rows), bad_rows, impossible, ignore_answers)
+    if _is_flat(value):
+        return _rows_of(path, list_records(path, value["data"], bad_rows), bad_rows, impossible, ignore_answers)
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise DataError(
             f"{called(path)}, line 1: expected SQuAD's JSON, an object with a list under 'data', got another value"
@@ -92,6 +94,15 @@ def read_questions(
     if not rows:
         raise bad_rows.none_left(path, "questions")
     return rows
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a file has a hub's questions, one with its context each, where SQuAD's own has articles: transformers'
+    examples read such files."""
+    data = value.get("data") if isinstance(value, dict) else None
+    return (
+        isinstance(data, list) and bool(data) and isinstance(data[0], dict) and {"question", "context"} <= set(data[0])
+    )
 
 
 class _Lines:

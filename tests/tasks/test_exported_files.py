@@ -15,6 +15,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.mnli import Diagnostic
+from fastbert.tasks.squad_files import Answers
 
 RTE = "sentence1,sentence2,label,idx\n"
 
@@ -454,6 +455,18 @@ def test_squad_as_json_lines(name, read):
         read(name, (json.dumps(uneven) + "\n").encode(), "dev.jsonl")
     with pytest.raises(DataError, match="line 2: expected every id once"):
         read(name, (json.dumps(right) + "\n").encode() * 2, "dev.jsonl")
+
+
+def test_questions_of_hubs_under_data(read):
+    """As transformers' examples of question answering read them."""
+    answers = {"text": ["Paris"], "answer_start": [3]}
+    rows = [{"id": n, "title": "T", "context": "In Paris.", "question": "Where?", "answers": answers} for n in "ab"]
+    expected = Answers(("Paris",), (3,))
+    content = json.dumps({"version": "0.1", "data": rows}).encode()
+    assert read("squad1", content, "train.json") == [Row(n, ("Where?", "In Paris."), expected) for n in "ab"]
+    content = json.dumps({"data": [rows[0], {**rows[1], "context": ""}]}).encode()
+    with pytest.raises(DataError, match=r"train\.json, object 2: expected a text as the context, got ''"):
+        read("squad1", content, "train.json")
 
 
 def test_squad_with_a_byte_order_mark_escapes_and_windows_line_ends(read):
