@@ -20,7 +20,7 @@ from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
-from ..tasks.runs import load_trained, model_directory, run_config
+from ..tasks.runs import load_trained, model_directory, trained_with
 from ..wording import counted
 from ._options import PredictOptions
 from ._progress import progress
@@ -101,7 +101,7 @@ class Trained:
             if math.isnan(options.null_threshold):
                 raise InputError("null_threshold must be a number, got nan")
         self._directory = model_directory(run)
-        recipe = run_config(run)
+        recipe, said_by = trained_with(run, name)
         trained = recipe.get("task", name)
         if trained != name:
             raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
@@ -110,10 +110,10 @@ class Trained:
         self.task.predicting = not labelled
         names = ("max_seqlen", *(f.name for f in fields(TaskOptions)))
         kept = {name: recipe[name] for name in names if name in recipe}
-        kept = fitted_options(kept, FinetuneConfig, run / "config.yaml")
+        kept = fitted_options(kept, FinetuneConfig, said_by)
         usual = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)
-        trained_with = kept.pop("max_seqlen", usual)
-        self._max_seqlen = trained_with if options.max_seqlen is None else options.max_seqlen
+        longest = kept.pop("max_seqlen", usual)
+        self._max_seqlen = longest if options.max_seqlen is None else options.max_seqlen
         configure(self.task, options, kept)
         if options.null_threshold is not None:
             self.task.null_threshold = options.null_threshold

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING
 from .. import hardware
 from ..errors import CheckpointError, InputError
 from ..files import adapter_hint, check_new, check_run_name, download_hint, read_json, read_yaml
+from .config import FinetuneConfig, TaskOptions
 from .files import atomic_write, check_writable, write_json
 from .results import FinetuneResult, write_results
 
 ENDED = "ended.json"
 """What a run that has ended well says of itself, for a resume that comes late."""
+KEPT = "fastbert"
+"""The key of a fine-tuned model's config.json under which it says what it was trained with."""
 CHECKPOINTS = "checkpoints"
 """Is there as long as a run has not ended, and holds what it goes on from."""
 
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 
     from ..train.metrics import MetricsLog
     from .base import Row, Task
-    from .config import FinetuneConfig
     from .training import Training
 
 
@@ -59,10 +61,27 @@ def model_directory(path: str | os.PathLike) -> Path:
     raise InputError(f"{path}: expected a model directory with config.json, or a run directory, got {what}")
 
 
-def run_config(path: str | os.PathLike) -> dict:
-    """The config.yaml of a run directory; empty for a plain model directory."""
+def trained_with(path: str | os.PathLike, task: str) -> tuple[dict, Path]:
+    """What a model was fine-tuned with, and the file that says so: config.yaml of a run, or of a model directory alone
+    what its config.json keeps of it for this task; empty where there is none.
+
+    Raises:
+        InputError: no such directory, or a file that cannot be read.
+    """
     file = Path(path) / "config.yaml"
-    return read_yaml(file) if file.is_file() else {}
+    if file.is_file():
+        return read_yaml(file), file
+    file = model_directory(path) / "config.json"
+    kept = read_json(file).get(KEPT) if file.is_file() else None
+    # Who trains the model on for another task by other means takes the key along.
+    return kept if isinstance(kept, dict) and kept.get("task") == task else {}, file
+
+
+def _kept_of(task: Task, config: FinetuneConfig) -> dict:
+    """What a model's config.json keeps: what predictions depend on beside its weights."""
+    names = [f.name for f in dataclasses.fields(TaskOptions) if hasattr(task, f.name)]
+    options = {name: getattr(config, name) for name in ("max_seqlen", *names)}
+    return {"task": task.name, **{name: value for name, value in options.items() if value is not None}}
 
 
 @contextlib.contextmanager
@@ -239,7 +258,7 @@ class FinetuneRun:
     def _write_config(self, config: FinetuneConfig) -> None:
         import yaml
 
-        self._every = config.log_every
+        self._config = config
         with atomic_write(self.out / "config.yaml") as file:
             yaml.safe_dump({**self._source, **dataclasses.asdict(config)}, file, sort_keys=False)
 
@@ -253,7 +272,7 @@ class FinetuneRun:
         if training.resumed_at is None:  # but for what a run that was killed before its first checkpoint has left
             shutil.rmtree(directory / "tensorboard", ignore_errors=True)
         with MetricsLog(directory, training.resumed_at, again=training.pending) as log:
-            yield TrialLog(log, self._every)
+            yield TrialLog(log, self._config.log_every)
 
     def write_trials(self, lines: Sequence[dict]) -> None:
         """The lines of the trainings that have ended."""
@@ -273,6 +292,7 @@ class FinetuneRun:
         """
         from ..data.tokenizer import save_tokenizer
 
+        setattr(model.config, KEPT, _kept_of(task, config or self._config))
         model_dir, fresh = self.out / "model", self.out / "model.new"
         shutil.rmtree(fresh, ignore_errors=True)
         try:

@@ -158,10 +158,10 @@ def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
     finetune(
         task, task.model(directory), fastbert.load_tokenizer(directory), rows_of(64, 1), rows_of(32, 2), config, out=out
     )
-    from fastbert.tasks.runs import run_config
+    from fastbert.tasks.runs import trained_with
 
-    assert run_config(out)["task"] == "sst2"
-    assert run_config(out)["max_seqlen"] == 8
+    recipe, path = trained_with(out, "sst2")
+    assert (recipe["task"], recipe["max_seqlen"], path) == ("sst2", 8, out / "config.yaml")
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = [step["loss"] for step in steps if step["kind"] == "train"]
     means = [step["train_loss"] for step in steps if step["kind"] == "dev"]

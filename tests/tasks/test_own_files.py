@@ -313,7 +313,18 @@ def test_a_run_goes_on_with_its_columns(tmp_path, capsys):
     assert main(["predict", *run, "--data", str(data), "--out", str(out)]) == 0
     assert {line.split("\t")[1] for line in out.read_text().splitlines()[1:]} <= {"true", "false"}
     assert main(["evaluate", *run[:1], "--data", str(data), "--predictions", str(out), *columns]) == 0
-    capsys.readouterr()
+    # The model's directory alone knows what it was trained with, on its way to somewhere else too.
+    moved = (tmp_path / "run" / "model").rename(tmp_path / "moved")
+    config = json.loads((moved / "config.json").read_text())
+    columns_kept = {"text_columns": ["question", "passage"], "max_seqlen": 16, "task": "text-classification"}
+    assert columns_kept.items() <= config["fastbert"].items()
+    again = tmp_path / "again.tsv"
+    assert main(["predict", run[0], "--model", str(moved), "--data", str(data), "--out", str(again)]) == 0
+    assert again.read_text() == out.read_text()
+    (moved / "config.json").write_text(json.dumps(config | {"fastbert": {**config["fastbert"], "task": "mnli"}}))
+    assert main(["predict", run[0], "--model", str(moved), "--data", str(data), "--out", str(again)]) == 2
+    assert "expected the column text, got question" in capsys.readouterr().err
+    moved.rename(tmp_path / "run" / "model")
     assert main(["predict", "ner", *run[1:], "--data", str(data), *columns]) == 2
     assert "expected a model fine-tuned on ner" in capsys.readouterr().err
     assert main(["evaluate", "ner", "--data", str(data), "--predictions", str(out), *columns]) == 2
