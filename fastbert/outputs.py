@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree
 
 # A field that has a name but no place in the tuple, because transformers' tuple has none for it.
 _EXTRA = {"extra": True}
@@ -20,6 +23,11 @@ class ModelOutput:
     packed one, N labelled tokens, H hidden size, V vocabulary, L layers. Losses have shape () and are in nats, except
     for regression.
     """
+
+    def __init_subclass__(cls) -> None:
+        # So that torch.export and torch.func take them for what holds tensors.
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        _pytree.register_pytree_node(cls, _taken_apart, partial(_put_together, cls), serialized_type_name=name)
 
     def _present(self, with_extra: bool = True) -> list[tuple[str, Any]]:
         pairs = [(f, getattr(self, f.name)) for f in fields(self)]
@@ -52,6 +60,14 @@ class ModelOutput:
 
     def __len__(self) -> int:
         return len(self.to_tuple())
+
+
+def _taken_apart(output: ModelOutput) -> tuple[list[Any], list[str]]:
+    return output.values(), output.keys()
+
+
+def _put_together(cls: type[ModelOutput], values: Iterable[Any], names: list[str]) -> ModelOutput:
+    return cls(**dict(zip(names, values, strict=True)))
 
 
 @dataclass

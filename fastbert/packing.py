@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
+from .transforms import is_exported
 
 
 def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
@@ -31,8 +32,14 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
     nothing depends on it there.
 
     Raises:
-        InputError: the bounds are no integers, or do not belong to so many tokens; or max_seqlen is below the longest.
+        InputError: the bounds are no integers, or do not belong to so many tokens; or max_seqlen is below the longest;
+            or this pass is exported.
     """
+    if is_exported():
+        raise InputError(
+            "a graph that is exported or traced would keep where its example's packed sequences end for every later "
+            "batch: expected a (B, S) batch, got cu_seqlens"
+        )
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         got = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
         raise InputError(f"cu_seqlens must be a tensor of int32 or int64, got {got}")

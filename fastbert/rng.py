@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError
+from .transforms import is_transformed
 
 # Site numbers: layer n takes LAYER_SITES of them from FIRST_LAYER_SITE on; heads lie far above any depth.
 EMBEDDING_SITE = 0
@@ -75,6 +76,21 @@ class DropoutKey:
         return Dropout(p, self.seed, self.offset, site, self.state) if p > 0.0 else None
 
 
+class _DrawnLater(DropoutKey):
+    """Drawn by the first dropout that drops anything: vmap refuses a draw, and torch's dropout at rate 0 makes none."""
+
+    def site(self, p: float, site: int) -> Dropout | None:
+        if p > 0.0 and self.state is None:
+            object.__setattr__(self, "state", _draw_state())
+        return super().site(p, site)
+
+
+def _draw_state() -> Tensor:
+    """What `draw` draws, in memory: to torch that sees into a pass it is no number."""
+    seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device="cpu")
+    return torch.cat([seed, torch.zeros_like(seed)])
+
+
 _current: ContextVar[DropoutKey | None] = ContextVar("fastbert_dropout_key", default=None)
 
 
@@ -87,11 +103,16 @@ def current() -> DropoutKey:
     """The key that `use` set, or a fresh one.
 
     Under `torch.compile` seed and offset come out of an op, so that a compiled pass draws anew whenever it runs: every
-    implementation of a dropout reads them from memory where they are not numbers.
+    implementation of a dropout reads them from memory where they are not numbers. So they do where torch sees into the
+    pass (`transforms`): a program that is exported draws, and every example under vmap may draw for itself.
     """
-    if torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    given = None if compiling else _current.get()
+    if given is None and is_transformed():
+        return DropoutKey(None, None, _draw_state()) if compiling else _DrawnLater(None, None)
+    if compiling:
         return DropoutKey(None, None, torch.ops.fastbert.dropout_state(torch.empty(0, device="cpu")))
-    return _current.get() or draw()
+    return given or draw()
 
 
 def _dropout_state(_call: Tensor) -> Tensor:

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.fx import Proxy
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import ops
 from ..errors import InputError
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
-from ..modules.graphs import EXPORTING
+from ..transforms import is_exported, is_transformed
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
 from .patch_families import Family, family_of
@@ -201,8 +200,7 @@ def patched_class(original: type, family: Family | None) -> type:
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
         # A graph that is kept is one of the class's own code. torch.compile asks no more than the first of these.
-        exported = getattr(torch.compiler, EXPORTING)
-        if exported or (not torch.compiler.is_compiling() and _is_traced(args, kwargs)):
+        if is_exported() or (not torch.compiler.is_compiling() and _is_traced(args, kwargs)):
             return original.forward(self, *args, **kwargs)
         return computed_by_fastbert(self, args, kwargs)
 
@@ -222,16 +220,13 @@ def patched_class(original: type, family: Family | None) -> type:
 
 
 def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether torch.jit or torch.fx traces a pass: its operators (make_fx), or its code, which gets what only notes its
-    use."""
-    if torch.jit.is_tracing() or get_proxy_mode() is not None:
-        return True
+    """Whether torch.fx traces a pass's code, which then gets what only notes its use."""
     return any(isinstance(x, Proxy) for x in (*args, *kwargs.values()))
 
 
 def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
     """Raises Unservable for a pass that torch itself transforms: its code alone can be looked into."""
-    if ops.is_transformed():
+    if is_transformed():
         raise Unservable("it runs under a transform of torch.func or in forward-mode differentiation")
     given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if any(isinstance(x, FakeTensor) or x.is_meta for x in given):

@@ -8,16 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..config import BertConfig
 from ..errors import InputError
 from ..gpt_config import GPTConfig
+from ..transforms import is_transformed
 
 
 def _unread(x: Tensor) -> bool:
     """Whether the host does not look at numbers: a device would have to be waited for, a compiler or a transform of
     torch.func has none to show."""
-    return x.device.type != "cpu" or torch.compiler.is_compiling() or ops.is_transformed()
+    return x.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed()
 
 
 def check_ids(

@@ -11,7 +11,6 @@ from ..config import BertConfig
 from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..model_config import ModelConfig
-from ..modules.graphs import EXPORTING
 from ..modules.layout import Layout, PackedLayout, lay_out
 from ..packing import CallerShape, PackedBatch, checked_bounds
 from ..rng import DropoutKey
@@ -100,6 +99,8 @@ class Tokens:
 
     def without_empty(self, first: Tensor) -> Tensor:
         """(B, H) of the pooled tokens, with zeros for an empty sequence."""
+        if self.shape.keep is not None:  # in the rectangle it has columns all the same
+            return first * self.shape.keep.any(1)[:, None]
         return first * (self.cu_seqlens.diff() > 0)[:, None] if self._may_be_empty else first
 
 
@@ -266,13 +267,6 @@ def open_padded(
         token_type_ids=token_type_ids,
         position_ids=position_ids,
     )
-    exported = getattr(torch.compiler, EXPORTING)
-    if exported or (not torch.compiler.is_compiling() and torch.jit.is_tracing()):
-        how, done = ("torch.export", "exported") if exported else ("torch.jit.trace", "traced")
-        raise InputError(
-            f"{how} would keep where its example's tokens are for every later batch: expected one that is not {done}; "
-            "`fastbert convert SRC DST --to onnx` writes a graph, and transformers reads the same directory"
-        )
     tokens = input_ids if inputs_embeds is None else inputs_embeds
     if tokens.dim() != (2 if inputs_embeds is None else 3):
         raise InputError(f"input_ids must be (B, S) and inputs_embeds (B, S, H), got {tuple(tokens.shape)}")
@@ -301,9 +295,13 @@ def open_padded(
             )
         return packing.pack(given.expand(batch_size, seqlen))
 
-    columns = packing.indices
-    types = torch.zeros_like(columns) if token_type_ids is None else ids("token_type_ids", token_type_ids)
-    positions = columns % max(seqlen, 1) if position_ids is None else ids("position_ids", position_ids)
+    types = torch.zeros_like(packing.indices) if token_type_ids is None else ids("token_type_ids", token_type_ids)
+    if position_ids is not None:
+        positions = ids("position_ids", position_ids)
+    elif packing.is_full:  # ONNX has no remainder by a size that is not known yet
+        positions = torch.arange(seqlen, device=device).repeat(batch_size)
+    else:
+        positions = packing.indices % seqlen
     packed_ids = None if input_ids is None else packing.pack(input_ids)
     check_ids(config, packed_ids, types, positions)
     return Tokens(

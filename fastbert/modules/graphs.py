@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-# Set during an export alone, but for the strict one of torch 2.6. Not torch.compiler.is_exporting(): it is not in torch
-# 2.6, and to torch.compile's tracing the older releases that have it say that it is true.
-EXPORTING = "_is_exporting_flag" if hasattr(torch.compiler, "_is_exporting_flag") else "_is_compiling_flag"
+from ..transforms import is_exported
 
 
 def uncompiled_with_mask(method: Callable) -> Callable:
@@ -24,7 +22,7 @@ def uncompiled_with_mask(method: Callable) -> Callable:
     @wraps(method)
     def run(self, *inputs: Any, **options: Any) -> Any:
         mask = inputs[1] if len(inputs) > 1 else options.get("attention_mask")
-        if mask is not None and torch.compiler.is_compiling() and not getattr(torch.compiler, EXPORTING):
+        if mask is not None and torch.compiler.is_compiling() and not is_exported():
             from .uncompiled import call  # imports the compiler, which takes seconds
 
             return call(method, self, *inputs, **options)

@@ -16,6 +16,7 @@ from .. import ops
 from ..errors import InputError
 from ..packing import Packing
 from ..rng import Dropout
+from ..transforms import is_transformed
 
 _log = logging.getLogger("fastbert")
 
@@ -67,13 +68,30 @@ def causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:
 
 def additive_mask(keep: Tensor) -> Tensor:
     """(B, S) keys to keep -> (B, 1, 1, S) float32, 0 or -inf."""
-    mask = torch.zeros(keep.shape, dtype=torch.float32, device=keep.device)
-    return mask.masked_fill(~keep, float("-inf"))[:, None, None]
+    return _added_to_scores(keep)[:, None, None]
+
+
+def _added_to_scores(mask: Tensor) -> Tensor:
+    """A mask, bool (True = keep) or floating, as what is added to the scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill(~mask, float("-inf"))
 
 
 def wants_gradient(mask: Tensor) -> bool:
     """Whether a mask is a bias that is learned, whatever its numbers are now."""
     return mask.requires_grad and torch.is_grad_enabled()
+
+
+def _read_keys(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys (B or 1, S) bool that a 4-D mask keeps for the first query of the first head, and () bool, whether that
+    is all it says."""
+    # -10000 is what code before finfo.min used; the softmax of such a score is 0 in any dtype.
+    keep = mask if mask.dtype == torch.bool else mask == 0
+    either = keep if mask.dtype == torch.bool else keep | (mask <= -1e4)
+    first = keep[:, :1, :1]
+    alike = (keep == first).all()
+    return first[:, 0, 0], alike if mask.dtype == torch.bool else alike & either.all()
 
 
 def keys_kept(mask: Tensor) -> Tensor | None:
@@ -88,16 +106,8 @@ def keys_kept(mask: Tensor) -> Tensor | None:
     """
     if wants_gradient(mask):
         return None
-    keep = mask if mask.dtype == torch.bool else mask == 0
-    if mask.dtype != torch.bool:
-        # -10000 is what code before finfo.min used; the softmax of such a score is 0 in any dtype.
-        dropped = mask <= -1e4
-        if not bool((keep | dropped).all()):
-            return None
-    first = keep[:, :1, :1]
-    if not bool((keep == first).all()):
-        return None
-    return first[:, 0, 0]
+    keep, is_all = _read_keys(mask)
+    return keep if bool(is_all) else None
 
 
 @cache
@@ -146,23 +156,25 @@ def lay_out(
         mask = causal_mask(mask, seqlen, device) if causal else mask
         return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen), keep
 
-    keep = attention_mask
-    if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen:
+    square = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen
+    if square:
         _check_square(attention_mask, batch_size, seqlen)
-        keep = keys_kept(attention_mask)
-        if keep is None:
-            what = "wants a gradient" if wants_gradient(attention_mask) else "differs between queries or heads"
-            say_padded(f"the 4-D attention mask {what}, so tokens cannot be packed")
-            mask = attention_mask
-            if mask.dtype == torch.bool:
-                mask = torch.zeros(mask.shape, dtype=torch.float32, device=device).masked_fill(~mask, float("-inf"))
-            return rectangle(mask, None)
-        keep = keep.expand(batch_size, seqlen)
     elif attention_mask is not None and attention_mask.shape != (batch_size, seqlen):
         raise InputError(
             f"attention_mask must be {(batch_size, seqlen)} or 4-D with {seqlen} keys, "
             f"got {tuple(attention_mask.shape)}"
         )
+    if is_transformed():
+        ops.refuse_variant("an export, torch.func and forward-mode differentiation take the padded path")
+        return rectangle(*_without_a_look(attention_mask, (batch_size, seqlen)))
+    keep = attention_mask
+    if square:
+        keep = keys_kept(attention_mask)
+        if keep is None:
+            what = "wants a gradient" if wants_gradient(attention_mask) else "differs between queries or heads"
+            say_padded(f"the 4-D attention mask {what}, so tokens cannot be packed")
+            return rectangle(_added_to_scores(attention_mask), None)
+        keep = keep.expand(batch_size, seqlen)
     if probabilities:
         reason = "attention probabilities were asked for"
     else:
@@ -179,11 +191,24 @@ def lay_out(
     return rectangle(additive_mask(keep), keep)
 
 
+def _without_a_look(mask: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
+    """What the host reads in a mask otherwise, left to be computed: what is added to the scores, and the (B, S) bool
+    tokens to keep; None for no mask, and for all tokens."""
+    if mask is None:
+        return None, None
+    if mask.dim() == 2:
+        keep = mask != 0
+        return additive_mask(keep), keep
+    if wants_gradient(mask):
+        return mask, None
+    keep, is_all = _read_keys(mask)
+    return _added_to_scores(mask), (keep | ~is_all).expand(shape)
+
+
 def with_first_column(keep: Tensor) -> Tensor:
     """The tokens to give back where column 0 is read even if it is masked, in sequences that have tokens."""
-    keep = keep.clone()
-    keep[:, 0] |= keep.any(1)
-    return keep
+    first = torch.arange(keep.shape[1], device=keep.device) == 0
+    return keep | (first & keep.any(1, keepdim=True))
 
 
 def _check_square(mask: Tensor, batch_size: int, seqlen: int) -> None:

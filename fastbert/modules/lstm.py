@@ -8,6 +8,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
+from ..errors import InputError
+from ..transforms import is_exported
+
 
 class Order:
     """The order in which a recurrent layer takes the tokens of a batch: every sequence's first, then every second one.
@@ -15,9 +18,17 @@ class Order:
     Args:
         cu_seqlens: (B+1,) int32 of the tokens; empty sequences are allowed.
         backwards: whether each sequence is read from its end.
+
+    Raises:
+        InputError: this pass is exported.
     """
 
     def __init__(self, cu_seqlens: Tensor, backwards: bool) -> None:
+        if is_exported():
+            raise InputError(
+                "a graph that is exported or traced would keep its example's lengths, which an LSTM's steps follow, "
+                "for every later batch: expected a model without a BiLSTM"
+            )
         device = cu_seqlens.device
         starts, lengths = cu_seqlens[:-1].cpu().long(), cu_seqlens.diff().cpu().long()
         longest = int(lengths.max()) if lengths.numel() else 0

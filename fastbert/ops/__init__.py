@@ -26,7 +26,7 @@ from . import (  # noqa: F401
     _triton_packing,
 )
 from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
-from ._dispatch import backend, current_backend, is_fused, is_transformed
+from ._dispatch import backend, current_backend, is_fused
 from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
 from ._invariant import refuse as refuse_variant
@@ -67,7 +67,6 @@ __all__ = [
     "is_batch_invariant",
     "is_fused",
     "is_int8",
-    "is_transformed",
     "layer_norm",
     "linear",
     "linear_fp8",

@@ -16,7 +16,7 @@ from torch.autograd import profiler
 from .. import _native
 from ..errors import BackendError
 from ..rng import Dropout
-from . import _dispatch
+from ..transforms import is_transformed
 
 library = torch.library.Library("fastbert", "DEF")
 
@@ -138,10 +138,9 @@ def is_watched() -> bool:
 def is_traced() -> bool:
     """Whether a mode, a trace or a transform would miss what passes torch's dispatcher by; also where a torch of
     another release has no word for it."""
-    if not _WATCHERS_ARE_KNOWN or torch._C._get_tracing_state() is not None:
+    if not _WATCHERS_ARE_KNOWN or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return True
-    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    return bool(modes) or _dispatch.is_transformed()
+    return is_transformed()
 
 
 def code(x: Tensor) -> int:

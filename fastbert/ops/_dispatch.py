@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from ..errors import BackendError, InputError
+from ..transforms import is_transformed
 
-# What torch.func runs now. torch has no public word for it: a torch without this one loses the question, not the ops.
-_transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
 ORDER = ("cuda", "triton", "cpu", "reference")
 _log = logging.getLogger("fastbert")
 
@@ -110,14 +108,6 @@ def backend(name: str) -> Iterator[None]:
         _choice.name = before
 
 
-def is_transformed() -> bool:
-    """Whether this code runs in forward-mode differentiation or under a transform of torch.func, neither of which sees
-    into a kernel."""
-    if torch.compiler.is_compiling():
-        return False
-    return getattr(forward_ad, "_current_level", -1) >= 0 or (_transform is not None and _transform() is not None)
-
-
 def _wanted() -> str:
     """The backend chosen for a call; "reference" if torch has to see into it (`is_transformed`)."""
     name = current_backend()
@@ -125,8 +115,8 @@ def _wanted() -> str:
         return name
     if name != "auto":
         raise BackendError(
-            f"backend {name!r} was asked for by name but cannot serve forward-mode differentiation or torch.func: "
-            f"expected backend 'reference' or 'auto'"
+            f"backend {name!r} was asked for by name but cannot serve an export, forward-mode differentiation or "
+            f"torch.func: expected backend 'reference' or 'auto'"
         )
     return "reference"
 

@@ -9,12 +9,13 @@ from .. import reference
 from ..errors import InputError
 from ..packing import checked_bounds
 from ..rng import Dropout
+from ..transforms import is_exported, is_transformed
 from . import _dispatch, _invariant
 
 
 @_dispatch.register("attention", "reference")
 def _reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
-    if not (torch.compiler.is_compiling() or _dispatch.is_transformed()):
+    if is_exported() or not (torch.compiler.is_compiling() or is_transformed()):
         # As the kernels do on a CPU: tokens beyond the bounds would attend to none.
         checked_bounds(cu_seqlens, q.shape[0], max_seqlen)
     if not _invariant.active():

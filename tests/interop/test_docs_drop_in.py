@@ -33,7 +33,7 @@ def desk(tmp_path, monkeypatch) -> Path:
 
 
 def test_the_page_has_its_examples():
-    assert len(EXAMPLES) == 9
+    assert len(EXAMPLES) == 10
     assert len(COMMANDS) == 6
     assert all(command.startswith("fastbert convert ") for command in COMMANDS)
 
@@ -53,7 +53,11 @@ def test_example(number, desk):
     if "convert(" in code:
         shutil.rmtree(desk / "sentences")  # made for another example
     exec(compile(code, f"docs/drop-in.md, example {number}", "exec"), names)
-    if "encoder" in names:
+    if "program" in names:
+        given = torch.tensor([[2, 7, 3], [2, 3, 0], [5, 3, 2]]), torch.tensor([[1, 1, 1], [1, 1, 0], [0, 1, 1]])
+        outputs = names["program"].module()(*given), names["model"](*given)
+        torch.testing.assert_close(*(output.last_hidden_state for output in outputs), rtol=1e-5, atol=1e-6)
+    elif "encoder" in names:
         ids = torch.tensor([[2, 7, 3], [2, 3, 0]])
         assert names["model"](ids, (ids > 0).long()).shape == (2, 1)
     elif "model" in names:

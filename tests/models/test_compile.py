@@ -277,14 +277,6 @@ def test_other_backends(backend):
             )
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("inputs", [1, 2], ids=["no mask", "mask"])
-def test_an_export_is_refused_in_words(strict, inputs):
-    ids = torch.ones(2, 5, dtype=torch.int64)
-    with pytest.raises(Exception, match=r"torch\.export would keep where its example's tokens are"):
-        torch.export.export(BertModel(config()).eval(), (ids,) * inputs, strict=strict)
-
-
 @pytest.mark.parametrize("compiled", [False, True], ids=["uncompiled", "compiled"])
 def test_a_model_that_is_gone_leaves_no_weights_behind(compiled):
     def weight_of_a_model_that_ran():

@@ -120,20 +120,34 @@ def test_second_derivatives_are_the_references(models, kind):
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5 * wanted.abs().max().item())
 
 
-def test_gradients_of_each_example():
-    model = fastbert.BertForSequenceClassification(fastbert.BertConfig(**SIZES)).eval()
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_of_each_example(masked, train):
+    """In training too, which draws nothing where nothing is dropped."""
+    model = fastbert.BertForSequenceClassification(fastbert.BertConfig(**SIZES)).train(train)
     ids, labels = torch.randint(5, 60, (3, 5)), torch.tensor([0, 1, 1])
+    masks = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1]]) if masked else torch.ones_like(ids)
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
-    def loss(weights: dict, ids: Tensor, label: Tensor) -> Tensor:
-        return func.functional_call(model, weights, (ids[None],), {"labels": label[None]}).loss
+    def loss(weights: dict, ids: Tensor, mask: Tensor, label: Tensor) -> Tensor:
+        given = (ids[None], mask[None] if masked else None)
+        return func.functional_call(model, weights, given, {"labels": label[None]}).loss
 
-    found = func.vmap(func.grad(loss), in_dims=(None, 0, 0))(weights, ids, labels)
+    found = func.vmap(func.grad(loss), in_dims=(None, 0, 0, 0))(weights, ids, masks, labels)
     for row in range(3):
         model.zero_grad()
-        model(ids[row : row + 1], labels=labels[row : row + 1]).loss.backward()
+        alone = slice(row, row + 1)
+        model(ids[alone], masks[alone] if masked else None, labels=labels[alone]).loss.backward()
         for name, p in model.named_parameters():
             torch.testing.assert_close(found[name][row], p.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(("randomness", "alike"), [("same", True), ("different", False)])
+def test_what_examples_drop_under_vmap_is_as_asked(randomness, alike):
+    model = fastbert.BertModel(fastbert.BertConfig(**{**SIZES, "attention_probs_dropout_prob": 0.5})).train()
+    ids = torch.arange(5, 10).repeat(2, 1, 1)
+    found = func.vmap(lambda ids: model(ids).last_hidden_state, randomness=randomness)(ids)
+    assert torch.allclose(found[0], found[1], atol=1e-6) is alike
 
 
 LEFT = MASK.flip(1)

@@ -1,0 +1,173 @@
+"""Graphs that torch keeps of fastbert's models: for other batches than their example, too, what the models compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fastbert
+from fastbert.errors import InputError
+
+HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "PreTraining")
+
+
+def config(**options) -> fastbert.BertConfig:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    return fastbert.BertConfig(vocab_size=50, max_position_embeddings=12, **{**sizes, **options})
+
+
+def batch(*lengths: int, left: bool = False) -> tuple[Tensor, Tensor]:
+    mask = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    for row, length in zip(mask, lengths, strict=True):
+        row[:length] = 1
+    return torch.randint(5, 50, mask.shape), mask.flip(1) if left else mask
+
+
+EXAMPLE = batch(5, 3)
+OTHERS = [batch(7, 2, 4), batch(6, 1, 3, left=True), batch(3, 0), batch(2, 2)]
+
+
+class _OnlyTensors(nn.Module):
+    """A trace gives back tensors alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.eval()
+        self.model.config.return_dict = False
+
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return self.model(ids, mask)
+
+
+class _Ranker(nn.Module):
+    def __init__(self, make_mask) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.encoder = fastbert.BertEncoder(config())
+        self.make_mask = make_mask
+
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return (self.encoder(self.words(ids), self.make_mask(mask)).last_hidden_state,)
+
+
+def _causal(mask: Tensor) -> Tensor:
+    columns = torch.arange(mask.shape[1])
+    return (mask[:, None, None] != 0) & (columns[:, None] >= columns)
+
+
+MASKS = {
+    "2-D": lambda mask: mask,
+    "bool": lambda mask: mask[:, None, None] != 0,
+    "additive": lambda mask: (1.0 - mask[:, None, None]) * torch.finfo(torch.float32).min,
+    "of queries": _causal,
+}
+
+
+def assert_as_the_model(graph, model: nn.Module, others=OTHERS) -> None:
+    for given in others:
+        with torch.no_grad():
+            found = zip(graph(*given), model(*given), strict=True)
+            for got, wanted in found:
+                torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", [None, *HEADS])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_trace_serves_other_batches(head):
+    cls = fastbert.BertModel if head is None else getattr(fastbert, f"BertFor{head}")
+    model = _OnlyTensors(cls(config()))
+    assert_as_the_model(torch.jit.trace(model, EXAMPLE, check_trace=False), model)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_trace_of_an_encoder_alone_serves_other_batches(kind):
+    """It held kernels' results as constants, which were none when it ran."""
+    model = _Ranker(MASKS[kind]).eval()
+    assert_as_the_model(torch.jit.trace(model, EXAMPLE, check_trace=False), model)
+
+
+SIZES = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=12)},) * 2
+# Of torch 2.6, strict=True cannot tell an export from torch.compile.
+STRICT = (False, pytest.param(True, marks=pytest.mark.slow)) if hasattr(torch.compiler, "is_exporting") else (False,)
+
+
+@pytest.mark.parametrize("strict", STRICT)
+@pytest.mark.parametrize("kind", ["model", "encoder"])
+def test_a_program_that_is_exported_serves_other_batches(tmp_path, kind, strict):
+    model = _OnlyTensors(fastbert.BertModel(config())) if kind == "model" else _Ranker(MASKS["bool"]).eval()
+    with torch.no_grad():
+        program = torch.export.export(model, EXAMPLE, dynamic_shapes=SIZES, strict=strict)
+    torch.export.save(program, tmp_path / "model.pt2")
+    again = torch.export.load(tmp_path / "model.pt2")
+    assert not [node for node in again.graph.nodes if "fastbert" in str(node.target)]
+    assert_as_the_model(again.module(), model, OTHERS[:3])
+
+
+@pytest.mark.slow
+def test_a_program_goes_to_onnx(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, names = _OnlyTensors(fastbert.BertForSequenceClassification(config())), ("ids", "mask")
+    path = str(tmp_path / "model.onnx")
+    torch.onnx.export(model, EXAMPLE, path, dynamo=True, dynamic_shapes=SIZES, input_names=names, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(*given: Tensor) -> list[Tensor]:
+        feed = {name: x.numpy() for name, x in zip(names, given, strict=True)}
+        return [torch.from_numpy(x) for x in session.run(None, feed)]
+
+    assert_as_the_model(run, model, OTHERS[:3])
+
+
+def test_an_output_stays_what_it_is():
+    model = fastbert.BertForSequenceClassification(config()).eval()
+    found = torch.export.export(model, EXAMPLE, strict=False).module()(*EXAMPLE)
+    assert type(found) is type(model(*EXAMPLE))
+    assert found.keys() == ["logits"]
+
+
+def test_a_graph_of_torchs_operators_reads_no_mask():
+    model = _OnlyTensors(fastbert.BertModel(config()))
+    graph = make_fx(lambda ids, mask: model(ids, mask))(*EXAMPLE)
+    ids, mask = EXAMPLE
+    assert_as_the_model(graph, model, [(ids.flip(0), mask.flip(0)), (ids, mask.flip(1))])
+
+
+def test_a_program_in_training_draws_by_the_seed():
+    model = _OnlyTensors(fastbert.BertModel(config(hidden_dropout_prob=0.3))).train()
+    program = torch.export.export(model, EXAMPLE, strict=False).module()
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(program(*EXAMPLE)[0])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    torch.manual_seed(2)
+    torch.testing.assert_close(found[2], model(*EXAMPLE)[0], rtol=1e-5, atol=1e-6)
+
+
+class _Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = fastbert.BertEncoder(config()).eval()
+
+    def forward(self, x: Tensor, bounds: Tensor) -> Tensor:
+        return self.encoder(x, cu_seqlens=bounds, max_seqlen=3).last_hidden_state
+
+
+@pytest.mark.parametrize("way", [torch.jit.trace, torch.export.export])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_packed_tokens_are_refused_in_words(way):
+    model, given = _Packed(), (torch.randn(5, 16), torch.tensor([0, 2, 5], dtype=torch.int32))
+    with torch.no_grad(), pytest.raises(InputError, match="would keep where its example's packed sequences end"):
+        way(model, given)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_bilstm_is_refused_in_words():
+    model = _OnlyTensors(fastbert.BertForTokenClassification(config(bilstm_units=4)))
+    with pytest.raises(InputError, match="expected a model without a BiLSTM"):
+        torch.jit.trace(model, EXAMPLE, check_trace=False)
