@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.autograd import profiler
+from torch.overrides import BaseTorchFunctionMode
 
 from .. import _native
 from ..errors import BackendError
@@ -24,6 +25,8 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _LOW63 = (1 << 63) - 1
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
+# Whether a gradient is many, under the vmap of torch.autograd (is_grads_batched, and its functional's vectorize).
+_is_batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda _grad: False)
 # What `is_watched` asks: torch has no public words for them.
 _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
     hasattr(torch._C, name) for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
@@ -96,6 +99,9 @@ def define(
         # What comes after may give no gradient back: then there is none from here on, as for torch's own ops.
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
+        if any(grad is not None and _is_batched(grad) for grad in grads):
+            with BaseTorchFunctionMode():  # watched, ops go to the dispatcher, which takes such gradients apart
+                return backward(ctx, *grads)
         return backward(ctx, *grads)
 
     torch.library.register_autograd(f"fastbert::{name}", gradient, setup_context=setup_context, lib=library)

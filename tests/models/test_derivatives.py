@@ -150,6 +150,17 @@ def test_what_examples_drop_under_vmap_is_as_asked(randomness, alike):
     assert torch.allclose(found[0], found[1], atol=1e-6) is alike
 
 
+@pytest.mark.parametrize("kind", ["ours", "patched"])
+def test_gradients_of_many_outputs_at_once_are_those_one_by_one(models, kind):
+    x = X.clone().requires_grad_()
+    states = models[kind].model(inputs_embeds=x, attention_mask=MASK).last_hidden_state.flatten()[:3]
+    given = [x, models[kind].model.encoder.layer[0].attention.self.query.weight]
+    got = torch.autograd.grad(states, given, torch.eye(3), is_grads_batched=True, retain_graph=True)
+    for row in range(3):
+        for many, one in zip(got, torch.autograd.grad(states[row], given, retain_graph=True), strict=True):
+            torch.testing.assert_close(many[row], one, rtol=1e-5, atol=1e-6)
+
+
 LEFT = MASK.flip(1)
 
 
