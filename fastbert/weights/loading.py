@@ -8,7 +8,7 @@ bare BertModel's file loads into a model with a head and the other way round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .distilbert import from_distilbert
+from .materialise import materialise
 from .names import canonical_name, is_computed, owner, unwrapped_name
 
 _logger = logging.getLogger("fastbert")
@@ -110,10 +111,7 @@ def load_into(
     own = _own_tensors(model, prefix, trunk)
 
     needed = tuple(f"{prefix}.{part}" for part in trunk)
-    left_out = ()
-    if ignore_mismatched_sizes:
-        other = [n for n in own if n in state and state[n].shape != own[n].shape and not n.startswith(needed)]
-        left_out = tuple((name, tuple(state.pop(name).shape), tuple(own[name].shape)) for name in other)
+    left_out = _leave_out(state, own, needed) if ignore_mismatched_sizes else ()
 
     # A tied parameter has several names, and any of them in the file will do.
     found: dict[int, str] = {}
@@ -134,17 +132,35 @@ def load_into(
 
     _untie(model, own, state, found, source)
     values = {key: state[name] for key, name in found.items()}
-    _assign(model, values) if any(t.is_meta for t in own.values()) else _copy(own, values)
-    broken = tuple(name for name in found.values() if not _is_finite(state[name]))
+    if any(tensor.is_meta for tensor in own.values()):
+        materialise(model, values)
+    else:
+        _copy(own, values)
+    report = LoadReport(missing, unexpected, left_out)
+    _warn(source, report, prefix, broken=[name for name in found.values() if not _is_finite(state[name])])
+    return report
+
+
+def _leave_out(
+    state: dict[str, Tensor], own: Mapping[str, Tensor], needed: tuple[str, ...]
+) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]:
+    """Takes tensors of another shape out of ``state``, of the needed ones none; returns `LoadReport.mismatched`."""
+    other = [n for n in own if n in state and state[n].shape != own[n].shape and not n.startswith(needed)]
+    return tuple((name, tuple(state.pop(name).shape), tuple(own[name].shape)) for name in other)
+
+
+def _warn(source, report: LoadReport, prefix: str, broken: Sequence[str]) -> None:
+    """Logs what a user should know of a load that went well; ``broken`` has numbers that are not finite."""
     if broken:
         _logger.warning("%s: %s: its results are meaningless", source, _shown("with NaN or infinite numbers", broken))
-    if missing:
-        _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", missing))
-    if unexpected:
+    if report.missing:
+        _logger.warning("%s: %s: train the model before use", source, _shown("newly initialised", report.missing))
+    if report.unexpected:
         # Pre-training heads in the file of a model without them are the normal case; an unknown encoder tensor is not.
-        strange = any(name.startswith(f"{prefix}.") and not name.startswith(f"{prefix}.pooler.") for name in unexpected)
-        _logger.log(logging.WARNING if strange else logging.INFO, "%s: %s", source, _shown("not used", unexpected))
-    return LoadReport(missing, unexpected, left_out)
+        of_encoder = [name for name in report.unexpected if name.startswith(f"{prefix}.")]
+        strange = any(not name.startswith(f"{prefix}.pooler.") for name in of_encoder)
+        level = logging.WARNING if strange else logging.INFO
+        _logger.log(level, "%s: %s", source, _shown("not used", report.unexpected))
 
 
 def is_complete(model: nn.Module, state: Mapping[str, Tensor], *, prefix: str = "bert", trunk: tuple[str, ...]) -> bool:
@@ -249,48 +265,3 @@ def _copy(own: Mapping[str, Tensor], values: Mapping[int, Tensor]) -> None:
     for parameter in {id(tensor): tensor for tensor in own.values()}.values():
         if id(parameter) in values:
             parameter.copy_(values[id(parameter)])
-
-
-@torch.no_grad()
-def _assign(model: nn.Module, values: Mapping[int, Tensor]) -> None:
-    """Replaces the tensors of a model on the meta device; what the file lacks is initialised as BERT is."""
-    made: dict[int, Tensor] = {}
-    fresh: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in made:
-            # A copy, not a view: what safetensors returns is the file itself, mapped into memory.
-            value = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
-            if id(tensor) in values:
-                value.copy_(values[id(tensor)])
-            elif not tensor.is_meta:
-                value.copy_(tensor)
-            if isinstance(tensor, nn.Parameter):
-                value = nn.Parameter(value, requires_grad=tensor.requires_grad)
-            made[id(tensor)] = value
-            if id(tensor) not in values and tensor.is_meta:
-                fresh.add(id(value))
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, made[id(tensor)])
-    std = getattr(getattr(model, "config", None), "initializer_range", 0.02)
-    for module in model.modules():
-        for leaf, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in fresh:
-                _initialise(module, leaf, parameter, std)
-        for leaf, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta or id(buffer) in fresh:
-                setattr(module, leaf, _computed_buffer(leaf, buffer))
-
-
-def _initialise(module: nn.Module, leaf: str, parameter: Tensor, std: float) -> None:
-    if leaf == "bias":
-        parameter.zero_()
-    elif isinstance(module, nn.LayerNorm) or parameter.dim() == 1:
-        parameter.fill_(1.0)
-    else:
-        parameter.normal_(0.0, std)
-
-
-def _computed_buffer(leaf: str, buffer: Tensor) -> Tensor:
-    if leaf == "position_ids":
-        return torch.arange(buffer.shape[-1], dtype=buffer.dtype).expand(buffer.shape).clone()
-    return torch.zeros(buffer.shape, dtype=buffer.dtype)

@@ -1,0 +1,62 @@
+"""Memory and numbers for a model that was made on the meta device, where tensors have neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def materialise(model: nn.Module, values: Mapping[int, Tensor]) -> None:
+    """Gives a model tensors of its own in place of those on the meta device; ties and frozen ones stay so.
+
+    Args:
+        model: what of it is not on the meta device is copied where it is, the rest is made on the CPU.
+        values: what the tensors hold afterwards, by the `id` of the present ones, in any dtype. Those on the meta
+            device that have none are initialised as BERT's are, and buffers computed.
+    """
+    made: dict[int, Tensor] = {}
+    fresh: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in made:
+            made[id(tensor)] = new = _with_memory(tensor, values.get(id(tensor)))
+            if tensor.is_meta and id(tensor) not in values:
+                fresh.add(id(new))
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, made[id(tensor)])
+    std = getattr(getattr(model, "config", None), "initializer_range", 0.02)
+    for module in model.modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in fresh:
+                _initialise(module, leaf, parameter, std)
+        for leaf, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta or id(buffer) in fresh:
+                setattr(module, leaf, _computed_buffer(leaf, buffer))
+
+
+def _with_memory(tensor: Tensor, value: Tensor | None) -> Tensor:
+    """A tensor like it, off the meta device: with the numbers of ``value``, or its own where it has any."""
+    # A copy, not a view: what safetensors returns is the file itself, mapped into memory.
+    new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu" if tensor.is_meta else tensor.device)
+    if value is not None:
+        new.copy_(value)
+    elif not tensor.is_meta:
+        new.copy_(tensor)
+    return nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+
+
+def _initialise(module: nn.Module, leaf: str, parameter: Tensor, std: float) -> None:
+    if leaf == "bias":
+        parameter.zero_()
+    elif isinstance(module, nn.LayerNorm) or parameter.dim() == 1:
+        parameter.fill_(1.0)
+    else:
+        parameter.normal_(0.0, std)
+
+
+def _computed_buffer(leaf: str, buffer: Tensor) -> Tensor:
+    if leaf == "position_ids":
+        return torch.arange(buffer.shape[-1], dtype=buffer.dtype).expand(buffer.shape).clone()
+    return torch.zeros(buffer.shape, dtype=buffer.dtype)
