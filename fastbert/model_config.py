@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from .errors import InputError
-from .files import adapter_hint, download_hint, read_json, run_hint, write_whole
+from .files import write_whole
+from .hints import adapter_hint, download_hint, run_hint
+from .text_files import read_json
 
 _log = logging.getLogger("fastbert")
 

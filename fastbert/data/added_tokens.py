@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..errors import InputError
-from ..files import read_json
+from ..text_files import read_json
 from .special_tokens import SpecialNames, holds_all
 
 _log = logging.getLogger("fastbert")

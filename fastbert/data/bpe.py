@@ -14,7 +14,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ..errors import InputError
-from ..files import read_json, write_whole
+from ..files import write_whole
+from ..text_files import read_json
 from .manifest import SpecialIds
 from .truncation import side_settings
 

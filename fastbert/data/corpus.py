@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError
-from ..files import binary_lines, check_text_file
+from ..text_files import binary_lines, check_text_file
 from ..wording import counted
 from .sentences import segment_lines
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tokenizers import Encoding, Tokenizer, processors
 
 from ..errors import InputError
-from ..files import read_json
+from ..text_files import read_json
 
 
 class SpecialNames(NamedTuple):

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..config import BertConfig
 from ..errors import InputError
-from ..files import download_hint, run_hint, write_whole
+from ..files import write_whole
+from ..hints import download_hint, run_hint
 from . import added_tokens, bpe
 from .alphabet import FEW
 from .alphabet import alphabet as letters_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import decode_text, read_json
+from ..text_files import decode_text, read_json
 from .truncation import SIDES
 
 CONTINUATION = "##"

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..data.tokenizer import tokenizer_texts
 from ..errors import CheckpointError, InputError
-from ..files import read_json
+from ..text_files import read_json
 from ..weights import saving
 from ..weights.reading import SAFETENSORS
 from .convert_source import Source

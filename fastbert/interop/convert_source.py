@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .. import models
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
-from ..files import download_hint
+from ..hints import download_hint
 from ..weights.distilbert import read_bert_config
 from ..weights.loading import canonical_keys, check_unquantized, load_into, padded_vocabulary
 from ..weights.names import canonical_name

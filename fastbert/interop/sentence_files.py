@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from ..files import read_json
+from ..text_files import read_json
 from ..weights.reading import has_weights
 from .sentence_modules import KINDS, Dropout, Normalize, read_module
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..errors import CheckpointError, InputError
-from ..files import read_json
+from ..text_files import read_json
 from ..weights.reading import read_state_dict
 
 # Element by element, without parameters and arguments: what `Dense` may put on its sums.

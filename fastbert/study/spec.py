@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import read_yaml
 from ..options import fitted_options
+from ..text_files import read_yaml
 from .definition import BUILTIN, PERPLEXITY, RowSpec, Study, TaskSpec, check_task, merge, predicts_words
 
 SCALES = ("smoke", "small", "base")

@@ -15,7 +15,8 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..files import binary_lines, check_text_file, decode_text, whole
+from ..files import whole
+from ..text_files import binary_lines, check_text_file, decode_text
 from .bad_rows import STRICT, BadRows, called
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

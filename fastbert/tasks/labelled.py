@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import DataError
-from ..files import decode_text
+from ..text_files import decode_text
 from .bad_rows import BadRows, called
 from .files import shorten
 from .hub_files import Record

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from .. import hardware
 from ..errors import CheckpointError, InputError
-from ..files import adapter_hint, check_new, check_run_name, download_hint, read_json, read_yaml
+from ..files import check_new, check_run_name
+from ..hints import adapter_hint, download_hint
+from ..text_files import read_json, read_yaml
 from .config import FinetuneConfig, TaskOptions
 from .files import atomic_write, check_writable, write_json
 from .results import FinetuneResult, write_results

@@ -9,9 +9,9 @@ from typing import Literal
 
 from ..data.config import PretrainingConfig
 from ..errors import InputError
-from ..files import read_yaml
 from ..hardware import MOST_PROCESSES
 from ..options import check_at_least_one, check_choices, fitted_options
+from ..text_files import read_yaml
 from .deepspeed_options import DeepSpeedOptions
 from .phase_options import MOST, MOST_MICRO_BATCHES, Phase, check_phases
 

@@ -11,8 +11,8 @@ from statistics import median
 
 from .. import svg
 from ..errors import InputError
-from ..files import read_yaml
 from ..report import HtmlReport
+from ..text_files import read_yaml
 from .config import PretrainConfig
 from .metrics import read_metrics
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..files import adapter_hint, read_json
+from ..hints import adapter_hint
 from ..signals import held_signals
+from ..text_files import read_json
 from .foreign_names import from_deepspeed, from_tensorflow, is_weight
 from .tensor_bundle import read_bundle
 

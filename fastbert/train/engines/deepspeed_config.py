@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ...errors import InputError
-from ...files import read_json
+from ...text_files import read_json
 from ..deepspeed_options import DeepSpeedOptions
 
 AUTO = "auto"
