@@ -143,10 +143,6 @@ class ShardSet:
         ]
         return np.concatenate([*parts, np.array([self.num_sentences], dtype=np.int64)])
 
-    def document_bounds(self, document: int) -> tuple[int, int]:
-        """First sentence, and last sentence + 1, of a document."""
-        return int(self.document_starts[document]), int(self.document_starts[document + 1])
-
     def gather(self, sentence_first: int, sentence_end: int) -> np.ndarray:
         """Ids of the consecutive sentences [sentence_first, sentence_end) of one document, as a view of the file.
 

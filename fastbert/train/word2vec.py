@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..data.chunks import chunks
 from ..data.shards import ShardSet
 from ..errors import DataError, InputError
 from ..models.static import StaticEncoder
@@ -72,17 +71,6 @@ class ShardSentences:
         return (self.shards.sentence(number) for number in range(self.shards.num_sentences))
 
 
-class TextSentences:
-    """Texts as ids of a tokenizer, without the marks of their ends; can be read again and again."""
-
-    def __init__(self, texts: Sequence[str], tokenizer) -> None:
-        self.texts, self.tokenizer = texts, tokenizer
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for chunk in chunks(self.texts, 1024):
-            yield from (e.ids for e in self.tokenizer.encode_batch(chunk, add_special_tokens=False))
-
-
 class _Words:
     """What gensim reads: lists of strings, no longer than it takes them."""
 
@@ -117,7 +105,7 @@ def train_word2vec(
     """Trains vectors.
 
     Args:
-        sentences: ids of tokens; read `epochs` + 1 times, so no iterator (`ShardSentences`, `TextSentences`, a list).
+        sentences: ids of tokens; read `epochs` + 1 times, so no iterator (`ShardSentences`, a list).
         vocab_size: rows of the table.
         config: how; None for the defaults.
         values: further fields of the model's configuration, such as pad_token_id.

@@ -10,7 +10,6 @@ from fastbert.data import chunks as chunking
 from fastbert.data.chunks import CHARACTERS, chunks
 from fastbert.tasks.encoding import encodings_of
 from fastbert.tasks.features import token_features
-from fastbert.train.word2vec import TextSentences
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ class Watched:
         return self.tokenizer.encode_batch(texts, **options)
 
 
-@pytest.mark.parametrize("reader", ["SentenceEncoder", "tasks", "token_features", "word2vec"])
+@pytest.mark.parametrize("reader", ["SentenceEncoder", "tasks", "token_features"])
 def test_long_texts_are_not_encoded_all_at_once(reader, directory, monkeypatch):
     """500 documents of 100 KB took seven gigabytes."""
     texts = ["the film", "a" * (CHARACTERS // 2), "b" * (CHARACTERS // 2), "it is good"]
@@ -62,12 +61,10 @@ def test_long_texts_are_not_encoded_all_at_once(reader, directory, monkeypatch):
         np.testing.assert_array_equal(whole[1], whole[2])  # [UNK] both
     elif reader == "tasks":
         assert [e.tokens[1] for e in encodings_of(texts, tokenizer)] == ["the", "[UNK]", "[UNK]", "it"]
-    elif reader == "token_features":
+    else:
         monkeypatch.setattr("fastbert.tasks.features.private_copy", lambda *_: tokenizer)
         model = fastbert.BertModel.from_pretrained(directory)
         assert len(list(token_features(model, tokenizer, texts, "last"))) == 4
-    else:
-        assert len(list(TextSentences(texts, tokenizer))) == 4
     assert tokenizer.sizes == [2, 2]
 
 

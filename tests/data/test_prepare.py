@@ -85,7 +85,7 @@ def test_ids_are_transformers(books, vocab, tmp_path, small_batches):
     documents = list(read_documents([books]))
     assert len(shards) == len(documents)
     for number, document in enumerate(documents):
-        first, end = shards.document_bounds(number)
+        first, end = shards.document_starts[number : number + 2]
         expected = tokenizer(document.sentences, add_special_tokens=False)["input_ids"]
         assert [shards.sentence(i).tolist() for i in range(first, end)] == expected
     assert manifest.counts["train"] == {
@@ -122,7 +122,7 @@ def test_heldout_is_by_text(vocab, tmp_path):
     sides = []
     for name in ("a", "b"):
         shards = ShardSet.open(tmp_path / name, "heldout")
-        sides.append({bytes(shards.gather(*shards.document_bounds(d))) for d in range(len(shards))})
+        sides.append({bytes(shards.gather(*shards.document_starts[d : d + 2])) for d in range(len(shards))})
     assert sides[0] == sides[1]
     assert len(sides[0]) == manifest.counts["heldout"]["documents"]
 
@@ -156,7 +156,7 @@ def test_parts_of_a_long_document_stay_together(vocab, tmp_path, monkeypatch):
         shards = ShardSet.open(tmp_path / "data", split)
         tokenizer = shards.tokenizer()
         for document in range(len(shards)):
-            name = tokenizer.decode(shards.gather(*shards.document_bounds(document))).split()[0]
+            name = tokenizer.decode(shards.gather(*shards.document_starts[document : document + 2])).split()[0]
             sides.setdefault(name, []).append(split)
     assert len(sides) == 20
     assert all(len(found) > 3 and len(set(found)) == 1 for found in sides.values())
