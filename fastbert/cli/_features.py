@@ -14,7 +14,7 @@ from ..tasks.config import RECIPES, FinetuneConfig
 from ..tasks.feature_files import Cached
 from ..tasks.features import LAYERS
 from ..tasks.results import FinetuneResult, show_cell, write_table
-from ..tasks.runs import warnings_held
+from ..tasks.trained import warnings_held
 from . import _finetune_training as training
 from ._finetune_training import Inputs
 from ._tables import print_table

@@ -20,7 +20,7 @@ from ..tasks.bad_rows import BadRows, called
 from ..tasks.base import Row, Task, check_fit, require_labels
 from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
-from ..tasks.runs import load_trained, model_directory, trained_with
+from ..tasks.trained import load_trained, model_directory, trained_with
 from ..wording import counted
 from ._options import PredictOptions
 from ._progress import progress

@@ -36,7 +36,7 @@ def run(args: Convert) -> None:
 
     from ..interop.convert import convert
     from ..signals import removed_on_sigterm
-    from ..tasks.runs import model_directory
+    from ..tasks.trained import model_directory
 
     of_run = (args.src / "model" / "config.json").is_file()
     source = model_directory(args.src) if of_run else args.src

@@ -49,7 +49,7 @@ def run(args: Encode) -> None:
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
     from ..tasks.files import check_writable, read_lines, write_npy
-    from ..tasks.runs import model_directory
+    from ..tasks.trained import model_directory
     from ._progress import progress
 
     check_writable(args.out, args.file)

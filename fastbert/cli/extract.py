@@ -47,7 +47,7 @@ def run(args: Extract) -> None:
     from ..tasks.bad_rows import called
     from ..tasks.features import token_features
     from ..tasks.files import atomic_write, check_writable, read_lines, write_npy
-    from ..tasks.runs import model_directory
+    from ..tasks.trained import model_directory
     from ._progress import progress
 
     features_path, tokens_path = args.out / "features.npy", args.out / "tokens.jsonl"

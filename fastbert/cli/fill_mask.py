@@ -38,7 +38,7 @@ def run(args: FillMask) -> None:
     from ..errors import DataError, InputError
     from ..tasks.files import read_lines
     from ..tasks.fill_mask import fill_mask
-    from ..tasks.runs import load_trained, model_directory
+    from ..tasks.trained import load_trained, model_directory
 
     if not args.texts:
         raise InputError("expected a text with [MASK], got none")

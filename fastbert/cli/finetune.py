@@ -114,7 +114,8 @@ def _run(args: Finetune) -> None:
     """Fine-tunes. Errors come before anything is read where they can, else before anything is written."""
     from ..tasks import registry
     from ..tasks.batching import hold_out
-    from ..tasks.runs import model_directory, started
+    from ..tasks.runs import started
+    from ..tasks.trained import model_directory
     from . import _features
     from ._finetune_training import Inputs, train
     from ._tasks import read_rows

@@ -23,8 +23,8 @@ from ..models import BertForMaskedLM, BertForPreTraining, BertForSequenceClassif
 from ..tasks.config import FinetuneConfig
 from ..tasks.fill_mask import fill_mask
 from ..tasks.finetune import finetune
-from ..tasks.runs import warnings_held
 from ..tasks.text_classification import TextClassification
+from ..tasks.trained import warnings_held
 from ..train.config import PretrainConfig
 from ..train.evaluation import evaluate
 from ..train.model_and_data import build_model

@@ -19,7 +19,7 @@ from ..weights.distilbert import read_bert_config
 from ..weights.loading import canonical_keys, check_unquantized, load_into, padded_vocabulary
 from ..weights.names import canonical_name
 from ..weights.reading import read_state_dict, read_weights_file
-from .sentence_files import model_directory
+from .sentence_files import transformer_directory
 
 _log = logging.getLogger("fastbert")
 
@@ -92,7 +92,7 @@ def check_there(source: Path) -> None:
 def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
     check_there(source)
     if source.is_dir():
-        home = model_directory(source)
+        home = transformer_directory(source)
         return read_state_dict(home), home
     return read_weights_file(source), source.parent
 

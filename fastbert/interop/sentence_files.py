@@ -97,7 +97,7 @@ def read_settings(directory: Path) -> Settings:
     )
 
 
-def model_directory(directory: Path) -> Path:
+def transformer_directory(directory: Path) -> Path:
     """Where the BERT of a sentence-transformers directory is: older releases gave it one of its own, 0_Transformer."""
     modules_file = directory / "modules.json"
     # Not whether a config.json is there: the first releases wrote their own version into one beside modules.json.

@@ -1,130 +1,34 @@
-"""Run directories of fine-tuning: finding the model in one, and writing one."""
+"""Run directories of fine-tuning: where a run begins or goes on, and what it writes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import hardware
 from ..errors import CheckpointError, InputError
 from ..files import check_new, check_run_name
-from ..hints import adapter_hint, download_hint
-from ..text_files import read_json, read_yaml
-from .config import FinetuneConfig, TaskOptions
+from ..text_files import read_json
+from .config import FinetuneConfig
 from .files import atomic_write, check_writable, write_json
 from .results import FinetuneResult, write_results
+from .trained import KEPT, kept_of
 
 ENDED = "ended.json"
 """What a run that has ended well says of itself, for a resume that comes late."""
-KEPT = "fastbert"
-"""The key of a fine-tuned model's config.json under which it says what it was trained with."""
 CHECKPOINTS = "checkpoints"
 """Is there as long as a run has not ended, and holds what it goes on from."""
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..train.metrics import MetricsLog
     from .base import Row, Task
     from .training import Training
-
-
-def model_directory(path: str | os.PathLike) -> Path:
-    """The model directory that a path stands for: itself, or ``model/`` in a run directory. One of google-research's,
-    with bert_config.json and a checkpoint, is a model directory too.
-
-    Raises:
-        InputError: there is no such directory, or no config.json in it.
-        CheckpointError: there are several checkpoints beside bert_config.json.
-    """
-    from ..weights.reading import has_weights
-
-    path = Path(path)
-    for directory in (path / "model", path):
-        if (directory / "config.json").is_file():
-            return directory
-    what = "a file" if path.exists() else f"nothing of that name{download_hint(path)}"
-    if path.is_dir():
-        what = f"a directory without config.json{adapter_hint(path) or adapter_hint(path / 'model')}"
-    if (path / "bert_config.json").is_file():
-        if has_weights(path):
-            return path
-        what = "bert_config.json without weights that are read as they are: `fastbert convert` makes one of others"
-    elif Path(f"{path}.index").is_file():
-        what = "a TensorFlow checkpoint: name its directory, or make one with `fastbert convert`"
-    raise InputError(f"{path}: expected a model directory with config.json, or a run directory, got {what}")
-
-
-def trained_with(path: str | os.PathLike, task: str) -> tuple[dict, Path]:
-    """What a model was fine-tuned with, and the file that says so: config.yaml of a run, or of a model directory alone
-    what its config.json keeps of it for this task; empty where there is none.
-
-    Raises:
-        InputError: no such directory, or a file that cannot be read.
-    """
-    file = Path(path) / "config.yaml"
-    if file.is_file():
-        return read_yaml(file), file
-    file = model_directory(path) / "config.json"
-    kept = read_json(file).get(KEPT) if file.is_file() else None
-    # Who trains the model on for another task by other means takes the key along.
-    return kept if isinstance(kept, dict) and kept.get("task") == task else {}, file
-
-
-def _kept_of(task: Task, config: FinetuneConfig) -> dict:
-    """What a model's config.json keeps: what predictions depend on beside its weights."""
-    names = [f.name for f in dataclasses.fields(TaskOptions) if hasattr(task, f.name)]
-    options = {name: getattr(config, name) for name in ("max_seqlen", *names)}
-    return {"task": task.name, **{name: value for name, value in options.items() if value is not None}}
-
-
-@contextlib.contextmanager
-def warnings_held() -> Iterator[list[logging.LogRecord]]:
-    """While the block runs, what the package would log is kept and not shown; gives the records. A loader warns of a
-    new head, which is wanted in some places and has been said before, or is an error to be told once, in others."""
-    logger = logging.getLogger("fastbert")
-    kept: list[logging.LogRecord] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        kept.append(record)
-        return False
-
-    logger.addFilter(keep)
-    try:
-        yield kept
-    finally:
-        logger.removeFilter(keep)
-
-
-def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:
-    """Loads a model to use it, on the GPU if there is one; every tensor, its head's too, must be in the directory.
-
-    Raises:
-        CheckpointError: a tensor is missing and would be random; the message lists those, or says how large the
-            directory's head is.
-    """
-    with warnings_held() as warnings:  # a new head is an error here, and must be told once
-        model = load(directory)
-    new = model.load_report.missing
-    if new:
-        names = ", ".join(new[:5]) + (f", and {len(new) - 5} more" if len(new) > 5 else "")
-        expected, got = f"expected a trained {type(model).__name__}", f"no weights for {names}"
-        for name, shape, own in model.load_report.mismatched[:1]:
-            got = f"another head: {name} is {shape} for {own}"
-            if shape[1:] == own[1:]:
-                expected, got = f"{expected} with a head of size {own[0]}", f"one of size {shape[0]} ({name})"
-        raise CheckpointError(f"{directory}: {expected}, got {got}")
-    for record in warnings:
-        logging.getLogger("fastbert").handle(record)
-    return model.to(hardware.default_device())
 
 
 @dataclass(frozen=True)
@@ -294,7 +198,7 @@ class FinetuneRun:
         """
         from ..data.tokenizer import save_tokenizer
 
-        setattr(model.config, KEPT, _kept_of(task, config or self._config))
+        setattr(model.config, KEPT, kept_of(task, config or self._config))
         model_dir, fresh = self.out / "model", self.out / "model.new"
         shutil.rmtree(fresh, ignore_errors=True)
         try:

@@ -20,8 +20,9 @@ from .config import FinetuneConfig
 from .finetune import interrupted, opened, result_again
 from .predict import NotFiniteError
 from .results import FinetuneResult
-from .runs import FinetuneRun, Start, started, warnings_held
+from .runs import FinetuneRun, Start, started
 from .saving import FinetuneCheckpoints, Progress, Stopped, identity
+from .trained import warnings_held
 from .training import Callbacks, Data, Training, epoch_batches, prepare
 
 RECIPE = ("batch_size", "lr", "epochs", "seed")

@@ -17,7 +17,7 @@ import fastbert
 from fastbert.cli.main import COMMANDS, command_class, main
 from fastbert.errors import FastbertError
 from fastbert.models import registry
-from fastbert.tasks.runs import model_directory
+from fastbert.tasks.trained import model_directory
 
 HUB = "google-bert/bert-base-uncased"
 NOT_DOWNLOADED = "models are not downloaded: `hf download NAME --local-dir DIR`"

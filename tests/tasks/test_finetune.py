@@ -158,7 +158,7 @@ def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
     finetune(
         task, task.model(directory), fastbert.load_tokenizer(directory), rows_of(64, 1), rows_of(32, 2), config, out=out
     )
-    from fastbert.tasks.runs import trained_with
+    from fastbert.tasks.trained import trained_with
 
     recipe, path = trained_with(out, "sst2")
     assert (recipe["task"], recipe["max_seqlen"], path) == ("sst2", 8, out / "config.yaml")
