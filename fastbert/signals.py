@@ -70,50 +70,61 @@ def removed_on_sigterm() -> Iterator[None]:
 
     Outside the main thread, where Python delivers no signals, and where they are ignored nothing changes.
     """
-    in_main = threading.current_thread() is threading.main_thread()
-    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if in_main and signal.getsignal(n) is signal.SIG_DFL]
-    raised: SystemExit | None = None
-    previous = sys.unraisablehook
-
-    def end(number: int, _frame) -> None:
-        nonlocal raised
-        for own in ours:
-            signal.signal(own, signal.SIG_DFL)
-        if number == signal.SIGHUP:  # see StopRequest
-            signal.signal(number, signal.SIG_IGN)
-            leave_lost_terminal()
-        raised = SystemExit(128 + number)  # what a shell shows for a process that the signal ended
-        raise raised
-
-    def passed_over(unraisable) -> None:
-        error = unraisable.exc_value
-        if isinstance(error, KeyboardInterrupt):
-            number = signal.SIGINT
-        elif error is not None and error is raised:
-            number = error.code - 128
-            for own in ours:
-                signal.signal(own, end)
-        else:
-            previous(unraisable)
-            return
-        threading.Thread(target=again, args=(number,), daemon=True).start()
-
-    def again(number: int) -> None:
-        while _main_runs(passed_over.__code__):  # what is raised there is passed over too
-            time.sleep(0.001)
-        os.kill(os.getpid(), number)
-
-    for number in ours:
-        signal.signal(number, end)
-    if in_main:
-        sys.unraisablehook = passed_over
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ending = _Ending()
+    ending.begin()
     try:
         yield
     finally:
-        if in_main:
-            sys.unraisablehook = previous
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        ending.end()
+
+
+class _Ending:
+    """What `removed_on_sigterm` does with the main thread's signals, which are those that would end the process."""
+
+    def __init__(self) -> None:
+        self._numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+        self._raised: SystemExit | None = None
+        self._previous_hook = sys.unraisablehook
+
+    def begin(self) -> None:
+        self._handle(self._raise)
+        sys.unraisablehook = self._passed_over
+
+    def end(self) -> None:
+        sys.unraisablehook = self._previous_hook
+        self._handle(signal.SIG_DFL)
+
+    def _handle(self, handler) -> None:
+        for number in self._numbers:
+            signal.signal(number, handler)
+
+    def _raise(self, number: int, _frame) -> None:
+        self._handle(signal.SIG_DFL)
+        if number == signal.SIGHUP:  # see StopRequest
+            signal.signal(number, signal.SIG_IGN)
+            leave_lost_terminal()
+        self._raised = SystemExit(128 + number)  # what a shell shows for a process that the signal ended
+        raise self._raised
+
+    def _passed_over(self, unraisable) -> None:
+        error = unraisable.exc_value
+        if isinstance(error, KeyboardInterrupt):
+            number = signal.SIGINT
+        elif error is not None and error is self._raised:
+            number = error.code - 128
+            self._handle(self._raise)
+        else:
+            self._previous_hook(unraisable)
+            return
+        threading.Thread(target=self._send_again, args=(number,), daemon=True).start()
+
+    def _send_again(self, number: int) -> None:
+        while _main_runs(self._passed_over.__code__):  # what is raised there is passed over too
+            time.sleep(0.001)
+        os.kill(os.getpid(), number)
 
 
 def _main_runs(code) -> bool:
