@@ -37,6 +37,24 @@ def check_at_least_one(options: Any, *names: str, whose: str = "") -> None:
             raise InputError(f"{name}{whose} must be at least 1, got {value}")
 
 
+def check_above_zero(options: Any, *names: str, most: float, whose: str = "") -> None:
+    """Raises InputError for a field of these that is given and not above 0, or above ``most``, or no number.
+
+    Args:
+        whose: what the message says after the field's name.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 < value <= most:
+            raise InputError(f"{name}{whose} must be above 0 and at most {most:g}, got {value}")
+
+
+def check_seed(options: Any) -> None:
+    """Raises InputError for a field ``seed`` that has no room in 64 bits, with or without a sign."""
+    if not -(1 << 63) <= options.seed < 1 << 64:
+        raise InputError(f"seed must fit in 64 bits, got {options.seed}")
+
+
 def _choices(hint: Any) -> tuple:
     """What a field of this type may be; empty where the type does not list it."""
     parts = typing.get_args(hint)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InputError
-from ..options import check_choices
+from ..options import check_choices, check_seed
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class PretrainingConfig:
         mix = tuple(self.mask_mix)
         if len(mix) != 3 or not all(0 <= share <= 1 for share in mix) or abs(sum(mix) - 1) > 1e-6:
             raise InputError(f"mask_mix must be three shares (mask, random, keep) that add up to 1, got {mix}")
-        if not -(1 << 63) <= self.seed < 1 << 64:
-            raise InputError(f"seed must fit in 64 bits, got {self.seed}")
+        check_seed(self)
         for name in ("max_predictions", "duplication"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1 << 63:

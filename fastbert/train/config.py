@@ -10,7 +10,7 @@ from typing import Literal
 from ..data.config import PretrainingConfig
 from ..errors import InputError
 from ..hardware import MOST_PROCESSES
-from ..options import check_at_least_one, check_choices, fitted_options
+from ..options import check_above_zero, check_at_least_one, check_choices, check_seed, fitted_options
 from ..text_files import read_yaml
 from .deepspeed_options import DeepSpeedOptions
 from .phase_options import MOST, MOST_MICRO_BATCHES, Phase, check_phases
@@ -144,42 +144,46 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         check_at_least_one(self, "token_budget", "accumulate", "steps")
         check_at_least_one(self, "eval_every", "eval_tokens", "save_every", "log_every", "keep")
+        check_above_zero(self, "epochs", "max_minutes", "lr", "cache_gb", most=MOST)
+        check_seed(self)
         if self.accumulate > MOST_MICRO_BATCHES:
             raise InputError(f"accumulate must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
-        for name in ("epochs", "max_minutes", "lr", "cache_gb"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= MOST:
-                raise InputError(f"{name} must be above 0 and at most {MOST:g}, got {value}")
-        low, high = _STALL_MINUTES
-        if self.stall_minutes is not None and not low <= self.stall_minutes <= high:
-            raise InputError(f"stall_minutes must be none or between {low:g} and {high}, got {self.stall_minutes}")
+        if self.steps is not None and self.epochs is not None:
+            raise InputError("expected steps or epochs, got both")
+        if not 0 <= self.num_workers <= MOST_PROCESSES:
+            raise InputError(f"num_workers must be between 0 and {MOST_PROCESSES}, got {self.num_workers}")
+        self._check_arithmetic()
+        self._check_watches()
+        DeepSpeedOptions(self.deepspeed, self.zero, self.offload)
+        self.phases = tuple(self.phases)
+        check_phases(self.phases, self.steps, self.epochs, self.max_minutes)
+        check_choices(self)
+
+    def _check_arithmetic(self) -> None:
+        """Raises InputError for numbers that an update of the weights cannot be computed with."""
         if not 0 <= self.weight_decay <= MOST:
             raise InputError(f"weight_decay must be at least 0 and at most {MOST:g}, got {self.weight_decay}")
         if not _LEAST_EPS <= self.eps <= MOST:
             raise InputError(f"eps must be between {_LEAST_EPS:g} and {MOST:g}, got {self.eps}")
-        if self.spike_window < 2 or (self.spike_sigma is not None and not self.spike_sigma > 0):
-            raise InputError(
-                f"spike_sigma must be above 0 and spike_window at least 2, got {self.spike_sigma} and "
-                f"{self.spike_window}"
-            )
-        if self.steps is not None and self.epochs is not None:
-            raise InputError("expected steps or epochs, got both")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"warmup is a share of the training, between 0 and 1, got {self.warmup}")
-        if not 0 <= self.num_workers <= MOST_PROCESSES:
-            raise InputError(f"num_workers must be between 0 and {MOST_PROCESSES}, got {self.num_workers}")
-        if not -(1 << 63) <= self.seed < 1 << 64:
-            raise InputError(f"seed must fit in 64 bits, got {self.seed}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas must be two numbers, at least 0 and below 1, got {self.betas}")
         if not self.clip > 0:
             raise InputError(f"clip must be above 0, got {self.clip}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise InputError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        DeepSpeedOptions(self.deepspeed, self.zero, self.offload)
-        self.phases = tuple(self.phases)
-        check_phases(self.phases, self.steps, self.epochs, self.max_minutes)
-        check_choices(self)
+
+    def _check_watches(self) -> None:
+        """Raises InputError for limits by which no stall or spike could be told."""
+        low, high = _STALL_MINUTES
+        if self.stall_minutes is not None and not low <= self.stall_minutes <= high:
+            raise InputError(f"stall_minutes must be none or between {low:g} and {high}, got {self.stall_minutes}")
+        if self.spike_window < 2 or (self.spike_sigma is not None and not self.spike_sigma > 0):
+            raise InputError(
+                f"spike_sigma must be above 0 and spike_window at least 2, got {self.spike_sigma} and "
+                f"{self.spike_window}"
+            )
 
     def batch_limits(self, max_seqlen: int) -> list[tuple[int, int]]:
         """(longest sample, token budget) of every phase, in a run of samples of at most max_seqlen tokens.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import InputError
-from ..options import check_at_least_one, check_choices
+from ..options import check_above_zero, check_at_least_one, check_choices
 
 MOST_MICRO_BATCHES = 1_000_000
 """Of a step, on one rank. They are all in memory before the first is computed, and no signal ends a step half-way."""
@@ -59,10 +59,7 @@ class Phase:
         check_at_least_one(self, *counts, "batch_sequences", "batch_tokens", whose=" of a phase")
         if self.accumulate is not None and self.accumulate > MOST_MICRO_BATCHES:
             raise InputError(f"accumulate of a phase must be at most {MOST_MICRO_BATCHES}, got {self.accumulate}")
-        for name in ("lr", "share", "power"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= MOST:
-                raise InputError(f"{name} of a phase must be above 0 and at most {MOST:g}, got {value}")
+        check_above_zero(self, "lr", "share", "power", most=MOST, whose=" of a phase")
         if (self.steps is None) == (self.share is None):
             raise InputError(f"a phase needs steps or a share, and not both, got {self.steps} and {self.share}")
         sizes = [name for name in ("accumulate", "batch_sequences", "batch_tokens") if getattr(self, name) is not None]
