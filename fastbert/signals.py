@@ -37,7 +37,7 @@ class StopRequest:
     def _note(self, number: int, _frame) -> None:
         if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            leave_lost_terminal()
+            _leave_lost_terminal()
         if self.asked is None:
             self.asked, self._asked_at = signal.Signals(number).name, time.monotonic()
         elif number != signal.SIGHUP and time.monotonic() - self._asked_at > self._one_request:
@@ -105,7 +105,7 @@ class _Ending:
         self._handle(signal.SIG_DFL)
         if number == signal.SIGHUP:  # see StopRequest
             signal.signal(number, signal.SIG_IGN)
-            leave_lost_terminal()
+            _leave_lost_terminal()
         self._raised = SystemExit(128 + number)  # what a shell shows for a process that the signal ended
         raise self._raised
 
@@ -151,7 +151,7 @@ def held_signals() -> Iterator[None]:
             signal.raise_signal(signal.Signals[stop.asked])
 
 
-def leave_lost_terminal() -> None:
+def _leave_lost_terminal() -> None:
     """What is written to a terminal that has been closed goes nowhere from now on: each write would be an error, and
     the first one would end what is to be saved."""
     for number in (1, 2):

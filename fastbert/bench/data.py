@@ -27,7 +27,7 @@ from .pool import module_command
 PEERS = ("encode_batch", "encode_batch_fast")
 
 
-def make_corpus(source: Path, target: Path, size: int) -> int:
+def _make_corpus(source: Path, target: Path, size: int) -> int:
     """Repeats a corpus up to `size` bytes, with a blank line between copies; returns the bytes written."""
     text = source.read_bytes().strip() + b"\n\n"
     if not text.strip():
@@ -39,7 +39,7 @@ def make_corpus(source: Path, target: Path, size: int) -> int:
         return file.tell()
 
 
-def run_tokenizers(corpus: Path, vocab: Path, method: str) -> dict:
+def _run_tokenizers(corpus: Path, vocab: Path, method: str) -> dict:
     """Times the library alone, in batches that fit in memory."""
     from ..data.tokenizer import load_tokenizer
 
@@ -53,7 +53,7 @@ def run_tokenizers(corpus: Path, vocab: Path, method: str) -> dict:
     return {"seconds": time.perf_counter() - start}
 
 
-def run_prepare(corpus: Path, vocab: Path, threads: int, shard_tokens: int) -> dict:
+def _run_prepare(corpus: Path, vocab: Path, threads: int, shard_tokens: int) -> dict:
     """Times `prepare` and measures the peak of its process and of the largest of its workers."""
     from ..data.prepare import prepare
     from ..data.tokenizer import load_tokenizer
@@ -107,12 +107,12 @@ def compare(
     ]
 
 
-def compare_memory(
+def _compare_memory(
     source: Path, corpus: Path, size: int, vocab: Path, threads: int, say: Callable[[str], None] = lambda line: None
 ) -> list[dict]:
     """Peak memory on a tenth of the corpus and on all of it."""
     small = corpus.with_name("tenth.txt")
-    small_size = make_corpus(source, small, size // 10)
+    small_size = _make_corpus(source, small, size // 10)
     shard_tokens = max(1000, size // 200)  # about 5 tokens in 20 bytes: several shards from the tenth already
     rows = []
     for path, length in ((small, small_size), (corpus, size)):
@@ -149,10 +149,10 @@ def run(
             own_corpus, own_vocab = builtin(directory)
             corpus, vocab = corpus or own_corpus, vocab or own_vocab
         repeated = directory / "corpus.txt"
-        size = make_corpus(corpus, repeated, int(mb * 1e6))
+        size = _make_corpus(corpus, repeated, int(mb * 1e6))
         return {
             "data": compare(repeated, size, vocab, threads, rounds, say),
-            "data_memory": compare_memory(corpus, repeated, size, vocab, threads, say),
+            "data_memory": _compare_memory(corpus, repeated, size, vocab, threads, say),
         }
 
 
@@ -160,7 +160,7 @@ def main() -> None:
     """One measurement, for `measure`."""
     what, corpus, vocab, threads, shard_tokens = sys.argv[1:]
     if what == "prepare":
-        answer = run_prepare(Path(corpus), Path(vocab), int(threads), int(shard_tokens))
+        answer = _run_prepare(Path(corpus), Path(vocab), int(threads), int(shard_tokens))
     else:
-        answer = run_tokenizers(Path(corpus), Path(vocab), what)
+        answer = _run_tokenizers(Path(corpus), Path(vocab), what)
     print(json.dumps(answer))

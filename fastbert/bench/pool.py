@@ -30,7 +30,7 @@ class WorkerDied(Exception):
     """The process of a variant is gone: a crash, or we ended it because it did not answer."""
 
 
-def describe_exit(status: int) -> str:
+def _describe_exit(status: int) -> str:
     """ "crashed: signal 4 (SIGILL)" or "ended with status 1"."""
     if status >= 0:
         return f"ended with status {status}"
@@ -94,7 +94,7 @@ class Worker:
             line = b""
         if not line:
             status = self.process.wait()
-            raise WorkerDied(describe_exit(status))
+            raise WorkerDied(_describe_exit(status))
         self._signal(signal.SIGSTOP)
         answer = json.loads(line)
         if not answer.pop("ok"):

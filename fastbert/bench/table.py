@@ -18,7 +18,7 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
-def header_lines(header: dict) -> list[str]:
+def _header_lines(header: dict) -> list[str]:
     """The machine and how peers ran on it."""
     machine = header["machine"]
     amx = "has AMX" if machine["amx"] else "has no AMX"
@@ -79,7 +79,7 @@ def workload_table(session: dict, workload: str) -> Table:
     return table
 
 
-def rates_table(session: dict) -> Table | None:
+def _rates_table(session: dict) -> Table | None:
     """How fast the machine itself was in the rounds: copies and products."""
     if not session["rates"]:
         return None
@@ -124,7 +124,7 @@ def tables(document: dict) -> Iterator[Table]:
     for session in document.get("sessions", []):
         for workload in session["workloads"]:
             yield workload_table(session, workload)
-        rates = rates_table(session)
+        rates = _rates_table(session)
         if rates is not None:
             yield rates
     for name in ("kernels", "data", "data_memory"):
@@ -136,7 +136,7 @@ def tables(document: dict) -> Iterator[Table]:
 
 def show(document: dict, console: Console) -> None:
     """A document on a console."""
-    for line in header_lines(document):
+    for line in _header_lines(document):
         console.print(line, markup=False, highlight=False)
     for one in tables(document):
         console.print(one)
@@ -144,7 +144,7 @@ def show(document: dict, console: Console) -> None:
 
 def markdown(document: dict) -> str:
     """A document as Markdown."""
-    parts = ["  \n".join(header_lines(document))]
+    parts = ["  \n".join(_header_lines(document))]
     for one in tables(document):
         cells = zip(*(["".join(str(cell).replace("\n", ", ")) for cell in c.cells] for c in one.columns), strict=True)
         lines = [

@@ -26,7 +26,7 @@ import numpy as np
 from . import peers
 
 
-def forget_peak() -> None:
+def _forget_peak() -> None:
     """Starts the system's count of the peak anew, where it can: loading may need more memory than running."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -35,7 +35,7 @@ def forget_peak() -> None:
 
 
 def peak_mb() -> float:
-    """The most resident memory that this process had since `forget_peak`, in MB."""
+    """The most resident memory that this process had since `_forget_peak`, in MB."""
     try:
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
@@ -60,7 +60,7 @@ class Server:
 
     def load(self, adapter: str, directory: str, dtype: str, threads: int) -> dict:
         self.adapter = peers.load(adapter)(Path(directory), dtype, threads)
-        forget_peak()
+        _forget_peak()
         return {}
 
     def prepare(self, batch: str) -> dict:

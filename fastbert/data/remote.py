@@ -30,7 +30,7 @@ def is_remote(path: str | os.PathLike) -> bool:
     return isinstance(path, str) and "://" in path
 
 
-def default_cache() -> Path:
+def _default_cache() -> Path:
     """$FASTBERT_CACHE, or ~/.cache/fastbert."""
     return Path(os.environ.get("FASTBERT_CACHE", Path.home() / ".cache" / "fastbert"))
 
@@ -50,7 +50,7 @@ class RemoteFiles:
 
     def __init__(self, url: str, cache: Path | None = None, limit: int = 1 << 40) -> None:
         self.url, self.limit = url.rstrip("/"), limit
-        self.cache = default_cache() if cache is None else Path(cache)
+        self.cache = _default_cache() if cache is None else Path(cache)
         self._system, self._root = _file_system(self.url)
         content = self._read_manifest()
         self.directory = self.cache / hashlib.sha256(content).hexdigest()[:16]

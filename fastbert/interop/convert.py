@@ -71,7 +71,7 @@ def _writer(to: str) -> Callable[..., None]:
         from .convert_sentence import write_sentence_transformers
 
         return write_sentence_transformers
-    return {"safetensors": write_safetensors, "pickle": write_pickle, "tf1": write_tensorflow}[to]
+    return {"safetensors": write_safetensors, "pickle": _write_pickle, "tf1": write_tensorflow}[to]
 
 
 def _config_text(model: nn.Module, **changes: Any) -> str:
@@ -87,7 +87,7 @@ def write_safetensors(found: Source, target: Path) -> None:
     saving.save_directory(found.model, target, found.model.config.to_dict(), found.tokenizer)
 
 
-def write_pickle(found: Source, target: Path) -> None:
+def _write_pickle(found: Source, target: Path) -> None:
     """A Hugging Face directory as it was before safetensors."""
     model = found.model
     state = saving.tensors_of(model)

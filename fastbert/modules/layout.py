@@ -58,7 +58,7 @@ class PaddedLayout:
 Layout = PackedLayout | PaddedLayout
 
 
-def causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:
+def _causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:
     """An additive mask, or None, with what comes after a query at -inf too: broadcastable to (B, nheads, S, S)."""
     future = torch.ones(seqlen, seqlen, dtype=torch.bool, device=device).triu(1)
     if mask is None:
@@ -153,7 +153,7 @@ def lay_out(
         raise InputError("attention_mask: expected a tensor with numbers, got one on the meta device")
 
     def rectangle(mask: Tensor | None, keep: Tensor | None) -> tuple[Packing, PaddedLayout, Tensor | None]:
-        mask = causal_mask(mask, seqlen, device) if causal else mask
+        mask = _causal_mask(mask, seqlen, device) if causal else mask
         return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen), keep
 
     square = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen

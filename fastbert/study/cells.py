@@ -180,7 +180,7 @@ def _compute(cell: Cell) -> dict:
             from ..tasks.feature_files import Cached
 
             task.cache = Cached(model, folder)
-        set_dropout(model, spec.dropout)
+        _set_dropout(model, spec.dropout)
         result = finetune(task, model, load_tokenizer(directory), train, dev, config)
     trained_tokens = sum(row["tokens_per_second"] * row["train_seconds"] for row in result.history)
     figures = {name: result.best[name] for name in task.metrics}
@@ -208,7 +208,7 @@ def _folder(cell: Cell) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def set_dropout(model, p: float) -> None:
+def _set_dropout(model, p: float) -> None:
     """Dropout of every part of a model that was pre-trained with another; layers read it when they run."""
     from ..models import registry
 

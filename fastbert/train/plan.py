@@ -187,7 +187,7 @@ class _Planner:
         if throughput is None:
             return []
         if throughput == "measure":
-            return [measured_rate(self.config, self.data, phase, self.device) for phase in found]
+            return [_measured_rate(self.config, self.data, phase, self.device) for phase in found]
         each = [flops.sequence_flops(self.settings, round(s.seqlen), s.labels) / s.seqlen for s in samples]
         return [float(throughput) * each[0] / one for one in each]
 
@@ -250,7 +250,7 @@ class _Planner:
         return Memory(*state, activations, accumulates=micro_batches > 1 or self.zero is not None)
 
 
-def measured_rate(config: PretrainConfig, data: PretrainingData, phase: RunPhase, device: torch.device) -> float:
+def _measured_rate(config: PretrainConfig, data: PretrainingData, phase: RunPhase, device: torch.device) -> float:
     """Tokens a second of a few real steps; the run's own data, model and optimiser, nothing written."""
     from .console import Console
     from .loop import PretrainLoop

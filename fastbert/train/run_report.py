@@ -100,7 +100,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [f"{path} ({number})" for number, path in enumerate(paths, 1)]
 
 
-def predicted_words(configs: Sequence[PretrainConfig]) -> str:
+def _predicted_words(configs: Sequence[PretrainConfig]) -> str:
     """The name of what the runs predict, by their objectives, as the figures' labels have it."""
     names = {"mlm": "masked-LM", "causal": "next-word"}
     return " or ".join(name for key, name in names.items() if any(c.samples.objective == key for c in configs))
@@ -137,7 +137,7 @@ def _heldout_figures(run: Run) -> dict[str, float | None]:
     # A later phase's samples are others: its best is the run's.
     phase = [row for row in finite if row.get("phase") == finite[-1].get("phase")]
     best = min(phase, key=lambda row: row["mlm_loss"] + row.get("nsp_loss", 0.0))
-    words = predicted_words([run.config])
+    words = _predicted_words([run.config])
     return {
         "best held-out step": best["step"],
         f"held-out {words} loss (nats)": best["mlm_loss"],
@@ -179,7 +179,7 @@ def write_report(runs: Sequence[Run], path: str | os.PathLike) -> Path:
     page.text("Thin lines are training, thick ones with dots held-out documents.", note=True)
     for name, label, scale, logarithmic in _CURVES:
         if any(name in row for run in runs for row in run.rows):
-            label = label.format(words=predicted_words([run.config for run in runs]))
+            label = label.format(words=_predicted_words([run.config for run in runs]))
             page.drawing(_curve(runs, name, label, scale, logarithmic))
     if any(f"{part}_seconds" in row for run in runs for row in run.rows for part in _PARTS):
         page.heading("Where the time goes")
@@ -194,7 +194,7 @@ def write_pages(run_dir: Path, config: PretrainConfig, rows: list[dict], best: d
     """loss.png and report.html of a run that ends; returns all that is in its directory."""
     from .plots import loss_plot
 
-    words = predicted_words([config])
+    words = _predicted_words([config])
     plot = loss_plot(rows, run_dir / "loss.png", baseline=best.get("unigram_entropy"), words=words)
     report = write_report([Run(run_dir.name, run_dir, config, rows)], run_dir / "report.html")
     names = ("model", "checkpoints", "metrics.jsonl", "steps.jsonl", "tensorboard", "config.yaml")

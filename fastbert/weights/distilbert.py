@@ -53,7 +53,7 @@ _FIELDS = {theirs: ours for ours, theirs in FIELDS}
 _TYPES = 2
 
 
-def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def _bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a config.json, DistilBERT's in BERT's words; any other comes back as it is."""
     if values.get("model_type") != "distilbert":
         return dict(values)
@@ -72,7 +72,7 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
     """
     path, values = read_config_file(directory)
     try:
-        return BertConfig.from_dict(bert_values(values))
+        return BertConfig.from_dict(_bert_values(values))
     except InputError as error:
         reason = str(error)
         if values.get("model_type") == "distilbert":  # whose file has another word than the one that is refused
