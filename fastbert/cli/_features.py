@@ -6,7 +6,6 @@ import dataclasses
 import glob
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..files import held, remove_leftovers
 from ..signals import removed_on_sigterm
@@ -16,11 +15,9 @@ from ..tasks.features import LAYERS
 from ..tasks.results import FinetuneResult, show_cell, write_table
 from ..tasks.trained import warnings_held
 from . import _finetune_training as training
+from ._finetune_options import Finetune
 from ._finetune_training import Inputs
 from ._tables import print_table
-
-if TYPE_CHECKING:
-    from .finetune import Finetune
 
 WHOLE = "fine-tuning"
 

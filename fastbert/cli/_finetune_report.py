@@ -6,7 +6,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,10 +16,8 @@ from ..tasks.files import read_lines
 from ..tasks.results import FinetuneResult
 from ..tasks.search import trials_table
 from ..wording import counted
+from ._finetune_options import Finetune
 from ._tables import print_table
-
-if TYPE_CHECKING:
-    from .finetune import Finetune
 
 MAX_PRINTED_LINES = 30
 SHOWN_TABLES = ("dev_classes.tsv", "dev_entities.tsv", "dev_questions.tsv")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,10 +17,8 @@ from ..tasks.search import search
 from ..tasks.training import EvaluationSet
 from ..train.distributed import current
 from . import _finetune_report as report
+from ._finetune_options import Finetune
 from ._progress import progress
-
-if TYPE_CHECKING:
-    from .finetune import Finetune
 
 
 @dataclass(frozen=True)

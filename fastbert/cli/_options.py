@@ -1,8 +1,30 @@
-"""Options that several commands share; importable without torch, as `--help` needs it."""
+"""Options that several commands share, and checks of options; importable without torch, as `--help` needs it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError
+
+
+def option(name: str) -> str:
+    """A field as the command line calls it: ``max_seqlen`` is ``--max-seqlen``."""
+    return "--" + name.replace("_", "-")
+
+
+def check_one_of(args: Any, first: str, second: str) -> None:
+    """Raises InputError where not exactly one of two fields is given."""
+    if (getattr(args, first) is None) == (getattr(args, second) is None):
+        got = "neither" if getattr(args, first) is None else "both"
+        raise InputError(f"expected either {option(first)} or {option(second)}, got {got}")
+
+
+def refuse_given(args: Any, *names: str, because: str) -> None:
+    """Raises InputError for a field of these that is not at its default: it "belongs to" what ``because`` says."""
+    for name in names:
+        if getattr(args, name) != getattr(type(args), name):
+            raise InputError(f"{option(name)} belongs to {because}")
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from ..tasks.config import RECIPES, FinetuneConfig, TaskOptions
 from ..tasks.predict import run_model
 from ..tasks.trained import load_trained, model_directory, trained_with
 from ..wording import counted
-from ._options import PredictOptions
+from ._options import PredictOptions, option
 from ._progress import progress
 
 SHOWN_REASONS = 5
@@ -77,7 +77,7 @@ def configure(task: Task, options: PredictOptions, trained: dict[str, Any]) -> N
     given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
     idle = next((name for name in given if not hasattr(task, name)), None)
     if idle is not None:
-        raise InputError(f"--{idle.replace('_', '-')} belongs to tasks of texts, got the task {task.name}")
+        raise InputError(f"{option(idle)} belongs to tasks of texts, got the task {task.name}")
     task.configure(TaskOptions(**{**trained, **given}))
 
 

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ._options import PredictOptions
+from ..errors import InputError
+from ._options import PredictOptions, check_one_of, refuse_given
 from ._paths import InputPath, OutputPath
 
 
@@ -42,26 +43,12 @@ class Evaluate(PredictOptions):
 
 def run(args: Evaluate) -> None:
     """Scores the model or the predictions."""
-    from ..errors import InputError
     from ..tasks import registry
     from ..tasks.files import check_writable
     from ..tasks.results import predictions_path, results_name, write_results
     from ._tasks import configure, evaluate_file, read_rows
 
-    if (args.model is None) == (args.predictions is None):
-        got = "neither" if args.model is None else "both"
-        raise InputError(f"expected either --model or --predictions, got {got}")
-    if args.na_prob is not None and (args.task != "squad2" or args.predictions is None):
-        raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
-    if args.na_prob is None and args.na_prob_threshold != Evaluate.na_prob_threshold:
-        raise InputError("--na-prob-threshold belongs to --na-prob, got it without")
-    if math.isnan(args.na_prob_threshold):  # no probability is above it
-        raise InputError("--na-prob-threshold must be a number, got nan")
-    if args.predictions is not None:
-        for name in ("max_seqlen", "token_budget", "null_threshold"):
-            if getattr(args, name) != getattr(Evaluate, name):
-                option = "--" + name.replace("_", "-")
-                raise InputError(f"{option} belongs to --model, got it with --predictions, which are final")
+    _check_options(args)
     task = registry.get(args.task)
     configure(task, args, {})
     name = results_name(args.data)
@@ -80,6 +67,20 @@ def run(args: Evaluate) -> None:
         for path in write_results(task, rows, predictions, metrics, args.report, name):
             print(path, file=sys.stderr)
     print(json.dumps({"task": args.task, "rows": len(rows), **metrics}))
+
+
+def _check_options(args: Evaluate) -> None:
+    """Raises InputError for options that do not go together."""
+    check_one_of(args, "model", "predictions")
+    if args.na_prob is not None and (args.task != "squad2" or args.predictions is None):
+        raise InputError("--na-prob belongs to --predictions of squad2, got another use of it")
+    if args.na_prob is None:
+        refuse_given(args, "na_prob_threshold", because="--na-prob, got it without")
+    if math.isnan(args.na_prob_threshold):  # no probability is above it
+        raise InputError("--na-prob-threshold must be a number, got nan")
+    if args.predictions is not None:
+        names = ("max_seqlen", "token_budget", "null_threshold")
+        refuse_given(args, *names, because="--model, got it with --predictions, which are final")
 
 
 def _read_predictions(task, rows, args: Evaluate) -> list:

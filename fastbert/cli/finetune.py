@@ -2,90 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from tyro.conf import Positional, arg
-
-from ..tasks.config import FEATURE_RECIPE, RECIPES, FinetuneConfig, SearchConfig
-from ._paths import InputName, InputPath, OutputPath
+from ._finetune_options import Finetune, check_options, defaults, refuse_idle
 
 if TYPE_CHECKING:
     from ..tasks.base import Task
 
-
-@dataclass(kw_only=True)
-class Finetune(FinetuneConfig, SearchConfig):
-    """Fine-tunes a pre-trained model on a task, evaluates it after each epoch and keeps the best; Ctrl-C saves,
-    --resume auto continues.
-
-    OUT holds config.yaml, metrics.jsonl, model/ (a Hugging Face directory with the tokenizer) and, for the dev file,
-    the metrics, the predictions in the official format, tables (per class, confusion) and the wrongly predicted rows.
-    squad1, squad2, swag, ner and --features have defaults of their own: `fastbert finetune squad1 --help` shows them.
-
-    Example:
-        fastbert finetune sst2 --model DIR --train train.tsv --dev dev.tsv --out RUN
-        fastbert finetune rte --model DIR --train train.tsv --dev dev.tsv --out RUN --restarts 5
-        fastbert finetune mrpc --model DIR --train train.tsv --dev dev.tsv --out RUN --grid
-        fastbert finetune mrpc --model DIR --train train.tsv --dev dev.tsv --out RUN --grid --resume auto
-        fastbert evaluate sst2 --model RUN --data dev.tsv
-    """
-
-    task: Positional[Annotated[str, arg(metavar="TASK")]]
-    """Name of the task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, squad1, squad2, swag, ner; or
-    text-classification or text-regression for files of your own (--text-columns, --label-column)."""
-    model: Annotated[InputPath, arg(metavar="DIR")]
-    """A pre-trained model directory, or a run of `fastbert pretrain`."""
-    train: Annotated[InputPath, arg(metavar="FILE")]
-    """The training file."""
-    dev: Annotated[InputPath | None, arg(metavar="FILE")] = None
-    """The file to evaluate on."""
-    dev_share: float | None = None
-    """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed. Rows that were
-    taken from one article, document or video, and pairs with one first text, stay together."""
-    # Paths, which the recipe has as texts.
-    deepspeed: InputName | None = None
-    also: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
-    """Further files to evaluate the best model on, such as MNLI's dev_mismatched.tsv."""
-    out: Annotated[OutputPath, arg(metavar="OUT")]
-    """The run directory to make."""
-    features: (
-        Literal["embeddings", "second-to-last", "last", "last4-sum", "last4-concat", "all12-sum", "mix", "all"] | None
-    ) = None
-    """ner and tasks of texts: train a BiLSTM on these features of the frozen model in place of the model (the paper's
-    section 5.3), which may then be an ELMo or static vectors; "mix" learns ELMo's mix of all layers, "all" trains each
-    of the first six and the whole model, and prints one table."""
-    feature_units: int | None = None
-    """With --features: units of the BiLSTM in each direction; by default 768, as in the paper."""
-    skip_bad_rows: bool = False
-    """Leave out rows that cannot be used, and say how many and why; otherwise the first one ends the command."""
-
-    def __post_init__(self) -> None:
-        FinetuneConfig.__post_init__(self)
-        SearchConfig.__post_init__(self)
-
-
-def defaults(argv: Sequence[str]) -> Finetune | None:
-    """The options of the paper's recipe for the task, which the command line may change; None where it has none."""
-    import tyro
-
-    # The task is the word that no option is waiting for.
-    pairs = zip(["", *argv], argv, strict=False)
-    recipe = next((RECIPES[word] for before, word in pairs if word in RECIPES and not _waits(before)), None)
-    if any(word.partition("=")[0] == "--features" for word in argv):
-        recipe = FEATURE_RECIPE
-    if recipe is None:
-        return None
-    return Finetune(task=tyro.MISSING, model=tyro.MISSING, train=tyro.MISSING, out=tyro.MISSING, **recipe)
-
-
-def _waits(word: str) -> bool:
-    """Whether a word of the command line is an option whose value is the next word."""
-    switches = [f.name.replace("_", "-") for f in fields(Finetune) if f.type == "bool"]
-    alone = {f"--{no}{name}" for name in switches for no in ("", "no-")}
-    return word.startswith("-") and "=" not in word and word.replace("_", "-") not in alone
+__all__ = ["Finetune", "defaults", "run"]
 
 
 def run(args: Finetune) -> None:
@@ -97,7 +22,7 @@ def run(args: Finetune) -> None:
     from ..tasks.world import deepspeed_of
     from ..train import distributed
 
-    config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
+    config = args.recipe()
     if distributed.launched().size == 1 and deepspeed_of(config) is None:
         _run(args)
         return
@@ -121,9 +46,9 @@ def _run(args: Finetune) -> None:
     from ._tasks import read_rows
 
     task = registry.get(args.task)
-    _check_options(args, task)
-    _refuse_idle(args, task)
-    config = FinetuneConfig(**{f.name: getattr(args, f.name) for f in fields(FinetuneConfig)})
+    check_options(args, task)
+    refuse_idle(args, task)
+    config = args.recipe()
     configs = args.trials(config)
     directory = model_directory(args.model)
     task.configure(config)
@@ -143,52 +68,6 @@ def _run(args: Finetune) -> None:
         train(args, inputs, configs)
     else:
         _features.train(args, inputs, configs)
-
-
-def _check_options(args: Finetune, task: Task) -> None:
-    """Raises InputError for options that do not fit together, or not the task."""
-    from ..config import BertConfig
-    from ..errors import InputError
-    from ..tasks.feature_task import FeatureTask
-    from ..tasks.results import results_name
-
-    if (args.dev is None) == (args.dev_share is None):
-        got = "neither" if args.dev is None else "both"
-        raise InputError(f"expected either --dev or --dev-share, got {got}")
-    if args.dev_share is not None and not 0 < args.dev_share < 1:
-        raise InputError(f"--dev-share is a share of the training rows, between 0 and 1, got {args.dev_share}")
-    if args.features is not None and not isinstance(task, FeatureTask):
-        raise InputError(f"--features belongs to ner and to tasks of texts, got the task {args.task}")
-    most = BertConfig.limits["bilstm_units"]
-    if args.feature_units is not None and (args.features is None or not 1 <= args.feature_units <= most):
-        raise InputError(
-            f"--feature-units is a number between 1 and {most} and belongs to --features, got {args.feature_units}"
-        )
-    if len({results_name(path) for path in args.also}) < len(args.also):
-        names = ", ".join(path.name for path in args.also)
-        raise InputError(f"--also: expected files of different names, by which their results are called, got {names}")
-
-
-def _refuse_idle(args: Finetune, task: Task) -> None:
-    """Raises InputError for an option that was given and would change nothing."""
-    from ..errors import InputError
-    from ..tasks.config import TaskOptions
-
-    usual = {f.name: f.default for f in fields(Finetune)}
-    usual |= FEATURE_RECIPE if args.features is not None else RECIPES.get(args.task, {})
-    idle = {f.name: f"the task {args.task} has no use for it" for f in fields(TaskOptions) if not hasattr(task, f.name)}
-    if args.features not in (None, "all"):
-        idle["bilstm"] = "--features has one of its own"
-    if args.token_budget is not None:
-        idle["batch_size"] = "--token-budget says how large a batch is"
-    if args.grid:
-        idle |= {name: f"--grid tries those of --grid-{name.replace('_', '-')}s" for name in ("batch_size", "lr")}
-        idle["epochs"] = "--grid tries those of --grid-epochs"
-    for name, reason in idle.items():
-        value = getattr(args, name)
-        if value != usual[name]:
-            said = "" if value is True else f" {' '.join(value) if isinstance(value, tuple) else value}"
-            raise InputError(f"--{name.replace('_', '-')}{said} would change nothing: {reason}")
 
 
 def _check_model(args: Finetune, task: Task, directory: Path) -> None:

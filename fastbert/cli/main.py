@@ -21,6 +21,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Sequence
+from types import ModuleType
 
 from ..errors import FastbertError, InputError
 
@@ -70,10 +71,13 @@ def usage() -> str:
     )
 
 
+def _command_module(command: str) -> ModuleType:
+    return importlib.import_module(f".{command.replace('-', '_')}", __package__)
+
+
 def command_class(command: str) -> type:
     """The dataclass of a command's options, from ``fill-mask`` to ``FillMask``."""
-    module = importlib.import_module(f".{command.replace('-', '_')}", __package__)
-    return getattr(module, "".join(word.capitalize() for word in command.split("-")))
+    return getattr(_command_module(command), "".join(word.capitalize() for word in command.split("-")))
 
 
 def run_command(command: str, argv: Sequence[str]) -> None:
@@ -82,10 +86,9 @@ def run_command(command: str, argv: Sequence[str]) -> None:
     Raises:
         SystemExit: help was asked for, or an option could not be read.
     """
-    options = command_class(command)
+    module, options = _command_module(command), command_class(command)
     from ._paths import refuse_unfit  # where the package tyro is not installed, the command says so
 
-    module = sys.modules[options.__module__]
     # A command that reads options from a file says here what they are.
     default = module.defaults(argv) if hasattr(module, "defaults") else None
     found = parse(options, f"fastbert {command}", argv, default)

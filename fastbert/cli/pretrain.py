@@ -15,6 +15,7 @@ from ..train import recipes
 from ..train.config import PretrainConfig
 from ..train.phase_options import Phase
 from ..wording import counted, duration
+from ._options import option, refuse_given
 from ._paths import InputName, InputPath, OutputName
 
 _PATHS = ("data", "cache", "out", "model", "deepspeed", "resume")
@@ -93,7 +94,7 @@ def _check_reach(config: PretrainConfig, base: PretrainConfig) -> None:
             own = [phase.batch_sequences or phase.batch_tokens or phase.accumulate for phase in config.phases]
         if config.phases and all(own) and getattr(config, name) != getattr(base, name):
             raise InputError(
-                f"--{name.replace('_', '-')} {getattr(config, name)} would change nothing: every phase of the file "
+                f"{option(name)} {getattr(config, name)} would change nothing: every phase of the file "
                 "says its own; copy the file and change it there"
             )
 
@@ -138,9 +139,7 @@ def run(args: Pretrain) -> None:
             print(f"{name:<{width}}  {recipes.summary(name)}")
         return
     if not args.plan:
-        for name in ("plan_ranks", "plan_throughput"):
-            if getattr(args, name) != getattr(Pretrain, name):
-                raise InputError(f"--{name.replace('_', '-')} belongs to --plan, got it without, which would train")
+        refuse_given(args, "plan_ranks", "plan_throughput", because="--plan, got it without, which would train")
     given = {f.name: getattr(args, f.name) for f in fields(PretrainConfig)}
     # No shell has seen a ~ that stands in a file of options.
     given |= {name: os.path.expanduser(given[name]) for name in _PATHS if given[name]}

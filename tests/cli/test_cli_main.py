@@ -1,6 +1,5 @@
 """The command line's door: help, unknown commands, and every failure as one sentence."""
 
-import dataclasses
 import errno
 import io
 import os
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastbert.cli import finetune, pretrain
+from fastbert.cli import doctor, finetune, pretrain
 from fastbert.cli import main as cli
 from fastbert.errors import DataError
 
@@ -150,15 +149,6 @@ def test_unknown_option_exits_2(capsys):
     assert "--nonsense" in capsys.readouterr().err
 
 
-@dataclasses.dataclass
-class Doctor:
-    """Stands in for a command.
-
-    Example:
-        fastbert doctor
-    """
-
-
 @pytest.fixture
 def failing(monkeypatch):
     """Makes ``fastbert doctor`` raise the given error."""
@@ -168,8 +158,7 @@ def failing(monkeypatch):
             raise error
 
         monkeypatch.delenv("FASTBERT_DEBUG", raising=False)
-        monkeypatch.setattr(sys.modules[__name__], "run", run, raising=False)
-        monkeypatch.setattr(cli, "command_class", lambda command: Doctor)
+        monkeypatch.setattr(doctor, "run", run)
 
     return arrange
 
@@ -210,8 +199,7 @@ def test_debug_shows_the_traceback(failing, monkeypatch):
 
 
 def test_names_that_are_no_utf_8_are_printed_as_they_came(monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "run", lambda args: print("caf\udce9.tsv"), raising=False)
-    monkeypatch.setattr(cli, "command_class", lambda command: Doctor)
+    monkeypatch.setattr(doctor, "run", lambda args: print("caf\udce9.tsv"))
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "utf-8"))
     assert cli.main(["doctor"]) == 0
@@ -230,8 +218,7 @@ class Terminal(io.TextIOWrapper):
 )
 def test_what_a_locale_has_no_letters_for_is_no_bug_of_ours(monkeypatch, kind, written):
     """A pipe gets UTF-8, as files do; a terminal what it can show."""
-    monkeypatch.setattr(sys.modules[__name__], "run", lambda args: print("é \u2192 caf\udce9"), raising=False)
-    monkeypatch.setattr(cli, "command_class", lambda command: Doctor)
+    monkeypatch.setattr(doctor, "run", lambda args: print("é \u2192 caf\udce9"))
     held = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", kind(held, "ascii"))
     assert cli.main(["doctor"]) == 0
