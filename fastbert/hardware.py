@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -280,3 +281,8 @@ def give_back_freed_memory() -> bool:
         return False
     trim(ctypes.c_size_t(0))
     return True
+
+
+def gpu_slug(gpu: str) -> str:
+    """A GPU's name as that of a file or directory; "none" where nothing is left of it."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "none"

@@ -18,6 +18,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents
 import cuda_kernels  # noqa: E402
 import watch  # noqa: E402
 
+from fastbert.hardware import gpu_slug  # noqa: E402
 from fastbert.ops import _cuda  # noqa: E402
 
 # Products in bfloat16 that differ by more than this are not two roundings of one result.
@@ -55,7 +56,7 @@ def main() -> None:
         "rows": chosen(rows),
     }
     options.to.mkdir(parents=True, exist_ok=True)
-    path = options.to / f"{_cuda.slug(gpu)}.json"
+    path = options.to / f"{gpu_slug(gpu)}.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     for name, row in record["rows"].items():
         verdict = "chosen" if row["gain"] >= _cuda.LEAST_GAIN else "not chosen"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from ..errors import DataError, InputError
-from .results import write_json, write_text
+from ..files import write_whole
+from ..hardware import gpu_slug
+from .results import write_document
 
 BEGIN, END = "<!-- fastbert bench report -->", "<!-- end of fastbert bench report -->"
-
-
-def slug(gpu: str) -> str:
-    """A GPU's name as a directory."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "none"
 
 
 def write(rows: list[dict], directory: Path) -> tuple[Path, Path]:
@@ -27,10 +23,12 @@ def write(rows: list[dict], directory: Path) -> tuple[Path, Path]:
     if not places:
         raise InputError("results must hold a row that says where they were measured, got none")
     where = places[-1]
-    path = directory / slug(where["gpu"]) / f"{where['date']}.json"
+    path = directory / gpu_slug(where["gpu"]) / f"{where['date']}.json"
     document = {"format": 1, "environment": where, "rows": [row for row in rows if row not in places]}
-    write_json(document, path)
-    return path, write_text(render(document) + "\n", path.with_suffix(".md"))
+    table = path.with_suffix(".md")
+    write_document(document, path)
+    write_whole(table, render(document) + "\n")
+    return path, table
 
 
 def read(directory: Path) -> list[dict]:
@@ -125,4 +123,4 @@ def into(text: str, page: Path) -> None:
     begin, end = content.find(BEGIN), content.find(END)
     if begin < 0 or end < begin:
         raise InputError(f"{page}: expected the lines {BEGIN} and {END}, found none")
-    write_text(content[: begin + len(BEGIN)] + f"\n{text}\n" + content[end:], page)
+    write_whole(page, content[: begin + len(BEGIN)] + f"\n{text}\n" + content[end:])

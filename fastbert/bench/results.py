@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import hardware
 from .._environment import commit
-from ..tasks.files import atomic_write
+from ..files import write_whole
 from .session import Row, Session
 from .workloads import flops
 
@@ -173,16 +173,9 @@ def _ratio(mine: dict | None, others: list[dict]) -> dict | None:
     return {"ratio": mine["tokens_per_second"] / best["tokens_per_second"], "peer": best["variant"]}
 
 
-def write_json(document: dict, path: Path) -> Path:
-    """Writes the document whole, or leaves what was there."""
-    return write_text(json.dumps(document, indent=1, allow_nan=False, default=_plain) + "\n", path)
-
-
-def write_text(text: str, path: Path) -> Path:
-    """Likewise."""
-    with atomic_write(path) as file:
-        file.write(text)
-    return path
+def write_document(document: dict, path: Path) -> None:
+    """Writes results as JSON, whole, or leaves what was there. Raises OSError."""
+    write_whole(path, json.dumps(document, indent=1, allow_nan=False, default=_plain) + "\n")
 
 
 def _plain(value):

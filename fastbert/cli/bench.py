@@ -96,6 +96,7 @@ def _measure(args: Bench) -> None:
     from ..bench import plot, results, table
     from ..bench.run import KINDS
     from ..bench.run import run as run_bench
+    from ..files import write_whole
 
     console = Console(stderr=True)
     with console.status("starting") as status:
@@ -125,8 +126,10 @@ def _measure(args: Bench) -> None:
     # A table cut at 80 columns by a pipe would lose its figures.
     screen = Console()
     table.show(document, screen if screen.is_terminal else Console(width=150))
-    print(results.write_json(document, args.out / "bench.json"))
-    print(results.write_text(table.markdown(document), args.out / "bench.md"))
+    results.write_document(document, args.out / "bench.json")
+    print(args.out / "bench.json")
+    write_whole(args.out / "bench.md", table.markdown(document))
+    print(args.out / "bench.md")
     if document["sessions"]:
         print(plot.plot(document, args.out / "bench.png"))
 

@@ -16,6 +16,7 @@ import torch
 
 from .. import _native
 from ..errors import BackendError
+from ..hardware import gpu_slug
 
 MEASURED = Path(__file__).parents[1] / "measured"
 # A gain below this is within what two measurements of one thing differ by.
@@ -57,16 +58,12 @@ def call(name: str, device: torch.device, *arguments) -> None:
             raise BackendError(str(error)) from None
 
 
-def slug(gpu: str) -> str:
-    """A GPU's name as the name of a file."""
-    return "-".join("".join(c if c.isalnum() else " " for c in gpu.lower()).split())
-
-
 @cache
 def _gains(gpu: str) -> dict[str, float]:
     try:
         return {
-            name: row["gain"] for name, row in json.loads((MEASURED / f"{slug(gpu)}.json").read_text())["rows"].items()
+            name: row["gain"]
+            for name, row in json.loads((MEASURED / f"{gpu_slug(gpu)}.json").read_text())["rows"].items()
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

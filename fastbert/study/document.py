@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..files import write_whole
 from ..report import HtmlReport
-from ..tasks.files import atomic_write
 
 
 class Document:
@@ -42,8 +42,7 @@ class Document:
     def picture(self, name: str, chart: str, what: str) -> None:
         self._html.drawing(chart)
         path = self.out / name
-        with atomic_write(path) as file:
-            file.write(chart + "\n")
+        write_whole(path, chart + "\n")
         self._pictures.append(path)
         self._lines += [f"![{what}]({name})", ""]
 
@@ -55,6 +54,5 @@ class Document:
 
     def save(self) -> list[Path]:
         """Writes both; returns all paths."""
-        with atomic_write(self.out / "report.md") as file:
-            file.write("\n".join(self._lines).rstrip("\n") + "\n")
+        write_whole(self.out / "report.md", "\n".join(self._lines).rstrip("\n") + "\n")
         return [self.out / "report.md", self._html.save(self.out / "report.html"), *self._pictures]

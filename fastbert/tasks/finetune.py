@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
-from ..train.distributed import same_on_all
+from ..train.distributed import current, same_on_all
 from .base import Row, Task
 from .config import FinetuneConfig
 from .results import FinetuneResult
 from .runs import ENDED, FinetuneRun, Start, read_ended, started
 from .saving import FinetuneCheckpoints, Stopped, check_same, identity
 from .training import Best, Callbacks, Data, EvaluationSet, Training, prepare
-from .world import launched
 
 __all__ = ["Callbacks", "FinetuneResult", "finetune"]
 
@@ -64,7 +63,7 @@ def finetune(
     with started(out, config.resume) as start:
         now = identity(task, model, tokenizer, train_rows, dev_rows, [config])
         # Of weights those of the first are taken, new heads may have been drawn from other seeds.
-        same_on_all(launched(), {name: value for name, value in now.items() if name != "model's weights"})
+        same_on_all(current(), {name: value for name, value in now.items() if name != "model's weights"})
         if start.ended:
             return result_again(task, model, tokenizer, dev_rows, config, out, now)
         data = prepare(task, model, tokenizer, train_rows, dev_rows, config)
@@ -93,7 +92,7 @@ def opened(
     checkpoints = FinetuneCheckpoints(out, config, now, start)
     with contextlib.ExitStack() as held:
         run = None
-        if launched().first:
+        if current().first:
             Path(out).mkdir(parents=True, exist_ok=True)
             if not start.locked:
                 held.enter_context(only_run(Path(out)))
@@ -132,7 +131,7 @@ def interrupted(stopped: Stopped, data: Data, checkpoints: FinetuneCheckpoints) 
         [],
         data.dev.guess,
         checkpoints.progress.lines,
-        paths=[stopped.path] if launched().first else [],
+        paths=[stopped.path] if current().first else [],
         wall_seconds=checkpoints.wall_seconds,
         interrupted=stopped.signal,
     )
@@ -162,6 +161,6 @@ def result_again(
         dev.guess,
         ended["trials"],
         model_dir=directory,
-        paths=[Path(out) / name for name in ended["paths"]] if launched().first else [],
+        paths=[Path(out) / name for name in ended["paths"]] if current().first else [],
         wall_seconds=ended["wall_seconds"],
     )

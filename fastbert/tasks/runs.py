@@ -50,9 +50,8 @@ def started(out: str | os.PathLike, resume: str | None) -> Iterator[Start]:
     Raises:
         InputError, CheckpointError, OSError: those of `starting_point`; or another process trains into the directory.
     """
-    from ..train.distributed import on_first
+    from ..train.distributed import current, on_first
     from ..train.run_lock import only_run
-    from .world import launched
 
     with contextlib.ExitStack() as held:
 
@@ -62,7 +61,7 @@ def started(out: str | os.PathLike, resume: str | None) -> Iterator[Start]:
                 held.enter_context(only_run(Path(out)))
             return dataclasses.replace(starting_point(out, resume), locked=goes_on)
 
-        yield on_first(launched(), find)
+        yield on_first(current(), find)
 
 
 def starting_point(out: str | os.PathLike, resume: str | None) -> Start:

@@ -24,11 +24,11 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..signals import StopRequest
 from ..train import arithmetic, checkpoint
+from ..train.distributed import current
 from .base import Row, Task
 from .config import NEUTRAL, FinetuneConfig
 from .runs import CHECKPOINTS, Start
 from .training import Best, Training
-from .world import launched
 
 MINUTES = 10.0
 """Between two checkpoints, unless steps are said: BERT-base's 1.8 GB every ten minutes are about half a percent."""
@@ -173,7 +173,7 @@ class FinetuneCheckpoints:
         if "finetune" not in state:
             raise CheckpointError(f"{point}: expected a checkpoint of fastbert finetune, got one of fastbert pretrain")
         check_same(point, state["finetune"], self._identity)
-        arithmetic.warn_of_others(point, state.get("computed_with"), launched())
+        arithmetic.warn_of_others(point, state.get("computed_with"), current())
         told = dict(state["progress"])
         winner = told.pop("winner")
         if winner is not None:
@@ -210,7 +210,7 @@ class FinetuneCheckpoints:
         due = time.monotonic() - self._last >= 60 * MINUTES if every is None else step % every == 0
         # Ranks have clocks of their own.
         engine = training.stepper.engine
-        asked, due = engine.reduce([self._stop.asked is not None, bool(due) and launched().first])
+        asked, due = engine.reduce([self._stop.asked is not None, bool(due) and current().first])
         if asked:
             raise StopAsked
         if due:
@@ -237,7 +237,7 @@ class FinetuneCheckpoints:
             tensors = tensors | {_WINNER + name: value for name, value in weights.items()}
             told["winner"] = {**about, "metric": self.progress.winner.metric}
         told["wall_seconds"] = self.wall_seconds
-        path, world = self.directory / f"step_{step}", launched()
+        path, world = self.directory / f"step_{step}", current()
         state = {**state, "finetune": self._identity, "progress": told}
         state["computed_with"] = arithmetic.computed_with(world)
         try:

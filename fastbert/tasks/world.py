@@ -10,7 +10,6 @@ from ..train.deepspeed_options import DeepSpeedOptions
 if TYPE_CHECKING:
     import torch
 
-    from ..train.distributed import World
     from ..train.engine import LocalEngine
     from .config import FinetuneConfig
 
@@ -37,18 +36,11 @@ def deepspeed_of(config: FinetuneConfig) -> dict | None:
     return found
 
 
-def launched() -> World:
-    """This process among those of the run: the group that `joined` joined."""
-    from ..train import distributed
-
-    return distributed.current()
-
-
 def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: FinetuneConfig) -> LocalEngine:
     """The engine for this many processes; the model goes to this one's device."""
     from ..train import distributed, engines
 
-    world, deepspeed = launched(), deepspeed_of(config)
+    world, deepspeed = distributed.current(), deepspeed_of(config)
     distributed.place(model, world)
     settings = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
     return engines.make(model, optimizer, world, **settings)
