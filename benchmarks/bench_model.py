@@ -17,7 +17,7 @@ from fastbert.bench import results, session, table, variants, workloads
 
 @pytest.mark.parametrize("kind", ["inference", "training"])
 def test_model(benchmark, kind):
-    plan = session.Plan(
+    plan = session.SessionPlan(
         kind,
         os.environ.get("FASTBERT_BENCH_MODEL", "mini"),
         workloads.INFERENCE if kind == "inference" else workloads.TRAINING,

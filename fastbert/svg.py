@@ -16,7 +16,7 @@ _INK, _GRID = "#57606a", "#eaeef2"
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One curve.
 
     Args:
@@ -45,7 +45,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [n * step for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def line_chart(lines: Sequence[Line], ylabel: str, xlabel: str, logarithmic: bool = False) -> str:
+def line_chart(lines: Sequence[Curve], ylabel: str, xlabel: str, logarithmic: bool = False) -> str:
     """A chart of curves over common axes; with ``logarithmic`` every y must be above 0."""
     marks = [(line.label, line.colour, "╌" if line.dashed else "■") for line in lines if line.label]
     legend = _in_rows(marks, len(ylabel))
@@ -101,7 +101,7 @@ class _Axes:
         return parts
 
 
-def _curve(line: Line, places: Sequence[tuple[float, float]]) -> list[str]:
+def _curve(line: Curve, places: Sequence[tuple[float, float]]) -> list[str]:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     width = 2 if line.dots else 1.2
     dashes = ' stroke-dasharray="6 4"' if line.dashed else ""

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fastbert.optim import Lamb
-from fastbert.optim.sharded import Layout, ShardedLamb
+from fastbert.optim.sharded import ShardedLamb, ShardLayout
 from fastbert.train import distributed
 
 SHAPES = [(7, 5), (11,), (3, 4, 2), (1,), (5, 3), (6,)]
@@ -70,7 +70,7 @@ def sharded(world, variant: str, scale: float, dtype: str, kind: type = ShardedL
         begin, stop = border(world.rank, world.size, len(flat)), border(world.rank + 1, world.size, len(flat))
         shard = torch.nn.Parameter(torch.cat([flat[begin:stop], torch.zeros(2, dtype=flat.dtype)]))  # with padding
         sizes = [p.size for p in params[first:end]]
-        layouts.append(Layout(len(sizes), (*Layout.of_range(sizes, begin, stop).parts, (2, None))))
+        layouts.append(ShardLayout(len(sizes), (*ShardLayout.of_range(sizes, begin, stop).parts, (2, None))))
         shards.append((shard, begin, stop))
         groups.append({"params": [shard], "weight_decay": decay})
     optimizer = kind(groups, dist.all_reduce, **settings(variant))

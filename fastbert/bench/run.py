@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from . import results, variants, workloads
-from .session import Plan, Session
+from .session import Session, SessionPlan
 
 KINDS = ("inference", "training", "kernels", "data")
 
@@ -69,7 +69,7 @@ def run(
     rounds = rounds or (2 if quick else 7)
     for kind, name, chosen in todo:
         who = variants.choose(kind, tuple(peers), quick, preload)
-        done = Session(Plan(kind, name, chosen, who, rounds, threads), say).run()
+        done = Session(SessionPlan(kind, name, chosen, who, rounds, threads), say).run()
         document["sessions"].append(results.session_dict(done))
     if not only and "kernels" in kinds:
         from . import kernels

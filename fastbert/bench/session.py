@@ -33,7 +33,7 @@ _SLOW_SECONDS, _SLOW_TIMES = 10.0, 20.0  # of one run, and how many times the fa
 
 
 @dataclass
-class Plan:
+class SessionPlan:
     """What is run.
 
     Args:
@@ -99,7 +99,7 @@ class Session:
         say: called with a line about what is being done.
     """
 
-    def __init__(self, plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, plan: SessionPlan, say: Callable[[str], None] = lambda line: None) -> None:
         self.plan, self.say = plan, say
         self.rows: list[Row] = []
         self.rates: dict[str, list[dict[str, float]]] = {}  # by workload, one a round

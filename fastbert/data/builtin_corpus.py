@@ -67,7 +67,7 @@ def documents() -> Iterator[tuple[str, list[str]]]:
     for name in sorted(texts):
         fresh = []
         for text in texts[name]:
-            for sentence in split_sentences(text):
+            for sentence in docstring_sentences(text):
                 key = " ".join(re.findall(r"\w+", sentence.lower()))
                 if key not in seen:
                     seen.add(key)
@@ -96,7 +96,7 @@ def _docstrings() -> Iterator[tuple[str, str, str]]:
                 yield module, name, text
 
 
-def split_sentences(text: str) -> list[str]:
+def docstring_sentences(text: str) -> list[str]:
     """Split a docstring or help topic into sentences, one string each, white space normalised.
 
     Lines of a paragraph are joined, except that a list item begins anew. Doctest sessions and underlines of

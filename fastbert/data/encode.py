@@ -24,7 +24,7 @@ _HASH_RANGE = float(1 << 64)
 
 
 @dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """What workers need to know: the tokenizer as JSON, the type of its ids, how to cut lines, the id of [UNK]."""
 
     tokenizer: str
@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDocuments:
     """Documents laid end to end.
 
     Args:
@@ -60,13 +60,13 @@ class Encoded:
     heldout: np.ndarray
     unknown: int
 
-    def part(self, heldout: bool) -> Encoded:
+    def part(self, heldout: bool) -> EncodedDocuments:
         """The documents of one split alone."""
         if (self.heldout == heldout).all():
             return self
         documents = self.heldout == heldout
         sentences = np.repeat(documents, self.document_lengths)
-        return Encoded(
+        return EncodedDocuments(
             self.tokens[np.repeat(sentences, self.sentence_lengths)],
             self.sentence_lengths[sentences],
             self.document_lengths[documents],
@@ -75,7 +75,7 @@ class Encoded:
         )
 
 
-_worker: tuple[WordCache, Settings] | None = None
+_worker: tuple[WordCache, WorkerSettings] | None = None
 
 
 def process_context():
@@ -83,7 +83,7 @@ def process_context():
     return multiprocessing.get_context("fork" if os.name == "posix" and os.uname().sysname == "Linux" else "spawn")
 
 
-def initialise(settings: Settings) -> None:
+def initialise(settings: WorkerSettings) -> None:
     """Makes this process ready for `encode_job`."""
     global _worker
     tokenizer = Tokenizer.from_str(settings.tokenizer)
@@ -94,7 +94,7 @@ def initialise(settings: Settings) -> None:
     _worker = (WordCache(tokenizer), settings)
 
 
-def initialise_worker(settings: Settings, parent: int) -> None:
+def initialise_worker(settings: WorkerSettings, parent: int) -> None:
     """`initialise` in a worker process, which has one thread and ends with its parent."""
     # There is a worker a core; the library's own threads in each would only get into each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -113,7 +113,7 @@ def end_with(parent: int) -> None:
     os._exit(1)
 
 
-def encode_job(job: Job) -> Encoded:
+def encode_job(job: Job) -> EncodedDocuments:
     """Cuts and encodes a batch of documents; sentences and documents without tokens are dropped."""
     words, settings = _worker
     documents = [_sentences(lines, cut, settings.segment) for cut, lines in job.documents]
@@ -124,7 +124,7 @@ def encode_job(job: Job) -> Encoded:
     ends = np.cumsum(counts)
     document_lengths = (filled[ends] - filled[ends - counts]).astype(np.int32)
     kept = document_lengths > 0
-    return Encoded(
+    return EncodedDocuments(
         tokens,
         sentence_lengths[sentence_lengths > 0],
         document_lengths[kept],

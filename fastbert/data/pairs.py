@@ -28,7 +28,7 @@ _CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """The samples of an epoch: runs of sentences, and how many tokens are cut from the ends of each run.
 
     Args:
@@ -52,7 +52,7 @@ class Plan:
 
 def plan_pairs(
     token_starts: np.ndarray, document_starts: np.ndarray, max_seqlen: int, short_seq_prob: float, seed: int, epoch: int
-) -> Plan:
+) -> EpochPlan:
     """Sentence pairs [CLS] A [SEP] B [SEP] of at most max_seqlen tokens.
 
     Args:
@@ -132,7 +132,7 @@ def _pairs_of(token_starts, document_starts, first, end, targets, draws, balance
     return rows, balance
 
 
-def _truncated(table: np.ndarray, token_starts: np.ndarray, room: int, rng: np.random.Generator) -> Plan:
+def _truncated(table: np.ndarray, token_starts: np.ndarray, room: int, rng: np.random.Generator) -> EpochPlan:
     """Cuts tokens off the longer segment, one by one from its front or its end at random, until the pair fits."""
     a, b = table[:, 0:2], table[:, 2:4]
     a_len, b_len = _tokens(token_starts, a), _tokens(token_starts, b)
@@ -146,7 +146,7 @@ def _truncated(table: np.ndarray, token_starts: np.ndarray, room: int, rng: np.r
     del excess
     a_cut, b_cut = _at_both_ends(from_a, rng), _at_both_ends(from_b, rng)
     lengths = a_len.astype(np.int64) - from_a + b_len - from_b + 3
-    return Plan(a, b, a_cut, b_cut, table[:, 4].astype(bool), lengths)
+    return EpochPlan(a, b, a_cut, b_cut, table[:, 4].astype(bool), lengths)
 
 
 def _tokens(token_starts: np.ndarray, runs: np.ndarray) -> np.ndarray:
@@ -161,7 +161,7 @@ def _at_both_ends(cut: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def plan_full_sentences(
     token_starts: np.ndarray, document_starts: np.ndarray, max_seqlen: int, seed: int, epoch: int
-) -> Plan:
+) -> EpochPlan:
     """Runs of full sentences [CLS] A [SEP] for masked LM alone; a run never crosses a document.
 
     The first run of a document has a random length, so that the runs differ from epoch to epoch. A sentence longer than
@@ -175,7 +175,7 @@ def plan_full_sentences(
         rows = _runs_of(token_starts, document_starts[first : end + 1], limits[first:end].tolist(), room)
         tables.append(np.array(rows, dtype=_dtype(token_starts)).reshape(-1, 5))
     table = np.concatenate(tables)
-    return Plan(
+    return EpochPlan(
         a=table[:, 0:2],
         b=np.zeros((len(table), 2), dtype=np.int8),
         a_cut=table[:, 2:4],

@@ -29,7 +29,16 @@ from ..hardware import MOST_PROCESSES, num_cores
 from ..signals import held_signals
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents
-from .encode import Encoded, Job, Settings, encode_job, initialise, initialise_worker, is_heldout, process_context
+from .encode import (
+    EncodedDocuments,
+    Job,
+    WorkerSettings,
+    encode_job,
+    initialise,
+    initialise_worker,
+    is_heldout,
+    process_context,
+)
 from .manifest import FILE_NAME, Manifest, ShardEntry
 from .shards import ShardWriter
 from .special_tokens import marked, separators
@@ -96,7 +105,7 @@ def prepare(
     tokenizer = vocab if isinstance(vocab, Tokenizer) else load_tokenizer(vocab)
     _check_target(out, overwrite)
     dtype = Manifest.dtype_for(vocab_size(tokenizer))
-    settings = Settings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
+    settings = WorkerSettings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
     _check_pieces(tokenizer)
     path = None if isinstance(vocab, Tokenizer) else vocab
     jobs = _batches(_raw(corpus, errors, progress, path), heldout)
@@ -224,7 +233,7 @@ def _batches(documents: Iterator[RawDocument | Document], heldout: float | Colle
         yield Job(batch, sides, size)
 
 
-def _encode(jobs: Iterator[Job], settings: Settings, num_workers: int | None) -> Iterator[Encoded]:
+def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | None) -> Iterator[EncodedDocuments]:
     """Encodes batches in order, in this process where there is little to do."""
     workers = num_cores() if num_workers is None else num_workers
     if not 1 <= workers <= MOST_PROCESSES:
@@ -263,7 +272,11 @@ def _remedy(split: str, heldout: float | Collection[str]) -> str:
 
 
 def _write(
-    root: Path, tokenizer: Tokenizer, encoded: Iterator[Encoded], shard_tokens: int, heldout: float | Collection[str]
+    root: Path,
+    tokenizer: Tokenizer,
+    encoded: Iterator[EncodedDocuments],
+    shard_tokens: int,
+    heldout: float | Collection[str],
 ) -> tuple[Manifest, int]:
     """Writes all files; returns the manifest, and how many tokens stand behind the first `LONG_SENTENCE` of theirs."""
     size = vocab_size(tokenizer)

@@ -18,7 +18,7 @@ from ..wording import counted
 from . import randomness
 from .config import PretrainingConfig
 from .masking import Masker
-from .pairs import Plan, plan_full_sentences, plan_pairs
+from .pairs import EpochPlan, plan_full_sentences, plan_pairs
 from .shards import ShardSet
 
 _MASKS, _ORDER = 201, 202
@@ -82,7 +82,7 @@ class PretrainingData:
     def _version(self, epoch: int) -> int:
         return epoch if self.config.duplication is None else epoch % self.config.duplication
 
-    def plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int) -> EpochPlan:
         """The samples of an epoch, in the order of the corpus.
 
         Raises:
@@ -90,7 +90,7 @@ class PretrainingData:
         """
         return self._plan(self._version(epoch))
 
-    def _make_plan(self, version: int) -> Plan:
+    def _make_plan(self, version: int) -> EpochPlan:
         config = self.config
         if not self.shards.num_sentences:
             raise DataError(

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterable
 
-from ..data.builtin_corpus import docstrings, split_sentences
+from ..data.builtin_corpus import docstring_sentences, docstrings
 from ..tasks.base import Row
 
 FAMILIES = {
@@ -104,7 +104,7 @@ def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple
         family = family_of(module)
         if family not in FAMILIES or module in validation:
             continue
-        text = " ".join(module_name.sub(" ", " ".join(split_sentences(text))).split())
+        text = " ".join(module_name.sub(" ", " ".join(docstring_sentences(text))).split())
         words = " ".join(re.findall(r"\w+", text.lower()))
         if len(text) < _SHORTEST_TEXT or words in seen:
             continue

@@ -40,7 +40,7 @@ _HARMLESS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class SentenceSettings:
     """What the files beside the weights say."""
 
     model_directory: Path
@@ -57,7 +57,7 @@ class Settings:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_settings(directory: Path) -> Settings:
+def read_settings(directory: Path) -> SentenceSettings:
     """The settings of a sentence-transformers directory; of a plain one, the defaults and the tokenizer's length.
 
     Raises:
@@ -66,7 +66,7 @@ def read_settings(directory: Path) -> Settings:
     """
     modules_file = directory / "modules.json"
     if not modules_file.is_file():
-        return Settings(directory, max_seqlen=_model_max_length(directory))
+        return SentenceSettings(directory, max_seqlen=_model_max_length(directory))
     kinds, paths = _read_modules(modules_file)
     transformer, pooling, *rest = (_inside(directory, path, modules_file) for path in paths)
     modules = [read_module(kind, path) for kind, path in zip(kinds[2:], rest, strict=True)]
@@ -81,7 +81,7 @@ def read_settings(directory: Path) -> Settings:
     # The last Normalize is the one that can be told otherwise; those between other modules are part of the model.
     kept = [module for module in modules if not isinstance(module, Dropout)]
     normalize = bool(kept) and isinstance(kept[-1], Normalize)
-    return Settings(
+    return SentenceSettings(
         transformer,
         pooling / "config.json",
         modes,

@@ -33,9 +33,9 @@ class KeyValueCache:
         """The layout of a pass over the prompts, whose keys and values it keeps."""
         return FirstPass(self, cu_seqlens, max_seqlen)
 
-    def step(self) -> Step:
+    def step(self) -> NextPass:
         """The layout of a pass over one more token of each sequence."""
-        return Step(self)
+        return NextPass(self)
 
 
 class FirstPass:
@@ -56,7 +56,7 @@ class FirstPass:
         return self._packed.attend(q, k, v, dropout)
 
 
-class Step:
+class NextPass:
     """One token of each sequence, which sees all before it."""
 
     def __init__(self, cache: KeyValueCache) -> None:

@@ -22,7 +22,7 @@ from .rates import divides_by_norm, has_trust
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """Which tensors lie where in a flat shard.
 
     Args:
@@ -34,7 +34,7 @@ class Layout:
     parts: tuple[tuple[int, int | None], ...]
 
     @classmethod
-    def of_range(cls, sizes: Sequence[int], begin: int, end: int, offsets: Sequence[int] | None = None) -> Layout:
+    def of_range(cls, sizes: Sequence[int], begin: int, end: int, offsets: Sequence[int] | None = None) -> ShardLayout:
         """Elements begin to end of a buffer of tensors.
 
         Args:
@@ -53,7 +53,7 @@ class Layout:
         return cls(len(sizes), tuple(part for part in parts if part[0]))
 
     @classmethod
-    def of_pieces(cls, owned: Sequence[int], room: Sequence[int]) -> Layout:
+    def of_pieces(cls, owned: Sequence[int], room: Sequence[int]) -> ShardLayout:
         """A piece of every tensor, each padded to its room."""
         parts = []
         for number, (size, space) in enumerate(zip(owned, room, strict=True)):
@@ -90,7 +90,7 @@ class ShardedLamb(Lamb):
 
     def __init__(self, params: Iterable, reduce: Callable[[Tensor], None], **settings) -> None:
         self.reduce = reduce
-        self.layouts: dict[Tensor, Layout] = {}
+        self.layouts: dict[Tensor, ShardLayout] = {}
         self.grad_norm: Callable[[], float] | None = None
         super().__init__(params, **settings)
 
@@ -144,7 +144,7 @@ class ShardedLamb(Lamb):
                 torch._foreach_add_(ours, theirs, alpha=-batch.group["lr"])
         write_back(batch)
 
-    def _trusts(self, group: dict, layout: Layout, target: Tensor, update: Tensor) -> Tensor:
+    def _trusts(self, group: dict, layout: ShardLayout, target: Tensor, update: Tensor) -> Tensor:
         """(n_tensors,) in the update's dtype, the same on every process."""
         squares = torch.zeros(2, layout.tensors, dtype=torch.float64, device=update.device)
         pieces = [*layout.pieces(target), *layout.pieces(update)]

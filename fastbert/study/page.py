@@ -232,7 +232,7 @@ def _curves(page: Document, results: dict) -> None:
             page.picture(f"steps-{name}.svg", chart, f"{column['column']} against steps of pre-training")
 
 
-def _against_steps(results: dict, column: str) -> list[svg.Line]:
+def _against_steps(results: dict, column: str) -> list[svg.Curve]:
     """A line for each row that a study takes at several places (``at``); none where there is no such."""
     groups: dict[str, list[dict]] = {}
     for row in results["rows"]:
@@ -254,10 +254,10 @@ def _share_of(row: dict, results: dict) -> str | None:
     return found[1]
 
 
-def _line(number: int, points: list[tuple[float, float]], name: str) -> svg.Line:
+def _line(number: int, points: list[tuple[float, float]], name: str) -> svg.Curve:
     """Curve number ``number`` of a chart; when all colours have been taken, dashed in the first again."""
     again, place = divmod(number, len(svg.COLOURS))
-    return svg.Line(points, svg.COLOURS[place], _short(name), True, bool(again))
+    return svg.Curve(points, svg.COLOURS[place], _short(name), True, bool(again))
 
 
 def _senses(page: Document, found: dict) -> None:

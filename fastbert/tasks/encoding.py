@@ -20,7 +20,7 @@ CHUNK = 512
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedRow:
     """A row as ids and types, both (n,) int32, and whether tokens were cut off to fit."""
 
     ids: np.ndarray
@@ -42,7 +42,7 @@ def encodings_of(inputs: Sequence[Any], encoder: Tokenizer, **options: Any) -> I
         yield from encoder.encode_batch(chunk, **options)
 
 
-def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[Encoded]:
+def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqlen: int | None) -> list[EncodedRow]:
     """Encodes rows of one text or of a pair, with [CLS] and [SEP], cut as `data.truncation.kept_tokens` says.
 
     Raises:
@@ -56,7 +56,7 @@ def encode_texts(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, max_seqle
     return [_cut(encoding, max_seqlen, side) for encoding in encodings_of(inputs, private_copy(tokenizer, None))]
 
 
-def _cut(encoding: Encoding, max_seqlen: int | None, side: str) -> Encoded:
+def _cut(encoding: Encoding, max_seqlen: int | None, side: str) -> EncodedRow:
     ids, types = np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32)
     kept = kept_tokens(encoding, max_seqlen, side)
-    return Encoded(ids, types, False) if kept is None else Encoded(ids[kept], types[kept], True)
+    return EncodedRow(ids, types, False) if kept is None else EncodedRow(ids[kept], types[kept], True)

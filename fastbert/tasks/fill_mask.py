@@ -13,7 +13,7 @@ from ..data.truncation import side_of
 from ..errors import InputError
 from ..modules.mode import evaluating, plain_outputs
 from ..packing import PackedBatch
-from .encoding import Encoded, encode_texts
+from .encoding import EncodedRow, encode_texts
 from .files import check_text, shorten
 
 
@@ -63,7 +63,7 @@ def fill_mask(
     return _best(tokenizer, _probabilities(model, encoding.ids, positions), top_k)
 
 
-def _encoded(text: str, tokenizer: Tokenizer, limit: int, truncate: bool) -> Encoded:
+def _encoded(text: str, tokenizer: Tokenizer, limit: int, truncate: bool) -> EncodedRow:
     try:
         check_text(text)  # a command line in another encoding
     except ValueError as error:

@@ -220,7 +220,7 @@ def _curve(runs: Sequence[Run], name: str, label: str, scale: float, logarithmic
             ]
             if points:
                 shown = run.name if len(runs) > 1 and not named else ""
-                lines.append(svg.Line(_thin(points), svg.COLOURS[number % len(svg.COLOURS)], shown, kind == "heldout"))
+                lines.append(svg.Curve(_thin(points), svg.COLOURS[number % len(svg.COLOURS)], shown, kind == "heldout"))
                 named = True
     return svg.line_chart(lines, label, "optimiser steps", logarithmic)
 

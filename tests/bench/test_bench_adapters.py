@@ -5,7 +5,7 @@ import pytest
 from fastbert import _native
 from fastbert.bench import kernels, variants
 from fastbert.bench.peers.probe import SAME_LOOPS, Probe, peaks
-from fastbert.bench.session import Plan, Session
+from fastbert.bench.session import Session, SessionPlan
 from fastbert.bench.workloads import Workload
 from fastbert.config import BertConfig
 
@@ -20,7 +20,7 @@ def _run(kind, chosen, monkeypatch):
     monkeypatch.setattr("fastbert.bench.session._ROUND_SECONDS", 0.0)
     # The second finds the weights as they are, although a training has moved them on the first.
     workloads = tuple(Workload(name, "mixed", kind, (7, 24, 3)) for name in "XY")
-    plan = Plan(kind, "base", workloads, chosen, rounds=2, threads=1, config=CONFIG, probe=False)
+    plan = SessionPlan(kind, "base", workloads, chosen, rounds=2, threads=1, config=CONFIG, probe=False)
     session = Session(plan).run()
     assert len(session.rows) == 2 * len(chosen)
     return {row.variant.name: row for row in sorted(session.rows, key=lambda row: row.status != "ok")}

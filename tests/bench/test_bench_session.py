@@ -14,7 +14,7 @@ import pytest
 
 from fastbert.bench import gate, plot, pool, results, table
 from fastbert.bench.peers import probe
-from fastbert.bench.session import Plan, Session
+from fastbert.bench.session import Session, SessionPlan
 from fastbert.bench.variants import Variant
 from fastbert.bench.workloads import Workload
 from fastbert.config import BertConfig
@@ -36,7 +36,9 @@ def planted(fault: str, dtype: str = "fp32", name: str | None = None, peer: str 
 def run(*variants: Variant, workloads=(SHORT,), rounds=2, kind="inference", **options) -> Session:
     truth = planted("Right" if kind == "inference" else "Learns", "fp64")
     return Session(
-        Plan(kind, "base", workloads, variants, rounds, 1, config=CONFIG, truth=truth, **{"probe": False, **options})
+        SessionPlan(
+            kind, "base", workloads, variants, rounds, 1, config=CONFIG, truth=truth, **{"probe": False, **options}
+        )
     ).run()
 
 

@@ -10,7 +10,7 @@ import sharded_cases as cases
 import torch
 from plain_lamb import largest_relative
 
-from fastbert.optim.sharded import Layout, ShardedLamb
+from fastbert.optim.sharded import ShardedLamb, ShardLayout
 
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
@@ -53,22 +53,22 @@ def test_borders_do_cut_through_tensors():
 
 def test_layouts_of_ranges():
     sizes = [4, 3, 5]
-    assert Layout.of_range(sizes, 0, 6).parts == ((4, 0), (2, 1))
-    assert Layout.of_range(sizes, 6, 14).parts == ((1, 1), (5, 2), (2, None))
-    assert Layout.of_range(sizes, 12, 15).parts == ((3, None),)
-    assert Layout.of_range(sizes, 14, 16).parts == ((2, None),)
-    assert Layout.of_range([4, 0, 2], 1, 5).parts == ((3, 0), (1, 2))
-    spans = Layout.of_range([4, 3, 5], 2, 14, offsets=[0, 5, 8])
+    assert ShardLayout.of_range(sizes, 0, 6).parts == ((4, 0), (2, 1))
+    assert ShardLayout.of_range(sizes, 6, 14).parts == ((1, 1), (5, 2), (2, None))
+    assert ShardLayout.of_range(sizes, 12, 15).parts == ((3, None),)
+    assert ShardLayout.of_range(sizes, 14, 16).parts == ((2, None),)
+    assert ShardLayout.of_range([4, 0, 2], 1, 5).parts == ((3, 0), (1, 2))
+    spans = ShardLayout.of_range([4, 3, 5], 2, 14, offsets=[0, 5, 8])
     assert spans.parts == ((2, 0), (1, None), (3, 1), (5, 2), (1, None))
     for begin in range(14):
         for end in range(begin, 16):
-            assert Layout.of_range(sizes, begin, end).size == end - begin
-    assert Layout.of_pieces([2, 0, 3], [3, 1, 3]).parts == ((2, 0), (1, None), (1, None), (3, 2))
+            assert ShardLayout.of_range(sizes, begin, end).size == end - begin
+    assert ShardLayout.of_pieces([2, 0, 3], [3, 1, 3]).parts == ((2, 0), (1, None), (1, None), (3, 2))
 
 
 def test_pieces_are_views_of_the_shard():
     flat = torch.arange(8.0)
-    pieces = Layout.of_range([4, 3, 5], 6, 14).pieces(flat)
+    pieces = ShardLayout.of_range([4, 3, 5], 6, 14).pieces(flat)
     assert [piece.tolist() for piece in pieces] == [[0.0], [1.0, 2.0, 3.0, 4.0, 5.0]]
     pieces[1].zero_()
     assert flat.tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 6.0, 7.0]
@@ -91,7 +91,7 @@ def test_without_a_largest_norm_nothing_is_divided(none):
     def after(max_grad_norm):
         p = torch.nn.Parameter(torch.arange(1.0, 7.0))
         optimizer = ShardedLamb([p], lambda squares: None, max_grad_norm=max_grad_norm)
-        optimizer.layouts[p] = Layout.of_range([4, 2], 0, 6)
+        optimizer.layouts[p] = ShardLayout.of_range([4, 2], 0, 6)
         p.grad = torch.full((6,), 5.0)
         optimizer.step()
         return p
@@ -105,7 +105,7 @@ def test_a_scale_is_a_gradient_that_was_multiplied():
     def after(factor):
         p = torch.nn.Parameter(torch.arange(1.0, 7.0))
         optimizer = ShardedLamb([p], lambda squares: None, variant="apex")
-        optimizer.layouts[p] = Layout.of_range([4, 2], 0, 6)
+        optimizer.layouts[p] = ShardLayout.of_range([4, 2], 0, 6)
         for step in (1.0, 3.0):
             p.grad = torch.arange(6.0) * step * factor
             optimizer.step(grad_scale=1 / factor)
@@ -119,7 +119,7 @@ def test_a_shard_of_which_nothing_was_in_use_is_updated_with_the_others():
     sums = []
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     optimizer = ShardedLamb(params, lambda squares: sums.append(squares.clone()), variant="apex", lr=0.5)
-    optimizer.layouts = {p: Layout.of_range([2, 2], 0, 3) for p in params}
+    optimizer.layouts = {p: ShardLayout.of_range([2, 2], 0, 3) for p in params}
     params[0].grad = torch.ones(3)
     optimizer.step()
     assert [len(squares) for squares in sums] == [1, 4, 4]  # the norm of all, and two tensors' of each shard

@@ -218,7 +218,7 @@ def test_every_run_leaves_a_page(tmp_path):
 
 def test_a_legend_that_is_too_long_for_a_row_takes_several():
     names = [f"a row with name {number:x}" for number in range(12)]
-    lines = [svg.Line([(0, 1), (1, number)], "#000000", name, True) for number, name in enumerate(names)]
+    lines = [svg.Curve([(0, 1), (1, number)], "#000000", name, True) for number, name in enumerate(names)]
     for count, height in ((3, 240), (12, 256 + 16)):
         chart = ElementTree.fromstring(svg.line_chart(lines[:count], "nats", "tokens"))
         assert chart.attrib["viewBox"] == f"0 0 760 {height}"
@@ -234,6 +234,6 @@ def test_a_legend_that_is_too_long_for_a_row_takes_several():
 
 
 def test_a_line_with_anothers_colour_is_dashed():
-    chart = svg.line_chart([svg.Line([(0, 1), (1, 2)], "#000000", "again", dashed=True)], "nats", "tokens")
+    chart = svg.line_chart([svg.Curve([(0, 1), (1, 2)], "#000000", "again", dashed=True)], "nats", "tokens")
     assert 'stroke-dasharray="6 4"' in chart
     assert "╌ again" in chart

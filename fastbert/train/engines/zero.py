@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...errors import CheckpointError, InputError
 from ...optim import Lamb
 from ...optim.base import global_norm
-from ...optim.sharded import Layout, ShardedLamb
+from ...optim.sharded import ShardedLamb, ShardLayout
 from .. import distributed
 from ..distributed import World
 from ..engine import LocalEngine
@@ -310,7 +310,7 @@ def _looked_at(inner, parameters: list[Tensor]) -> list[Tensor]:
     return [p.grad for p in parameters if p.grad is not None]
 
 
-def layouts(inner, world: World) -> dict[Tensor, Layout]:
+def layouts(inner, world: World) -> dict[Tensor, ShardLayout]:
     """Where tensors lie in the flat shards of a DeepSpeed optimiser; nothing where it keeps them whole.
 
     Raises:
@@ -322,13 +322,15 @@ def layouts(inner, world: World) -> dict[Tensor, Layout]:
             room = [p.partition_numel() for p in group]
             begins = [world.rank * size for size in room]
             owned = [min(max(p.ds_numel - b, 0), size) for p, b, size in zip(group, begins, room, strict=True)]
-            found[flat] = Layout.of_pieces(owned, room)
+            found[flat] = ShardLayout.of_pieces(owned, room)
         return found
     if hasattr(inner, "single_partition_of_fp32_groups"):  # stages 1 and 2: a stretch of all tensors end to end
         flats = inner.single_partition_of_fp32_groups
         sizes = [[meta.numel() for meta in group] for group in inner.round_robin_bit16_meta]
         places = zip(flats, sizes, inner.round_robin_bit16_offsets, strict=True)
-        return {f: Layout.of_range(s, world.rank * f.numel(), (world.rank + 1) * f.numel(), o) for f, s, o in places}
+        return {
+            f: ShardLayout.of_range(s, world.rank * f.numel(), (world.rank + 1) * f.numel(), o) for f, s, o in places
+        }
     if hasattr(inner, "fp32_groups") or isinstance(inner, ShardedLamb):
         return {}
     raise InputError(
