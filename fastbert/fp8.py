@@ -170,9 +170,11 @@ class Policy:
         return len(self._sites)
 
     def site(self, weight: Tensor) -> Site | None:
+        """The entry of a dense layer, by its weight; None where it multiplies as always."""
         return self._sites.get(id(weight))
 
     def output(self, weight: Tensor) -> Slot | None:
+        """Where a LayerNorm's output in 8 bits is scaled, by its weight; None where it writes none."""
         return self._outputs.get(id(weight), (None, None))[1]
 
 

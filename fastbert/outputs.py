@@ -38,15 +38,19 @@ class ModelOutput:
         return tuple(value for _, value in self._present(with_extra=False))
 
     def keys(self) -> list[str]:
+        """Names of the fields that are not None."""
         return [name for name, _ in self._present()]
 
     def values(self) -> list:
+        """The fields that are not None, in the order of `keys`."""
         return [value for _, value in self._present()]
 
     def items(self) -> list[tuple[str, Any]]:
+        """Pairs of `keys` and `values`."""
         return self._present()
 
     def get(self, name: str, default=None):
+        """The field of that name; ``default`` where it is None or there is none."""
         return dict(self._present()).get(name, default)
 
     def __getitem__(self, key: str | int | slice):

@@ -227,6 +227,7 @@ class Packing:
 
     @property
     def is_full(self) -> bool:
+        """Whether every place of the rectangle is a token."""
         return self.indices.numel() == self.batch_size * self.seqlen
 
     def pack(self, x: Tensor) -> Tensor:

@@ -44,12 +44,15 @@ class HtmlReport:
         self._parts: list[str] = []
 
     def heading(self, text: str) -> None:
+        """Begins a section."""
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def text(self, text: str, note: bool = False) -> None:
+        """Adds a paragraph; ``note`` is grey."""
         self._parts.append(f"<p{' class=note' if note else ''}>{html.escape(text)}</p>")
 
     def code(self, text: str) -> None:
+        """Adds text whose lines and spaces stay as they are."""
         self._parts.append(f"<pre>{html.escape(text)}</pre>")
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence], caption: str | None = None) -> None:

@@ -50,6 +50,7 @@ class Case:
 
 
 def gelu(shape: str) -> Case:
+    """Bias and GELU on (T, F)."""
     tokens, _, width = LAYER_SHAPES[shape]
     leaves = [torch.randn(tokens, width), torch.randn(width)]
     num_bytes = 4 * 5 * tokens * width  # x, out; dout, x, dx
@@ -67,6 +68,7 @@ def gelu(shape: str) -> Case:
 
 
 def layer_norm(shape: str) -> Case:
+    """The end of a layer's branch, on (T, H)."""
     tokens, hidden, _ = LAYER_SHAPES[shape]
     leaves = [torch.randn(tokens, hidden), *(torch.randn(hidden) for _ in range(3)), torch.randn(tokens, hidden)]
 
@@ -96,6 +98,7 @@ def layer_norm(shape: str) -> Case:
 
 
 def dropout(shape: str) -> Case:
+    """Dropout on (T, H)."""
     tokens, hidden, _ = LAYER_SHAPES[shape]
     x, dout = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
     return Case(
@@ -111,6 +114,7 @@ def dropout(shape: str) -> Case:
 
 
 def cross_entropy(shape: str) -> Case:
+    """The masked-LM loss on (N, V)."""
     rows, vocabulary = LOSS_SHAPES[shape]
     labels = torch.randint(vocabulary, (rows,))
     eager = lambda x: F.cross_entropy(x, labels)  # noqa: E731
@@ -127,6 +131,7 @@ def cross_entropy(shape: str) -> Case:
 
 
 def linear(shape: str) -> Case:
+    """A dense layer, (T, in) -> (T, out)."""
     tokens, width_in, width_out = PRODUCT_SHAPES[shape]
     leaves = [torch.randn(tokens, width_in), torch.randn(width_out, width_in) / width_in**0.5, torch.randn(width_out)]
     moved = tokens * (width_in + width_out) + width_in * width_out
@@ -145,6 +150,7 @@ def linear(shape: str) -> Case:
 
 
 def attention(shape: str) -> Case:
+    """Attention over sequences of one length, (T, nheads, head_dim)."""
     batch, seqlen, nheads, head_dim = ATTENTION_SHAPES[shape]
     tokens = batch * seqlen
     leaves = [torch.randn(tokens, nheads, head_dim) for _ in range(3)]

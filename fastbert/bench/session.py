@@ -84,6 +84,7 @@ class Row:
 
     @property
     def median(self) -> float:
+        """Seconds of the run in the middle."""
         return statistics.median(self.seconds)
 
     def fail(self, status: str, reason: str) -> None:

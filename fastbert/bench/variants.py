@@ -39,6 +39,7 @@ class Variant:
 
     @property
     def converts(self) -> bool:
+        """Whether the library reads a form of the model that has to be made of it first."""
         return self.peer in ("onnxruntime", "openvino", "ctranslate2")
 
 

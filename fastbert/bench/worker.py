@@ -55,24 +55,29 @@ class Server:
         self.adapter = None
 
     def convert(self, adapter: str, directory: str, dtype: str, threads: int) -> dict:
+        """Makes the library's form of the model in the directory."""
         peers.load(adapter).convert(Path(directory), dtype)
         return {}
 
     def load(self, adapter: str, directory: str, dtype: str, threads: int) -> dict:
+        """Loads the model by an adapter, and begins to count memory."""
         self.adapter = peers.load(adapter)(Path(directory), dtype, threads)
         _forget_peak()
         return {}
 
     def prepare(self, batch: str) -> dict:
+        """Gives the adapter the batch of an .npz file."""
         with np.load(batch) as arrays:
             self.adapter.prepare(dict(arrays))
         return {}
 
     def answer(self, out: str) -> dict:
+        """Writes what the adapter computes of its batch to an .npz file."""
         np.savez(out, **self.adapter.answer())
         return {}
 
     def run(self, times: int, warm: int = 0) -> dict:
+        """Times ``times`` steps after ``warm`` that do not count: seconds, and losses of a training."""
         for _ in range(warm):
             self.adapter.step()
         seconds, losses = [], []
@@ -84,9 +89,11 @@ class Server:
         return {"seconds": seconds, "losses": losses}
 
     def rates(self) -> dict:
+        """The rates of the processor's arithmetic, of the adapter that measures them."""
         return {"rates": self.adapter.rates()}
 
     def peak(self) -> dict:
+        """The most memory since `load`, in MB."""
         return {"mb": peak_mb()}
 
 
@@ -104,6 +111,7 @@ _REQUESTS = ("convert", "load", "prepare", "answer", "run", "rates", "peak")
 
 
 def main() -> None:
+    """Answers requests, a JSON object a line, until standard input ends."""
     end_with_parent()
     # The answers' own way out; whatever a library prints, also from C, goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -33,6 +33,7 @@ class Demo:
 
 
 def run(args: Demo) -> None:
+    """Runs the demo, prints its figures and writes the report."""
     import time
 
     began = time.monotonic()

@@ -133,6 +133,7 @@ def _plan(args: Pretrain, config: PretrainConfig) -> None:
 
 
 def run(args: Pretrain) -> None:
+    """Pre-trains, or prints the plan of a run (--plan) or the recipes there are (--recipe list)."""
     if args.recipe == "list":
         width = max(map(len, recipes.names()))
         for name in recipes.names():

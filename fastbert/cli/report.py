@@ -29,6 +29,7 @@ class Report:
 
 
 def run(args: Report) -> None:
+    """Prints the table of the runs and what differs between them, and writes the report."""
     from ..train.run_report import differences, read_runs, table, write_report
     from ._tables import print_table
 

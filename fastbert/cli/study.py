@@ -51,6 +51,7 @@ class Study:
 
 
 def run(args: Study) -> None:
+    """Runs the studies, or prints what they come to, and writes their reports."""
     from ..errors import InputError
     from ..hardware import MOST_PROCESSES
     from ..study import spec

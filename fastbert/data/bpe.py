@@ -27,6 +27,7 @@ _BOUNDARIES = (END_OF_TEXT, "</s>", UNKNOWN)
 
 
 def is_bpe(tokenizer: Tokenizer) -> bool:
+    """Whether it merges pairs, as those of GPT do."""
     return isinstance(tokenizer.model, models.BPE)
 
 

@@ -57,18 +57,22 @@ class StaticBatch(PackedBatch):
 
     @property
     def num_real_tokens(self) -> int:
+        """Tokens that are data."""
         return self.real_tokens
 
     @property
     def num_real_sequences(self) -> int:
+        """Sequences that are data."""
         return self.real_sequences
 
     @property
     def num_labels(self) -> int:
+        """Tokens with a label."""
         return self.real_labels
 
     @property
     def num_pairs(self) -> int:
+        """Sentence pairs that are data; 0 where there are none to predict."""
         return self.real_sequences if self.nsp_labels is not None else 0
 
 

@@ -31,10 +31,12 @@ class Packs:
 
     @property
     def tokens(self) -> int:
+        """Tokens in each of these packs."""
         return sum(length * times for length, times in self.content)
 
     @property
     def samples(self) -> int:
+        """Samples in each of these packs."""
         return sum(times for _, times in self.content)
 
 
@@ -106,6 +108,7 @@ def read_lengths(path: Path) -> np.ndarray:
 
 
 def main() -> None:
+    """Prints how full packs of the samples of a CSV file become."""
     parser = argparse.ArgumentParser(prog="python -m fastbert.data.histogram", description="How full packs become.")
     parser.add_argument("lengths", type=Path, help="CSV with columns length and sequences")
     parser.add_argument("--capacity", type=int, default=512, help="tokens in a pack")

@@ -41,6 +41,7 @@ _WITHOUT_TYPES = ("DistilBertTokenizer", "XLMRobertaTokenizer")
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:
+    """Whether it is of BERT's kind."""
     return isinstance(tokenizer.model, models.WordPiece)
 
 

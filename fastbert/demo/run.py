@@ -74,6 +74,7 @@ class DemoResult:
         )
 
     def to_json(self) -> str:
+        """The figures and the recipe, as demo.json has them."""
         names = ("corpus", "shares", "parameters", "test", "masks", "classifier", "seconds")
         values = {name: getattr(self, name) for name in names}
         values |= {"recipe": vars(self.recipe), "steps": self.run.steps, "tokens": self.run.tokens}

@@ -162,6 +162,7 @@ class Dropout(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, C) -> the same tensor."""
         return x
 
     def settings(self) -> dict[str, Any]:

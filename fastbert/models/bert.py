@@ -270,6 +270,7 @@ class HeadDropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """(N, H) of any floating dtype -> the same shape; ``tokens`` have the key of the pass."""
         if not self.training or not self.p:
             return x
         # A head may be trained over a model that its owner keeps in evaluation mode, which has drawn no key.

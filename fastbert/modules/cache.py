@@ -50,6 +50,7 @@ class FirstPass:
         self._place = torch.arange(total, device=cu_seqlens.device) - cu_seqlens[:-1].long()[self._sequence]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout | None) -> tuple[Tensor, None]:
+        """q, k, v (T, nheads, head_dim) -> context (T, nheads, head_dim); no probabilities are kept."""
         for kept, new in ((self._cache.keys, k), (self._cache.values, v)):
             kept[self._layer][self._sequence, :, self._place] = new.to(kept.dtype)
         self._layer += 1

@@ -42,6 +42,8 @@ class GPTAttention(nn.Module):
 
 
 class GPTMLP(nn.Module):
+    """The second branch of a block: two dense layers with a GELU between them."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, config.intermediate_size)

@@ -47,6 +47,7 @@ class SinusoidalEmbedding(nn.Module):
         self.weight.copy_(sinusoids(positions, size) / math.sqrt(size))
 
     def forward(self, position_ids: Tensor) -> Tensor:
+        """(T,) int64 -> (T, H)."""
         return F.embedding(position_ids, self.weight)
 
 

@@ -33,6 +33,7 @@ class BertPredictionHeadTransform(nn.Module):
         self.approximate = config.gelu_approximate
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, H) -> (N, H)."""
         x, bias = split_bias(self.dense, x)
         return apply_norm(self.LayerNorm, ops.gelu(x, bias, self.approximate))
 

@@ -19,6 +19,8 @@ from .quantized_linear import QuantizedLinear
 
 
 class BertSelfAttention(nn.Module):
+    """Queries, keys and values of every token, and attention as the layout has it (Vaswani et al. 2017, 3.2.2)."""
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.num_attention_heads = config.num_attention_heads
@@ -50,6 +52,7 @@ class ResidualOutput(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor, dropout: Dropout | None) -> Tensor:
+        """x (T, F), residual (T, H) -> (T, H)."""
         return self.normalise(*split_bias(self.dense, x), residual, dropout)
 
     def normalise(self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout | None) -> Tensor:
@@ -58,6 +61,8 @@ class ResidualOutput(nn.Module):
 
 
 class BertAttention(nn.Module):
+    """The first branch of a layer: attention and its `ResidualOutput`."""
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.self = BertSelfAttention(config)
@@ -88,6 +93,7 @@ class BertIntermediate(nn.Module):
         self.approximate = config.gelu_approximate
 
     def forward(self, x: Tensor) -> Tensor:
+        """(T, H) -> (T, F)."""
         return apply_gelu(self.dense, x, self.approximate)
 
 

@@ -36,6 +36,7 @@ def read_mask(mask: Tensor, *, first_column: bool) -> Packing | None:
 
 @_dispatch.register("read_mask", "reference")
 def read_mask_by_torch(mask: Tensor, first_column: bool) -> Packing | None:
+    """`read_mask` by torch, on any device; waits for it."""
     if first_column and mask.shape[1]:
         keep = mask != 0
         if bool((keep.any(1) & ~keep[:, 0]).any()):

@@ -52,6 +52,7 @@ class Rows:
 
     @property
     def device(self) -> torch.device:
+        """Where the parameters are."""
         return self.counts.device
 
     def settle(self) -> None:

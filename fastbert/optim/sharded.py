@@ -62,6 +62,7 @@ class ShardLayout:
 
     @property
     def size(self) -> int:
+        """Elements of the shard, padding among them."""
         return sum(length for length, _ in self.parts)
 
     def pieces(self, flat: Tensor) -> list[Tensor]:

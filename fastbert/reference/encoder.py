@@ -15,6 +15,7 @@ from .linear_int8 import Int8Weight, linear_int8
 
 
 def product(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor) -> Tensor:
+    """x (T, in) times a weight (out, in), of floats or int8, plus bias (out,) -> (T, out) in the dtype of x."""
     return linear_int8(x, weight, bias, dtype=x.dtype) if isinstance(weight, Int8Weight) else linear(x, weight, bias)
 
 

@@ -32,6 +32,7 @@ class Figure:
 
     @property
     def mean(self) -> float:
+        """Over the seeds."""
         return statistics.fmean(self.values)
 
     @property
@@ -41,6 +42,7 @@ class Figure:
 
     @property
     def variance_of_mean(self) -> float | None:
+        """The square of the standard error of `mean`; None for one seed."""
         return None if self.sd is None else self.sd**2 / len(self.values)
 
 
@@ -70,6 +72,7 @@ class Pair:
 
     @property
     def agrees(self) -> bool:
+        """Whether our difference has the paper's sign."""
         return self.ours * self.paper > 0
 
 

@@ -22,24 +22,29 @@ class Document:
         self._pictures: list[Path] = []
 
     def heading(self, text: str) -> None:
+        """Begins a section."""
         self._html.heading(text)
         self._lines += [f"## {text}", ""]
 
     def text(self, text: str) -> None:
+        """Adds a paragraph."""
         self._html.text(text)
         self._lines += [text, ""]
 
     def code(self, text: str) -> None:
+        """Adds text whose lines and spaces stay as they are."""
         self._html.code(text)
         self._lines += ["```", text.rstrip("\n"), "```", ""]
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Adds a table of texts."""
         rows = [list(map(str, row)) for row in rows]
         self._html.table(header, rows)
         lines = [header, ["---"] * len(header), *rows]
         self._lines += ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines] + [""]
 
     def picture(self, name: str, chart: str, what: str) -> None:
+        """Writes a chart, SVG text, as a file of that name and adds it; ``what`` says what it shows."""
         self._html.drawing(chart)
         path = self.out / name
         write_whole(path, chart + "\n")

@@ -70,6 +70,7 @@ class Example:
 
     @property
     def num_tokens(self) -> int:
+        """How many it has."""
         return len(self.input_ids)
 
 

@@ -209,6 +209,7 @@ class PretrainConfig:
         return {**values, **{f"samples.{name}": value for name, value in samples.items()}, "phases": phases}
 
     def to_yaml(self) -> str:
+        """The text that `from_yaml` reads; of phases what they say."""
         import yaml
 
         values = _plain(dataclasses.asdict(self))

@@ -50,10 +50,12 @@ class Console:
         self._bar.stop()
 
     def say(self, text: str) -> None:
+        """Prints a line."""
         if not self._quiet:
             print(text, flush=True)
 
     def advance(self, progress: float, note: str) -> None:
+        """Moves the bar to a share of the run, and puts ``note`` beside it."""
         self._bar.update(self._task, completed=min(progress, 1.0), note=note)
 
     def step(self, row: dict) -> None:
@@ -69,6 +71,7 @@ class Console:
         )
 
     def heldout(self, step: int, row: dict) -> None:
+        """Prints an evaluation's figures."""
         nsp = f", nsp accuracy {100 * row['nsp_acc']:.1f} %" if "nsp_acc" in row else ""
         self.say(
             f"held out at step {step}: mlm loss {row['mlm_loss']:.4f} (unigram entropy {row['unigram_entropy']:.4f}), "

@@ -31,4 +31,5 @@ class DeepSpeedOptions:
 
     @property
     def asked(self) -> bool:
+        """Whether a run is to be under DeepSpeed."""
         return self.file is not None or self.zero is not None

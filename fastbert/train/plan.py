@@ -93,6 +93,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
+        """Of the whole run; None where no rate is known."""
         known = [phase.seconds for phase in self.phases]
         return None if None in known else sum(known)
 

@@ -61,6 +61,7 @@ class Run:
     rows: list[dict]
 
     def kind(self, kind: str) -> list[dict]:
+        """The rows of one kind: "train", "heldout"."""
         return [row for row in self.rows if row["kind"] == kind]
 
 

@@ -50,6 +50,7 @@ class WandbLog:
             self._run.log(numbers, step=step)
 
     def close(self) -> None:
+        """Ends the run there."""
         if self._run is not None:
             self._run.finish()
 

@@ -78,6 +78,7 @@ class Window:
             self.parts[name] = self.parts.get(name, 0.0) + value
 
     def copy(self) -> Window:
+        """One that goes on from the same sums."""
         other = copy.copy(self)
         other._waiting = list(self._waiting)
         return other
@@ -126,6 +127,7 @@ class Window:
         return whole if rank == 0 else whole.with_sums([0] * len(_SUMS))
 
     def row(self, peak: float) -> dict:
+        """The figures of a line, from the sums; ``peak`` is the machine's arithmetic, in flop/s."""
         labels, seconds = max(self._labels, 1), max(self.seconds, 1e-9)
         row = {
             "loss": self._loss / max(self.steps, 1),

@@ -57,6 +57,7 @@ def configuration(options: DeepSpeedOptions, precision: str, clip: float) -> dic
 
 
 def stage(configuration: dict) -> int:
+    """The stage of ZeRO that a configuration asks for."""
     return configuration.get("zero_optimization", {}).get("stage", 0)
 
 
