@@ -32,7 +32,8 @@ from tokenizers import normalizers
 
 from fastbert import BertConfig
 from fastbert.data.manifest import Manifest, SpecialIds
-from fastbert.data.shards import ShardSet, ShardWriter
+from fastbert.data.shard_writer import ShardWriter
+from fastbert.data.shards import ShardSet
 from fastbert.data.tokenizer import load_tokenizer
 from fastbert.errors import FastbertError
 from fastbert.train import checkpoint

@@ -40,7 +40,7 @@ from .encode import (
     process_context,
 )
 from .manifest import FILE_NAME, Manifest, ShardEntry
-from .shards import ShardWriter
+from .shard_writer import ShardWriter
 from .special_tokens import marked, separators
 from .tokenizer import load_tokenizer, save_tokenizer, special_ids, vocab_size
 from .tokenizer_json import is_wordpiece

@@ -11,7 +11,8 @@ import pytest
 
 from fastbert.data.manifest import Manifest, SpecialIds
 from fastbert.data.prepare import prepare
-from fastbert.data.shards import ShardSet, ShardWriter
+from fastbert.data.shard_writer import ShardWriter
+from fastbert.data.shards import ShardSet
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = tuple(range(5))
 FIRST = len(SPECIAL)

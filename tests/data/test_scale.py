@@ -13,7 +13,8 @@ from fastbert.data.budget import BudgetData
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.manifest import Manifest, SpecialIds
 from fastbert.data.pretraining import PretrainingData
-from fastbert.data.shards import ShardSet, ShardWriter
+from fastbert.data.shard_writer import ShardWriter
+from fastbert.data.shards import ShardSet
 
 
 def write(directory, documents: int, max_tokens: int) -> ShardSet:

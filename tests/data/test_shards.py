@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fastbert.data.manifest import Manifest, SpecialIds
-from fastbert.data.shards import ShardSet, ShardWriter
+from fastbert.data.shard_writer import ShardWriter
+from fastbert.data.shards import ShardSet
 from fastbert.errors import DataError, InputError
 
 

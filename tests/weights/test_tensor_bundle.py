@@ -14,7 +14,7 @@ from tf_bundle import write_bundle
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.interop.convert import convert
-from fastbert.weights import tensor_bundle
+from fastbert.weights import leveldb
 from fastbert.weights.crc32c import crc32c, masked
 from fastbert.weights.tensor_bundle import index_bytes, read_bundle, read_index, shard_path
 
@@ -148,20 +148,20 @@ def test_a_number_of_files_that_lies_is_refused(shards, tmp_path):
 def test_blocks_compressed_by_snappy_are_read(tmp_path, monkeypatch):
     """The index of CoVBERT is published so, and TensorFlow reads it."""
     codec = pytest.importorskip("pyarrow").Codec("snappy")
-    append = tensor_bundle._append_block
+    append = leveldb._append_block
 
     def append_compressed(out: bytearray, rows: list, restart_every: int) -> bytes:
         plain = bytearray()
         append(plain, rows, restart_every)
         packed = codec.compress(bytes(plain[:-5]), asbytes=True)
-        handle = tensor_bundle._number(len(out)) + tensor_bundle._number(len(packed))
+        handle = leveldb._number(len(out)) + leveldb._number(len(packed))
         out += packed + b"\1" + struct.pack("<I", masked(crc32c(b"\1", crc32c(packed))))
         return handle
 
     names = [f"bert/encoder/layer_{i}/attention/self/{part}/kernel" for i in range(12) for part in ("key", "query")]
     entries = {name: _entry(offset=16 * i) for i, name in enumerate(sorted(names))}
     plain = index_bytes(entries)
-    monkeypatch.setattr(tensor_bundle, "_append_block", append_compressed)
+    monkeypatch.setattr(leveldb, "_append_block", append_compressed)
     compressed = index_bytes(entries)
     assert len(compressed) < len(plain)
     (tmp_path / "b.ckpt.index").write_bytes(compressed)
@@ -173,7 +173,7 @@ UNPACKED = b"abc" + b"abcabcab" + bytes(range(61)) + b"\0\1\2" + b"a"
 
 
 def test_the_kinds_of_pieces_that_snappy_has():
-    assert tensor_bundle._unpacked(bytes([len(UNPACKED)]) + SNAPPY) == UNPACKED
+    assert leveldb.unpacked_snappy(bytes([len(UNPACKED)]) + SNAPPY) == UNPACKED
     assert (
         pytest.importorskip("pyarrow")
         .Codec("snappy")
@@ -197,7 +197,7 @@ def test_the_kinds_of_pieces_that_snappy_has():
 )
 def test_compressed_blocks_that_lie_are_refused(block, reason):
     with pytest.raises(ValueError, match=reason):
-        tensor_bundle._unpacked(block)
+        leveldb.unpacked_snappy(block)
 
 
 def test_blocks_compressed_otherwise_are_named(tmp_path):
