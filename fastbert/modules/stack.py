@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from .. import _native, ops
+from ..config import BertConfig
 from ..rng import DropoutKey
 from . import hooks
 from .layer import BertAttention, BertIntermediate, BertLayer, BertSelfAttention, ResidualOutput
@@ -61,41 +62,46 @@ def run_stack(
         return None  # the CPU's call has none of them
     if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
-    modules = list(encoder.layer)
-    if not modules:
-        return None
     stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
-    config = encoder.config
-    options = {"eps": config.layer_norm_eps, "approximate": config.gelu_approximate}
-    nheads, dense = _kind(modules[0])
-    layers = _plain_parameters(modules, stack, nheads=nheads, dense=dense, **options)
-    if layers is None:
-        return None
-    if not (all_of_last or on_cpu):
+    modules = list(encoder.layer)
+    kind = _kind(modules, encoder.config)
+    layers = None if kind is None else _plain_parameters(modules, stack, kind)
+    if layers is not None and not (all_of_last or on_cpu):
         layers = stack.found[2]
-    if key is not None:
-        options["dropouts"] = [module.dropouts(key) for module in modules]
-    states = None
-    if layers:
-        states = ops.fused_encoder(
-            *(x, layers, layout.cu_seqlens, layout.max_seqlen),
-            nheads=nheads,
-            keep_states=keep_states,
-            packed=stack.packed,
-            causal=layout.causal,
-            **options,
-        )
+    if not layers:
+        return None
+    states = ops.fused_encoder(
+        *(x, layers, layout.cu_seqlens, layout.max_seqlen),
+        nheads=kind.nheads,
+        eps=kind.eps,
+        approximate=kind.approximate,
+        keep_states=keep_states,
+        packed=stack.packed,
+        causal=layout.causal,
+        dropouts=None if key is None else [module.dropouts(key) for module in modules],
+    )
     return None if states is None else (len(layers), states)
 
 
-def _kind(layer: nn.Module) -> tuple[int | None, type]:
-    """A layer's own number of heads, and whether its dense layers are quantised; for the walk to ask of all layers. A
-    configuration that was changed since they were built is not theirs."""
+class _Kind(NamedTuple):
+    """What all layers of a stack must have in common."""
+
+    eps: float
+    approximate: str
+    nheads: int
+    dense: type
+
+
+def _kind(modules: list[nn.Module], config: BertConfig) -> _Kind | None:
+    """The first layer's own number of heads, and whether its dense layers are quantised; for the walk to ask of all
+    layers. A configuration that was changed since they were built is not theirs. None for other layers than ours."""
     try:
-        attention = layer.attention.self
-        return attention.num_attention_heads, QuantizedLinear if type(attention.query) is QuantizedLinear else nn.Linear
-    except AttributeError:  # another layer than fastbert's
-        return None, nn.Linear
+        attention = modules[0].attention.self
+        nheads, query = attention.num_attention_heads, attention.query
+    except (AttributeError, IndexError):
+        return None
+    dense = QuantizedLinear if type(query) is QuantizedLinear else nn.Linear
+    return _Kind(config.layer_norm_eps, config.gelu_approximate, nheads, dense)
 
 
 # Where each of `ops.LayerParameters` comes from, and what must be untouched on the way: the part that holds it, its
@@ -161,15 +167,12 @@ def _collect(modules: list[nn.Module], parts: list[tuple]) -> list[Tensor] | Non
     return tensors
 
 
-def _plain_parameters(
-    modules: list[nn.Module], stack: _Stack, *, nheads: int | None, dense: type, eps: float, approximate: str
-) -> tuple[ops.LayerParameters, ...] | None:
+def _plain_parameters(modules: list[nn.Module], stack: _Stack, kind: _Kind) -> tuple[ops.LayerParameters, ...] | None:
     """Every layer's parameters, the tuple of the call before where they are the same; None where a layer is not as
     fastbert made it, or of another kind or width than the others."""
-    if nheads is None or _native.why_missing() or hooks.on_all_modules():
+    if _native.why_missing() or hooks.on_all_modules():
         return None
     known, layers, _ = stack.found
-    kind = eps, approximate, nheads, dense
     if torch.compiler.is_compiling():
         tensors = _collect(modules, _parts(*kind))
     else:

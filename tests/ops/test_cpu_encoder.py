@@ -41,9 +41,8 @@ def batch(hidden=96, lengths=LENGTHS, dtype=torch.float32):
 
 
 def parameters(encoder: BertEncoder) -> tuple[ops.LayerParameters, ...]:
-    config, (nheads, dense) = encoder.config, stack._kind(encoder.layer[0])
-    options = {"eps": config.layer_norm_eps, "approximate": config.gelu_approximate}
-    return stack._plain_parameters(list(encoder.layer), stack._Stack(), nheads=nheads, dense=dense, **options)
+    modules = list(encoder.layer)
+    return stack._plain_parameters(modules, stack._Stack(), stack._kind(modules, encoder.config))
 
 
 def run(encoder: BertEncoder, x, cu_seqlens, max_seqlen) -> torch.Tensor:

@@ -23,9 +23,9 @@ def encoder() -> BertEncoder:
 
 
 def look(encoder: BertEncoder, kept: stack._Stack | None = None, **other):
-    config, (nheads, dense) = encoder.config, stack._kind(encoder.layer[0])
-    about = {"eps": config.layer_norm_eps, "approximate": config.gelu_approximate, "nheads": nheads, "dense": dense}
-    return stack._plain_parameters(list(encoder.layer), kept or stack._Stack(), **(about | other))
+    modules = list(encoder.layer)
+    kind = stack._kind(modules, encoder.config)
+    return stack._plain_parameters(modules, kept or stack._Stack(), kind._replace(**other))
 
 
 def test_every_parameter_is_found_under_its_name(encoder):
