@@ -19,7 +19,7 @@ from . import engines, flops, graph, phases
 from .batch_source import BatchSource, of_phase
 from .best_model import write_model
 from .config import PretrainConfig
-from .console import Console, header
+from .console import Console
 from .distributed import World
 from .evaluation import evaluate
 from .metrics import MetricsLog, NoLog
@@ -176,7 +176,6 @@ class PretrainLoop:
 
     def run(self) -> PretrainResult:
         """Trains to the end, or to a signal."""
-        self.console.say(header(self))
         if self.total_steps == 1 and not phases.learning_rate(self.config, self.phase, 0.0):
             self.console.say("the one step is the first of the warm-up, at a rate of 0: no weight changes (--warmup 0)")
         stopped = None

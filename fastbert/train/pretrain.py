@@ -23,6 +23,7 @@ from .distributed import World
 from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop, PretrainResult
 from .model_and_data import build_model, check_fit, check_heldout, open_data, warn_of_other_words
+from .run_header import header
 from .run_lock import only_run
 from .wandb_log import check_installed
 
@@ -85,6 +86,7 @@ def pretrain(
 
 
 def _run(loop: PretrainLoop) -> PretrainResult:
+    loop.console.say(header(loop))
     try:
         return loop.run()
     except (ConnectionError, EOFError):
