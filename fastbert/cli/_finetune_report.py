@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..ops import _dispatch
+from .. import ops
 from ..tasks.base import Row, Task
 from ..tasks.config import FinetuneConfig
 from ..tasks.files import read_lines
@@ -40,7 +40,7 @@ def header(
         f"training   {_recipe(args, len(configs))}, at most {args.max_seqlen} tokens a row, {args.precision}, {seeds}"
     )
     print(f"device     {model.device}, {counted(torch.get_num_threads(), 'thread')}")
-    print(f"backends   {_dispatch.served()}", flush=True)
+    print(f"backends   {ops.served()}", flush=True)
 
 
 def _recipe(args: Finetune, trainings: int) -> str:

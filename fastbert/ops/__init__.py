@@ -26,7 +26,7 @@ from . import (  # noqa: F401
     _triton_packing,
 )
 from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
-from ._dispatch import backend, current_backend, is_fused
+from ._dispatch import backend, current_backend, is_fused, served
 from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
 from ._invariant import refuse as refuse_variant
@@ -76,5 +76,6 @@ __all__ = [
     "read_mask",
     "recomputation",
     "refuse_variant",
+    "served",
     "unpack_int8",
 ]

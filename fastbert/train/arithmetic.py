@@ -7,8 +7,7 @@ import os
 
 import torch
 
-from .. import _native, hardware
-from ..ops import _dispatch
+from .. import _native, hardware, ops
 from .distributed import World
 
 _log = logging.getLogger("fastbert")
@@ -18,7 +17,7 @@ def rounding() -> dict:
     """Libraries, kernels and devices, which round each in its own way."""
     return {
         "torch": torch.__version__,
-        "backend": _dispatch.current_backend(),
+        "backend": ops.current_backend(),
         "kernels": _native.isa(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }

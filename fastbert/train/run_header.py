@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ops import _dispatch
+from .. import ops
 from ..wording import counted
 from . import phases
 from .loop import PretrainLoop
@@ -27,7 +27,7 @@ def header(loop: PretrainLoop) -> str:
             f"device     {loop.engine.device}, {counted(torch.get_num_threads(), 'thread')}; peak "
             f"{peak / 1e12:.2f} TFLOP/s ({source})",
             f"steps      {_steps(loop)}",
-            f"backends   {_dispatch.served()}",
+            f"backends   {ops.served()}",
         ]
     )
 
