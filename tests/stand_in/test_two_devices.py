@@ -28,7 +28,7 @@ def ranks(run, directory: Path, command: str, **variables: str) -> list[float]:
     "command",
     [
         pytest.param(PRETRAIN, id="pretrain"),
-        pytest.param(FINETUNE, id="finetune"),
+        pytest.param(FINETUNE, id="finetune", marks=pytest.mark.slow),
         pytest.param(PRETRAIN + " --precision bf16", id="bf16", marks=pytest.mark.slow),
         pytest.param(PRETRAIN + " --precision fp8", id="fp8", marks=pytest.mark.slow),
         pytest.param(PRETRAIN + " --zero 1", id="zero1", marks=pytest.mark.slow),
