@@ -14,6 +14,7 @@ from ..model_config import ModelConfig
 from ..modules.layout import Layout, PackedLayout, lay_out
 from ..packing import CallerShape, PackedBatch, checked_bounds
 from ..rng import DropoutKey
+from ..transforms import is_exported
 from .checks import check_ids, check_tensors
 
 
@@ -298,10 +299,10 @@ def open_padded(
     types = torch.zeros_like(packing.indices) if token_type_ids is None else ids("token_type_ids", token_type_ids)
     if position_ids is not None:
         positions = ids("position_ids", position_ids)
-    elif packing.is_full:  # ONNX has no remainder by a size that is not known yet
+    elif is_exported():  # ONNX has no remainder by a size that is not known yet
         positions = torch.arange(seqlen, device=device).repeat(batch_size)
     else:
-        positions = packing.indices % seqlen
+        positions = packing.indices % max(seqlen, 1)
     packed_ids = None if input_ids is None else packing.pack(input_ids)
     check_ids(config, packed_ids, types, positions)
     return Tokens(
