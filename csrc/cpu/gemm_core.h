@@ -42,12 +42,17 @@ struct Range {
 };
 inline Range share(int64_t count, int64_t i, int64_t n) { return {count * i / n, count * (i + 1) / n}; }
 
+// Reading a strip of the weight from memory takes as long as the products of about so many rows with it. Threads that split the
+// rows read all of the weight each.
+constexpr int64_t ROWS_OF_READING = 24;
+
 // The factors of `threads` that leave the least to the busiest thread: all of them split columns where rows are few.
 inline int64_t row_parts(int64_t rows, int64_t strips, int64_t threads) {
     int64_t best = 1, least = INT64_MAX;
     for (int64_t parts = 1; parts <= threads; ++parts) {
         if (threads % parts) continue;
-        const int64_t tall = round_up(divide_up(rows, parts), ROWS);
+        const int64_t height = round_up(divide_up(rows, parts), ROWS);
+        const int64_t tall = height > ROWS_OF_READING ? height : ROWS_OF_READING;  // the longer one hides the other
         const int64_t wide = divide_up(strips * parts, threads) * STRIP;
         const int64_t work = tall * (wide + STRIP);  // packing a row of A costs about as much as a strip
         if (work < least) least = work, best = parts;
