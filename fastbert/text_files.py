@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +16,27 @@ from .errors import DataError, FastbertError, InputError
 # A file that claims to be a model's settings may be of any size.
 _MAX_JSON_BYTES = 64 << 20
 _JSON_KINDS = {dict: "object", list: "array"}
+
+
+def without_gz(path: str | os.PathLike) -> str:
+    """A file's path without the .gz at its end: what is left says what is in it."""
+    path = os.fspath(path)
+    return path[:-3] if path.lower().endswith(".gz") else path
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """Opens a file to read its bytes, those of one called .gz unpacked.
+
+    Raises:
+        DataError: what gzip compressed is damaged or not whole.
+    """
+    packed = without_gz(path) != os.fspath(path)
+    with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+        try:
+            yield file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: expected a whole gzip file, got a damaged one ({error})") from None
 
 
 def binary_lines(file: IO[bytes], limit: int = -1) -> Iterator[bytes]:
@@ -52,6 +76,7 @@ _FORMATS = {
     b"\xfd7zXZ\0": "a file that xz compressed; unxz -c unpacks it",
     b"\x28\xb5\x2f\xfd": "a file that zstd compressed; unzstd -c unpacks it",
     b"PK\x03\x04": "a zip archive, or a spreadsheet; unpack it, or save it as text",
+    b"\xff\xff\xff\xff": "Arrow, as datasets' save_to_disk writes it; load_from_disk(DIR).to_parquet(OUT) converts it",
     b"PAR1": "Parquet; pandas.read_parquet(FILE).to_json(OUT, orient='records', lines=True) makes .jsonl of it",
     b"<mediawiki ": "a dump of MediaWiki's pages; WikiExtractor makes text of it",
 }

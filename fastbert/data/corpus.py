@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import logging
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError
-from ..text_files import binary_lines, check_text_file
+from ..text_files import binary_lines, check_text_file, opened, without_gz
 from ..wording import counted
 from .sentences import segment_lines
 
@@ -68,7 +66,7 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
 
     Raises:
         DataError: there is no text; a file is binary, in UTF-16, or compressed but not named ``.gz``; or it has invalid
-            UTF-8, a line over 16 MiB, a bad JSON row or damaged gzip data. The message names file and line.
+            UTF-8, a line over 16 MiB or a bad JSON row, and the message names file and line; or gzip data are damaged.
         InputError: a path does not exist.
     """
     for raw in read_raw_documents(paths, errors):
@@ -178,32 +176,22 @@ def _is_vocab(file: Path, vocab: str | Path | None) -> bool:
 
 def kind_of(path: Path) -> str:
     """The suffix that says what is in a file, beneath that of gzip."""
-    suffix = (Path(path.stem).suffix if _is_gzip(path) else path.suffix).lower()
+    suffix = Path(without_gz(path)).suffix.lower()
     return ".jsonl" if suffix == ".ndjson" else suffix
-
-
-def _is_gzip(path: Path) -> bool:
-    return path.suffix.lower() == ".gz"
 
 
 def _read_lines(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, and the lines decoded and stripped."""
-    opener = gzip.open if _is_gzip(path) else open
-    number = unreported = 0
-    try:
-        with opener(path, "rb") as file:
-            for number, line in enumerate(binary_lines(file, MAX_LINE_BYTES + 1), 1):
-                yield number, _decode(path, number, line, errors)
-                unreported += len(line)
-                if on_bytes is not None and unreported >= _REPORT_BYTES:
-                    on_bytes(unreported)
-                    unreported = 0
-        if on_bytes is not None:
-            on_bytes(unreported)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path}: expected a whole gzip file, got a damaged one after line {number} ({error})"
-        ) from None
+    unreported = 0
+    with opened(path) as file:
+        for number, line in enumerate(binary_lines(file, MAX_LINE_BYTES + 1), 1):
+            yield number, _decode(path, number, line, errors)
+            unreported += len(line)
+            if on_bytes is not None and unreported >= _REPORT_BYTES:
+                on_bytes(unreported)
+                unreported = 0
+    if on_bytes is not None:
+        on_bytes(unreported)
 
 
 def _decode(path: Path, number: int, line: bytes, errors: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
+from ..text_files import without_gz
 from .bad_rows import called, numbered
 from .base import LabelColumns, Row
 from .csv_records import csv_fields, csv_records
@@ -125,7 +126,7 @@ def _table(
     # The task's own name of the labels' column tells its files from hubs', which call it label whatever the task.
     official = official and (task.label_column in header or "label" not in header)
     # One column in a .csv has CSV's quotes as well; elsewhere its lines are texts as they stand.
-    lone = len(header) < 2 and not path.lower().endswith(".csv")
+    lone = len(header) < 2 and not without_gz(path).lower().endswith(".csv")
     if form is None or lone or official:
         return None
     used = {*form, next((name for name in _labels(task) if name in header), None), naming_column(task, header)}
@@ -151,7 +152,7 @@ def _numbered_columns(
     fewer columns, which are texts alone."""
     last, lines = max(map(int, task.text_columns)), itertools.chain([first], lines)
     # Texts have commas and tabs of their own: commas separate in a .csv alone, and there where its fields have quotes.
-    if path.lower().endswith(".csv") and (first[1].startswith('"') or "\t" not in first[1]):
+    if without_gz(path).lower().endswith(".csv") and (first[1].startswith('"') or "\t" not in first[1]):
         found = csv_records(itertools.chain([(first[0] - 1, "")], lines), None)
         row = next(found, (first[0], {}))
         count, records = len(row[1]), enumerate(itertools.chain([row], found))

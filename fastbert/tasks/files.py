@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import DataError, InputError
 from ..files import whole
-from ..text_files import binary_lines, check_text_file, decode_text
+from ..text_files import binary_lines, check_text_file, decode_text, opened
 from .bad_rows import STRICT, BadRows, called
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -28,18 +28,19 @@ def read_lines(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[
     Only line feeds end a line: characters such as U+2028 or U+0085 are text and occur in real data sets.
 
     Args:
-        path: the file, or ``-`` for standard input.
-        bad_rows: where lines go that are not UTF-8 or hold a NUL byte (a binary file, or UTF-16).
+        path: the file, unpacked if it is called .gz, or ``-`` for standard input.
+        bad_rows: where lines go that are not UTF-8, nor in its ``encoding``, or hold a NUL byte (a binary file, or
+            UTF-16).
 
     Raises:
-        DataError: text in UTF-16, or a compressed file; or by bad_rows.
+        DataError: text in UTF-16, or a compressed file of another name, or a damaged one; or by bad_rows.
     """
     if os.fspath(path) == "-":
         yield from _decode_lines(sys.stdin.buffer, called(path), bad_rows)
         return
     if Path(path).is_dir():
         raise InputError(f"{path} is a directory, expected a file")
-    with open(path, "rb") as file:
+    with opened(path) as file:
         yield from _decode_lines(file, str(path), bad_rows)
 
 
@@ -91,8 +92,8 @@ def read_json_lines(
 
 def load_json(path: str | os.PathLike) -> tuple[Any, str]:
     """The value of a JSON file (UTF-8, with or without byte-order mark; ``-`` is standard input), and its text."""
-    raw = sys.stdin.buffer.read() if os.fspath(path) == "-" else Path(path).read_bytes()
-    text = decode_text(raw, called(path), DataError)
+    with contextlib.nullcontext(sys.stdin.buffer) if os.fspath(path) == "-" else opened(path) as file:
+        text = decode_text(file.read(), called(path), DataError)
     return parse_json(text, path), text
 
 

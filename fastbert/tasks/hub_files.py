@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DataError, InputError
+from ..text_files import opened, without_gz
 from .bad_rows import STRICT, BadRows, called
 from .files import check_text, load_json, read_json_lines, read_lines
 from .tables import check_once
@@ -44,7 +45,7 @@ class Record:
 
 def is_hub_file(path: str | os.PathLike) -> bool:
     """Whether `read_records` reads a file, by its name."""
-    return os.fspath(path).lower().endswith(JSON_LINES + PARQUET)
+    return without_gz(path).lower().endswith(JSON_LINES) or os.fspath(path).lower().endswith(PARQUET)
 
 
 def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[Record]:
@@ -105,7 +106,7 @@ def _is_list(path: str | os.PathLike) -> bool:
     """Whether a file of JSON is one list, as KLUE's are; a pipe, which can be read but once, is taken to have lines."""
     if not os.path.isfile(path):
         return False
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text_files import without_gz
 from .base import Row
 from .classification import Classification
 from .hub_files import is_hub_file
@@ -45,7 +46,7 @@ class MNLI(Classification):
 
 
 def _is_diagnostic(data: str | os.PathLike) -> bool:
-    return "diagnostic" in Path(data).name.lower() or "ax" in (Path(data).stem.lower(), _hub_set(data))
+    return "diagnostic" in Path(data).name.lower() or "ax" in (Path(without_gz(data)).stem.lower(), _hub_set(data))
 
 
 def _hub_set(data: str | os.PathLike) -> str:

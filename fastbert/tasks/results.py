@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..text_files import without_gz
 from .files import atomic_write, write_json, write_json_lines
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class FinetuneResult:
 
 def results_name(data: str | os.PathLike) -> str:
     """What results of a file of data are called: its name without the suffix, ``stdin`` of standard input."""
-    return "stdin" if os.fspath(data) == "-" else Path(data).stem
+    return "stdin" if os.fspath(data) == "-" else Path(without_gz(data)).stem
 
 
 def predictions_path(task: Task, out: str | os.PathLike, prefix: str) -> Path:

@@ -16,6 +16,7 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.files import atomic_write, of_rows, read_json_lines, read_lines, write_npy
+from fastbert.tasks.results import results_name
 
 
 def test_lines_end_at_line_feeds_only(tmp_path):
@@ -59,6 +60,7 @@ FORMATS = {
     "UTF-16; iconv": lambda text: codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
     "UTF-32": lambda text: codecs.BOM_UTF32_LE + text.encode("utf-32-le"),
     "a file that gzip compressed; gunzip -c unpacks it": lambda text: gzip.compress(text.encode()),
+    "Arrow, as datasets' save_to_disk writes it; load_from_disk": lambda text: b"\xff\xff\xff\xffx\0" + text.encode(),
     "a zip archive, or a spreadsheet": lambda text: b"PK\x03\x04" + text.encode(),
 }
 
@@ -83,6 +85,28 @@ def test_a_file_in_another_form_is_told_as_a_whole(tmp_path, said, task, name, t
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}: expected text in UTF-8, got {said}')}"):
         task.read(path)
     assert not task.bad_rows.reasons
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "text", "label"),
+    [
+        ("sst2", "dev.tsv.gz", "sentence\tlabel\nfine\t1\n", "1"),
+        ("sst2", "dev.csv.GZ", 'sentence,label\n"fine, good",1\n', "1"),
+        ("text-classification", "dev.jsonl.gz", '{"text": "fine", "label": "x"}\n', "x"),
+        ("text-classification", "dev.json.gz", '[{"text": "fine", "label": "x"}]', "x"),
+        ("ner", "dev.txt.gz", "EU B-ORG\n", ("B-ORG",)),
+    ],
+)
+def test_a_file_that_is_called_gz_is_unpacked(tmp_path, task, name, text, label):
+    path, whole = tmp_path / name, gzip.compress(text.encode())
+    path.write_bytes(whole)
+    [row] = registry.get(task).read(path)
+    assert row.label == label
+    assert results_name(path) == "dev"
+    for damaged in (whole[:-3], text.encode()):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"^{re.escape(str(path))}: expected a whole gzip file, got a damaged one"):
+            registry.get(task).read(path)
 
 
 def test_a_directory_is_no_file(tmp_path):
