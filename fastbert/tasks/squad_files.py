@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..text_files import without_gz
 from .bad_rows import BadRows, called
 from .base import Row
 from .files import atomic_write, check_text, load_json, parse_json, read_lines, shorten
 from .hub_files import Record, is_hub_file, list_records, read_records
-from .typed import TYPED, read_typed
+from .typed import TYPED, has_form, json_or_none, read_typed
 
+_LINES = (("question", "context"), ("context", "qas"), ("header",))
+"""Columns of an object that is a line: a hub's question, MRQA's context, and what is before those."""
 # A key "id" with a text or a number, escapes and all; within a text its quotes would have escapes.
 _ID = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
@@ -30,14 +33,20 @@ class Answers:
     Args:
         texts: of each.
         starts: where each begins in the context, in characters; -1 where the file does not say.
+        found: begin and end of what stands for an answer in the context, which may be written in another way there;
+            from files that tell these from the answers.
     """
 
     texts: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
+    found: tuple[tuple[int, int], ...] = ()
 
 
 def span(context: str, answers: Answers) -> tuple[int, int] | None:
     """Begin and end, in characters, of the first answer that stands in the context where it says it does."""
+    for begin, end in answers.found:
+        if end <= len(context) and context[begin:end].strip():
+            return begin, end
     for text, start in zip(answers.texts, answers.starts, strict=True):
         if text.strip() and start >= 0 and context.startswith(text, start):
             lead = len(text) - len(text.lstrip())
@@ -54,12 +63,13 @@ def read_questions(
         impossible: whether questions without an answer belong to the task (version 2.0).
         ignore_answers: answers that are none of the task's are no answers, where else their question is a bad row.
     """
-    if is_hub_file(path) and not os.fspath(path).lower().endswith(".json"):  # SQuAD's own form has that name
-        return _rows_of(path, read_records(path, bad_rows), bad_rows, impossible, ignore_answers)
+    # SQuAD's own form is called .json too.
+    if is_hub_file(path) and (not without_gz(path).lower().endswith(".json") or _has_lines(path)):
+        return _rows_of(path, _apart(read_records(path, bad_rows)), bad_rows, impossible, ignore_answers)
     if os.fspath(path) == TYPED:
-        records, typed = read_typed(path, read_lines(path, bad_rows), [("question", "context")], bad_rows)
+        records, typed = read_typed(path, read_lines(path, bad_rows), _LINES, bad_rows)
         if records is not None:
-            return _rows_of(path, records, bad_rows, impossible, ignore_answers)
+            return _rows_of(path, _apart(records), bad_rows, impossible, ignore_answers)
         lines = list(typed)
         first = next((line for _, line in lines if line.strip()), "")
         if lines and not first.lstrip().startswith(("{", "[")):
@@ -94,6 +104,29 @@ def read_questions(
     if not rows:
         raise bad_rows.none_left(path, "questions")
     return rows
+
+
+def _has_lines(path: str | os.PathLike) -> bool:
+    """Whether a file has an object a line, by the first of several: SQuAD's own form is one line, or none whole."""
+    if not os.path.isfile(path):  # a pipe is read once
+        return False
+    lines = (line for _, line in read_lines(path, BadRows(skip=True)) if line.strip())
+    first, second = next(lines, ""), next(lines, None)
+    return second is not None and has_form(json_or_none(first), _LINES)
+
+
+def _apart(records: Iterable[Record | None]) -> Iterator[Record | None]:
+    """Records of one question each, of those that have several about a context as MRQA's do; a header is none."""
+    for record in records:
+        questions = None if record is None else record.values.get("qas")
+        if isinstance(questions, list):
+            context = record.values.get("context")
+            for number, question in enumerate(questions, 1):
+                own = question if isinstance(question, dict) else {}
+                name = own.get("qid", own.get("id"))  # official predictions are called by the former
+                yield Record.of(f"{record.where}, question {number}", {**own, "id": name, "context": context})
+        elif record is None or set(record.values) != {"header"}:
+            yield record
 
 
 def _is_flat(value: Any) -> bool:
@@ -197,7 +230,7 @@ def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignor
         raise ValueError("expected articles with paragraphs, these with context and qas, and questions in these")
     if not isinstance(context, str) or not context.strip():
         raise ValueError(f"expected a text as the context, got {shorten(repr(context))}")
-    text, identity = question.get("question"), question.get("id")
+    text, identity = question.get("question"), question.get("id", question.get("qid"))
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
     if not isinstance(identity, (str, int)) or not str(identity).strip():
@@ -220,6 +253,8 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
     values, marked = question.get("answers"), bool(question.get("is_impossible", False))
     if values is None:
         return Answers() if marked and impossible else None
+    if isinstance(values, list) and all(isinstance(v, str) for v in values):
+        values = [{"text": text} for text in values]
     if isinstance(values, dict) and isinstance(values.get("text"), list):
         # Columns in place of a list of answers, as data-set hubs have them.
         starts = values.get("answer_start")
@@ -238,7 +273,29 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
             raise ValueError("expected a question with an answer, got one without, as squad2 has them")
     elif marked and values:
         raise ValueError("expected no answer to an impossible question, got one")
-    return Answers(tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values))
+    texts, starts = tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values)
+    return Answers(texts, starts, tuple(_detected(question.get("detected_answers"))))
+
+
+def _detected(values: Any) -> Iterator[tuple[int, int]]:
+    """Begin and end of MRQA's answers in the context: pairs of them, or as hubs have it a list of begins and one of
+    ends. The file's ends are those of the last characters."""
+    of_hub = isinstance(values, dict)
+    for part in _list(values.get("char_spans") if of_hub else values):
+        named = part if isinstance(part, dict) else {}
+        columns = (_list(named.get(name)) for name in ("start", "end"))
+        for found in zip(*columns, strict=False) if of_hub else _list(named.get("char_spans")):
+            places = [place for place in found if isinstance(place, int) and place >= 0] if _is_pair(found) else []
+            if len(places) == 2:
+                yield places[0], places[1] + 1
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2
+
+
+def _list(value: Any) -> list:
+    return value if isinstance(value, list) else []
 
 
 def _start(value: Any) -> int:

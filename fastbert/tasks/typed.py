@@ -35,10 +35,10 @@ def read_typed(
     first = read[-1][1].strip() if read else ""
     if first.startswith("["):
         read += lines
-        values = _json("\n".join(text for _, text in read))
-        if isinstance(values, list) and values and _has_form(values[0], forms):
+        values = json_or_none("\n".join(text for _, text in read))
+        if isinstance(values, list) and values and has_form(values[0], forms):
             return list_records(path, values, bad_rows), iter(())
-    elif _has_form(_json(first), forms):
+    elif has_form(json_or_none(first), forms):
         # Lines before it that are no UTF-8 were rows, which count.
         lost = [None] * (read[-1][0] - len(read))
         return itertools.chain(lost, line_records(path, itertools.chain(read, lines), bad_rows)), iter(())
@@ -77,10 +77,10 @@ def check_typed(
     where = f"{called(path)}, line {number}: expected a word a line"
     if first.lstrip().startswith("["):
         # A pretty-printed list begins with a bracket alone, which is a word too; so is a mark such as [1].
-        found = (_json(first), _json("\n".join(text for _, text in written)))
+        found = (json_or_none(first), json_or_none("\n".join(text for _, text in written)))
         is_json = any(isinstance(list_, list) and list_ and isinstance(list_[0], (str, list, dict)) for list_ in found)
     else:
-        is_json = _has_form(_json(first), [[key] for key in keys])
+        is_json = has_form(json_or_none(first), [[key] for key in keys])
     if is_json:
         raise DataError(f"{where}, got JSON, which is read from a file called .jsonl: {shorten(first)!r}")
     single = all(len(sentence) <= 1 for sentence in columns)
@@ -88,11 +88,12 @@ def check_typed(
         raise DataError(f"{where} and an empty line after each sentence, got several: {shorten(first)!r}")
 
 
-def _has_form(value: Any, forms: Iterable[Sequence[str]]) -> bool:
+def has_form(value: Any, forms: Iterable[Sequence[str]]) -> bool:
+    """Whether a value is an object with all columns of one of these forms."""
     return isinstance(value, dict) and any(set(form) <= set(value) for form in forms)
 
 
-def _json(text: str) -> Any:
+def json_or_none(text: str) -> Any:
     """The value of a text; None where it is no JSON."""
     try:
         return json.loads(text)

@@ -340,8 +340,12 @@ def test_json_lines_called_json(read):
         [row] = read(task, content, "train.json")
         assert (row.texts, row.label) == (("EU", "says"), ("B-ORG", "O"))
     flat = b'{"id": "1", "context": "a b", "question": "Q?", "answers": {"text": ["b"], "answer_start": [2]}}\n'
-    with pytest.raises(DataError, match=r"line 2: expected JSON, .*; JSON lines are read from a file called \.jsonl"):
+    rows = read("squad1", flat + b"\n" + flat.replace(b'"1"', b'"2"'), "train.json")
+    assert [(row.id, row.texts, row.label) for row in rows] == [(n, ("Q?", "a b"), Answers(("b",), (2,))) for n in "12"]
+    with pytest.raises(DataError, match=r"train\.json, line 2: expected every id once, got 1 again"):
         read("squad1", flat * 2, "train.json")
+    with pytest.raises(DataError, match=r"line 2: expected JSON, .*; JSON lines are read from a file called \.jsonl"):
+        read("squad1", b'{"version": "1"}\n' + flat, "train.json")
 
 
 def test_json_under_another_name(read):
