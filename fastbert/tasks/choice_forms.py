@@ -59,6 +59,13 @@ FORMS = (
     Form(("question",), ("choices",), "answerKey"),  # ARC, CommonsenseQA, QASC
     Form(("question_stem",), ("choices",), "answerKey"),  # OpenBookQA on hubs
     Form(("question",), ("choices",), "answer"),  # MMLU
+    Form(("question",), ("options",), "answer_idx"),  # MedQA, whose answer is a text
+    Form(("question",), ("options",), "answer"),  # MMLU-Pro
+    Form(("question",), ("options",), "correct"),  # AQuA
+    Form(("dialogue",), ("choice",), "answer", "question"),  # DREAM
+    Form(("context",), ("answers",), "label", "question"),  # ReClor
+    Form(("context",), ("answers",), "correct_answer_id", "question"),  # QuAIL
+    Form(("context",), ("options",), "correct_option", "query"),  # LogiQA on hubs
     Form(("premise",), ("choice1", "choice2"), "label", "question"),  # COPA
     Form(("goal",), ("sol1", "sol2"), "label"),  # PIQA
     Form(("context",), ("answerA", "answerB", "answerC"), "label", "question", first=1),  # SocialIQA
@@ -73,8 +80,8 @@ FORMS = (
     ),
 )
 _OTHERS = (
-    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, "
-    "alphaNLI or Story Cloze"
+    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, MMLU-Pro, MedQA, AQuA, DREAM, ReClor, QuAIL, "
+    "LogiQA, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI or Story Cloze"
 )
 
 
@@ -125,6 +132,24 @@ def _of_question(values: dict[str, Any]) -> dict[str, Any]:
     return {"question": question.get("stem"), "choices": table}
 
 
+def _of_options(values: dict[str, Any]) -> dict[str, Any]:
+    """MedQA's options are called by their letters."""
+    options = values["options"]
+    if not isinstance(options, dict) or isinstance(options.get("text"), list):
+        return {}
+    return {"options": {"text": list(options.values()), "label": list(options)}}
+
+
+def _of_dialogue(values: dict[str, Any]) -> dict[str, Any]:
+    """DREAM's turns are a list, and its answer is the text of a choice."""
+    turns, choices, answer = values["dialogue"], values["choice"], values.get("answer")
+    found = {"dialogue": " ".join(map(str, turns)) if isinstance(turns, list) else turns}
+    if isinstance(choices, list) and answer not in (None, ""):
+        # In quotes it is the number of none.
+        found["answer"] = choices.index(answer) if answer in choices else repr(answer)
+    return found
+
+
 def _of_premise(values: dict[str, Any]) -> dict[str, Any]:
     """COPA says in a word what is asked for; the questions are those that its authors asked people."""
     asked = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
@@ -151,12 +176,40 @@ def _hub_observations(values: dict[str, Any]) -> dict[str, Any]:
 
 _UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
     (("question",), _of_question),
+    (("question", "options"), _of_options),
+    (("dialogue", "question", "choice"), _of_dialogue),
     (("premise", "choice1", "choice2", "question"), _of_premise),
     (("sentence", "option1", "option2"), _of_sentence),
     (("observation_1", "observation_2", "hypothesis_1", "hypothesis_2"), _hub_observations),
     (("obs1", "obs2", "hyp1", "hyp2"), _of_observations),
 )
+PLACES = ("dialogue", "questions", "id")
+"""What DREAM has in the lists that its dialogues are."""
+
+
+def apart(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each question with what it is about, where an object has several as RACE's and DREAM's do; else the object.
+
+    Raises:
+        ValueError: with what was expected.
+    """
+    questions = values.get("questions")
+    if not isinstance(questions, list):
+        return [values]
+    rest = {name: value for name, value in values.items() if name != "questions"}
+    if "dialogue" in values:
+        if not all(isinstance(question, dict) for question in questions):
+            raise ValueError(f"expected objects as the questions of a dialogue, got {shorten(repr(questions))}")
+        return [rest | question for question in questions]
+    columns = {"question": questions, "options": values.get("options"), "answer": values.get("answers")}
+    columns = {name: column for name, column in columns.items() if column is not None}
+    if any(not isinstance(column, list) or len(column) != len(questions) for column in columns.values()):
+        raise ValueError(f"expected options and answers for each of {len(questions)} questions, got others")
+    return [rest | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 OBJECTS = (
+    ("article", "questions", "options"),  # RACE's own
     *((*form.context, *form.endings) for form in FORMS),
     FULL[:-1],  # the last distractor is not used
     *(columns for columns, _ in _UNUSUAL),

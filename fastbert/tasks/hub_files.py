@@ -48,9 +48,12 @@ def is_hub_file(path: str | os.PathLike) -> bool:
     return without_gz(path).lower().endswith(JSON_LINES) or os.fspath(path).lower().endswith(PARQUET)
 
 
-def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterator[Record]:
+def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT, places: Sequence[str] = ()) -> Iterator[Record]:
     """The rows of a file of JSON lines, of one JSON list or, by its name, of Parquet; those that are no rows go to
     ``bad_rows``.
+
+    Args:
+        places: what the values of a list are called that stands in a list in place of an object.
 
     Raises:
         DataError: a file that is no Parquet; or by bad_rows.
@@ -60,7 +63,7 @@ def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> Iterato
         yield from _parquet(path, bad_rows)
         return
     if _is_list(path):
-        yield from list_records(path, load_json(path)[0], bad_rows)
+        yield from list_records(path, load_json(path)[0], bad_rows, places)
     else:
         yield from line_records(path, read_lines(path, bad_rows), bad_rows)
 
@@ -73,9 +76,14 @@ def line_records(
         yield Record.of(f"{called(path)}, line {number}", values)
 
 
-def list_records(path: str | os.PathLike, values: list, bad_rows: BadRows = STRICT) -> Iterator[Record]:
-    """The rows of a list of JSON, which count from 1; what is no object is a bad row."""
+def list_records(
+    path: str | os.PathLike, values: list, bad_rows: BadRows = STRICT, places: Sequence[str] = ()
+) -> Iterator[Record]:
+    """The rows of a list of JSON, which count from 1; what is no object, and no list of `read_records`'s ``places``, is
+    a bad row."""
     for number, value in enumerate(values, 1):
+        if isinstance(value, list) and places and len(value) == len(places):
+            value = dict(zip(places, value, strict=True))
         where = f"{called(path)}, object {number}"
         got = None if isinstance(value, dict) else type(value).__name__
         try:

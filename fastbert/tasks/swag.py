@@ -15,7 +15,8 @@ from ..errors import DataError
 from . import metrics
 from .bad_rows import BadRows, called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
-from .choice_forms import CODAH, FORMS, FULL, OBJECTS, REGULAR, label_column, label_of, row_of
+from .choice_files import copa_records, files_of, is_xml, mmlu_records, of_mmlu
+from .choice_forms import CODAH, FORMS, FULL, OBJECTS, PLACES, REGULAR, apart, label_column, label_of, row_of
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import atomic_write, of_rows, read_lines, shorten, written
@@ -38,8 +39,8 @@ _HEADERS = {
 class SWAG(Task):
     """SWAG's "regular" .csv (``sent1, sent2, ending0..3`` and, but for test files, ``label``) and "full" .csv
     (``gold-ending, distractor-0..3``), both with CSV quoting; CODAH's tab-separated files without header or quoting;
-    and .csv, JSON and Parquet with the columns of `choice_forms.FORMS`. A row's texts are its context and its endings,
-    of which there are two or more, in every row as many as it has.
+    .csv, JSON and Parquet with the columns of `choice_forms.FORMS`; and what `choice_files` has. A row's texts are its
+    context and its endings, of which there are two or more, in every row as many as it has.
 
     Each ending makes a sequence ``[CLS] context [SEP] beginning and ending [SEP]``, as in Devlin et al. 2019.
     """
@@ -54,12 +55,16 @@ class SWAG(Task):
         return list(self.rows(path))
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
-        return some(self._read(path), path, self.bad_rows)
+        if not os.path.isdir(path):
+            return some(self._read(path), path, self.bad_rows)
+        found = itertools.chain.from_iterable(map(self._read, files_of(path)))
+        rows = (dataclasses.replace(row, id=str(index)) for index, row in numbered(found, self.bad_rows))
+        return some(rows, path, self.bad_rows)
 
     def _read(self, path: str | os.PathLike) -> Iterator[Row]:
         self.label_columns = None
         if is_hub_file(path):
-            yield from self._rows_of(path, _with_labels(path, read_records(path, self.bad_rows), self.bad_rows))
+            yield from self._rows_of(path, _with_labels(path, read_records(path, self.bad_rows, PLACES), self.bad_rows))
             return
         lines = read_lines(path, self.bad_rows)
         typed, lines = read_typed(path, lines, OBJECTS, self.bad_rows)
@@ -70,6 +75,9 @@ class SWAG(Task):
         if first is None and self.bad_rows.reasons:
             raise self.bad_rows.none_left(path, "rows")
         first = first or (1, "")
+        if is_xml(first[1]):
+            yield from self._rows_of(path, copa_records(path, itertools.chain([first], lines)))
+            return
         header, where = csv_fields(first[1]), f"{called(path)}, line {first[0]}"
         form = next((form for form in _HEADERS if set(form) <= set(header)), ())
         check_once((*form, "label"), header, where)
@@ -83,10 +91,14 @@ class SWAG(Task):
             fields = ((number, line.split("\t")) for number, line in lines if line.strip())
             make, records = _of_codah, numbered(fields, self.bad_rows)
         else:
-            raise DataError(
-                f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR.columns)}, or with "
-                f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, got {shorten(first[1])!r}"
-            )
+            found = mmlu_records(first, lines)
+            if found is None:
+                raise DataError(
+                    f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR.columns)}, or with "
+                    f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, or MMLU's 6 of a .csv, got "
+                    f"{shorten(first[1])!r}"
+                )
+            make, records = of_mmlu, enumerate(found)
         yield from self._rows(make, ((i, (f"{called(path)}, line {number}", row)) for i, (number, row) in records))
 
     def _check_codah(self, where: str, fields: Sequence[str]) -> None:
@@ -101,11 +113,22 @@ class SWAG(Task):
 
     def _rows_of(self, path: str | os.PathLike, records: Iterable[Record | None]) -> Iterator[Row]:
         """The rows that records of a file hold; None stands for one that was refused already."""
-        found = (("", None) if record is None else (record.where, record.values) for record in records)
-        for index, (where, values) in numbered(found, self.bad_rows):
+        for index, (where, values) in numbered(self._questions(records), self.bad_rows):
             if index == 0 and values is not None:
                 self.label_columns = LabelColumns(where, (label_column(values),), tuple(values))
             yield from self._rows(dict, [(index, (where, values))])
+
+    def _questions(self, records: Iterable[Record | None]) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """Where each question of records is, and its values."""
+        for record in records:
+            try:
+                questions = [None] if record is None else apart(record.values)
+            except ValueError as error:
+                self.bad_rows.refuse(f"{record.where}: {error}")
+                continue
+            where = "" if record is None else record.where
+            for number, values in enumerate(questions, 1):
+                yield f"{where}, question {number}" if len(questions) > 1 else where, values
 
     def _rows(self, make: Callable[[Any], dict[str, Any]], records: Iterable) -> Iterator[Row]:
         for index, (where, fields) in records:

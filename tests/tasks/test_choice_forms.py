@@ -73,6 +73,28 @@ PUBLISHED = {
         ("A.", "B. D.", "C. D."),
         "0",
     ),
+    "MMLU-Pro": ({"question": "Q", "options": list("abcdefghij"), "answer": "J"}, ("Q", *"abcdefghij"), "9"),
+    "MedQA": (
+        {"question": "Q", "answer": "x", "options": {"A": "x", "B": "y"}, "answer_idx": "B"},
+        ("Q", "x", "y"),
+        "1",
+    ),
+    "AQuA": ({"question": "Q", "options": ["A)2", "B)3"], "rationale": "r", "correct": "B"}, ("Q", "A)2", "B)3"), "1"),
+    "ReClor": (
+        {"context": "C", "question": "Q?", "answers": list("abcd"), "label": 3, "id_string": "x"},
+        ("C", "Q? a", "Q? b", "Q? c", "Q? d"),
+        "3",
+    ),
+    "QuAIL": (
+        {"context": "C", "question": "Q?", "answers": list("abcd"), "correct_answer_id": 0},
+        ("C", "Q? a", "Q? b", "Q? c", "Q? d"),
+        "0",
+    ),
+    "LogiQA": (
+        {"context": "C", "query": "Q?", "options": list("abcd"), "correct_option": 2},
+        ("C", "Q? a", "Q? b", "Q? c", "Q? d"),
+        "2",
+    ),
     "Story Cloze": (CLOZE | {"AnswerRightEnding": 1}, ("S1. S2. S3. S4.", "E1.", "E2."), "0"),
 }
 
@@ -113,7 +135,7 @@ def test_columns_of_a_csv(name, tmp_path):
         (stem("ABC") | {"answerKey": "D"}, "expected the label to be one of 0 to 2, got 'D'"),
         ({"question": "Q", "choices": ["a"], "answer": 0}, "expected 2 endings, got 1"),
         ({"goal": " ", "sol1": "a", "sol2": "b"}, "expected a text before the endings"),
-        ({"article": "A", "questions": ["q"], "options": [["a", "b"]]}, "expected all columns of SWAG .*, got article"),
+        ({"article": "A", "questions": ["q"]}, "expected all columns of SWAG .*, got article, question"),
     ],
 )
 def test_bad_rows(values, reason, tmp_path):
