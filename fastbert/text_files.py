@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -89,11 +89,17 @@ def check_text_file(name: str, begins: bytes, raises: type[FastbertError] = Data
         raise raises(f"{name}: expected text in UTF-8, got {found}")
 
 
-def decode_text(raw: bytes, name: str, raises: type[FastbertError] = InputError) -> str:
-    """The text of a whole file in UTF-8, without a byte-order mark; raises an error of that kind for another one."""
+def decode_text(
+    raw: bytes, name: str, raises: type[FastbertError] = InputError, decode: Callable[[bytes], str] = bytes.decode
+) -> str:
+    """The text of a whole file in UTF-8, without a byte-order mark; raises an error of that kind for another one.
+
+    Args:
+        decode: takes the bytes, where others than UTF-8 may be text too; raises UnicodeDecodeError.
+    """
     check_text_file(name, raw, raises)
     try:
-        return raw.decode("utf-8-sig")
+        return decode(raw).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise raises(f"{name}, line {line}: expected UTF-8, got 0x{raw[error.start]:02x}") from None

@@ -62,6 +62,9 @@ class Finetune(FinetuneConfig, SearchConfig):
     """With --features: units of the BiLSTM in each direction; by default 768, as in the paper."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; otherwise the first one ends the command."""
+    fallback_encoding: str | None = None
+    """Read lines that are not UTF-8 in this encoding of one byte a character (latin-1, windows-1252, ...), and say how
+    many were; otherwise they are bad rows."""
 
     def __post_init__(self) -> None:
         FinetuneConfig.__post_init__(self)

@@ -44,3 +44,6 @@ class PredictOptions:
     """Tasks of texts: the column of the labels, given like --text-columns."""
     skip_bad_rows: bool = False
     """Leave out rows that cannot be used, and say how many and why; without it the first ends the command."""
+    fallback_encoding: str | None = None
+    """Read lines that are not UTF-8 in this encoding of one byte a character (latin-1, windows-1252, ...), and say how
+    many were; otherwise they are bad rows."""

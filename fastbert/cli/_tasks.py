@@ -29,23 +29,30 @@ SHOWN_REASONS = 5
 COLUMNS = ("text_columns", "label_column")
 
 
-def _bad_rows(skip: bool) -> BadRows:
-    return BadRows(skip, hint="--skip-bad-rows leaves such rows out")
+def _bad_rows(skip: bool, encoding: str | None) -> BadRows:
+    return BadRows(skip, "--skip-bad-rows leaves such rows out", encoding)
 
 
 def read_rows(
-    task: Task, path: Path, skip_bad_rows: bool, *, labelled: bool = False, training: bool = False
+    task: Task,
+    path: Path,
+    skip_bad_rows: bool,
+    encoding: str | None = None,
+    *,
+    labelled: bool = False,
+    training: bool = False,
 ) -> list[Row]:
     """The rows of a file; says on stderr how many were skipped, and why the first ones were.
 
     Args:
+        encoding: of lines that are not UTF-8; see `BadRows`.
         labelled: rows must have labels.
         training: rows must be fit to train on.
 
     Raises:
         DataError: a row cannot be used and is not to be skipped, or labels are needed and there are none.
     """
-    task.bad_rows = _bad_rows(skip_bad_rows)
+    task.bad_rows = _bad_rows(skip_bad_rows, encoding)
     rows = task.read(path)
     if labelled:
         rows = require_labels(task, rows, path)
@@ -59,6 +66,9 @@ def read_rows(
 
 def _report_skipped(task: Task, path: Path, kept: int) -> None:
     reasons = task.bad_rows.reasons
+    if task.bad_rows.decoded:
+        places = counted(task.bad_rows.decoded, "place")
+        print(f"{called(path)}: not UTF-8 in {places}, read as {task.bad_rows.encoding}", file=sys.stderr)
     if reasons:
         skipped = counted(len(reasons), "bad row")
         print(f"{called(path)}: {skipped} skipped, {counted(kept, 'row')} kept", file=sys.stderr)
@@ -146,7 +156,7 @@ def evaluate_file(
 ) -> tuple[Task, list[Row], list, float | None]:
     """Reads the rows, loads the model, predicts; returns the task, the rows, the predictions and the mean loss."""
     trained = Trained(name, run, options, labelled=True)
-    rows = read_rows(trained.task, data, options.skip_bad_rows, labelled=True)
+    rows = read_rows(trained.task, data, options.skip_bad_rows, options.fallback_encoding, labelled=True)
     trained.load()
     with progress(f"{name}: predicting", None, "rows") as advance:
         predictions, loss = trained.predict(rows, advance, whole=True)
@@ -166,7 +176,7 @@ def predicted(
     trained = Trained(name, run, options, labelled=False)
     task, count = trained.task, None
     if not task.streams:
-        parts = iter([read_rows(task, data, options.skip_bad_rows)])
+        parts = iter([read_rows(task, data, options.skip_bad_rows, options.fallback_encoding)])
     else:
         if os.path.isfile(data) or os.path.isdir(data):
             count = sum(1 for _ in _fresh_rows(task, data, options))
@@ -193,5 +203,5 @@ def predicted(
 
 
 def _fresh_rows(task: Task, path: Path, options: PredictOptions) -> Iterator[Row]:
-    task.bad_rows = _bad_rows(options.skip_bad_rows)
+    task.bad_rows = _bad_rows(options.skip_bad_rows, options.fallback_encoding)
     return task.rows(path)

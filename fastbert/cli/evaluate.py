@@ -58,7 +58,7 @@ def run(args: Evaluate) -> None:
         check_writable(predictions_path(task, args.report, name), *read)
     loss = None
     if args.predictions is not None:
-        rows = read_rows(task, args.data, args.skip_bad_rows, labelled=True)
+        rows = read_rows(task, args.data, args.skip_bad_rows, args.fallback_encoding, labelled=True)
         predictions = _read_predictions(task, rows, args)
     else:
         task, rows, predictions, loss = evaluate_file(args.task, args.model, args.data, args)

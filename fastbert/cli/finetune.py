@@ -56,13 +56,14 @@ def _run(args: Finetune) -> None:
     if args.features != "all" or args.resume is None:  # else each of its trainings has a directory of its own
         with started(args.out, args.resume):
             pass
-    train_rows = read_rows(task, args.train, args.skip_bad_rows, labelled=True, training=True)
+    policy = args.skip_bad_rows, args.fallback_encoding
+    train_rows = read_rows(task, args.train, *policy, labelled=True, training=True)
     task.learn(train_rows)
     if args.dev is None:
         train_rows, dev_rows = hold_out(train_rows, args.dev_share, task.sources)
     else:
-        dev_rows = read_rows(task, args.dev, args.skip_bad_rows, labelled=True)
-    also = {path: read_rows(task, path, args.skip_bad_rows, labelled=True) for path in args.also}
+        dev_rows = read_rows(task, args.dev, *policy, labelled=True)
+    also = {path: read_rows(task, path, *policy, labelled=True) for path in args.also}
     inputs = Inputs(task, directory, train_rows, dev_rows, also)
     if args.features is None:
         train(args, inputs, configs)

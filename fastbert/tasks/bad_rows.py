@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from ..errors import DataError
+from ..errors import DataError, InputError
 
 T = TypeVar("T")
 
@@ -22,14 +22,33 @@ class BadRows:
     Args:
         skip: keep the reasons and go on, where the first would otherwise be raised.
         hint: what a person can do about it, added to a raised reason.
+        encoding: of one byte a character, for lines that are not UTF-8; without it they are bad rows.
 
     Attributes:
         reasons: one sentence a skipped row, with file, line and reason.
+        decoded: how many lines, or texts of files of their own, were read in that encoding.
+
+    Raises:
+        InputError: no such encoding, or one of several bytes a character.
     """
 
-    def __init__(self, skip: bool = False, hint: str = ""):
-        self.skip, self.hint = skip, hint
+    def __init__(self, skip: bool = False, hint: str = "", encoding: str | None = None):
+        if encoding is not None:
+            _check_encoding(encoding)
+        self.skip, self.hint, self.encoding = skip, hint, encoding
         self.reasons: list[str] = []
+        self.decoded = 0
+
+    def decode(self, raw: bytes) -> str:
+        """The text of a line; raises UnicodeDecodeError where it is none in UTF-8 and none in the other encoding."""
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            if self.encoding is None:
+                raise
+            text = raw.decode(self.encoding)
+        self.decoded += 1
+        return text
 
     def refuse(self, reason: str) -> None:
         """Takes note of a row that is left out.
@@ -45,6 +64,19 @@ class BadRows:
         """The error of a file whose ``what`` (rows, questions) are all bad: it says why the first one is."""
         first = f"; the first is bad: {self.reasons[0]}" if self.reasons else ""
         return DataError(f"{called(path)}: expected {what}, got none that can be used{first}")
+
+
+def _check_encoding(name: str) -> None:
+    """A line of bytes that come in pairs may be UTF-8 by chance, and would be read as that: Chinese words alone do."""
+    try:
+        single = len(bytes(range(128, 256)).decode(name, "replace")) == 128
+    except (LookupError, ValueError):
+        single = False
+    if not single:
+        raise InputError(
+            "the fallback encoding must have one byte a character, as latin-1 and windows-1252 do, got "
+            f"{name!r:.60}; iconv converts files in others"
+        )
 
 
 def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:

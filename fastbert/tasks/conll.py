@@ -62,13 +62,14 @@ class _Block:
     columns: list[list[str]] = field(default_factory=list)
 
 
-def _blocks(path: str | os.PathLike, documents: bool = True) -> Iterator[_Block]:
+def _blocks(path: str | os.PathLike, bad_rows: BadRows, documents: bool = True) -> Iterator[_Block]:
     """The sentences of a file.
 
     Args:
+        bad_rows: what lines are read by; those that cannot be are their block's.
         documents: -DOCSTART- opens a document, where else it is a word.
     """
-    block, unread = _Block([], None, None), BadRows(skip=True)
+    block, unread = _Block([], None, None), BadRows(skip=True, encoding=bad_rows.encoding)
     for number, line in read_lines(path, unread):
         _mark_broken(block, unread)
         if not line.strip(" \t\ufeff"):  # WNUT17's dev file ends in a byte-order mark
@@ -82,6 +83,7 @@ def _blocks(path: str | os.PathLike, documents: bool = True) -> Iterator[_Block]
             block = _Block([], 0 if block.document is None else block.document + 1, line)
         else:
             block.lines.append((number, line))
+    bad_rows.decoded += unread.decoded
     _mark_broken(block, unread)
     if block.lines or block.broken:
         yield block
@@ -123,10 +125,11 @@ class _Table:
     labelled: bool
 
 
-def _table(path: str | os.PathLike, words: Iterable[str] = ()) -> _Table:
+def _table(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Iterable[str] = ()) -> _Table:
     """Reads a file.
 
     Args:
+        bad_rows: as of `_blocks`.
         words: that it is known to have. Blanks within one say that tabs part the columns, and where a data-set hub's
             -DOCSTART- is one, it opens no document.
 
@@ -135,7 +138,7 @@ def _table(path: str | os.PathLike, words: Iterable[str] = ()) -> _Table:
     (``word pos chunk ner``) is left out like one: it would be tagged as if it were words.
     """
     words = set(words)
-    blocks = list(_blocks(path, documents=not any(map(_opens, words))))
+    blocks = list(_blocks(path, bad_rows, documents=not any(map(_opens, words))))
     tabs = any(" " in word for word in words) or by_tabs(blocks)
     for block in blocks:
         if block.lines and _is_header(split(block.lines[0][1], tabs)):
@@ -183,7 +186,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows, ignore_tags)
-    table = _table(path)
+    table = _table(path, bad_rows)
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in table.blocks), strict=True)]
@@ -313,7 +316,7 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     Raises:
         DataError: other sentences or words, or something else for a tag.
     """
-    table = _table(path, itertools.chain.from_iterable(sentence.texts for sentence in sentences))
+    table = _table(path, words=itertools.chain.from_iterable(sentence.texts for sentence in sentences))
     blocks, tabs = table.blocks, table.tabs
     for block in blocks:
         if block.broken:

@@ -55,12 +55,15 @@ def _decode_lines(file: IO[bytes], name: str, bad_rows: BadRows) -> Iterator[tup
             bad_rows.refuse(f"{name}, line {number}: expected UTF-8, got {got}")
             continue
         try:
-            text = raw.decode("utf-8")
+            text = bad_rows.decode(raw)
         except UnicodeDecodeError as error:
             # Its quotes and dashes are control characters in Latin-1, which it holds otherwise: tokenizers drop them.
             hint = "iconv -f windows-1252 -t utf-8 converts Windows' and Latin-1's Western text"
+            if bad_rows.hint and bad_rows.encoding is None:  # of a command that has this option
+                hint += ", --fallback-encoding windows-1252 reads it"
+            expected = "UTF-8" if bad_rows.encoding is None else f"UTF-8 or {bad_rows.encoding}"
             got = f"0x{raw[error.start]:02x} at byte {error.start + 1}; {hint}"
-            bad_rows.refuse(f"{name}, line {number}: expected UTF-8, got {got}")
+            bad_rows.refuse(f"{name}, line {number}: expected {expected}, got {got}")
             continue
         yield number, text
 

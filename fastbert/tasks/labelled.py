@@ -71,7 +71,7 @@ def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Re
     for file in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*files))):
         name = file.relative_to(path).as_posix()
         try:
-            text = decode_text(file.read_bytes(), str(file), DataError)
+            text = decode_text(file.read_bytes(), str(file), DataError, bad_rows.decode)
         except DataError as error:
             bad_rows.refuse(str(error))
             continue
