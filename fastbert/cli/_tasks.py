@@ -112,6 +112,9 @@ class Trained:
                 raise InputError("null_threshold must be a number, got nan")
         self._directory = model_directory(run)
         recipe, said_by = trained_with(run, name)
+        self._first = f"fine-tune it first (fastbert finetune {name} --model {run} ...)"
+        if "task" not in recipe and {"data", "model"} <= set(recipe):
+            raise InputError(f"{run}: expected a fine-tuned model, got a run of `fastbert pretrain`; {self._first}")
         trained = recipe.get("task", name)
         if trained != name:
             raise InputError(f"{run}: expected a model fine-tuned on {name}, got one of {trained}")
@@ -133,7 +136,7 @@ class Trained:
         from .. import load_tokenizer
 
         self._tokenizer = load_tokenizer(self._directory)
-        self._model = load_trained(self.task.model, self._directory)
+        self._model = load_trained(self.task.model, self._directory, f"; {self._first}")
         self.task.adopt(self._model.config)
         check_fit(self._tokenizer, self._model.config, self._max_seqlen)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from .squad_windows import plan_windows
 from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_of, with_types
 
 NO_LABEL = -100
+_NO_NAME = re.compile(r"LABEL_\d+")
+"""What transformers calls the classes of a model that was not trained on any."""
 CHUNK_TYPES = frozenset(["ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"])
 """Those of CoNLL-2000, which the third column of CoNLL-2003 has."""
 
@@ -102,7 +105,8 @@ class NER(FeatureTask):
         self.labels = tuple(labels)
         if self.letters is None or "O" not in self.labels:
             schemes = "O, B-TYPE and I-TYPE (or of IOBES or BILOU)"
-            raise InputError(f"expected a model with the labels {schemes}, got {', '.join(self.labels)}")
+            first = "; fine-tune it first" if all(map(_NO_NAME.fullmatch, self.labels)) else ""
+            raise InputError(f"expected a model with the labels {schemes}, got {', '.join(self.labels)}{first}")
 
     def model(self, directory: str | os.PathLike):
         head = {"id2label": dict(enumerate(self.labels))}

@@ -92,8 +92,11 @@ def warnings_held() -> Iterator[list[logging.LogRecord]]:
         logger.removeFilter(keep)
 
 
-def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Module:
+def load_trained(load: Callable[[Path], nn.Module], directory: Path, without_head: str = "") -> nn.Module:
     """Loads a model to use it, on the GPU if there is one; every tensor, its head's too, must be in the directory.
+
+    Args:
+        without_head: what a person can do about a model that has no head of this kind, added to the message.
 
     Raises:
         CheckpointError: a tensor is missing and would be random; the message lists those, or says how large the
@@ -104,7 +107,7 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path) -> nn.Modul
     new = model.load_report.missing
     if new:
         names = ", ".join(new[:5]) + (f", and {len(new) - 5} more" if len(new) > 5 else "")
-        expected, got = f"expected a trained {type(model).__name__}", f"no weights for {names}"
+        expected, got = f"expected a trained {type(model).__name__}", f"no weights for {names}{without_head}"
         for name, shape, own in model.load_report.mismatched[:1]:
             got = f"another head: {name} is {shape} for {own}"
             if shape[1:] == own[1:]:

@@ -240,6 +240,25 @@ def test_a_head_of_another_size_is_told_with_both_sizes(task, held, needed, tmp_
     assert f"{trained}: {expected} (classifier.weight)\n" in fails(capsys, "predict", task, *options)
 
 
+@pytest.mark.parametrize(("task", "rows"), [("sst2", "sentence\nfine\n"), ("ner", "fine\n")])
+def test_a_model_that_is_not_fine_tuned_is_told_what_to_do(task, rows, model, tmp_path, capsys):
+    """A run of `fastbert pretrain` first, then its model alone, as any other without a head."""
+    shutil.copytree(model, tmp_path / "run" / "model")
+    (tmp_path / "run" / "config.yaml").write_text("data: DATA\nmodel: tiny\nout: run\n")
+    (tmp_path / "rows").write_text(rows)
+    options = ["--data", tmp_path / "rows", "--max-seqlen", 16]
+    told = "expected a fine-tuned model, got a run of `fastbert pretrain`"
+    first = f"; fine-tune it first (fastbert finetune {task} --model {{}} ...)"
+    for command in ("predict", "evaluate"):
+        error = fails(capsys, command, task, "--model", tmp_path / "run", *options)
+        assert error == f"fastbert: {tmp_path / 'run'}: {told}{first.format(tmp_path / 'run')}\n"
+    error = fails(capsys, "predict", task, "--model", model, *options)
+    if task == "ner":
+        assert error.endswith("got LABEL_0, LABEL_1; fine-tune it first\n")
+    else:
+        assert error.endswith(f", classifier.weight, classifier.bias{first.format(model)}\n")
+
+
 def test_convert_takes_the_directory_of_a_run(model, tmp_path):
     run_dir = tmp_path / "run"
     shutil.copytree(model, run_dir / "model")
