@@ -15,7 +15,13 @@ _LANGUAGE = re.compile(r"[a-z][a-z-]{1,11}:(?!//)")
 _WITH_COMMAS = re.compile(r".*,(O|[BI]-[^,]+)")
 _PART = re.compile(r"\d+[-.]\d+")
 _TYPE = re.compile(r"(?![A-Za-z]([\W_]|$))\w[\w/&.-]+(?<![\W_][A-Za-z])")
-
+# A part of speech is an entity of one word, so that its F1 is the share of words that are tagged right.
+_OF_CONLL_U = """awk -F '\\t' '/^\\r?$/ {print ""} NF == 10 && $1 !~ /[-.]/ {print $2 "\\tB-" $4}' FILE"""
+_OF_2012 = (
+    """awk '/^#/ {next} NF < 11 {print ""; tag = ""; next} """
+    """$11 ~ /[(]/ {tag = $11; gsub(/[(*)]/, "", tag); begin = "B-"} """
+    """{print $4, (tag == "" ? "O" : begin tag); begin = "I-"} $11 ~ /[)]/ {tag = ""}' FILE"""
+)
 
 Lines = Sequence[Sequence[tuple[int, str]]]
 Columns = Sequence[Sequence[Sequence[str]]]
@@ -36,7 +42,7 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
     if first.startswith("#begin document"):
         raise DataError(
             f"{where} a word a line with its tag last, got a document of CoNLL-2012 (OntoNotes), whose words are in "
-            "the fourth column and whose entities are in brackets; write the two as 'word tag' first"
+            f"the fourth column and whose entities are in brackets in the eleventh; take these ({_OF_2012} does)"
         )
     texts = [text for sentence in lines for _, text in sentence]
     if 2 * sum("," in text and _WITH_COMMAS.fullmatch(text) is not None for text in texts) > len(texts):
@@ -46,6 +52,11 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
     # Of two columns the second may be the tags of words that are numbers; GermEval's test file has no tags.
     words_behind = width > 2 or (width == 2 and 2 * sum(_is_any_tag(last) for *_, last in found) < len(found))
     if words_behind and _numbered(columns):
+        if all(text.count("\t") == 9 for text in texts):
+            raise DataError(
+                f"{where} the word in the first column and its tag in the last, got the ten columns of CoNLL-U; take "
+                f"words and parts of speech ({_OF_CONLL_U} does; $5 in place of $4 has the tags of the language)"
+            )
         # Behind the tags GermEval has those of entities within others, Universal NER who annotated them.
         tags = next(
             (i for i in range(2, width) if all(of_line[i : i + 1] and _is_any_tag(of_line[i]) for of_line in found)), 0

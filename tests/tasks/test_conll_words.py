@@ -20,6 +20,26 @@ CONLL_U = "# sent_id = 1\n# text = The Bonn\n1\tThe\tO\n2\tBonn\tB-LOC\n\n# text
 UNER = "# sent_id = 1\n# text = The Bonn\n1\tThe\tO\t-\t-\n2\tBonn\tB-LOC\t-\ts\n\n# text = Ja\n1\tJa\tO\tO#O\ts\n"
 WIKIANN = "en:The\tO\nen:Bonn\tB-LOC\n\nen:Ja\tO\n"
 MIT = "O\tThe\nB-LOC\tBonn\n\nO\tJa\n"
+OF_2012 = """#begin document (bc/x/00/x_0000); part 000
+bc/x 0 0 The DT (TOP(S* - - - Ann * (ARG0* -
+bc/x 0 1 Bonn NNP * - - 1 Ann (GPE) *) (23)
+bc/x 0 2 New NNP * - - 1 Ann (DATE* * -
+bc/x 0 3 Year NNP *) - - - Ann *) * -
+
+bc/x 0 0 # UH (TOP*) - - - Ann * -
+#end document
+"""
+EWT = """# newdoc id = x
+# text = The zum
+1\tThe\tthe\tDET\tDT\t_\t2\tdet\t_\t_
+2-3\tzum\t_\t_\t_\t_\t_\t_\t_\t_
+2\tzu\tzu\tADP\tAPPR\t_\t0\troot\t_\tSpaceAfter=No
+3\tdem\tder\tDET\tART\t_\t2\tdet\t_\t_
+3.1\tx\tx\tX\tX\t_\t_\t_\t_\t_
+
+# text = 1. Mai
+1\t1. Mai\t1. Mai\tNOUN\tNN\t_\t0\troot\t_\t_
+"""
 TWO = [(("The", "Bonn"), ("O", "B-LOC")), (("Ja",), ("O",))]
 
 
@@ -51,6 +71,35 @@ def test_what_is_no_word_is_refused_and_the_command_helps(tmp_path, content, lin
     command = f"cat {path} | {command.replace('FILE', '')}"
     mended = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
     assert read(path, mended) == TWO
+
+
+def mended(path, error):
+    """What the command in an error's message makes of the file."""
+    command = re.search(r"\((awk .*?) does", error)[1].replace("FILE", str(path))
+    return subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
+
+
+@pytest.mark.parametrize("predicting", [False, True])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_conll_us_ten_columns_are_refused_with_what_makes_parts_of_speech_of_them(tmp_path, predicting, end):
+    path = tmp_path / "x.conllu"
+    with pytest.raises(DataError, match=r"x.conllu, line 3: expected .*, got the ten columns of CoNLL-U") as refused:
+        read(path, EWT.replace("\n", end), predicting)
+    assert read(tmp_path / "f.tsv", mended(path, str(refused.value))) == [
+        (("The", "zu", "dem"), ("B-DET", "B-ADP", "B-DET")),
+        (("1. Mai",), ("B-NOUN",)),
+    ]
+
+
+@pytest.mark.parametrize("predicting", [False, True])
+def test_conll_2012_is_refused_with_what_takes_words_and_entities(tmp_path, predicting):
+    path = tmp_path / "x.gold_conll"
+    with pytest.raises(DataError, match=r"line 1: .*, got a document of CoNLL-2012 \(OntoNotes\)") as refused:
+        read(path, OF_2012, predicting)
+    assert read(tmp_path / "f.txt", mended(path, str(refused.value))) == [
+        (("The", "Bonn", "New", "Year"), ("O", "B-GPE", "B-DATE", "I-DATE")),
+        (("#",), ("O",)),
+    ]
 
 
 def test_germevals_test_file_has_numbers_and_words(tmp_path):
