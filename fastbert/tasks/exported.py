@@ -33,7 +33,8 @@ _COLUMN = re.compile("[1-9][0-9]{0,3}")
 SINGLE = (("sentence",), ("text",))
 PAIRS = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("text1", "text2")),
-    *(("question1", "question2"), ("question", "sentence"), ("premise", "hypo")),  # the last is XNLI's
+    *(("question1", "question2"), ("question", "sentence")),
+    *(("premise", "hypo"), ("context", "hypothesis")),  # XNLI's, and ANLI's
 )
 
 

@@ -12,6 +12,9 @@ from .base import Row
 from .classification import Classification
 from .hub_files import is_hub_file
 
+# XNLI's training files, MultiNLI in fifteen languages, say contradictory; ANLI's have letters.
+_LABELS = {"contradictory": "contradiction", "e": "entailment", "n": "neutral", "c": "contradiction"}
+
 
 @dataclass(frozen=True)
 class Diagnostic(Row):
@@ -29,8 +32,7 @@ class MNLI(Classification):
     label_column = "gold_label"
 
     def parse(self, text: str) -> str:
-        # XNLI's training files, MultiNLI in fifteen languages, say so.
-        return super().parse("contradiction" if text == "contradictory" else text)
+        return super().parse(_LABELS.get(text, text))
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
         rows = super().rows(path)

@@ -95,6 +95,13 @@ def test_the_number_of_a_label_is_gluess_whatever_order_a_model_has(read):
             'premise\thypo\tlabel\nEr "kam" .\tEr ging .\tcontradictory\nA\tB\tneutral\n',
             [Row("0", ('Er "kam" .', "Er ging ."), "contradiction"), Row("1", ("A", "B"), "neutral")],
         ),
+        # ANLI's, whose labels are letters.
+        (
+            "mnli",
+            "train.jsonl",
+            '{"uid": "x", "context": "A", "hypothesis": "B", "label": "c", "model_label": "e"}\n',
+            [Row("0", ("A", "B"), "contradiction")],
+        ),
         # GLUE's diagnostic set with its labels.
         (
             "mnli",
