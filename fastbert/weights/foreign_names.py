@@ -25,6 +25,7 @@ _HEADS = {
 }
 _HEADS_BACK = {ours: theirs for theirs, ours in _HEADS.items()}
 _TABLE = re.compile(r"bert/embeddings/(word|position|token_type)_embeddings")
+_SCOPED = re.compile(r"(.+/)?bert/embeddings/word_embeddings")
 _INNER = re.compile(
     r"(bert/embeddings|bert/encoder/layer_\d+/attention/(?:self|output)|bert/encoder/layer_\d+/(?:intermediate|output)"
     r"|bert/pooler|cls/predictions/transform)/(dense|LayerNorm|query|key|value)/(kernel|bias|gamma|beta)"
@@ -40,10 +41,14 @@ def is_weight(name: str) -> bool:
 def from_tensorflow(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A TensorFlow checkpoint's tensors under the names of transformers' heads, kernels transposed.
 
-    A name of no BERT is kept as it is, for messages about what was not used.
+    A name of no BERT is kept as it is, for messages about what was not used. A scope around the one model that there
+    is, such as TF Hub's ``module/``, is none of its names.
     """
     out: dict[str, Tensor] = {}
-    for name, tensor in state.items():
+    scopes = [found[1] or "" for found in map(_SCOPED.fullmatch, state) if found is not None]
+    scope = scopes[0] if len(scopes) == 1 else ""
+    for full, tensor in state.items():
+        name = full.removeprefix(scope)
         inner = _INNER.fullmatch(name)
         if name in _HEADS:
             out[_HEADS[name]] = tensor

@@ -16,6 +16,7 @@ from tiny_bert import config as tiny_config
 import fastbert
 from fastbert.errors import CheckpointError
 from fastbert.signals import removed_on_sigterm
+from fastbert.weights.foreign_names import to_tensorflow
 from fastbert.weights.loading import canonical_keys, load_into, padded_vocabulary
 from fastbert.weights.reading import read_state_dict, read_weights_file
 
@@ -561,6 +562,19 @@ def test_files_of_other_frameworks_are_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(CheckpointError, match=f"{name}: expected"):
         read_state_dict(tmp_path)
+
+
+def test_a_scope_around_the_model_is_none_of_tensorflows_names(tmp_path, theirs, state):
+    tensors = to_tensorflow({name: tensor for name, tensor in state.items() if not name.endswith("decoder.bias")})
+    write_bundle(tmp_path / "bert_model.ckpt", {f"module/a/{name}": tensor for name, tensor in tensors.items()})
+    model = new()
+    load_into(model, read_state_dict(tmp_path), source="x")
+    assert_holds(model, theirs)
+    # Of two models nobody says which one is meant.
+    both = {f"{scope}/{name}": tensor for scope in ("teacher", "student") for name, tensor in tensors.items()}
+    write_bundle(tmp_path / "bert_model.ckpt", both)
+    with pytest.raises(CheckpointError, match=r"unexpected \(student/bert/embeddings"):
+        load_into(new(), read_state_dict(tmp_path), source="x")
 
 
 def test_a_checkpoint_of_tensorflow_2_is_named(tmp_path):
