@@ -1,17 +1,21 @@
-"""What the pages say of commands, options, names and files is there."""
+"""What the pages say of commands, options, names and files is there, and what they say to type is accepted."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import importlib
+import itertools
 import re
+import shlex
 import typing
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fastbert.cli.main import COMMANDS, command_class
+from fastbert.cli.main import COMMANDS, _command_module, _docstring, command_class, main
+from fastbert.tasks.registry import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -62,6 +66,29 @@ def leads_nowhere(link: str, page: Path) -> bool:
     return bool(heading) and heading not in anchors(target.read_text(encoding="utf-8"))
 
 
+def lines_to_type(text: str) -> Iterator[str]:
+    """The lines of a page's shell blocks, and the commands with options in its tables."""
+    for block in re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL):
+        yield from block.replace("\\\n", " ").splitlines()
+    for row in re.findall(r"^\|.*\|$", text, re.MULTILINE):
+        yield from (code for code in re.findall(r"`([^`]+)`", row) if " --" in code)
+
+
+def commands(lines: Iterable[str]) -> list[list[str]]:
+    """The words after each ``fastbert``, except where "..." stands for more of them."""
+    found = []
+    for line in lines:
+        reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+        reader.whitespace_split = True
+        words = [*reader, ";"] if "fastbert " in line else []
+        for start, word in enumerate(words, 1):
+            if word == "fastbert" and words[start] in COMMANDS:
+                end = next(at for at in range(start, len(words)) if words[at][0] in ";|<>&" or words[at] == "...")
+                if words[end] != "...":
+                    found.append(words[start:end])
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page):
     text = PAGES[page].read_text(encoding="utf-8")
@@ -86,6 +113,62 @@ def test_page(page):
                 imported = [f"{node.module}.{alias.name}" for alias in node.names]
                 wrong += [name for name in imported if not resolves(name)]
     assert not wrong
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch, capsys):
+    """Gives words to the command line, up to where a command would run; returns what is said against them, or ""."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "config.yaml").write_text("data: DATA\n")
+
+    def ask(words: list[str]) -> str:
+        monkeypatch.setattr(_command_module(words[0]), "run", lambda args: None)
+        return capsys.readouterr().err or f"status {status}" if (status := main(words)) else ""
+
+    return ask
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/LOG.md"])
+def test_commands_of_a_page_are_accepted_as_printed(page, asked):
+    """Options, those that are required, and values."""
+    printed = commands(lines_to_type(PAGES[page].read_text(encoding="utf-8")))
+    said = {" ".join(words): asked(words) for words in printed}
+    assert not {words: against for words, against in said.items() if against}
+    tasks = {words[1] for words in printed if words[0] in ("finetune", "evaluate", "predict")}
+    assert tasks <= {*TASKS, "TASK"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_a_help_are_accepted_as_printed(command, asked):
+    found = commands(_docstring(command_class(command)).partition("Example:")[2].splitlines())
+    assert found
+    assert not [words for words in found if asked(words)]
+
+
+def test_a_command_that_is_not_accepted_is_found(asked):
+    printed = [
+        "fastbert vocab books.txt",
+        "A=1 torchrun -m fastbert pretrain --data DATA --out RUN --precision fp4  # fast",
+        "cat lines.txt | fastbert encode --model DIR - && ls",
+        "fastbert report RUN ...",
+    ]
+    said = {words[0]: asked(words) for words in commands(printed)}
+    assert set(said) == {"vocab", "pretrain", "encode"}
+    assert "--out" in said["vocab"]
+    assert "fp4" in said["pretrain"]
+    assert said["encode"] == ""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_columns_of_tables_have_names(page):
+    """All but the first, whose cells may be names themselves."""
+    nameless = []
+    for line, rule in itertools.pairwise(PAGES[page].read_text(encoding="utf-8").splitlines()):
+        if re.fullmatch(r" *\|[ :|-]*-[ :|-]*\| *", rule):
+            names = line.strip().removeprefix("|").removesuffix("|").split("|")
+            nameless += [line] if not all(name.strip() for name in names[1:]) else []
+    assert not nameless
 
 
 def test_the_commands_of_a_page_are_found():
