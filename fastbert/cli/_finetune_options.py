@@ -46,8 +46,9 @@ class Finetune(FinetuneConfig, SearchConfig):
     dev_share: float | None = None
     """In place of --dev: the share of the training rows to evaluate on, the same ones for every --seed. Rows that were
     taken from one article, document or video, and pairs with one first text, stay together."""
-    # Paths, which the recipe has as texts.
+    # What the recipe has without a command line's types and names.
     deepspeed: InputName | None = None
+    text_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN]")] = None
     also: Annotated[tuple[InputPath, ...], arg(metavar="FILE...")] = ()
     """Further files to evaluate the best model on, such as MNLI's dev_mismatched.tsv."""
     out: Annotated[OutputPath, arg(metavar="OUT")]

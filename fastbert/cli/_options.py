@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from tyro.conf import arg
 
 from ..errors import InputError
 
@@ -37,7 +39,7 @@ class PredictOptions:
     """Tokens in a batch."""
     null_threshold: float | None = None
     """squad2: "no answer" where its odds are above this; by default the best value on the run's dev file."""
-    text_columns: tuple[str, ...] | None = None
+    text_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN]")] = None
     """Tasks of texts: the column of the text, or the two columns of a pair; by default those that the run was trained
     with. In files without a header they are numbers, from 1."""
     label_column: str | None = None

@@ -94,6 +94,16 @@ def test_help_shows_both_forms_of_a_switch(command, option):
     assert f"--{option}, --no-{option}" in fastbert(command, "--help", env={**os.environ, "COLUMNS": "120"}).stdout
 
 
+@pytest.mark.parametrize("command", ["finetune", "evaluate", "predict"])
+def test_help_names_what_an_option_of_several_takes(command, capsys, monkeypatch):
+    """tyro's own form is {None}|{[STR [STR ...]]}."""
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.main([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--text-columns COLUMN [COLUMN]" in told
+    assert "}|{" not in told
+
+
 @pytest.mark.parametrize("said", [True, False])
 def test_a_switch_of_a_file_of_options_can_be_put_either_way(tmp_path, said):
     config = tmp_path / "config.yaml"
