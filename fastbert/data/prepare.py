@@ -27,6 +27,7 @@ from ..errors import DataError, InputError
 from ..files import held, put_in_place, remove_leftovers
 from ..hardware import MOST_PROCESSES, num_cores
 from ..signals import held_signals
+from ..wording import counted
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents
 from .encode import (
@@ -324,7 +325,7 @@ def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, hel
     tokens = sum(entry.tokens for entry in every)
     if unknown == tokens:
         raise DataError(
-            f"corpus: expected text with words of the vocabulary, got {tokens:,} tokens that are all [UNK]: "
+            f"corpus: expected text with words of the vocabulary, got {counted(tokens, 'token')}, all [UNK]: "
             "train a vocabulary on this text (fastbert vocab), or give that of the model"
         )
 
