@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -104,6 +107,16 @@ def test_a_program_that_is_exported_serves_other_batches(tmp_path, kind, strict)
     again = torch.export.load(tmp_path / "model.pt2")
     assert not [node for node in again.graph.nodes if "fastbert" in str(node.target)]
     assert_as_the_model(again.module(), model, OTHERS[:3])
+
+
+def test_a_program_whose_output_has_our_class_is_read_where_that_class_is_imported(tmp_path):
+    """As docs/drop-in.md says; ``import fastbert`` alone imports nothing of it."""
+    with torch.no_grad():
+        program = torch.export.export(fastbert.BertModel(config()).eval(), EXAMPLE, strict=False)
+    torch.export.save(program, tmp_path / "model.pt2")
+    code = "import torch, fastbert.outputs; print(torch.export.load('model.pt2').call_spec.out_spec)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "BertModelOutput" in done.stdout, done.stderr
 
 
 @pytest.mark.slow
