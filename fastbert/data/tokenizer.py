@@ -60,6 +60,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Korean but none of its syllables, syllables are split into letters. For a Unigram only the tokenizer.json counts.
     The side on which texts are to be cut is kept in the tokenizer's truncation (`data.truncation`).
 
+    Returns:
+        a `tokenizers.Tokenizer`.
+
     Raises:
         InputError: a file is missing or unreadable, the vocabulary lacks a special token, or the tokenizer would put
             special tokens around texts in a way that is not BERT's.
