@@ -37,6 +37,16 @@ def test_vocab_then_prepare(corpus, tmp_path, capsys):
     assert printed.rstrip().endswith(str(out))
 
 
+@pytest.mark.parametrize(("text", "count"), [("film", "1 token,"), ("film film", "2 tokens,")])
+def test_a_text_that_the_vocabulary_does_not_know_is_refused(text, count, tmp_path, capsys):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nbook\n")
+    (tmp_path / "corpus.txt").write_text(text)
+    command = ["prepare", str(tmp_path / "corpus.txt"), "--vocab", str(tmp_path / "vocab.txt"), "--num-workers", "1"]
+    assert main([*command, "--out", str(tmp_path / "DATA")]) == 2
+    assert f"got {count} all [UNK]: train a vocabulary on this text" in capsys.readouterr().err
+    assert not (tmp_path / "DATA").exists()
+
+
 def test_what_is_written_into_the_corpus_is_not_read_as_text(tmp_path):
     text = "\n\n".join(f"The cat sat on mat {number}. It was warm." for number in range(20))
     (tmp_path / "text.txt").write_text(text)
