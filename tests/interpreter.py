@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+from types import SimpleNamespace
+
 import numpy as np
 import torch
+
+
+def quicken() -> None:
+    """The same numbers in less time, for the rest of the process. For every launch, and every call of one function of a
+    kernel by another, the interpreter looks through all of Triton's language for what it must replace there, and takes
+    it out after the launch."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    @functools.cache
+    def patched(function):
+        patch(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patched
 
 
 def poison(monkeypatch) -> None:

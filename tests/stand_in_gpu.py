@@ -272,6 +272,7 @@ if os.environ.get(ENVIRONMENT):
     import triton
     from triton.runtime.interpreter import GridExecutor
 
+    interpreter.quicken()
     for _correct in (interpreter.round_casts, interpreter.multiply_bf16):
         _correct(SimpleNamespace(setattr=setattr))
 
