@@ -29,8 +29,9 @@ def run(*command: str, interpret: bool) -> str:
     return done.stdout
 
 
-def test_the_kernels_are_right_in_the_interpreter():
-    options = ("-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernels_are_right_in_the_interpreter(chosen):
+    options = ("-m", chosen, "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
     files = [str(HERE / f"test_triton_{name}.py") for name in ("kernels", "encoder", "fp8", "optimizer", "step")]
     out = run("-m", "pytest", *options, *files, interpret=True)
     assert " passed" in out

@@ -361,8 +361,6 @@ LENGTHS = [(1,), (21, 0, 24), (51, 53), (130, 3), (0, 7, 0)]
         ((0, 7, 0), 128, False, True),
         ((70,), 24, False, True),
         ((70,), 128, False, True),  # gradients in two passes; in one in 16 bits are those before
-        ((260, 0, 129, 3), 32, False, True),  # several blocks of keys, in 16 bits too
-        ((140, 385), 32, True, False),
     ],
 )
 def test_attention(dtype, lengths, head_dim, causal, dropout):
@@ -374,6 +372,13 @@ def test_attention(dtype, lengths, head_dim, causal, dropout):
         return ops.attention(q, k, v, cu_seqlens, max(lengths), causal=causal, dropout=DROPOUT if dropout else None)
 
     check(attention, attention, leaves, dtype)
+
+
+# In float32 there are several in the tests above, and in the interpreter these take half a minute.
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=[pytest.mark.slow] * INTERPRETING), *DTYPES[1:]])
+@pytest.mark.parametrize(("lengths", "causal", "dropout"), [((260, 0, 129, 3), False, True), ((140, 385), True, False)])
+def test_attention_of_several_blocks_of_keys(dtype, lengths, causal, dropout):
+    test_attention(dtype, lengths, 32, causal, dropout)
 
 
 @pytest.mark.parametrize(("tokens", "head_dim"), [(37, 16), (70, 128)])  # gradients in one pass, and in two

@@ -24,8 +24,8 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETING and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 DEVICE = "cpu" if INTERPRETING else "cuda"
-SHAPE = BatchShape(tokens=24, sequences=4, predictions=5, max_seqlen=16)
-LENGTHS = ((9, 12), (1, 16, 4))
+SHAPE = BatchShape(tokens=16, sequences=4, predictions=5, max_seqlen=16)
+LENGTHS = ((5, 9), (1, 8, 4))
 
 
 class NoHostSync(TorchDispatchMode):
