@@ -49,8 +49,8 @@ class _Rows(torch.utils.data.Dataset):
 TASKS = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMaskedLM", "BertForQuestionAnswering")
 
 
-def _train(model, task, directory, **options):
-    """Losses of a few steps, and the evaluation's, by transformers' Trainer."""
+def train(model, task, directory, **options):
+    """Losses of a few steps, and the evaluation's, by transformers' Trainer; on a GPU with ``use_cpu=False``."""
     rows = _Rows(8 * _STEPS, task)
     arguments = transformers.TrainingArguments(
         output_dir=str(directory),
@@ -60,10 +60,9 @@ def _train(model, task, directory, **options):
         logging_steps=1,
         report_to=[],
         seed=5,
-        use_cpu=True,
         remove_unused_columns=False,
         disable_tqdm=True,
-        **{"save_strategy": "no", **options},
+        **{"save_strategy": "no", "use_cpu": True, **options},
     )
     trainer = transformers.Trainer(
         model=model, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=rows.collate
@@ -75,7 +74,7 @@ def _train(model, task, directory, **options):
     return [*losses, *norms, trainer.evaluate()["eval_loss"]]
 
 
-def _assert_same_run(ours, theirs):
+def assert_same_run(ours, theirs):
     for x, y in zip(ours, theirs, strict=True):
         # The Trainer's log rounds to four digits after the point in some releases: never closer than it says.
         assert abs(x - y) <= 1e-5 * abs(y) + 1e-9, f"{x} and {y}"
@@ -87,9 +86,9 @@ def test_a_patched_model_trains_as_before(task, options, tmp_path, only_ours):
     theirs, _ = hf.pair(task)
     ours = fastbert.patch(copy.deepcopy(theirs))
     start = copy.deepcopy(theirs.state_dict())
-    truth = _train(theirs, task, tmp_path / "theirs", **options)
+    truth = train(theirs, task, tmp_path / "theirs", **options)
     only_ours()
-    _assert_same_run(_train(ours, task, tmp_path / "ours", **options), truth)
+    assert_same_run(train(ours, task, tmp_path / "ours", **options), truth)
     trained = theirs.state_dict()
     # Adam divides by a moment: a gradient that is 0 by arithmetic moves its parameter by noise, on both sides.
     noise = ("key.bias", *(("qa_outputs.bias", "layer.2.output.LayerNorm.bias") if "Question" in task else ()))
@@ -103,17 +102,17 @@ def test_a_patched_model_that_the_trainer_compiles(tmp_path, passes):
     task = "BertForSequenceClassification"
     theirs, _ = hf.pair(task)
     ours = fastbert.patch(copy.deepcopy(theirs))
-    truth = _train(theirs, task, tmp_path / "theirs")
+    truth = train(theirs, task, tmp_path / "theirs")
     options = {"torch_compile": True, "torch_compile_backend": "eager"}
-    _assert_same_run(_train(ours, task, tmp_path / "ours", **options), truth)
+    assert_same_run(train(ours, task, tmp_path / "ours", **options), truth)
     assert len(passes) >= 2 * _STEPS  # of training, and of the evaluation after it, which is not compiled
 
 
 @pytest.mark.parametrize("task", TASKS[:3])
 def test_our_own_models_train_like_those_of_transformers(task, tmp_path):
     theirs, ours = hf.pair(task)
-    truth = _train(theirs, task, tmp_path / "theirs")
-    _assert_same_run(_train(ours, task, tmp_path / "ours"), truth)
+    truth = train(theirs, task, tmp_path / "theirs")
+    assert_same_run(train(ours, task, tmp_path / "ours"), truth)
 
 
 def test_accumulated_steps_of_our_own_model(tmp_path):
@@ -121,14 +120,14 @@ def test_accumulated_steps_of_our_own_model(tmp_path):
     theirs, ours = hf.pair(task)
     theirs.accepts_loss_kwargs = False  # its loss is the mean of its own batch, although its signature says otherwise
     options = {"gradient_accumulation_steps": 2}
-    truth = _train(theirs, task, tmp_path / "theirs", **options)
-    _assert_same_run(_train(ours, task, tmp_path / "ours", **options), truth)
+    truth = train(theirs, task, tmp_path / "theirs", **options)
+    assert_same_run(train(ours, task, tmp_path / "ours", **options), truth)
 
 
 def test_the_trainers_checkpoint_of_a_patched_model_loads(tmp_path):
     task = "BertForSequenceClassification"
     ours = fastbert.patch(hf.pair(task)[0])
-    _train(ours, task, tmp_path, save_strategy="steps", save_steps=_STEPS)
+    train(ours, task, tmp_path, save_strategy="steps", save_steps=_STEPS)
     for cls in (getattr(transformers, task), getattr(fastbert, task)):
         again = cls.from_pretrained(tmp_path / f"checkpoint-{_STEPS}").state_dict()
         assert again.keys() == ours.state_dict().keys()
@@ -140,7 +139,7 @@ def test_the_trainers_checkpoint_of_our_own_model_holds_its_weights(tmp_path):
 
     task = "BertForSequenceClassification"
     _, ours = hf.pair(task)
-    _train(ours, task, tmp_path, save_strategy="steps", save_steps=_STEPS)
+    train(ours, task, tmp_path, save_strategy="steps", save_steps=_STEPS)
     saved = load_file(tmp_path / f"checkpoint-{_STEPS}" / "model.safetensors")
     assert saved.keys() == ours.state_dict().keys()
     assert all(torch.equal(x, saved[name]) for name, x in ours.state_dict().items())
@@ -178,11 +177,11 @@ def test_lora_on_query_and_value(when, tmp_path, only_ours):
         bare = ours.base_model.model(**given)
         with ours.disable_adapter():
             assert (ours(**given).logits - bare.logits).abs().max() > 1e-2, "the adapters change nothing"
-    truth = _train(theirs, task, tmp_path / "theirs")
+    truth = train(theirs, task, tmp_path / "theirs")
     with torch.no_grad():
         expected = copy.deepcopy(theirs).merge_and_unload()(**given).logits
     only_ours()
-    _assert_same_run(_train(ours, task, tmp_path / "ours"), truth)
+    assert_same_run(train(ours, task, tmp_path / "ours"), truth)
     moved = {n: p for n, p in ours.named_parameters() if p.requires_grad}
     assert {n for n in moved if "lora_" in n} == {n for n, _ in theirs.named_parameters() if "lora_" in n}
     ours.save_pretrained(tmp_path / "adapter")
@@ -198,9 +197,9 @@ def test_lora_with_recomputation(tmp_path, only_ours):
     theirs = _with_lora(theirs)
     # The reentrant kind, transformers 4's default, loses the gradients of adapters over frozen embeddings.
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    truth = _train(theirs, task, tmp_path / "theirs", **options)
+    truth = train(theirs, task, tmp_path / "theirs", **options)
     only_ours()
-    _assert_same_run(_train(ours, task, tmp_path / "ours", **options), truth)
+    assert_same_run(train(ours, task, tmp_path / "ours", **options), truth)
 
 
 def test_accelerate_prepares_a_patched_model(only_ours):
@@ -223,7 +222,7 @@ def test_accelerate_prepares_a_patched_model(only_ours):
             losses.append(loss.item())
         runs.append(losses)
         only_ours()
-    _assert_same_run(runs[1], runs[0])
+    assert_same_run(runs[1], runs[0])
     assert runs[1][-1] < runs[1][0]
 
 
