@@ -15,6 +15,7 @@ from ..data.pretraining import PretrainingData
 from ..errors import InputError
 from ..packing import PackedBatch
 from ..signals import StopRequest
+from ..wording import counted
 from . import engines, flops, graph, phases
 from .batch_source import BatchSource, of_phase
 from .best_model import write_model
@@ -189,6 +190,8 @@ class PretrainLoop:
             self._rows.begin(self.window)
             if self._evaluation_is_due:
                 self._evaluate()
+            if self.step and self.progress >= 1.0:
+                self.console.say(f"nothing is left to train: the run has its {counted(self.step, 'step')}")
             while self.progress < 1.0 and not self._asked():
                 self.train_step()
                 watch.alive()

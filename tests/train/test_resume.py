@@ -295,6 +295,18 @@ def test_epochs_are_as_many_when_steps_become_larger_or_smaller(data, tmp_path, 
     assert rates[18 // before + 1] == pytest.approx(first.lr * (1 - done) / (1 - first.warmup))
 
 
+@pytest.mark.parametrize("steps", [6, 4])
+def test_a_resume_of_a_run_that_has_ended_says_that_nothing_is_left(data, tmp_path, capsys, steps):
+    """Its last lines are those of a run that was trained just now."""
+    pretrain(runs.config(data, tmp_path / "run", steps=6))
+    assert "nothing is left" not in capsys.readouterr().out
+    again = pretrain(runs.config(data, tmp_path / "run", steps=steps, resume="auto"))
+    assert "nothing is left to train: the run has its 6 steps" in capsys.readouterr().out
+    assert again.steps == 6
+    pretrain(runs.config(data, tmp_path / "run", steps=8, resume="auto"))
+    assert "nothing is left" not in capsys.readouterr().out
+
+
 def test_a_resume_says_what_computes_otherwise(data, tmp_path, caplog, monkeypatch):
     """In one line, and only where something does; an older checkpoint does not say."""
     monkeypatch.delenv("FASTBERT_BACKEND", raising=False)
