@@ -14,6 +14,7 @@ from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..data.tokenizer import load_tokenizer
 from ..errors import DataError, InputError
+from ..hints import download_hint
 from ..model_config import ModelConfig
 from ..models import registry
 from . import initialisation
@@ -55,6 +56,15 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
     return model
 
 
+def begins_with(config: PretrainConfig) -> str:
+    """Whose weights a run begins with, in one line for people. A recipe for small models says how new ones begin; it
+    goes with others all the same, and then that means nothing."""
+    if not os.path.isdir(config.model):
+        return f"begins with new weights, init {config.init}"
+    unused = "; init small is for new ones, and changes none of them" if config.init == "small" else ""
+    return f"begins with the weights of {config.model}{unused}"
+
+
 def model_settings(
     config: PretrainConfig, shards: ShardSet | None, objective: str | None = None
 ) -> tuple[registry.Architecture, ModelConfig]:
@@ -68,7 +78,14 @@ def model_settings(
     kind, objective = registry.of_model(config.model), objective or config.samples.objective
     asked = kind.rates(config.dropout)
     if os.path.isdir(config.model):
-        return kind, kind.config_class.from_pretrained(config.model, **asked)
+        settings = kind.config_class.from_pretrained(config.model, **asked)
+        own = getattr(settings, "position_embedding_type", "absolute")
+        if config.position_embedding_type not in ("absolute", own):  # absolute is also what nobody asked for
+            raise InputError(
+                f"position_embedding_type {config.position_embedding_type} is for new weights: {config.model} was "
+                f"trained with {own} positions, with which it goes on"
+            )
+        return kind, settings
     if config.init == "small" and kind.model_type != "bert":
         raise InputError(f"init small is a start for a BERT, got model {config.model!r}: expected init bert")
     if shards is not None:
@@ -78,7 +95,15 @@ def model_settings(
         asked |= {"is_decoder": objective == "causal", "position_embedding_type": config.position_embedding_type}
     elif config.position_embedding_type != "absolute":
         raise InputError(f"position_embedding_type {config.position_embedding_type} is a BERT's, got {config.model!r}")
-    settings = kind.config_class.from_name(config.model, **asked)
+    if "cased" in config.model.lower():  # `from_name` knows its size, which new weights would have
+        raise InputError(
+            f"model {config.model!r:.100} names published weights, and not the size of new ones: expected their "
+            f"directory{download_hint(config.model)}"
+        )
+    try:
+        settings = kind.config_class.from_name(config.model, **asked)
+    except InputError as error:  # a directory that is misspelt, or was moved before a resume, is a size to nobody
+        raise InputError(f"model {config.model!r:.100} is no directory to go on from, and {error}") from None
     if settings.max_position_embeddings is not None:
         settings.max_position_embeddings = max(settings.max_position_embeddings, longest)
     kind.complete(settings, shards)

@@ -22,7 +22,7 @@ from .deepspeed_options import DeepSpeedOptions
 from .distributed import World
 from .engines.deepspeed_config import configuration
 from .loop import PretrainLoop, PretrainResult
-from .model_and_data import build_model, check_fit, check_heldout, open_data, warn_of_other_words
+from .model_and_data import begins_with, build_model, check_fit, check_heldout, open_data, warn_of_other_words
 from .run_header import header
 from .run_lock import only_run
 from .wandb_log import check_installed
@@ -125,7 +125,8 @@ def _prepare(
             distributed.on_each_machine(world, data.shards.verify)
     deepspeed = deepspeed_of(config)
     distributed.same_on_all(world, _started_with(config, data.shards, deepspeed))
-    if model is None:
+    built = model is None
+    if built:
         model = build_model(config, data)
     check_fit(config, model, data)
     if world.first:
@@ -140,6 +141,8 @@ def _prepare(
         others = _other_options(config, resume_from.parent.parent / "config.yaml")
         if others:
             console.say(f"other options than before: {', '.join(others)}")
+    elif built:
+        console.say(begins_with(config))
     run_dir.mkdir(parents=True, exist_ok=True)
     if not goes_on:
         distributed.on_first(world, hold)

@@ -227,6 +227,31 @@ def test_samples_longer_than_the_positions(recipe):
     refused(recipe(samples=PretrainingConfig(max_seqlen=64)), InputError, "max_seqlen 64 .* max_position_embeddings 48")
 
 
+def test_positions_that_a_models_weights_do_not_have(recipe, tmp_path):
+    """`position_embedding_type` is for new weights: with a directory it was passed over, and the run was another."""
+    with pytest.raises(InputError, match=r"sinusoidal is for new weights: .* was trained with absolute positions"):
+        pretrain(recipe(position_embedding_type="sinusoidal"), quiet=True)
+    assert not (tmp_path / "run").exists()
+    made = pretrain(recipe(model="1x32x2", position_embedding_type="sinusoidal", steps=1, warmup=0.0), quiet=True)
+    for asked in ("sinusoidal", "absolute"):  # the second is what nobody asked for
+        options = {"model": str(made.model_dir), "position_embedding_type": asked, "out": str(tmp_path / asked)}
+        more = pretrain(recipe(**options, steps=1, warmup=0.0), quiet=True)
+        assert BertConfig.from_pretrained(more.model_dir).position_embedding_type == "sinusoidal"
+
+
+@pytest.mark.parametrize("init", ["bert", "small"])
+def test_whose_weights_a_run_begins_with_is_told(recipe, tiny_model, capsys, init):
+    """A recipe for small models goes with a directory too; that its `init` does nothing there is said."""
+    pretrain(recipe(init=init, steps=1))
+    said = capsys.readouterr().out
+    assert f"begins with the weights of {tiny_model}" in said
+    assert ("init small is for new ones, and changes none of them" in said) is (init == "small")
+    pretrain(recipe(init=init, steps=2, resume="auto"))
+    assert "begins with" not in capsys.readouterr().out
+    pretrain(recipe(model="1x64", init=init, steps=1, out=recipe().out + "-new"))
+    assert f"begins with new weights, init {init}\n" in capsys.readouterr().out
+
+
 def test_a_sample_longer_than_the_budget(recipe):
     refused(recipe(token_budget=31), InputError, "token_budget must hold a sample of max_seqlen 32 tokens, got 31")
 
@@ -243,7 +268,15 @@ def test_no_data(recipe, tmp_path):
 
 
 def test_no_such_model(recipe, tmp_path):
-    refused(recipe(model=str(tmp_path / "none")), InputError, "none")
+    for name in (str(tmp_path / "none"), "roberta-base"):
+        said = f"model '{name}' is no directory to go on from, and a model size must be one of"
+        refused(recipe(model=name), InputError, re.escape(said))
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-large-cased", "uncased_L-12_H-768_A-12"])
+def test_published_weights_that_are_not_there(recipe, name):
+    """Each is also the name of a size: from another working directory, a run began with new weights."""
+    refused(recipe(model=name), InputError, f"'{name}' names published weights, .* expected their directory; models")
 
 
 def test_a_checkpoint_that_is_none(recipe, tmp_path):
