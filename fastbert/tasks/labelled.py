@@ -51,18 +51,18 @@ def _matched(
 def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
     """The texts of a directory that has one for each class, with a file for each text, as IMDB and 20 Newsgroups are
     published; or of one without directories, which have no labels. The classes take turns, so that the first rows are
-    of all of them.
+    of all of them. Hidden files, which desktops leave in directories that they show, are no texts.
 
     Raises:
         DataError: a directory of another form.
     """
-    directories = sorted(entry for entry in Path(path).iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    directories = [entry for entry in _shown(Path(path)) if entry.is_dir()]
     classes = [directory for directory in directories if directory.name != UNLABELLED]
     if len(classes) < len(directories):
         left_out = os.path.join(path, UNLABELLED)
         logging.getLogger("fastbert").warning("%s: texts without a class are left out", left_out)
     groups = classes or [Path(path)]
-    files = [sorted(entry for entry in group.iterdir() if entry.is_file()) for group in groups]
+    files = [[entry for entry in _shown(group) if entry.is_file()] for group in groups]
     empty = next((str(group) for group, texts in zip(groups, files, strict=True) if not texts), None)
     if empty is not None:
         raise DataError(
@@ -76,3 +76,7 @@ def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Re
             bad_rows.refuse(str(error))
             continue
         yield Record.of(str(file), {"id": name, "text": text, "label": file.parent.name if classes else None})
+
+
+def _shown(directory: Path) -> list[Path]:
+    return sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))

@@ -81,6 +81,8 @@ def test_a_directory_for_each_class(tmp_path, caplog):
         neg__2_1=b"\xff",
         unsup__0_0="x",
         urls="y",
+        pos__more__0="z",
+        **{".git__0": "hidden", "neg__.DS_Store": b"\0\xff"},
     )
     with pytest.raises(DataError, match="neg/2_1, line 1: expected UTF-8, got 0xff"):
         task_of().read(tmp_path)
