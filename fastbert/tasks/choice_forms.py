@@ -114,7 +114,7 @@ def _usual(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a row with what some sets have within a column, or between two, in columns of `FORMS`.
 
     Raises:
-        ValueError: a sentence without the place that its options are for.
+        ValueError: a sentence without the place that its options are for, or a first observation without a second.
     """
     for columns, change in _UNUSUAL:
         if all(column in values for column in columns):
@@ -161,17 +161,29 @@ def _of_sentence(values: dict[str, Any]) -> dict[str, Any]:
     parts = str(values["sentence"]).split("_")
     if len(parts) != 2:
         raise ValueError(f"expected a sentence with one _, got {shorten(str(values['sentence']))!r}")
-    return {"sentence": parts[0], **{name: f"{values[name]}{parts[1]}" for name in ("option1", "option2")}}
+    return {"sentence": parts[0], **{name: _before(values[name], parts[1]) for name in ("option1", "option2")}}
 
 
 def _of_observations(values: dict[str, Any]) -> dict[str, Any]:
-    """alphaNLI's hypotheses are between two observations."""
-    return {name: f"{values[name]} {values['obs2']}" for name in ("hyp1", "hyp2")}
+    """alphaNLI's hypotheses are between two observations.
+
+    Raises:
+        ValueError: there is no second one.
+    """
+    after = str(values.get("obs2", "")).strip()
+    if not after:
+        raise ValueError("expected a second observation in obs2, got an empty one")
+    return {name: _before(values[name], f" {after}") for name in ("hyp1", "hyp2")}
+
+
+def _before(option: Any, more: str) -> str:
+    """An ending of an option and what is behind it; of an empty option an empty one, which is no ending."""
+    return f"{option}{more}" if str(option).strip() else ""
 
 
 def _hub_observations(values: dict[str, Any]) -> dict[str, Any]:
     names = (("observation_", "obs"), ("hypothesis_", "hyp"))
-    return {f"{own}{number}": values[f"{name}{number}"] for name, own in names for number in (1, 2)}
+    return {f"{own}{number}": values.get(f"{name}{number}", "") for name, own in names for number in (1, 2)}
 
 
 _UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]]], ...] = (
@@ -180,8 +192,8 @@ _UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]
     (("dialogue", "question", "choice"), _of_dialogue),
     (("premise", "choice1", "choice2", "question"), _of_premise),
     (("sentence", "option1", "option2"), _of_sentence),
-    (("observation_1", "observation_2", "hypothesis_1", "hypothesis_2"), _hub_observations),
-    (("obs1", "obs2", "hyp1", "hyp2"), _of_observations),
+    (("observation_1", "hypothesis_1", "hypothesis_2"), _hub_observations),
+    (("obs1", "hyp1", "hyp2"), _of_observations),
 )
 PLACES = ("dialogue", "questions", "id")
 """What DREAM has in the lists that its dialogues are."""

@@ -135,6 +135,10 @@ def test_columns_of_a_csv(name, tmp_path):
         (stem("ABC") | {"answerKey": "D"}, "expected the label to be one of 0 to 2, got 'D'"),
         ({"question": "Q", "choices": ["a"], "answer": 0}, "expected 2 endings, got 1"),
         ({"goal": " ", "sol1": "a", "sol2": "b"}, "expected a text before the endings"),
+        (WINO | {"option2": " "}, "expected 2 endings, got an empty one"),
+        (ART | {"hyp1": ""}, "expected 2 endings, got an empty one"),
+        (ART | {"obs2": None}, "expected a second observation in obs2, got an empty one"),
+        ({"observation_1": "A.", "hypothesis_1": "B.", "hypothesis_2": "C."}, "expected a second observation"),
         ({"article": "A", "questions": ["q"]}, "expected all columns of SWAG .*, got article, question"),
     ],
 )
