@@ -16,9 +16,13 @@ from fastbert.wording import counted, duration
         (counted(1.0, "minute"), "1 minute"),
         (counted(0.5, "minute"), "0.5 minutes"),
         (duration(0.84), "0.8 seconds"),
+        (duration(119.9), "119.9 seconds"),
         (duration(120), "2.0 minutes"),
+        (duration(7194), "119.9 minutes"),
         (duration(7200), "2.0 hours"),
-        (duration(7 * 86400), "7.0 days"),
+        (duration(172_440), "47.9 hours"),
+        (duration(2 * 86400), "2.0 days"),
+        (duration(1000 * 86400), "1,000.0 days"),
     ],
 )
 def test_a_number_and_what_it_counts(found, said):
