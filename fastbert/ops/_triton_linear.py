@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import reference
-from . import _cpu, _dispatch, _triton
+from . import _dispatch, _triton
 from .linear_fp8 import product_dtype
 
 # The fast products want rows of whole 16 bytes, and Triton's loads look for multiples of 16 elements. BERT's vocabulary
@@ -76,6 +76,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # In a compiler the number of rows would ask for a graph of its own, and inductor fills up by itself.
     if not features % _UNIT or features < _LARGE or dtype == torch.float32 or torch.compiler.is_compiling():
         return reference.linear(x, weight, bias)
-    if x.shape[:-1].numel() < _LARGE or _cpu.is_traced():  # torch.func knows no `_Filled`
+    if x.shape[:-1].numel() < _LARGE:
         return reference.linear(x, weight, bias)
     return _Filled.apply(x, weight, bias)

@@ -234,6 +234,8 @@ def test_products_with_a_vocabulary_are_of_whole_units():
         logits = ops.linear(x.float(), weight.float())
     assert (logits.dtype, logits.stride()) == (torch.bfloat16, (1040, 1))
     assert ops.linear(x[:1000], weight, bias).is_contiguous()  # where a copy of the weight would cost
+    with torch.device(DEVICE):  # a mode, as torch.set_default_device sets one for good
+        assert ops.linear(x, weight, bias).stride() == (1040, 1)
 
 
 def test_the_gradient_of_a_loss_comes_filled_up_to_whole_units(monkeypatch):
