@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import InputError
+from ..ops import once_differentiable
 from ..transforms import is_exported
 
 
@@ -106,7 +106,7 @@ class _Steps(torch.autograd.Function):
         return states
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable("an LSTM's gradient has none of its own: expected a loss of first derivatives")
     def backward(ctx, grad: Tensor):
         gates, states, cells, weight, projection = ctx.saved_tensors
         sizes, units = ctx.sizes, cells.shape[1]

@@ -31,6 +31,7 @@ from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
 from ._invariant import refuse as refuse_variant
 from ._invariant_mode import batch_invariant
+from ._once import once_differentiable
 from ._recompute import recomputation
 from .attention import attention
 from .attention_padded import attention_padded
@@ -72,6 +73,7 @@ __all__ = [
     "linear_fp8",
     "linear_int8",
     "mlp",
+    "once_differentiable",
     "pack_int8",
     "read_mask",
     "recomputation",

@@ -18,6 +18,7 @@ from .. import _native
 from ..errors import BackendError
 from ..rng import Dropout
 from ..transforms import is_transformed
+from . import _once
 
 library = torch.library.Library("fastbert", "DEF")
 
@@ -90,10 +91,7 @@ def define(
     if backward is None:
 
         def backward(ctx, *_grads):
-            raise BackendError(
-                f"{name} has no gradient of its own: for second derivatives compute the forward pass under "
-                'fastbert.backend("reference")'
-            )
+            raise BackendError(_once.by_reference(name))
 
     def gradient(ctx, *grads):
         # What comes after may give no gradient back: then there is none from here on, as for torch's own ops.

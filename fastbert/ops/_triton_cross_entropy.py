@@ -42,7 +42,10 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _gradient(ctx, dloss: Tensor, _dlse):
     logits, labels, lse = ctx.saved_tensors
-    width = None if torch.compiler.is_compiling() or _cpu.is_watched() else _triton_linear.filled_width(logits)
+    width = None
+    # Where a gradient of this one may be asked for, the op refuses it.
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or _cpu.is_watched()):
+        width = _triton_linear.filled_width(logits)
     if width is None:
         return _cross_entropy_backward(dloss, logits, labels, lse, ctx.ignore_index), None, None
     whole = _backward(dloss, logits, labels, lse, ctx.ignore_index, width)

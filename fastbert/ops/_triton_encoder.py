@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .. import fp8
 from ..rng import Dropout
-from . import _cpu, _cuda, _dispatch, _invariant, _triton, _triton_attention
+from . import _cpu, _cuda, _dispatch, _invariant, _once, _triton, _triton_attention
 from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8
 from .linear_fp8 import product_dtype
 
@@ -182,7 +181,7 @@ class _Layer(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @_once.once_differentiable(_once.by_reference("the encoder's gradient"))
     def backward(ctx, dy: Tensor):
         cu_seqlens, *saved = ctx.saved_tensors
         states, kept, parameters = saved[:3], saved[3:-16], LayerParameters(*saved[-16:])

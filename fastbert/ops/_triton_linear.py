@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .. import reference
-from . import _dispatch, _triton
+from . import _dispatch, _once, _triton
 from .linear_fp8 import product_dtype
 
 # The fast products want rows of whole 16 bytes, and Triton's loads look for multiples of 16 elements. BERT's vocabulary
@@ -51,7 +50,7 @@ class _Filled(torch.autograd.Function):
         return out.view(*x.shape[:-1], len(wide))[..., :features]
 
     @staticmethod
-    @once_differentiable
+    @_once.once_differentiable(_once.by_reference("linear's gradient"))
     def backward(ctx, dout: Tensor):
         rows, wide = ctx.saved_tensors
         shape, dtype, of_weight, of_bias = ctx.like

@@ -21,6 +21,7 @@ from fastbert import (
     PackedBatch,
     ops,
 )
+from fastbert.errors import BackendError
 from fastbert.modules.bilstm import over_sequences
 from fastbert.tasks import registry
 from fastbert.tasks.config import TaskOptions
@@ -87,6 +88,15 @@ def test_results_and_gradients_of_torchs_lstm(directions):
         assert_close(got, exact, same, gradient=number > 0)
     for got, exact in zip(run(truth, True), results[0], strict=True):
         torch.testing.assert_close(got, exact, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("loss", [torch.sum, lambda states: states.square().sum()], ids=["linear", "of a square"])
+def test_second_derivatives_are_refused(loss):
+    x = torch.randn(7, 6, requires_grad=True)
+    states = over_sequences(nn.LSTM(6, 5), x, torch.tensor([0, 3, 7], dtype=torch.int32))
+    (slope,) = torch.autograd.grad(loss(states), x, create_graph=True)
+    with pytest.raises(BackendError, match="expected a loss of first derivatives"):
+        (states.sum() + slope.square().sum()).backward()
 
 
 def test_a_sequences_bits_are_its_own_in_batch_invariant_mode():

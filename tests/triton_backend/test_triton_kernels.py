@@ -15,6 +15,7 @@ import torch
 from close import assert_close
 
 from fastbert import ops, reference
+from fastbert.errors import BackendError
 from fastbert.rng import Dropout
 
 pytest.importorskip("triton")
@@ -281,6 +282,20 @@ def test_the_gradient_of_a_loss_comes_filled_up_to_whole_units(monkeypatch):
         assert (one - true).abs().max() < 0.01 * true.abs().max()
     gradients(squares)
     assert len(copies) == 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda logits: logits.sum(), lambda logits: ops.cross_entropy(logits, torch.arange(len(logits), device=DEVICE))],
+    ids=["sum", "cross-entropy"],
+)
+def test_second_derivatives_of_a_vocabulary_filled_up_are_refused(loss):
+    """Though the gradient from above is a constant."""
+    x, weight = (torch.randn(n, 8, device=DEVICE, dtype=torch.float16).requires_grad_() for n in (1024, 1030))
+    total = loss(ops.linear(x, weight))
+    (slope,) = torch.autograd.grad(total, x, create_graph=True)
+    with pytest.raises(BackendError, match="for second derivatives compute the forward pass under"):
+        (total + slope.square().sum()).backward()
 
 
 def test_a_loss_near_zero_is_not_lost_in_large_logits():
