@@ -276,7 +276,9 @@ def open_padded(
     if position_ids is None:  # those that are given may begin again
         _check_length(config, seqlen)
     device = tokens.device
-    if attention_mask is not None and not attention_mask.is_meta:  # which `lay_out` refuses
+    # `lay_out` refuses one on the meta device. One that is here stays itself: under a transform of torch.func what `to`
+    # gives back no longer says that a gradient is wanted.
+    if attention_mask is not None and not attention_mask.is_meta and attention_mask.device != device:
         attention_mask = attention_mask.to(device)
     packing, layout, keep = lay_out(
         attention_mask,

@@ -11,6 +11,7 @@ from torch import Tensor, func, nn
 from torch.utils.checkpoint import checkpoint
 
 import fastbert
+from fastbert import rng
 from fastbert.errors import BackendError
 
 SIZES = {
@@ -148,6 +149,26 @@ def test_what_examples_drop_under_vmap_is_as_asked(randomness, alike):
     ids = torch.arange(5, 10).repeat(2, 1, 1)
     found = func.vmap(lambda ids: model(ids).last_hidden_state, randomness=randomness)(ids)
     assert torch.allclose(found[0], found[1], atol=1e-6) is alike
+
+
+def test_a_key_that_was_given_holds_under_a_transform_too():
+    model = fastbert.BertModel(fastbert.BertConfig(**{**SIZES, "hidden_dropout_prob": 0.5})).train()
+    ids = torch.arange(5, 10)[None]
+    with rng.use(rng.DropoutKey(5, 6)):
+        wanted = model(ids).last_hidden_state
+        got, _ = func.vjp(lambda scale: scale * model(ids).last_hidden_state, torch.tensor(1.0))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_that_wants_a_gradient_has_all_tokens_computed_under_a_transform_too(models):
+    mask = torch.zeros(2, 1, 1, 5).masked_fill(MASK[:, None, None] == 0, -1e4).requires_grad_()
+
+    def states(x: Tensor) -> Tensor:
+        return models["ours"].model(inputs_embeds=x, attention_mask=mask).last_hidden_state
+
+    wanted = states(X)
+    assert wanted[1, 3:].all()
+    torch.testing.assert_close(func.vjp(states, X)[0], wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["ours", "patched"])
