@@ -67,6 +67,14 @@ def test_round_trip(tmp_path, vocab_size, dtype, batch):
         assert shards.gather(first, first).tolist() == []
 
 
+@pytest.mark.parametrize("batch", [None, 8])
+@pytest.mark.parametrize("document", [[[7]] * 3, [[7] * 25]])
+def test_a_shard_is_filled_to_its_limits(tmp_path, document, batch):
+    """50 tokens, and for the sake of the index, which is kept in memory, a sentence for 8 of them."""
+    shards = ShardSet.open(write(tmp_path, [document] * 8, batch=batch))
+    assert [entry.documents for entry in shards.manifest.splits["train"]] == [2] * 4
+
+
 def test_pickle_maps_again(tmp_path):
     shards = ShardSet.open(write(tmp_path, some_documents(400), max_tokens=5000))
     text = pickle.dumps(shards)

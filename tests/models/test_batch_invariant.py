@@ -190,6 +190,8 @@ def test_what_cannot_hold_is_refused_in_one_sentence():
     _refused(lambda: model(ids, output_attentions=True), "attention probabilities")
     causal = torch.ones(4, 4).tril().bool()[None, None].expand(2, 1, -1, -1)
     _refused(lambda: model(ids, attention_mask=causal), "4-D attention mask")
+    under_vmap = torch.func.vmap(lambda ids: model(ids).last_hidden_state)
+    _refused(lambda: under_vmap(ids[:, None]), "torch.func and forward-mode differentiation take the padded path")
     x = torch.randn(1, 2, 3, 4)
     _refused(lambda: F.scaled_dot_product_attention(x, x, x), "scaled_dot_product_attention was called")
     _refused(lambda: x @ x.transpose(-1, -2), "matmul was called")

@@ -77,6 +77,7 @@ def test_a_directory_for_each_class(tmp_path, caplog):
         tmp_path,
         pos__1_9="good",
         pos__0_8=" fine\n\nfilm ",
+        pos__2_7="third",
         neg__0_2="\ufeffbad",
         neg__2_1=b"\xff",
         unsup__0_0="x",
@@ -88,6 +89,7 @@ def test_a_directory_for_each_class(tmp_path, caplog):
         task_of().read(tmp_path)
     rows = task_of(skip=True).read(tmp_path)
     expected = [("neg/0_2", "bad", "neg"), ("pos/0_8", "fine\n\nfilm", "pos"), ("pos/1_9", "good", "pos")]
+    expected.append(("pos/2_7", "third", "pos"))  # of a class that has more than others
     assert rows == [Row(name, (text,), label) for name, text, label in expected]
     assert "unsup: texts without a class are left out" in caplog.text
 

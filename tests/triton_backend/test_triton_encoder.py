@@ -133,6 +133,27 @@ def test_under_autocast_it_is_as_near_to_float32_as_layer_by_layer(ran, monkeypa
         assert error < 1.4 * usual + 1e-6, f"{name} is off by {error:.3g}, layer by layer by {usual:.3g}"
 
 
+def test_gradients_are_widened_in_one_launch_a_layer(monkeypatch):
+    """None that has its parameter's dtype already is copied."""
+    launches, copy, widened = [], torch._foreach_copy_, _triton_encoder._widened
+
+    def noted(to: list[torch.Tensor], given: list[torch.Tensor]) -> None:
+        launches.append([*to, *given])
+        copy(to, given)
+
+    def of_gradients(*given):
+        with monkeypatch.context() as patch:  # weights are copied by the same function
+            patch.setattr(torch, "_foreach_copy_", noted)
+            return widened(*given)
+
+    monkeypatch.setattr(_triton_encoder, "_widened", of_gradients)
+    train(model(), monkeypatch, by_layers=False, dtype=torch.bfloat16)
+    kinds = [torch.float32] * 6 + [torch.bfloat16] * 6  # of the matrices; vectors' sums are in fp32
+    assert [[tensor.dtype for tensor in launch] for launch in launches] == [kinds] * 2
+    train(model(), monkeypatch, by_layers=False)
+    assert len(launches) == 2
+
+
 def test_frozen_parameters_get_no_gradient(ran, monkeypatch):
     bert = model().train()
     bert.embeddings.requires_grad_(False)

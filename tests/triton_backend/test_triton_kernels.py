@@ -435,6 +435,15 @@ def test_attention_in_the_tiles_of_other_gpus(monkeypatch, lengths, causal):
     test_attention(torch.float16, lengths, 64, causal, True)
 
 
+def test_gradients_of_attention_in_two_passes_can_be_asked_for_twice():
+    """What the pass over queries leaves for the one over keys is not what the forward pass has kept."""
+    leaves = [torch.randn(35, 1, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+    out = ops.attention(*leaves, torch.tensor([0, 35], dtype=torch.int32, device=DEVICE), 35)
+    first, second = (torch.autograd.grad(out.sum(), leaves, retain_graph=True) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_attention_of_more_sequences_than_a_launch_takes(monkeypatch):
     """Gradients included; launches.py has the number at which CUDA ends."""
     from fastbert.triton_kernels import attention as kernels

@@ -182,6 +182,17 @@ def test_the_kinds_of_pieces_that_snappy_has():
     )
 
 
+def test_snappy_s_longest_pieces():
+    """60 bytes are the most that a tag alone can announce; copies go up to 64, and the short ones back to 2,047."""
+    content = bytes(range(60))
+    assert leveldb.unpacked_snappy(bytes([60, 59 << 2]) + content) == content
+    long = content * 10
+    block = b"\xdc\x04" + b"\xf4" + (599).to_bytes(2, "little") + long + bytes([2 << 5 | 1, 600 - 512])
+    assert leveldb.unpacked_snappy(block) == long + long[:4]
+    again = bytes([64, 0 << 2]) + b"a" + bytes([62 << 2 | 2, 1, 0])
+    assert leveldb.unpacked_snappy(again) == b"a" * 64
+
+
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
