@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -92,7 +93,8 @@ def test_a_trace_of_an_encoder_alone_serves_other_batches(kind):
     assert_as_the_model(torch.jit.trace(model, EXAMPLE, check_trace=False), model)
 
 
-SIZES = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=12)},) * 2
+# torch 2.6 exports no number of rows without a bound: it means to hold for 2 ** 63 - 1 of them, too.
+SIZES = ({0: torch.export.Dim("batch", max=1024), 1: torch.export.Dim("sequence", max=12)},) * 2
 # Of torch 2.6, strict=True cannot tell an export from torch.compile.
 STRICT = (False, pytest.param(True, marks=pytest.mark.slow)) if hasattr(torch.compiler, "is_exporting") else (False,)
 
@@ -171,7 +173,7 @@ class _Packed(nn.Module):
         return self.encoder(x, cu_seqlens=bounds, max_seqlen=3).last_hidden_state
 
 
-@pytest.mark.parametrize("way", [torch.jit.trace, torch.export.export])
+@pytest.mark.parametrize("way", [torch.jit.trace, partial(torch.export.export, strict=False)], ids=["trace", "export"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_packed_tokens_are_refused_in_words(way):
     model, given = _Packed(), (torch.randn(5, 16), torch.tensor([0, 2, 5], dtype=torch.int32))
