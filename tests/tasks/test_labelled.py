@@ -43,6 +43,13 @@ def test_trec_s_questions_have_two_labels(label, labels, tmp_path, monkeypatch):
     assert task_of(label, predicting=True).read("-") == rows
 
 
+@pytest.mark.parametrize("label", ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"])
+def test_any_of_trec_s_classes_may_be_the_first(label, tmp_path):
+    path = tmp_path / "train_5500.label"
+    path.write_text(f"{label}:other What ?\n")
+    assert task_of().read(path) == [Row("0", ("What ?",), label)]
+
+
 def test_a_line_of_another_form_is_a_bad_row(tmp_path):
     path = tmp_path / "train_5500.label"
     path.write_bytes(TREC.encode() + b"HUM:ind Who is \xf0 ?\nWho ?\nHUM:ind Who ?\n")
@@ -55,7 +62,7 @@ def test_a_line_of_another_form_is_a_bad_row(tmp_path):
 
 def test_fasttext_s_lines(tmp_path):
     path = tmp_path / "train.ft.txt"
-    path.write_text("__label__2 Great CD: mine\n__label__1 __label__2 both\n__label__1\tBad\n")
+    path.write_text(" __label__2 Great CD: mine\n__label__1 __label__2 both\n__label__1\tBad\n")
     task = task_of(skip=True)
     assert task.read(path) == [Row("0", ("Great CD: mine",), "2"), Row("2", ("Bad",), "1")]
     assert "line 2: expected one label" in task.bad_rows.reasons[0]
@@ -95,9 +102,10 @@ def test_a_directory_for_each_class(tmp_path, caplog):
 
 
 def test_directories_of_other_forms(tmp_path):
-    tree(tmp_path, train__pos__0="a", train__neg__0="b", flat__0="c")
-    with pytest.raises(DataError, match=r"expected a directory for each class, .*, got no files in .*train"):
-        task_of().read(tmp_path)
+    tree(tmp_path, train__pos__0="a", train__neg__0="b", flat__0="c", rest__unsup__0="d")
+    for path in (tmp_path, tmp_path / "rest"):
+        with pytest.raises(DataError, match=r"expected a directory for each class, .*, got no files in .*(train|rest)"):
+            task_of().read(path)
     task = task_of()
     assert task.read(tmp_path / "flat") == [Row("0", ("c",))]
     with pytest.raises(DataError, match="flat: expected labels in the column label, got none in all rows"):

@@ -138,6 +138,15 @@ def test_descriptions_that_lie_are_refused(changes, tmp_path):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("row", [b"\1\1\1ab", b"\0\1\5ab", b"\0\5\0ab"], ids=["shares", "value", "key"])
+def test_rows_that_lie_are_refused(row):
+    """With a checksum that agrees: of the key before, and of what is left of the block."""
+    block = row + struct.pack("<2I", 0, 1)
+    content = block + b"\0" + struct.pack("<I", masked(crc32c(b"\0", crc32c(block))))
+    with pytest.raises(ValueError, match="a row ends outside its block"):
+        list(leveldb._block(content, 0, len(block)))
+
+
 @pytest.mark.parametrize("shards", [0, -1, 1 << 40])
 def test_a_number_of_files_that_lies_is_refused(shards, tmp_path):
     (tmp_path / "b.ckpt.index").write_bytes(index_bytes({"v": _entry()}, shards))
