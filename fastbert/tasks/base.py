@@ -19,7 +19,7 @@ from ..errors import DataError, InputError
 from .bad_rows import STRICT, BadRows, called
 from .config import TaskOptions
 from .files import shorten
-from .transforms import Transform
+from .input_transforms import Transform
 
 if TYPE_CHECKING:
     import numpy as np

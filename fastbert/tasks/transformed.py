@@ -1,4 +1,4 @@
-"""Examples and batches of the sequences that a GPT's input transforms make of rows (`transforms`)."""
+"""Examples and batches of the sequences that a GPT's input transforms make of rows (`input_transforms`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .base import Example
-from .transforms import Ids
+from .input_transforms import Ids
 
 if TYPE_CHECKING:
     from ..packing import PackedBatch

@@ -18,8 +18,8 @@ from fastbert.tasks import registry
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig, TaskOptions
 from fastbert.tasks.finetune import finetune
+from fastbert.tasks.input_transforms import Transform
 from fastbert.tasks.predict import predict
-from fastbert.tasks.transforms import Transform
 
 WORD = {word: index for index, word in enumerate(VOCAB)}
 ROLES = Transform(start=100, delimiter=101, extract=102)

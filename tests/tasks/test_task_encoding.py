@@ -9,7 +9,7 @@ import tokenizers
 
 import fastbert
 from fastbert.data.truncation import SIDES, cut_at
-from fastbert.tasks import encoding, features, registry, transforms
+from fastbert.tasks import encoding, features, input_transforms, registry
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
 
@@ -104,7 +104,7 @@ def test_what_is_cut_off_of_a_pair_is_not_kept(made_by, tokenizer, monkeypatch):
             kept.extend(len(e.overflowing) for e in found)
             return found
 
-    for module in (encoding, features, transforms):
+    for module in (encoding, features, input_transforms):
         monkeypatch.setattr(module, "private_copy", Watched, raising=True)
     if made_by == "encode_texts":
         [row] = encoding.encode_texts([texts], tokenizer, 32)
@@ -114,5 +114,5 @@ def test_what_is_cut_off_of_a_pair_is_not_kept(made_by, tokenizer, monkeypatch):
         assert len(row.tokens) == len(row.values) == 32
         assert row.ids == encoding.encode_texts([texts], tokenizer, 32)[0].ids.tolist()
     else:
-        [row] = transforms.Transform(1, 2, 3).sequences([texts], tokenizer, 32)
+        [row] = input_transforms.Transform(1, 2, 3).sequences([texts], tokenizer, 32)
     assert (len(row.ids), kept[0]) == (32, 0)
