@@ -46,9 +46,10 @@ def run(args: Encode) -> None:
     from .. import SentenceEncoder
     from ..data.chunks import windows
     from ..errors import DataError
+    from ..result_files import check_writable, write_npy
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
-    from ..tasks.files import check_writable, read_lines, write_npy
+    from ..tasks.files import read_lines
     from ..tasks.trained import model_directory
     from ._progress import progress
 

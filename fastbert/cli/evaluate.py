@@ -43,8 +43,8 @@ class Evaluate(PredictOptions):
 
 def run(args: Evaluate) -> None:
     """Scores the model or the predictions."""
+    from ..result_files import check_writable
     from ..tasks import registry
-    from ..tasks.files import check_writable
     from ..tasks.results import predictions_path, results_name, write_results
     from ._tasks import configure, evaluate_file, read_rows
 

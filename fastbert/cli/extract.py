@@ -43,10 +43,11 @@ def run(args: Extract) -> None:
     from .. import hardware, load_tokenizer
     from ..errors import DataError
     from ..models.encoders import load_encoder
+    from ..result_files import atomic_write, check_writable, write_npy
     from ..signals import removed_on_sigterm
     from ..tasks.bad_rows import called
     from ..tasks.features import token_features
-    from ..tasks.files import atomic_write, check_writable, read_lines, write_npy
+    from ..tasks.files import read_lines
     from ..tasks.trained import model_directory
     from ._progress import progress
 

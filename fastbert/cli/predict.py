@@ -36,9 +36,9 @@ class Predict(PredictOptions):
 
 def run(args: Predict) -> None:
     """Streams the rows of tasks that can; the predictions appear in a file at the end, or not at all."""
+    from ..result_files import check_writable
     from ..signals import removed_on_sigterm
     from ..tasks import registry
-    from ..tasks.files import check_writable
     from ._tasks import predicted
 
     name = registry.get(args.task).submission_name(args.data)

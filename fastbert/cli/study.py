@@ -65,9 +65,9 @@ def run(args: Study) -> None:
         if not 1 <= getattr(args, name) <= MOST_PROCESSES:
             raise InputError(f"{name} must be between 1 and {MOST_PROCESSES}, got {getattr(args, name)}")
     studies = _read(args)
+    from ..result_files import check_writable
     from ..study import plan
     from ..study import run as runner
-    from ..tasks.files import check_writable
 
     works = runner.together([runner.work_of(study, args.cache or args.out / "cache") for study in studies])
     if args.plan:

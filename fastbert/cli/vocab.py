@@ -47,7 +47,7 @@ def run(args: Vocab) -> None:
     from ..data.corpus import corpus_files, read_raw_documents
     from ..data.tokenizer import save_tokenizer, save_vocab, train_wordpiece
     from ..errors import InputError
-    from ..tasks.files import check_writable
+    from ..result_files import check_writable
     from ._progress import corpus_progress
 
     files = corpus_files(args.corpus)

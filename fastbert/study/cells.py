@@ -12,8 +12,8 @@ from pathlib import Path
 
 from .. import hardware
 from ..errors import InputError
+from ..result_files import write_json
 from ..tasks.config import NEUTRAL
-from ..tasks.files import write_json
 from . import keys, locks, pretrained
 from .definition import RowSpec, Study, TaskSpec, named
 from .pretrained import Wanted

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from .. import svg
-from ..tasks.files import write_json
+from ..result_files import write_json
 from ..wording import counted
 from .compare import CLEAR, CLEAR_MARGIN, shown
 from .definition import PERPLEXITY

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..tasks.files import write_json
+from ..result_files import write_json
 from ..tasks.metrics import silhouette
 from ..tasks.results import write_table
 from ..train.plots import new_figure, save_figure

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError
-from ..tasks.files import write_json
+from ..result_files import write_json
 from ..train.config import PretrainConfig
 from . import corpus, keys, locks
 from .definition import RowSpec, Study, named

@@ -14,12 +14,13 @@ import numpy as np
 
 from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
+from ..result_files import atomic_write, written
 from .bad_rows import called
 from .base import Example, Row, packed
 from .conll import read_sentences, read_tags, tagged_lines
 from .encoding import encodings_of, private_copy
 from .feature_task import FeatureTask
-from .files import atomic_write, shorten, written
+from .files import shorten
 from .metrics import entities
 from .squad_windows import plan_windows
 from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_of, with_types

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..result_files import atomic_write, write_json, write_json_lines
 from ..text_files import without_gz
-from .files import atomic_write, write_json, write_json_lines
 
 if TYPE_CHECKING:
     from .base import Row, Task

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
 from ..files import check_new, check_run_name
+from ..result_files import atomic_write, check_writable, write_json
 from ..text_files import read_json
 from .config import FinetuneConfig
-from .files import atomic_write, check_writable, write_json
 from .results import FinetuneResult, write_results
 from .trained import KEPT, kept_of
 

@@ -14,9 +14,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import DataError, InputError
+from ..result_files import written
 from . import squad_metrics as official
 from .base import Example, Row, Task, packed
-from .files import shorten, written
+from .files import shorten
 from .squad_files import companions, read_questions, read_values, span, write_values
 from .squad_windows import answer_text, best_spans, encode_windows
 

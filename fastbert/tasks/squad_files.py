@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..result_files import atomic_write
 from ..text_files import without_gz
 from .bad_rows import BadRows, called
 from .base import Row
-from .files import atomic_write, check_text, load_json, parse_json, read_lines, shorten
+from .files import check_text, load_json, parse_json, read_lines, shorten
 from .hub_files import Record, is_hub_file, list_records, read_records
 from .typed import TYPED, has_form, json_or_none, read_typed
 

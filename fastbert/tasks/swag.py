@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
+from ..result_files import atomic_write, written
 from . import metrics
 from .bad_rows import BadRows, called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
@@ -19,7 +20,7 @@ from .choice_files import copa_records, files_of, is_xml, mmlu_records, of_mmlu
 from .choice_forms import CODAH, FORMS, FULL, OBJECTS, PLACES, REGULAR, apart, label_column, label_of, row_of
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
-from .files import atomic_write, of_rows, read_lines, shorten, written
+from .files import of_rows, read_lines, shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tables import check_once, rows_below
 from .transformed import joined, parts_of, with_next_words

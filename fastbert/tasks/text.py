@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.special_tokens import has_types
 from ..errors import DataError, InputError
+from ..result_files import atomic_write, written
 from .bad_rows import called, numbered, some
 from .base import Example, LabelColumns, Row, labels_of, packed
 from .encoding import encode_texts
 from .exported import NAMED, exported_label, exported_rows, id_names, naming_column, read_table_of_hub, text_forms
 from .feature_task import FeatureTask
-from .files import atomic_write, of_rows, read_lines, written
+from .files import of_rows, read_lines
 from .hub_files import is_hub_file, read_records
 from .labelled import directory_records, line_records
 from .tables import check_once, read_table

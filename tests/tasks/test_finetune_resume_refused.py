@@ -259,7 +259,7 @@ def test_killed_while_results_are_written(directory, whole, tmp_path, monkeypatc
         return write(path, *more)
 
     monkeypatch.setattr(Path, "rename", renamed)
-    monkeypatch.setattr("fastbert.tasks.files.atomic_write", written)
+    monkeypatch.setattr("fastbert.result_files.atomic_write", written)
     with pytest.raises(KeyboardInterrupt):
         runs.run(directory, out, save_every=5)
     monkeypatch.undo()

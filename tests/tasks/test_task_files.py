@@ -1,21 +1,16 @@
-"""Reading with line numbers; writing all or nothing."""
+"""Reading with line numbers."""
 
 import codecs
-import errno
 import gzip
-import os
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fastbert.errors import CheckpointError, DataError, InputError
-from fastbert.files import whole, write_whole
+from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
-from fastbert.tasks.files import atomic_write, of_rows, read_json_lines, read_lines, write_npy
+from fastbert.tasks.files import of_rows, read_json_lines, read_lines
 from fastbert.tasks.results import results_name
 
 
@@ -155,135 +150,7 @@ def test_predictions_by_the_ids_of_rows():
         of_rows(found, [*rows, Row("d", ())], "p", bad)
 
 
-def stop_halfway(path):
-    with atomic_write(path) as file:
-        file.write("half")
-        raise RuntimeError("stop")
-
-
-def test_nothing_is_left_of_a_failed_write(tmp_path):
-    path = tmp_path / "new" / "deep" / "f"
-    with pytest.raises(RuntimeError, match="stop"):
-        stop_halfway(path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "f"
-    path.write_text("old")
-    with pytest.raises(RuntimeError, match="stop"):
-        stop_halfway(path)
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["f"]
-
-
-def test_where_no_file_can_be_is_named(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("no directory")
-    with pytest.raises(NotADirectoryError) as caught, atomic_write(tmp_path / "file" / "below"):
-        pass
-    assert caught.value.filename == str(tmp_path / "file")
-
-    def denied(path, *_, **__):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("fastbert.tasks.files.open", denied, raising=False)  # root may write everywhere
-    with pytest.raises(PermissionError) as caught, atomic_write(tmp_path / "results.tsv"):
-        pass
-    assert caught.value.filename == str(tmp_path / "results.tsv")
-
-
-def test_a_written_file_follows_the_umask(tmp_path):
-    old = os.umask(0o027)
-    try:
-        with atomic_write(tmp_path / "f") as file:
-            file.write("x")
-    finally:
-        os.umask(old)
-    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-def test_a_full_disk_names_the_file():
-    with pytest.raises(OSError, match="/dev/full") as caught, write_npy("/dev/full") as writer:
-        writer.append(np.ones((10_000, 10)))
-    assert caught.value.errno == errno.ENOSPC
-
-
-def test_npy_is_no_stream(tmp_path):
-    reading, writing = os.pipe()
-    for path in ("-", f"/dev/fd/{writing}"):
-        with pytest.raises(InputError, match=f"{path}: expected a file to write vectors to"), write_npy(path):
-            pass
-    os.close(reading)
-    os.close(writing)
-
-
-def test_npy_of_unknown_length_reads_back(tmp_path):
-    rng = np.random.default_rng(0)
-    parts = [rng.standard_normal((n, 5)).astype(np.float32) for n in (1, 700, 0, 12_345)]
-    with write_npy(tmp_path / "x.npy") as writer:
-        for part in parts:
-            writer.append(part)
-    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.concatenate(parts))
-
-
 def test_rows_of_one_id_have_no_predictions_of_their_own():
     rows = [Row("3", ("a",), "0"), Row("4", ("b",), "1"), Row("3", ("c",), "1")]
     with pytest.raises(DataError, match=r"^p\.tsv: .* by which predictions are told apart, got 3 twice$"):
         of_rows({"3": "0", "4": "1"}, rows, "p.tsv")
-
-
-def test_a_whole_file_that_cannot_be_written_is_called_by_its_name(tmp_path):
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(IsADirectoryError) as caught, whole(tmp_path / "taken") as path:
-        path.write_text("page")
-    assert caught.value.filename == str(tmp_path / "taken")
-    with pytest.raises(OSError, match="No space left") as caught, whole(tmp_path / "page.html"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write has it, without a name
-    assert caught.value.filename == str(tmp_path / "page.html")
-    with pytest.raises(FileNotFoundError) as caught, whole(tmp_path / "page.html"):
-        (tmp_path / "source").read_text()
-    assert caught.value.filename == str(tmp_path / "source")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
-    """Nor is a device: `--out /dev/null` of an administrator's must leave it there."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        write_whole(path, "néw")
-        assert os.read(reader, 100) == "néw".encode()
-    finally:
-        os.close(reader)
-    assert path.is_fifo()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
-
-
-def test_a_directory_is_not_written_over_through_a_link(tmp_path):
-    (tmp_path / "held").mkdir()
-    (tmp_path / "link").symlink_to("held")
-    with pytest.raises(OSError, match="directory"):
-        write_whole(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-
-
-@pytest.mark.parametrize("fails", [(Path, "write_bytes"), (os, "fsync"), (os, "replace")], ids=lambda fails: fails[1])
-def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch, fails):
-    path = tmp_path / "config.yaml"
-    write_whole(path, "old")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(*fails, full)
-    said = f"^{re.escape(str(path))}: expected to write 4 bytes, got: No space left on device$"
-    with pytest.raises(CheckpointError, match=said):
-        write_whole(path, "néw", CheckpointError)
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_whole(path, "new")
-    assert caught.value.filename == str(path)
-    assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
