@@ -111,6 +111,39 @@ def put_in_place(finished: Path, path: Path, aside: Path) -> None:
 
 
 @contextlib.contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """Gives a name beside ``path``, to make a directory under that is there under ``path`` when the block ends.
+
+    When the block fails nothing is left of it, and what was there before stays. A process that is killed while one
+    takes the other's place leaves the one before beside it: see `is_there`.
+
+    Raises:
+        OSError: the directory cannot take its place.
+    """
+    fresh, old = path.with_name(f"{path.name}.new"), _before(path)
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        yield fresh
+        shutil.rmtree(old, ignore_errors=True)
+        put_in_place(fresh, path, old)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a directory of `whole_directory`; it is put back where a crash came between its two renames."""
+    old = _before(path)
+    if old.exists() and not path.exists():
+        os.rename(old, path)
+    return path.exists()
+
+
+def _before(path: Path) -> Path:
+    return path.with_name(f"{path.name}.old")
+
+
+@contextlib.contextmanager
 def held(directory: str | os.PathLike) -> Iterator[bool]:
     """Locks a directory of unfinished work, and the system lets go of it when the process ends in any way.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError
+from ..files import whole_directory
 from ..result_files import write_json
 from ..train.config import PretrainConfig
 from . import corpus, keys, locks
@@ -295,12 +296,9 @@ def _word2vec(config: PretrainConfig, values: dict, where: str):
 
 def _save(network, target: Path) -> None:
     """Writes a model directory, whole or not at all."""
-    fresh = target.with_name(f"{target.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    network.save_pretrained(fresh)
-    (fresh / _DIGEST).write_text(keys.file_digest(fresh / _WEIGHTS))
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
+    with whole_directory(target) as fresh:
+        network.save_pretrained(fresh)
+        (fresh / _DIGEST).write_text(keys.file_digest(fresh / _WEIGHTS))
 
 
 def _figures(model: Wanted, result) -> dict:

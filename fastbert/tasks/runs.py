@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
-from ..files import check_new, check_run_name
+from ..files import check_new, check_run_name, whole_directory
 from ..result_files import atomic_write, check_writable, write_json
 from ..text_files import read_json
 from .config import FinetuneConfig
@@ -198,18 +198,12 @@ class FinetuneRun:
         from ..data.tokenizer import save_tokenizer
 
         setattr(model.config, KEPT, kept_of(task, config or self._config))
-        model_dir, fresh = self.out / "model", self.out / "model.new"
-        shutil.rmtree(fresh, ignore_errors=True)
-        try:
+        model_dir = self.out / "model"
+        with whole_directory(model_dir) as fresh:
             model.save_pretrained(fresh)
             # A model that came from a directory brought its tokenizer's files along, untouched.
             if not any((fresh / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
                 save_tokenizer(tokenizer, fresh)
-            shutil.rmtree(model_dir, ignore_errors=True)  # the same one, of a run that was killed just here
-            fresh.rename(model_dir)
-        finally:
-            # There is a whole model or none, also on a full disk.
-            shutil.rmtree(fresh, ignore_errors=True)
         if config is not None:
             self._write_config(config)
         trials = [self.out / "trials.jsonl"] if result.trials else []

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files and directories that appear whole or not at all."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastbert.errors import CheckpointError, InputError
-from fastbert.files import whole, write_whole
+from fastbert.files import is_there, whole, whole_directory, write_whole
 from fastbert.result_files import atomic_write, write_npy
 
 
@@ -139,3 +139,49 @@ def test_a_file_that_cannot_be_replaced_stays(tmp_path, monkeypatch, fails):
     assert caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def make_model(path, text):
+    with whole_directory(path) as directory:
+        directory.mkdir()
+        (directory / "config.json").write_text(text)
+        if text == "half":
+            raise RuntimeError("stop")
+
+
+def test_a_directory_takes_the_place_of_the_one_before(tmp_path):
+    (tmp_path / "model.new").mkdir()
+    (tmp_path / "model.new" / "left").write_text("by a process that was killed")
+    for text in ("first", "second"):
+        make_model(tmp_path / "model", text)
+        assert [file.read_text() for file in (tmp_path / "model").iterdir()] == [text]
+        assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("before", [None, "before"])
+def test_nothing_is_left_of_a_directory_that_was_not_finished(tmp_path, before):
+    if before is not None:
+        make_model(tmp_path / "model", before)
+    with pytest.raises(RuntimeError, match="stop"):
+        make_model(tmp_path / "model", "half")
+    assert [file.read_text() for file in tmp_path.glob("*/config.json")] == ([] if before is None else [before])
+    assert os.listdir(tmp_path) == ([] if before is None else ["model"])
+
+
+def test_a_directory_is_put_back_that_stood_aside_in_a_crash(tmp_path, monkeypatch):
+    path, rename = tmp_path / "model", os.rename
+    assert not is_there(path)
+    make_model(path, "before")
+
+    def killed(source, target):
+        if target == path:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_model(path, "after")
+    monkeypatch.undo()
+    assert not path.exists()
+    assert is_there(path)
+    assert (path / "config.json").read_text() == "before"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -245,20 +246,19 @@ def test_killed_while_results_are_written(directory, whole, tmp_path, monkeypatc
     """At the end all is trained, and not all is written."""
     from fastbert.tasks import runs as run_directories
 
-    out, rename, write = tmp_path / "run", Path.rename, run_directories.atomic_write
+    out, rename, write = tmp_path / "run", os.rename, run_directories.atomic_write
 
-    def renamed(self, target):
-        moved = rename(self, target)
+    def renamed(source, target):
+        rename(source, target)
         if Path(target).name == place:
             raise KeyboardInterrupt
-        return moved
 
     def written(path, *more):
         if Path(path).name == place:
             raise KeyboardInterrupt
         return write(path, *more)
 
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "rename", renamed)
     monkeypatch.setattr("fastbert.result_files.atomic_write", written)
     with pytest.raises(KeyboardInterrupt):
         runs.run(directory, out, save_every=5)
