@@ -25,6 +25,7 @@ from .distributed import World
 from .evaluation import evaluate
 from .metrics import MetricsLog, NoLog
 from .optimizers import make_optimizer
+from .run_clock import RunClock
 from .run_report import write_pages
 from .saving import RunCheckpoints
 from .spikes import SpikeRule
@@ -97,8 +98,7 @@ class PretrainLoop:
         options = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}
         self.engine = engines.make(model, self.optimizer, world or World(), idle=idle, **options)
         self.step, self.tokens = 0, 0
-        self.seconds_before, self._started = 0.0, 0.0
-        self.processor_seconds_before, self._processor_started = 0.0, 0.0
+        self.clock = RunClock()
         self.agreed_seconds, self._agreed_stop = 0.0, None
         self.best: dict = {}
         self._run_heldout = heldout
@@ -148,16 +148,7 @@ class PretrainLoop:
     @property
     def seconds(self) -> float:
         """Seconds of training, across resumes; on several ranks, those of rank 0 at the start of the last step."""
-        return self._own_seconds if self.engine.world.size == 1 else self.agreed_seconds
-
-    @property
-    def _own_seconds(self) -> float:
-        return self.seconds_before + (time.monotonic() - self._started if self._started else 0.0)
-
-    @property
-    def processor_seconds(self) -> float:
-        """Processor time of this process in that time, of all threads, across resumes."""
-        return self.processor_seconds_before + (time.process_time() - self._processor_started if self._started else 0.0)
+        return self.clock.seconds if self.engine.world.size == 1 else self.agreed_seconds
 
     @property
     def progress(self) -> float:
@@ -181,7 +172,7 @@ class PretrainLoop:
             self.console.say("the one step is the first of the warm-up, at a rate of 0: no weight changes (--warmup 0)")
         stopped = None
         self.model.train()
-        self._started, self._processor_started = time.monotonic(), time.process_time()
+        self.clock.start()
         log = self._open_log()
         watch = StallWatch(self.run_dir, self.config.stall_minutes, self.engine.world.rank)
         with StopRequest() as stop, log, self.console, watch, self.checkpoints:
@@ -225,7 +216,7 @@ class PretrainLoop:
             heldout=dict(self.best),
             interrupted=stopped,
             paths=paths,
-            processor_seconds=self.processor_seconds,
+            processor_seconds=self.clock.processor_seconds,
             late_signal=stop.asked if stopped is None else None,
         )
 
@@ -294,7 +285,7 @@ class PretrainLoop:
         tokens = sum(batch.num_real_tokens for batch in micro)
         if self.engine.world.size == 1:
             return labels, pairs, tokens
-        seconds = self._own_seconds if self.engine.world.first else 0.0
+        seconds = self.clock.seconds if self.engine.world.first else 0.0
         asked = self._stop.asked is not None
         *counts, self.agreed_seconds, asked = self.engine.reduce([labels, pairs, tokens, seconds, asked])
         if asked:

@@ -128,7 +128,7 @@ class RunCheckpoints:
             "phase": loop.phase.index,
             "place": list(loop.batches.place),
             "seconds": loop.seconds,
-            "processor_seconds": loop.processor_seconds,
+            "processor_seconds": loop.clock.processor_seconds,
             "best": loop.best,
             "evaluated_at": loop.evaluated_at,
             "windows": [window.state() for window in loop.windows()],
@@ -176,8 +176,8 @@ class RunCheckpoints:
         loop.engine.restore(path, tensors, state)
         arithmetic.warn_of_others(path, state.get("computed_with"), loop.engine.world)
         loop.step, loop.tokens, loop.batches.place = state["step"], state["tokens"], tuple(state["place"])
-        loop.seconds_before = loop.agreed_seconds = state["seconds"]
-        loop.processor_seconds_before = state.get("processor_seconds", 0.0)  # older checkpoints do not say
+        loop.agreed_seconds = state["seconds"]
+        loop.clock.go_on(state["seconds"], state.get("processor_seconds", 0.0))  # older checkpoints do not say
         self.saved_at, loop.evaluated_at = loop.step, state["evaluated_at"]
         # A line may span the interruption: it is the line of the run that had none.
         loop.window = Window.of_rank(state["windows"], loop.engine.world.rank, loop.engine.world.size)

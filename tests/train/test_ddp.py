@@ -216,7 +216,8 @@ def test_of_the_time_ranks_take_the_first_ones_clock():
 
     for first, seconds in ((True, 60.0), (False, 61.0)):
         engine = SimpleNamespace(world=SimpleNamespace(size=2, first=first), reduce=reduce)
-        rank = SimpleNamespace(engine=engine, _own_seconds=seconds, _stop=SimpleNamespace(asked=None))
+        clock, stop = SimpleNamespace(seconds=seconds), SimpleNamespace(asked=None)
+        rank = SimpleNamespace(engine=engine, clock=clock, _stop=stop)
         PretrainLoop._agree(rank, [])
     assert [sum(numbers) for numbers in zip(*given, strict=True)] == [0, 0, 0, 60.0, False]
 
