@@ -21,7 +21,7 @@ from ..packing import PackedBatch
 from .bert import Encoded, HeadDropout, as_asked, encoded_by
 from .checks import check_labels
 from .gpt import GPTModel, GPTPreTrainedModel
-from .task_heads import choice_logits, classification_loss
+from .logits import choice_logits, classification_loss
 
 
 def _refuse_bilstm(config: GPTConfig | type[GPTConfig], units: int | None) -> None:
@@ -95,7 +95,7 @@ class GPTForSequenceClassification(GPTHead):
         return_dict: bool | None = None,
         **options: Any,
     ) -> LogitsOutput | tuple[Any, ...]:
-        """Inputs are those of `GPTModel.forward`; labels those of `task_heads.classification_loss`.
+        """Inputs are those of `GPTModel.forward`; labels those of `logits.classification_loss`.
 
         Args:
             orders: sequences of a row, beside each other; their states are added up before the classifier (2 for the

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import ops
@@ -21,48 +20,7 @@ from ..outputs import LogitsOutput, QuestionAnsweringOutput
 from ..packing import PackedBatch
 from .bert import BertHead, as_asked
 from .checks import check_labels, check_tensors
-
-
-def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem_type: str | None) -> Tensor:
-    """The loss of a classifier or regressor.
-
-    Args:
-        logits: (B, num_labels).
-        labels: (B,) class ids, (B,) or (B, num_labels) numbers, or (B, num_labels) zeros and ones.
-        problem_type: "regression", "single_label_classification", "multi_label_classification", or None to decide by
-            the labels: num_labels 1 is regression, integers are classes, anything else is multi-label.
-
-    Raises:
-        InputError: labels are not a tensor of such a shape, or a class id is neither -100 nor in 0..num_labels-1.
-    """
-    check_tensors(labels=labels)
-    if problem_type is None:
-        integral = not labels.is_floating_point()
-        problem_type = (
-            "regression"
-            if num_labels == 1
-            else "single_label_classification"
-            if integral
-            else "multi_label_classification"
-        )
-    if problem_type == "regression":
-        shape = logits.squeeze(-1) if num_labels == 1 else logits
-        _check_numbers(labels, logits, labels.numel() == logits.numel(), "numbers for regression")
-        return F.mse_loss(shape, labels.to(shape.dtype).view_as(shape))
-    if problem_type == "multi_label_classification":
-        what = "zeros and ones for multi-label classification, or int64 (B,) for one class each"
-        _check_numbers(labels, logits, labels.shape == logits.shape, what)
-        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-    labels = labels.view(-1)
-    check_labels(labels, num_labels)
-    return ops.cross_entropy(logits.view(-1, num_labels), labels)
-
-
-def _check_numbers(labels: Tensor, logits: Tensor, fits: bool, what: str) -> None:
-    """Raises InputError for labels that are no class ids and not one number for each of the logits."""
-    if not fits:
-        dtype = str(labels.dtype).removeprefix("torch.")
-        raise InputError(f"labels must be {tuple(logits.shape)} {what}, got {tuple(labels.shape)} {dtype}")
+from .logits import choice_logits, classification_loss
 
 
 class BertForSequenceClassification(BertHead):
@@ -118,34 +76,6 @@ class BertForSequenceClassification(BertHead):
             loss = classification_loss(logits, labels, self.num_labels, self.config.problem_type)
         output = LogitsOutput(loss, logits, encoded.hidden_states, encoded.attentions)
         return as_asked(output, return_dict, self.config)
-
-
-def choice_logits(scores: Tensor, num_choices: int | Sequence[int]) -> Tensor:
-    """Puts the scores of all choices into a row for each question.
-
-    Args:
-        scores: (N, 1), those of a question next to each other.
-        num_choices: of every question; or of each.
-
-    Returns:
-        (B, C), C being the most. A place that a question has no choice for holds the lowest number of the dtype: its
-        share in the softmax is 0, and it gets no gradient.
-
-    Raises:
-        InputError: the numbers do not fit.
-    """
-    alike = isinstance(num_choices, int)
-    counts = [num_choices] if alike else list(num_choices)
-    if min(counts, default=0) < 1 or (len(scores) % num_choices if alike else sum(counts) != len(scores)):
-        raise InputError(
-            f"a packed batch must hold num_choices = {num_choices} sequences for each question, got {len(scores)} "
-            "sequences"
-        )
-    if alike:
-        return scores.view(-1, num_choices)
-    lengths = torch.tensor(counts, device=scores.device)
-    there = torch.arange(max(counts), device=scores.device) < lengths[:, None]
-    return scores.new_full(there.shape, torch.finfo(scores.dtype).min).masked_scatter(there, scores)
 
 
 class BertForMultipleChoice(BertHead):

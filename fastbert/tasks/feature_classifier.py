@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops, rng
-from ..models.task_heads import classification_loss
+from ..models.logits import classification_loss
 from ..modules.bilstm import over_sequences
 from ..outputs import LogitsOutput
 from ..packing import PackedBatch
@@ -37,7 +37,7 @@ class FeatureClassifier(OnFeatures):
         Args:
             batch: of a pair, the second text has token types 1.
             features: (T, stored_width), where they are known already.
-            labels: those of `models.task_heads.classification_loss`.
+            labels: those of `models.logits.classification_loss`.
 
         Returns:
             ``loss``, ``logits`` (B, num_labels).

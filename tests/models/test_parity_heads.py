@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastbert.models.task_heads import classification_loss
+from fastbert.models.logits import classification_loss
 from fastbert.packing import PackedBatch
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])

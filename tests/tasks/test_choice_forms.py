@@ -11,7 +11,7 @@ import torch
 import fastbert
 from fastbert.cli.main import main
 from fastbert.errors import DataError, InputError
-from fastbert.models.task_heads import choice_logits
+from fastbert.models.logits import choice_logits
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row, require_labels
