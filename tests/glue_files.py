@@ -99,13 +99,13 @@ SUBMISSIONS = {
 
 # A label that the task does not have, in the first labelled row.
 WRONG_LABEL = {
-    "cola": (b"\t1\t", b"\tx\t", 1),
-    "sst2": (b"\t1", b"\t5", 2),
-    "mrpc": (b"1\t702", b"\t702", 2),
-    "stsb": (b"5.000", b"5.1", 2),
-    "qqp": (b"\t1\n", b"\t2\n", 2),
-    "mnli": (b"neutral\n", b"-\n", 2),
-    "qnli": (b"\tentailment", b"\tyes", 2),
-    "rte": (b"\tnot_entailment", b"\tunknown", 2),
-    "wnli": (b"\t1", b"\t-1", 2),
+    "cola": (b"\t1\t", b"\tx\t", 1, "the label to be one of 0, 1, got 'x'"),
+    "sst2": (b"\t1", b"\t5", 2, "the label to be one of 0, 1, got '5'"),
+    "mrpc": (b"1\t702", b"\t702", 2, "the label to be one of 0, 1, got ''"),
+    "stsb": (b"5.000", b"5.1", 2, "a number from 0 to 5, got '5.1'"),
+    "qqp": (b"\t1\n", b"\t2\n", 2, "the label to be one of 0, 1, got '2'"),
+    "mnli": (b"neutral\n", b"-\n", 2, "a label that most annotators chose, got '-'"),
+    "qnli": (b"\tentailment", b"\tyes", 2, "the label to be one of entailment, not_entailment, got 'yes'"),
+    "rte": (b"\tnot_entailment", b"\tunknown", 2, "the label to be one of entailment, not_entailment, got 'unknown'"),
+    "wnli": (b"\t1", b"\t-1", 2, "the label to be one of 0, 1, got '-1'"),
 }

@@ -61,10 +61,9 @@ def test_line_ends_byte_order_mark_and_a_missing_last_line_end(name, bom, end, w
 @pytest.mark.parametrize("name", TASKS)
 def test_a_wrong_label_is_named_or_skipped(name, write):
     content, rows = LABELLED[name]
-    old, new, line = WRONG_LABEL[name]
+    old, new, line, expected = WRONG_LABEL[name]
     path = write(content.replace(old, new, 1))
-    expected = "(the label to be one of|a number from 0|a label that most annotators chose, got '-')"
-    with pytest.raises(DataError, match=rf"data\.tsv, line {line}: expected {expected}"):
+    with pytest.raises(DataError, match=rf"data\.tsv, line {line}: expected {expected}(, which|$)"):
         registry.get(name).read(path)
     task = registry.get(name)
     task.bad_rows = BadRows(skip=True)
