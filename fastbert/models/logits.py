@@ -69,15 +69,20 @@ def choice_logits(scores: Tensor, num_choices: int | Sequence[int]) -> Tensor:
     Raises:
         InputError: the numbers do not fit.
     """
-    alike = isinstance(num_choices, int)
-    counts = [num_choices] if alike else list(num_choices)
-    if min(counts, default=0) < 1 or (len(scores) % num_choices if alike else sum(counts) != len(scores)):
+    num_scores = scores.shape[0]
+    # An export of any number of choices has a SymInt for it, a trace a tensor.
+    alike = isinstance(num_choices, (int, torch.SymInt)) or getattr(num_choices, "ndim", 1) == 0
+    if alike:
+        fits = num_choices > 0 and num_scores % num_choices == 0
+    else:
+        fits = min(num_choices, default=0) > 0 and sum(num_choices) == num_scores
+    if not fits:
         raise InputError(
-            f"a packed batch must hold num_choices = {num_choices} sequences for each question, got {len(scores)} "
+            f"a packed batch must hold num_choices = {num_choices} sequences for each question, got {num_scores} "
             "sequences"
         )
     if alike:
         return scores.view(-1, num_choices)
-    lengths = torch.tensor(counts, device=scores.device)
-    there = torch.arange(max(counts), device=scores.device) < lengths[:, None]
+    lengths = torch.tensor(num_choices, device=scores.device)
+    there = torch.arange(max(num_choices), device=scores.device) < lengths[:, None]
     return scores.new_full(there.shape, torch.finfo(scores.dtype).min).masked_scatter(there, scores)

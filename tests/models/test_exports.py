@@ -121,6 +121,22 @@ def test_a_program_whose_output_has_our_class_is_read_where_that_class_is_import
     assert "BertModelOutput" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("way", ["program", "trace"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_graph_of_choices_serves_other_numbers_of_them(way):
+    def choices(*given: Tensor, number: int) -> tuple[Tensor, ...]:
+        return tuple(x.repeat_interleave(number, 0).unflatten(0, (-1, number)) for x in given)
+
+    model, example = _OnlyTensors(fastbert.BertForMultipleChoice(config())), choices(*EXAMPLE, number=3)
+    free = (dict(enumerate((torch.export.Dim("batch"), torch.export.Dim("choices"), SIZES[0][1]))),) * 2
+    with torch.no_grad():
+        if way == "trace":
+            graph = torch.jit.trace(model, example, check_trace=False)
+        else:
+            graph = torch.export.export(model, example, dynamic_shapes=free, strict=False).module()
+    assert_as_the_model(graph, model, [choices(*given, number=2) for given in OTHERS[:3]])
+
+
 @pytest.mark.slow
 def test_a_program_goes_to_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
