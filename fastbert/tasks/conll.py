@@ -1,7 +1,6 @@
-"""CoNLL's column files, and the same from data-set hubs.
+"""Sentences of tagged words from CoNLL's column files (`conll_columns`) and from data-set hubs.
 
-One token a line, the tag last (`tagging`), columns separated by blanks or tabs, or by tabs alone where words hold
-blanks; an empty line after each sentence, and ``-DOCSTART-`` lines before documents.
+A file of columns has one token a line, the tag last (`tagging`).
 """
 
 from __future__ import annotations
@@ -10,29 +9,21 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import DataError
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
+from .conll_columns import Block, Table, read_columns, split
 from .conll_words import check_tags, check_words
-from .files import read_lines, shorten
+from .files import shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_types, without_type
 from .typed import check_typed
 
-DOCUMENT = "-DOCSTART-"
-_BLANKS = re.compile(r"[ \t]+")
 _BREAKS = re.compile(r"[\t\r\n]")
-_COMMENT = re.compile(r"##?[ \t]|###MEDLINE:")
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 """The columns of data-set hubs."""
-_HEADS_OF_WORDS = frozenset(["word", "words", "token", "tokens", "form"])
-_HEADS = _HEADS_OF_WORDS.union(
-    ["lemma", "pos", "pos_tag", "postag", "upos", "xpos", "chunk", "chunk_tag", "phrase"],
-    ["ner", "ner_tag", "ner_tags", "netag", "entity", "iob", "bio", "tag", "tags", "label", "labels"],
-)
-"""What people write above columns."""
 
 
 @dataclass(frozen=True)
@@ -50,134 +41,6 @@ class Sentence(Row):
     opening: str | None = None
 
 
-@dataclass
-class _Block:
-    """Lines of one sentence with their numbers, and the -DOCSTART- line before them; broken, with the reason, where a
-    line is missing that is no UTF-8; the columns of the lines, once it is known what parts them."""
-
-    lines: list[tuple[int, str]]
-    document: int | None
-    opening: str | None
-    broken: str | None = None
-    columns: list[list[str]] = field(default_factory=list)
-
-
-def _blocks(path: str | os.PathLike, bad_rows: BadRows, documents: bool = True) -> Iterator[_Block]:
-    """The sentences of a file.
-
-    Args:
-        bad_rows: what lines are read by; those that cannot be are their block's.
-        documents: -DOCSTART- opens a document, where else it is a word.
-    """
-    block, unread = _Block([], None, None), BadRows(skip=True, encoding=bad_rows.encoding)
-    for number, line in read_lines(path, unread):
-        _mark_broken(block, unread)
-        if not line.strip(" \t\ufeff"):  # WNUT17's dev file ends in a byte-order mark
-            whole = bool(block.lines or block.broken)
-            if whole:
-                yield block
-            block = _Block([], block.document, None if whole else block.opening)
-        elif documents and _opens(line):
-            if block.lines or block.broken:
-                yield block
-            block = _Block([], 0 if block.document is None else block.document + 1, line)
-        else:
-            block.lines.append((number, line))
-    bad_rows.decoded += unread.decoded
-    _mark_broken(block, unread)
-    if block.lines or block.broken:
-        yield block
-
-
-def _opens(line: str) -> bool:
-    return _BLANKS.split(line.strip(" \t"), maxsplit=1)[0] == DOCUMENT
-
-
-def _mark_broken(block: _Block, unread: BadRows) -> None:
-    """Lines that could not be read since the last one are the block's: one reason is enough for a sentence."""
-    if unread.reasons:
-        block.broken = block.broken or unread.reasons[0]
-        unread.reasons.clear()
-
-
-def split(line: str, tabs: bool = False) -> list[str]:
-    """The columns of a line, of a file that `by_tabs` says of; a no-break space is part of a word."""
-    line = line.strip(" \t")
-    return [column.strip(" ") for column in line.split("\t")] if tabs and "\t" in line else _BLANKS.split(line)
-
-
-def by_tabs(blocks: Sequence[_Block]) -> bool:
-    """Whether tabs alone part the columns of a file, so that words may hold blanks: most lines with a tab have no other
-    blank. Where a column was pasted with a tab to those that blanks part, all have."""
-    tabbed = [line for block in blocks for _, line in block.lines if "\t" in line]
-    return bool(tabbed) and 2 * sum(split(line) == split(line, True) for line in tabbed) >= len(tabbed)
-
-
-@dataclass(frozen=True)
-class _Table:
-    """The sentences of a file, without comments; whether tabs alone part its columns; how many it has; the letters of
-    its tags; and whether the last column holds some."""
-
-    blocks: list[_Block]
-    tabs: bool
-    width: int
-    letters: str
-    labelled: bool
-
-
-def _table(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Iterable[str] = ()) -> _Table:
-    """Reads a file.
-
-    Args:
-        bad_rows: as of `_blocks`.
-        words: that it is known to have. Blanks within one say that tabs part the columns, and where a data-set hub's
-            -DOCSTART- is one, it opens no document.
-
-    Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them, and
-    JNLPBA's ``###MEDLINE:95369245``; a line that has a tag is none, for # may be a word. A line of names of columns
-    (``word pos chunk ner``) is left out like one: it would be tagged as if it were words.
-    """
-    words = set(words)
-    blocks = list(_blocks(path, bad_rows, documents=not any(map(_opens, words))))
-    tabs = any(" " in word for word in words) or by_tabs(blocks)
-    for block in blocks:
-        if block.lines and _is_header(split(block.lines[0][1], tabs)):
-            del block.lines[0]
-    lines = [[(line, split(line, tabs)) for _, line in block.lines] for block in blocks]
-    columns = [found for block in lines for _, found in block]
-    first = columns[0] if columns else ()
-    width = len(next((found for block in lines for line, found in block if not _COMMENT.match(line)), first))
-    if width > 1 or words:  # of one column alone, which are words if they are not known
-        typed = with_types([[found[-1] for _, found in block] for block in lines])
-        lines = [
-            [(line, [*found[:-1], tag]) for (line, found), tag in zip(block, tags, strict=True)]
-            for block, tags in zip(lines, typed, strict=True)
-        ]
-        columns = [found for block in lines for _, found in block]
-    letters = letters_of([found[-1] for _, found in block] for block in lines)
-    labelled = width > 1 and any(is_tag(last, letters) for *_, last in columns)
-
-    def is_comment(pair: tuple[str, list[str]]) -> bool:
-        line, found = pair
-        if not _COMMENT.match(line):
-            return False
-        if labelled:
-            return not is_tag(found[-1], letters)
-        return (line.count("\t") + 1 if tabs else len(found)) != width
-
-    for block, pairs in zip(blocks, lines, strict=True):
-        kept = list(itertools.dropwhile(is_comment, pairs))
-        block.lines = block.lines[len(pairs) - len(kept) :]
-        block.columns = [found for _, found in kept]
-    return _Table([block for block in blocks if block.lines or block.broken], tabs, width, letters, labelled)
-
-
-def _is_header(columns: Sequence[str]) -> bool:
-    """Whether these are names of several columns, the words' first; of one alone it may be a word."""
-    names = [column.lower() for column in columns]
-    return len(names) > 1 and names[0] in _HEADS_OF_WORDS and _HEADS.issuperset(names)
-
-
 def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_tags: bool = False) -> list[Sentence]:
     """The sentences of a file. They have labels where the last of several columns holds tags.
 
@@ -186,7 +49,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows, ignore_tags)
-    table = _table(path, bad_rows)
+    table = read_columns(path, bad_rows)
     if not table.blocks:
         raise DataError(f"{called(path)}: expected sentences of one word a line, got none")
     lines, columns = [list(part) for part in zip(*((b.lines, b.columns) for b in table.blocks), strict=True)]
@@ -280,7 +143,7 @@ def _tags_of(record: Record, named: list | None, letters: str, num_words: int) -
     return tuple(named)
 
 
-def _sentence(name: str, block: _Block, opening: str | None, table: _Table, ignore_tags: bool) -> Sentence:
+def _sentence(name: str, block: Block, opening: str | None, table: Table, ignore_tags: bool) -> Sentence:
     words, tags = [], []
     for (number, line), columns in zip(block.lines, block.columns, strict=True):
         if len(columns) != table.width:
@@ -295,14 +158,14 @@ def _sentence(name: str, block: _Block, opening: str | None, table: _Table, igno
     return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
 
 
-def _predicted(blocks: list[_Block], sentences: Sequence[Row], left_out: int, tabs: bool) -> list[_Block]:
+def _predicted(blocks: list[Block], sentences: Sequence[Row], left_out: int, tabs: bool) -> list[Block]:
     """Those of the blocks that are of these sentences, beside which a file of predictions may have all that were left
     out, or some: what is none for a tag is no reason not to predict a sentence."""
     if len(blocks) == len(sentences) + left_out:
         return [blocks[int(sentence.id)] for sentence in sentences]
     rest = iter(blocks)
 
-    def words(block: _Block) -> tuple[str, ...]:
+    def words(block: Block) -> tuple[str, ...]:
         return tuple(split(line, tabs)[0] for _, line in block.lines)
 
     found = [next((block for block in rest if words(block) == sentence.texts), None) for sentence in sentences]
@@ -316,7 +179,7 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
     Raises:
         DataError: other sentences or words, or something else for a tag.
     """
-    table = _table(path, words=itertools.chain.from_iterable(sentence.texts for sentence in sentences))
+    table = read_columns(path, words=itertools.chain.from_iterable(sentence.texts for sentence in sentences))
     blocks, tabs = table.blocks, table.tabs
     for block in blocks:
         if block.broken:

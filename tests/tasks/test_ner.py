@@ -14,7 +14,8 @@ from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
-from fastbert.tasks.conll import read_sentences, read_tags, split, tagged_lines
+from fastbert.tasks.conll import read_sentences, read_tags, tagged_lines
+from fastbert.tasks.conll_columns import split
 from fastbert.tasks.finetune import finetune
 from fastbert.tasks.ner import NER
 from fastbert.tasks.predict import predict, run_model
