@@ -19,8 +19,9 @@ from ..errors import BackendError
 
 
 class _State(threading.local):
-    depth = 0
-    trusted = False
+    def __init__(self) -> None:
+        # Not of the class: a compiler watches what an instance has, and lost itself where one appeared in the middle.
+        self.depth, self.trusted = 0, False
 
 
 state = _State()

@@ -31,11 +31,11 @@ def batch_invariant() -> Iterator[None]:
     means and softmax over one axis around them; on the CPU in float32, bfloat16 and int8, and on the reference backend
     in every dtype. Bits may still differ between backends, between instruction-set levels, between passes with and
     without gradients and, on the reference backend, between numbers of threads. Losses and gradients of parameters are
-    sums over the batch and are not covered.
+    sums over the batch and are not covered. A compiled model runs as if it were not compiled.
 
     Raises:
         BackendError: (from a call inside) the result would depend on the batch: attention or a matrix product of
-            torch, a batch that takes the padded path, a compiled model, a device other than the CPU.
+            torch, a batch that takes the padded path, an export, a device other than the CPU.
     """
     state.depth += 1
     try:
@@ -163,6 +163,8 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break()  # the call is made as it would be in a model that is not compiled
         if state.trusted:
             return function(*args, **kwargs)
         if function in _PRODUCTS:

@@ -209,6 +209,37 @@ def test_what_cannot_hold_is_refused_in_one_sentence():
     _refused(lambda: F.linear(torch.empty(2, 3, device="meta"), torch.empty(4, 3, device="meta")), "on meta")
 
 
+# Without a mask torch's compiler begins anew after every call, which takes it half a minute.
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_compiled_model_runs_as_one_that_is_not(masked):
+    torch.compiler.reset()
+    model, ids = (
+        model_of("BertModel", num_hidden_layers=1),
+        torch.randint(3000, (5, 17), generator=torch.Generator().manual_seed(3)),
+    )
+    compiled = torch.compile(model, backend="eager")
+
+    def states(of, rows: torch.Tensor) -> torch.Tensor:
+        mask = {"attention_mask": torch.ones_like(rows)} if masked else {}
+        return of(rows, **mask).last_hidden_state
+
+    with torch.no_grad(), fastbert.batch_invariant():
+        together = states(compiled, ids)
+        assert torch.equal(together, torch.cat([states(compiled, row) for row in ids.split(1)]))
+        assert torch.equal(together, states(model, ids))
+
+
+def test_a_compiled_function_runs_as_one_that_is_not():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    layer, x = nn.Linear(128, 7), torch.randn(33, 128)
+    function = torch.compile(lambda x: (layer(x).tanh() * 2).softmax(-1), backend="eager")
+    with torch.no_grad(), fastbert.batch_invariant():
+        assert torch.equal(function(x), torch.cat([function(rows) for rows in x.split(4)]))
+        with pytest.raises(BackendError, match="matmul was called"):
+            torch.compile(lambda x: x @ x.t(), backend="eager")(x)
+
+
 def test_the_mode_ends_with_the_block():
     x = torch.randn(3, 3)
     with pytest.raises(BackendError), fastbert.batch_invariant(), fastbert.batch_invariant():
