@@ -1,7 +1,7 @@
 """The process of one variant: reads one request a line from stdin, answers one line; `pool.Worker` is its other end.
 
     {"do": "convert" | "load", "adapter": ..., "directory": ..., "dtype": ..., "threads": n}
-    {"do": "prepare", "batch": FILE.npz}         takes a batch and runs it once
+    {"do": "prepare", "batch": FILE.npz}         gives the adapter a batch
     {"do": "answer", "out": FILE.npz}            what is compared with the truth
     {"do": "run", "times": n, "warm": k}         k untimed runs, then seconds (and losses) of n
     {"do": "rates"}                              of the probe

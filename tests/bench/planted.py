@@ -85,6 +85,17 @@ class Slow(Right):
         time.sleep(1.0)
         return super().answer()
 
+    def step(self):
+        time.sleep(1.0)
+
+
+class Compiles(Right):
+    """Right, but it compiles in its first run of a batch, as torch.compile does."""
+
+    def answer(self):
+        time.sleep(1.0)
+        return super().answer()
+
 
 class Noisy(Right):
     """A library that prints where the answers go."""

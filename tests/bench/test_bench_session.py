@@ -104,6 +104,9 @@ def test_a_variant_far_slower_than_the_fastest_is_not_waited_for(monkeypatch):
         row = rows[workload, "Slow"]
         assert (row.status, row.reason, row.seconds) == ("skipped", "left out: one run of A takes 1 s", [])
         assert rows[workload, "Right"].status == "ok"
+    # What is compiled first is as fast as it is then.
+    rows = rows_of(run(planted("Right"), planted("Compiles"), workloads=(SHORT, LONG)))
+    assert all(rows[workload, "Compiles"].status == "ok" for workload in ("A", "B"))
     # If nothing else is right, it is what there is.
     (row,) = run(planted("Slow")).rows
     assert row.status == "ok"
