@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..errors import BackendError
 
+OF_CASTS = "gradients in 8 bits have none of their own: expected a loss of first derivatives"
+
 
 def by_reference(name: str) -> str:
     """What a second derivative through an op is told."""

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .. import fp8
-from . import _dispatch, _triton
+from . import _dispatch, _once, _triton
 from .linear_fp8 import Casts, apply, eight_bits, multiply, product_dtype, transposed
 
 
@@ -77,7 +76,7 @@ class _LayerNorm(torch.autograd.Function):
         return out.view(x.shape), data
 
     @staticmethod
-    @once_differentiable  # casts have no gradient
+    @_once.once_differentiable(_once.OF_CASTS)
     def backward(ctx, dout, _):
         total, mean, rstd, weight, rng = ctx.saved_tensors
         weight_dtype, bias_dtype, x_bias_dtype, residual_dtype = ctx.dtypes
@@ -120,7 +119,7 @@ class _Mlp(torch.autograd.Function):
         return out.view(*x.shape[:-1], weight2.shape[0])
 
     @staticmethod
-    @once_differentiable  # casts have no gradient
+    @_once.once_differentiable(_once.OF_CASTS)
     def backward(ctx, dout):
         from ..triton_kernels import fp8 as kernels
 

@@ -8,11 +8,10 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .. import fp8, reference
 from ..errors import InputError
-from . import _dispatch, _triton
+from . import _dispatch, _once, _triton
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class _LinearFp8(torch.autograd.Function):
         return out.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
-    @once_differentiable  # casts have no gradient
+    @_once.once_differentiable(_once.OF_CASTS)
     def backward(ctx, dout):
         data, across = ctx.saved_tensors
         site, casts, (x_dtype, weight_dtype, bias_dtype) = ctx.site, ctx.casts, ctx.dtypes
