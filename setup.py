@@ -119,6 +119,7 @@ class CMakeBuild(build_ext):
             print(f"fastbert: installing without the C++ kernels: {reason}", file=sys.stderr)
             target.unlink(missing_ok=True)
         info = target.parent / "_build_info.json"
+        info.parent.mkdir(parents=True, exist_ok=True)  # an editable installation without the kernels has none yet
         info.write_text(json.dumps({"extension": reason is None, "reason": reason, "commit": commit()}) + "\n")
 
     def copy_extensions_to_source(self) -> None:

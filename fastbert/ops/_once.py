@@ -33,14 +33,14 @@ class _Refusal(torch.autograd.Function):
         raise BackendError(ctx.said)
 
 
-def once_differentiable(said: str) -> Callable[[Callable], Callable]:
+def once_differentiable(said: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """For the backward of an autograd function: a derivative of what it returns is a BackendError that says so.
 
     Not torch's decorator of that name, which looks at the gradient from above alone. Where that is a constant, as a
     sum's is, it refuses nothing, and what depends on the weights that were saved would be missing without a word.
     """
 
-    def decorated(backward: Callable) -> Callable:
+    def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
         def run(ctx: Any, *grads: Tensor | None):
             with torch.no_grad():

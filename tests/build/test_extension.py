@@ -24,6 +24,8 @@ SOURCES = ("setup.py", "pyproject.toml", "CMakeLists.txt", "MANIFEST.in", "const
 _USE = """
 import sys, json
 sys.path.insert(0, sys.argv[1])
+# An editable installation's finder would bring the extension that is not in this directory.
+sys.meta_path = [finder for finder in sys.meta_path if "__editable__" not in finder.__module__]
 import fastbert, torch
 from fastbert import _native
 from fastbert.errors import BackendError
