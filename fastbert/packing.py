@@ -63,7 +63,7 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
 def _ids(row, name: str) -> Tensor:
     """A sequence of ids, (n,) int64. Raises InputError for anything else: a fraction would be cut off."""
     try:
-        ids = torch.as_tensor(row)
+        ids = row if isinstance(row, Tensor) else torch.tensor(row)  # a copy: torch warns of what cannot be written
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{name} must be sequences of ids, got {row!r:.50} among them") from None
     if ids.dim() != 1 or (ids.numel() and (ids.is_floating_point() or ids.is_complex())):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import hf_parity as hf
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,18 @@ def test_sequences_that_are_no_ids(row):
         PackedBatch.from_sequences([[1, 2], row])
     with pytest.raises(InputError, match="token_type_ids must be sequences of ids, got"):
         PackedBatch.from_sequences([[1]], [row])
+
+
+@pytest.mark.filterwarnings("error")
+def test_sequences_of_a_file_that_is_only_read_give_no_warning():
+    row = np.arange(3)
+    row.flags.writeable = False
+    torch.set_warn_always(True)  # torch warns once a process otherwise
+    try:
+        batch = PackedBatch.from_sequences([row, [3, 4]], [row, [0, 0]])
+    finally:
+        torch.set_warn_always(False)
+    assert batch.input_ids.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForTokenClassification", "BertForPreTraining"])
