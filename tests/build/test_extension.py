@@ -197,7 +197,7 @@ def _commit_of(place: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.slow  # .ci/run builds a wheel and imports it; this compiles once more
+@pytest.mark.slow  # pip makes a wheel for .ci/run, which imports it; this compiles once more
 def test_a_wheel_carries_the_extension(source):
     if not (_compiler() and shutil.which("cmake") and shutil.which("ninja")):
         pytest.skip("no C++ compiler, cmake or ninja")
