@@ -30,9 +30,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not installed, pytest knows no such hook
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker a core for the whole suite, whose tests are single-threaded; none for what somebody picked: that is done
-    before workers have started, and it may print."""
-    return os.cpu_count() or 1 if config.args_source is config.ArgsSource.TESTPATHS else 0
+    """For the whole suite, whose tests are single-threaded, a worker a core, and one for while another waits for a
+    signal, a disk or an end that must not come. None for what somebody picked: that is done before workers have
+    started, and it may print."""
+    return (os.cpu_count() or 1) + 1 if config.args_source is config.ArgsSource.TESTPATHS else 0
 
 
 # Files whose tests take minutes or half a minute, longest first: a worker that begins one of them last leaves the

@@ -15,6 +15,8 @@ _TRAIN = """
 import sys
 for name in ("triton", "pybind11", "cmake", "ninja"):
     sys.modules[name] = None  # as if it were not installed
+# An editable installation would find what the copy lacks.
+sys.meta_path = [finder for finder in sys.meta_path if "Editable" not in repr(finder)]
 import fastbert
 from fastbert import _native
 from fastbert.ops import _dispatch
