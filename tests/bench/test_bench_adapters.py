@@ -34,7 +34,13 @@ def _named(kind, *names):
     return [v for v in _chosen(kind, ()) if v.name in names]
 
 
-@pytest.mark.parametrize(("kind", "peer"), [("inference", "transformers sdpa fp32"), ("training", "transformers fp32")])
+@pytest.mark.parametrize(
+    ("kind", "peer"),
+    [
+        ("inference", "transformers sdpa fp32"),
+        pytest.param("training", "transformers fp32", marks=pytest.mark.slow),  # test_bench_session.py has a training
+    ],
+)
 def test_ours_and_transformers_agree_with_the_truth(kind, peer, monkeypatch):
     pytest.importorskip("transformers")
     ours = "fastbert reference fp32" if _native.why_missing() else "fastbert fp32"

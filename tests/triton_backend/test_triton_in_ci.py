@@ -66,6 +66,7 @@ def test_what_launches_are_given_compiles():
     assert out.endswith(" kernels\n"), out
 
 
+@pytest.mark.slow  # of the tests, not of the kernels
 def test_planted_bugs_are_caught():
     """One of each kind; python tests/triton_backend/planted_bugs.py plants them all."""
     out = run(str(HERE / "planted_bugs.py"), "--short", interpret=True)
