@@ -211,7 +211,7 @@ class SentenceEncoder:
         """Computes the vectors of sentences, in their order.
 
         Args:
-            sentences: N texts; an empty one is encoded as ``[CLS] [SEP]``.
+            sentences: N texts; an empty one is encoded as ``[CLS] [SEP]``, and one that comes again is computed once.
             prompt_name: which of `prompts` to put in front of every sentence; by default the encoder's ``prompt``.
             prompt: a text to put there, in place of a name; "" for none.
             token_budget: how many tokens are computed at a time (a longer sentence alone); by default 4,096, or 512 a
@@ -244,14 +244,15 @@ class SentenceEncoder:
             raise InputError(f"token_budget must be a whole number, at least 1, got {token_budget!r:.50}")
         with torch.inference_mode(False):  # parameters that are moved stay such as can be trained
             self.modules.to(device)  # where the model may have been moved
-        rows = self._tokenize(sentences, prompt)
+        places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
+        rows = self._tokenize(list(places), prompt)
         skip = 0 if self.include_prompt else self._prompt_length(prompt)
         out = np.empty((len(rows), self.dim), dtype=np.float32)
         # The model may be in training between two calls.
         with ops.batch_invariant() if batch_invariant else nullcontext(), evaluating(self.model):
             for members in _progress(_batches(rows, token_budget), len(rows), show_progress):
                 out[members] = self._vectors([rows[i] for i in members], device, normalize, skip)
-        return out
+        return out if len(places) == len(sentences) else out[[places[text] for text in sentences]]
 
     def _chosen_prompt(self, name: str | None, prompt: str | None) -> str:
         if prompt is not None:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from itertools import islice, product
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
@@ -68,11 +70,27 @@ def test_order_and_batching_do_not_show(encoder):
     assert np.abs(vectors[0] - vectors[4]).max() > 0.01
 
 
+def texts(count: int) -> list[str]:
+    """Different ones of three words, five tokens with the special ones."""
+    return [" ".join(words) for words in islice(product(ascii_lowercase, repeat=3), count)]
+
+
+def test_a_text_that_comes_again_is_computed_once(encoder, monkeypatch):
+    seen = []
+    forward = encoder.model.forward
+    monkeypatch.setattr(encoder.model, "forward", lambda batch, **told: seen.append(batch) or forward(batch, **told))
+    first, second = texts(2)
+    vectors = encoder.encode([first, second, first, first], prompt="of ")
+    assert [batch.cu_seqlens.tolist() for batch in seen] == [[0, 6, 12]]
+    assert np.array_equal(vectors[[0, 0]], vectors[2:])
+    np.testing.assert_allclose(vectors[:2], encoder.encode(["of " + first, "of " + second]), rtol=0, atol=1e-6)
+
+
 def test_a_batch_stays_within_the_token_budget(encoder, monkeypatch):
     seen = []
     forward = encoder.model.forward
     monkeypatch.setattr(encoder.model, "forward", lambda batch, **told: seen.append(batch) or forward(batch, **told))
-    encoder.encode(["one two three"] * 20, token_budget=26)  # 3 words and 2 specials each
+    encoder.encode(texts(20), token_budget=26)
     assert [batch.num_tokens for batch in seen] == [25, 25, 25, 25]
 
 
@@ -81,7 +99,7 @@ def test_many_threads_have_tokens_for_each_where_nothing_is_said(encoder, monkey
     seen = []
     monkeypatch.setattr(encoder, "_vectors", lambda rows, *_: seen.append(sum(map(len, rows))) or 0.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    encoder.encode(["one two three"] * 1600)
+    encoder.encode(texts(1600))
     # Elsewhere the threads of the CPU say nothing.
     assert seen == (batches if encoder.model.device.type == "cpu" else [4095, 3905])
 
