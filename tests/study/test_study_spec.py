@@ -11,6 +11,7 @@ import yaml
 
 from fastbert.errors import InputError
 from fastbert.study import spec
+from fastbert.tasks.config import RECIPES
 
 # Devlin et al. 2019, table 8: shares of [MASK], same and random, and the three columns.
 TABLE_8 = [
@@ -56,6 +57,17 @@ def test_the_sizes_of_table_6_at_base_are_the_papers():
     rows = spec.read(spec.find("table6"), "base").rows
     sizes = [row.pretrain["model"] for row in rows]
     assert sizes == ["3x768x12", "6x768x3", "6x768x12", "base", "12x1024x16", "large"]
+
+
+def test_tasks_at_base_have_the_papers_recipes():
+    # Section 4.2; 5.3: "we include the maximal document context provided by the data".
+    columns = {task.column: task for task in spec.read(spec.find("table5"), "base").tasks}
+    squad = columns["squad1"].config(0)
+    assert {name: getattr(squad, name) for name in RECIPES["squad1"]} == RECIPES["squad1"]
+    study = spec.read(spec.find("table7"), "base")
+    for row in study.rows:
+        config = study.task_of(row, study.tasks[0]).config(0)
+        assert (config.document_context, config.max_seqlen) == (True, 512), row.name
 
 
 def test_a_value_may_depend_on_the_scale(tmp_path):
