@@ -8,7 +8,8 @@ from typing import Any
 from .errors import InputError
 from .model_config import COMMON, ModelConfig
 
-# "gelu" is the exact one (error function); the original google-research code computes the tanh approximation.
+# "gelu" is the exact one (error function), as in transformers and in google-research's code when the models were
+# published; the last version of that code computes the tanh approximation under the same name.
 ERF_GELU = ("gelu", "gelu_python")
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh")
 

@@ -73,8 +73,8 @@ class PretrainConfig:
     optimizer: Literal["adamw", "lamb"] = "adamw"
     """lamb scales Adam's direction tensor by tensor, for large batches."""
     lamb_variant: Literal["nvlamb", "apex", "clamped"] = "nvlamb"
-    """nvlamb and apex divide gradients by their norm first, nvlamb leaves biases and LayerNorm unscaled; clamped keeps
-    the scale within [0.01, 0.3] and has no bias correction (fastbert.optim.Lamb)."""
+    """nvlamb scales all but biases and LayerNorm, as NVIDIA does; apex scales every tensor; clamped keeps the scale
+    within [0.01, 0.3] and has no bias correction, as DeepSpeed does for BERT (fastbert.optim.Lamb)."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the moments."""
     eps: float = 1e-6
