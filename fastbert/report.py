@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .files import write_whole
+from .wording import figure
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
@@ -24,12 +25,8 @@ _MEDIA_TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpe
 
 
 def _cell(value, tag: str = "td") -> str:
-    if isinstance(value, float):
-        value = f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-        return f'<{tag} class="number">{value}</{tag}>'
-    if isinstance(value, int):
-        return f'<{tag} class="number">{value:,}</{tag}>'
-    return f"<{tag}>{html.escape(str(value))}</{tag}>"
+    number = ' class="number"' if isinstance(value, int | float) else ""
+    return f"<{tag}{number}>{html.escape(figure(value))}</{tag}>"
 
 
 class HtmlReport:

@@ -1,4 +1,4 @@
-"""Numbers as sentences for a person have them. No torch here."""
+"""Numbers as sentences and tables for a person have them. No torch here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ def counted(number: float, one: str, many: str | None = None) -> str:
     """
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     return f"{shown} {one if number == 1 else many or f'{one}s'}"
+
+
+def figure(value: object) -> str:
+    """A value of a table: floats with four significant digits, and thousands apart ("1,221", "50.16", "0.002")."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def duration(seconds: float) -> str:

@@ -31,11 +31,12 @@ class Report:
 def run(args: Report) -> None:
     """Prints the table of the runs and what differs between them, and writes the report."""
     from ..train.run_report import differences, read_runs, table, write_report
+    from ..wording import figure
     from ._tables import print_table
 
     runs = read_runs(args.runs)
     header, lines = table(runs)
-    print_table([header, *lines])
+    print_table([header, *([figure(value) for value in line] for line in lines)])
     header, lines = differences(runs)
     if lines:
         print("\noptions that differ")

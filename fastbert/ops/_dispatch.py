@@ -202,8 +202,13 @@ def table() -> list[dict]:
 
 
 def served() -> str:
-    """For a run's header: each op with the backend that serves it now, by default or by name."""
+    """For a run's header: the backend that serves the ops now, by default or by name, and which ops others serve."""
     name = current_backend()
-    if name == "auto":
-        return ", ".join(f"{row['op']} {row['backend']}" for row in table())
-    return ", ".join(f"{op} {name}" for op, implementations in sorted(_table.items()) if name in implementations)
+    if name != "auto":
+        return name
+    ops: dict[str, list[str]] = {}
+    for row in table():
+        ops.setdefault(row["backend"], []).append(row["op"])
+    most = max(ops, key=lambda backend: len(ops[backend]))
+    others = [f"{backend} for {', '.join(ops[backend])}" for backend in ORDER if backend in ops and backend != most]
+    return "; ".join([most, *others])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastbert.wording import counted, duration
+from fastbert.wording import counted, duration, figure
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ from fastbert.wording import counted, duration
         (duration(172_440), "47.9 hours"),
         (duration(2 * 86400), "2.0 days"),
         (duration(1000 * 86400), "1,000.0 days"),
+        (figure(50.1587), "50.16"),
+        (figure(12345.6), "12,346"),
+        (figure(12345), "12,345"),
+        (figure("2x128"), "2x128"),
     ],
 )
 def test_a_number_and_what_it_counts(found, said):

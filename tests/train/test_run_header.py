@@ -11,6 +11,7 @@ import torch
 from fastbert import ops
 from fastbert.data.budget import BudgetData
 from fastbert.data.config import PretrainingConfig
+from fastbert.ops import _dispatch
 from fastbert.train.config import PretrainConfig
 from fastbert.train.console import Console
 from fastbert.train.loop import PretrainLoop
@@ -46,6 +47,18 @@ def test_a_run_says_what_it_is(said, recipe):
         "steps": "batches of any shape, without padding; no CUDA graph",
         "backends": ops.served(),
     }
+
+
+def test_backends_are_those_of_the_table():
+    """The one that serves most ops has no list of them, which would be five lines of a screen."""
+    with ops.backend("auto"):
+        most, *others = ops.served().split("; ")
+    told = {op: words.split(" for ")[0] for words in others for op in words.split(" for ")[1].split(", ")}
+    serving = {row["op"]: row["backend"] for row in _dispatch.table()}
+    assert {op: told.get(op, most) for op in serving} == serving
+    assert most not in told.values()
+    with ops.backend("reference"):
+        assert ops.served() == "reference"
 
 
 def test_a_run_by_the_clock_has_minutes(said, recipe):
