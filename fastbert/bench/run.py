@@ -64,7 +64,9 @@ def run(
     preload = str(Path(preload).resolve()) if preload else None
     todo = plans(kinds, model, only, quick)
     if only and not todo:
-        raise InputError(f"--only {','.join(only)}: no such workload in {', '.join(kinds)}")
+        of_kind = {"inference": workloads.INFERENCE, "training": workloads.TRAINING}
+        there = [w.name for kind in kinds for w in of_kind.get(kind, ())]
+        raise InputError(f"--only must be of {', '.join(there)} in bench {', '.join(kinds)}; got {', '.join(only)}")
     document = results.header(command, threads, preload) | {"sessions": []}
     rounds = rounds or (2 if quick else 7)
     for kind, name, chosen in todo:

@@ -43,7 +43,7 @@ class Study:
     threads: int = 1
     """Threads of each job."""
     plan: bool = False
-    """Print tokens and hours of every row and the total, from speeds measured here, and do not run."""
+    """Print tokens and time of every row and the total, from speeds measured here, and do not run."""
     out: Annotated[OutputPath, arg(metavar="OUT")] = Path("fastbert-studies")
     """Where reports go, each in a directory NAME-SCALE."""
     cache: Annotated[OutputPath | None, arg(metavar="DIR")] = None

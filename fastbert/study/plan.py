@@ -1,4 +1,4 @@
-"""What a study comes to before it runs: tokens and hours of every row and of all, from rates measured here."""
+"""What a study comes to before it runs: tokens and time of every row and of all, from rates measured here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..data.tokenizer import load_tokenizer
 from ..train import phases
 from ..train import plan as of_run
 from ..train.model_and_data import open_data
-from ..wording import counted
+from ..wording import counted, duration
 from . import cells
 from .cells import Cell
 from .pretrained import Wanted
@@ -78,18 +78,18 @@ def text(works: Sequence[Work], jobs: int, rate_of=None) -> str:
     for work in works:
         plans = make_plan(work, rate_of, seen)
         own = sum((plan.pretraining + plan.finetuning for plan in plans), Part())
-        lines += [*_study_lines(work, plans), f"{own.tokens / 1e6:,.1f} M tokens, {own.seconds / 3600:.2f} hours", ""]
+        lines += [*_study_lines(work, plans), f"{own.tokens / 1e6:,.1f} M tokens, {duration(own.seconds)}", ""]
         total += own
     if len(works) > 1:
-        lines.append(f"{len(works)} studies: {total.tokens / 1e6:,.1f} M tokens, {total.seconds / 3600:.2f} hours")
+        lines.append(f"{len(works)} studies: {total.tokens / 1e6:,.1f} M tokens, {duration(total.seconds)}")
     if total.seconds_done:
-        lines.append(f"{total.seconds_done / 3600:.2f} hours of it are done and in the cache")
-    left = (total.seconds - total.seconds_done) / jobs / 3600
+        lines.append(f"{duration(total.seconds_done)} of it are done and in the cache")
+    left = duration((total.seconds - total.seconds_done) / jobs)
     return "\n".join(
         [
             *lines,
-            f"{left:.2f} hours to go with {jobs} at the same time" + (" (--jobs N: side by side)" if jobs == 1 else ""),
-            "hours are those of one process that computes alone, at rates measured here; fine-tuning is taken at the "
+            f"{left} to go with {jobs} at the same time" + (" (--jobs N: side by side)" if jobs == 1 else ""),
+            "times are those of one process that computes alone, at rates measured here; fine-tuning is taken at the "
             "rate of pre-training",
         ]
     )
@@ -102,18 +102,18 @@ def _study_lines(work: Work, plans: Sequence[RowPlan]) -> list[str]:
         f"study {study.name} at scale {study.scale}: {counted(len(study.rows), 'row')} x "
         f"{counted(len(study.tasks), 'task')} x {counted(len(study.seeds), 'seed')}; "
         f"{counted(len(work.models), 'pre-training')} and {counted(cells, 'fine-tuning')}",
-        f"{'row':<{width}}  {'model':>12}  {'tokens/s':>9}  {'pre-training':>22}  {'fine-tuning':>22}",
+        f"{'row':<{width}}  {'model':>12}  {'tokens/s':>9}  {'pre-training':>26}  {'fine-tuning':>26}",
     ]
     for plan in plans:
         pre = "counted above" if plan.shared else _part(plan.pretraining)
         lines.append(
-            f"{plan.name:<{width}}  {plan.model:>12}  {plan.rate:>9,.0f}  {pre:>22}  {_part(plan.finetuning):>22}"
+            f"{plan.name:<{width}}  {plan.model:>12}  {plan.rate:>9,.0f}  {pre:>26}  {_part(plan.finetuning):>26}"
         )
     return lines
 
 
 def _part(part: Part) -> str:
-    return f"{part.tokens / 1e6:,.1f} M, {part.seconds / 60:.1f} min"
+    return f"{part.tokens / 1e6:,.1f} M, {duration(part.seconds)}"
 
 
 def _pretraining(model: Wanted, rate: float) -> Part:

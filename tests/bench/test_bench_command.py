@@ -12,7 +12,7 @@ from fastbert.cli import main as cli
     ("options", "sentence"),
     [
         (["--only", "W1,W9"], "--only must be of W1, W2, W3, W4, T1, T2; got 'W9'"),
-        (["inference", "--only", "T1"], "--only T1: no such workload in inference"),
+        (["inference", "--only", "T1"], "--only must be of W1, W2, W3, W4 in bench inference; got T1"),
         (["--peers", "sdpa,keras"], "--peers must be of reference, eager, sdpa"),
         (
             ["--preload", "/no/such/lib.so"],

@@ -14,6 +14,7 @@ from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
 from fastbert.study import page, run
+from fastbert.wording import duration
 
 
 def test_the_report_says_where_rows_learn_from_other_numbers_of_rows(place, done, tmp_path):
@@ -221,7 +222,8 @@ def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path,
     assert "4 pre-trainings and 6 fine-tunings" in text
     seconds = sum(p.pretraining.seconds + p.finetuning.seconds for p in plans)
     # The second time all is counted already.
-    assert f"{seconds / 2 / 3600:.2f} hours to go with 2" in text
+    assert f"\n{duration(seconds / 2)} to go with 2 at the same time\n" in text
+    assert f" M tokens, {duration(seconds)}\n" in text
     assert text.count("counted above") == 1 + 3
     cache, _ = done
     finished = plan.make_plan(run.work_of(study_runs.read(place), cache), rate_of=lambda model: 1000.0)
