@@ -39,8 +39,8 @@ class Finetune(FinetuneConfig, SearchConfig):
     text-classification or text-regression for files of your own (--text-columns, --label-column)."""
     model: Annotated[InputPath, arg(metavar="DIR")]
     """A pre-trained model directory, or a run of `fastbert pretrain`."""
-    train: Annotated[InputPath, arg(metavar="FILE")]
-    """The training file."""
+    train: Annotated[tuple[InputPath, ...], arg(metavar="FILE [FILE ...]")]
+    """The training file, or several that are read one after the other, such as the parts of a large set."""
     dev: Annotated[InputPath | None, arg(metavar="FILE")] = None
     """The file to evaluate on."""
     dev_share: float | None = None

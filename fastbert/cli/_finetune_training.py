@@ -52,7 +52,8 @@ def train(
     """
     task, config = inputs.task, configs[0]
     tokenizer = load_tokenizer(inputs.directory)
-    source = {"model": str(args.model), "train": str(args.train)}
+    files = [str(path) for path in args.train]
+    source = {"model": str(args.model), "train": files if len(files) > 1 else files[0]}
     source |= {"dev": str(args.dev)} if args.dev is not None else {"dev_share": args.dev_share}
 
     def new_model() -> torch.nn.Module:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
+import logging
 import math
 import os
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ from ._progress import progress
 
 SHOWN_REASONS = 5
 COLUMNS = ("text_columns", "label_column")
+_PART = re.compile(r"(.+-)([0-9]{5})(-of-([0-9]{5}).*)")
+"""How data-set hubs call the parts of a set: train-00000-of-00004.parquet."""
 
 
 def _bad_rows(skip: bool, encoding: str | None) -> BadRows:
@@ -62,6 +67,39 @@ def read_rows(
             raise task.bad_rows.none_left(path, "rows to train on")
     _report_skipped(task, path, len(rows))
     return rows
+
+
+def read_training(task: Task, paths: Sequence[Path], skip_bad_rows: bool, encoding: str | None) -> list[Row]:
+    """The rows to train on of one file after the other. What a reader counts in each, as articles and documents, is
+    another source in every file; ids stay those of the files.
+
+    Raises:
+        DataError: as `read_rows` does.
+    """
+    _say_if_parts_are_missing(paths)
+    rows: list[Row] = []
+    for number, path in enumerate(paths):
+        for row in read_rows(task, path, skip_bad_rows, encoding, labelled=True, training=True):
+            counted_there = isinstance(row.source, int)
+            rows.append(dataclasses.replace(row, source=(number, row.source)) if counted_there else row)
+    return rows
+
+
+def _say_if_parts_are_missing(paths: Sequence[Path]) -> None:
+    """Warns where a set is read in part: the name of one of its files does not look as if there were others."""
+    given = defaultdict(set)
+    for path in paths:
+        found = _PART.fullmatch(path.name)
+        if found is not None:
+            given[path.with_name(f"{found[1]}*{found[3]}"), int(found[4])].add(found[2])
+    for (pattern, count), parts in given.items():
+        if len(parts) < count:
+            logging.getLogger("fastbert").warning(
+                "%s: got %d of the %d parts that its name speaks of; --train takes several files",
+                pattern,
+                len(parts),
+                count,
+            )
 
 
 def _report_skipped(task: Task, path: Path, kept: int) -> None:
@@ -121,7 +159,7 @@ class Trained:
         # Before the rows are read: a label that the model does not know is then refused with its line.
         self.task.restore(read_config(self._directory))
         self.task.predicting = not labelled
-        names = ("max_seqlen", *(f.name for f in fields(TaskOptions)))
+        names = ("max_seqlen", *(f.name for f in dataclasses.fields(TaskOptions)))
         kept = {name: recipe[name] for name in names if name in recipe}
         kept = fitted_options(kept, FinetuneConfig, said_by)
         usual = RECIPES.get(name, {}).get("max_seqlen", FinetuneConfig.max_seqlen)

@@ -43,7 +43,7 @@ def _run(args: Finetune) -> None:
     from ..tasks.trained import model_directory
     from . import _features
     from ._finetune_training import Inputs, train
-    from ._tasks import read_rows
+    from ._tasks import read_rows, read_training
 
     task = registry.get(args.task)
     check_options(args, task)
@@ -57,7 +57,7 @@ def _run(args: Finetune) -> None:
         with started(args.out, args.resume):
             pass
     policy = args.skip_bad_rows, args.fallback_encoding
-    train_rows = read_rows(task, args.train, *policy, labelled=True, training=True)
+    train_rows = read_training(task, args.train, *policy)
     task.learn(train_rows)
     if args.dev is None:
         train_rows, dev_rows = hold_out(train_rows, args.dev_share, task.sources)

@@ -38,7 +38,8 @@ class Row:
         id: its name in the submission format (an index, a question id).
         texts: one text, a pair, or whatever the task's `encode` expects.
         label: what the metric compares predictions with; None if the file has no labels (a test set).
-        source: what it was taken from beside others, such as an article or a video; None if the file does not say.
+        source: what it was taken from beside others, such as a video, or the number of an article in its file; None if
+            the file does not say.
     """
 
     id: str

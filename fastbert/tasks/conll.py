@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ..errors import DataError
 from .bad_rows import STRICT, BadRows, called, numbered
@@ -32,13 +32,14 @@ class Sentence(Row):
 
     Args:
         lines: of the file, a word each.
-        document: number of the document, from 0; None where the file has no -DOCSTART- lines.
+        source: number of the document, from 0; None where the file has no -DOCSTART- lines. What a model reads may
+            depend on it, so that rows of other documents are other rows.
         opening: the -DOCSTART- line of a document, at its first sentence.
     """
 
     lines: tuple[str, ...] = ()
-    document: int | None = None
     opening: str | None = None
+    source: Hashable = field(default=None, kw_only=True)
 
 
 def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_tags: bool = False) -> list[Sentence]:
@@ -94,7 +95,7 @@ def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool)
     if not found:
         raise bad_rows.none_left(path, "sentences")
     separator = _separator_of(words for _, words, *_ in found)
-    return [Sentence(name, words, tags, _lines(words, tags, separator), of) for name, words, tags, of in found]
+    return [Sentence(name, words, tags, _lines(words, tags, separator), source=of) for name, words, tags, of in found]
 
 
 def _words_and_tags(
@@ -155,7 +156,8 @@ def _sentence(name: str, block: Block, opening: str | None, table: Table, ignore
         tags.append(columns[-1])
     lines = tuple(line for _, line in block.lines)
     labelled = table.labelled and all(is_tag(tag, table.letters) for tag in tags)
-    return Sentence(name, tuple(words), tuple(tags) if labelled else None, lines, block.document, opening)
+    label = tuple(tags) if labelled else None
+    return Sentence(name, tuple(words), label, lines, opening, source=block.document)
 
 
 def _predicted(blocks: list[Block], sentences: Sequence[Row], left_out: int, tabs: bool) -> list[Block]:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +84,8 @@ class NER(FeatureTask):
                 ", ".join(sorted(kinds)),
             )
 
-    def sources(self, row: Row) -> tuple[int | None, tuple[str, ...]]:
-        return getattr(row, "document", None), row.texts
+    def sources(self, row: Row) -> tuple[Hashable | None, tuple[str, ...]]:
+        return row.source, row.texts
 
     def learn(self, rows: Sequence[Row]) -> None:
         tagged = [row.label for row in rows if row.label is not None]
@@ -158,7 +158,7 @@ class NER(FeatureTask):
         alone = [[index] for index in range(len(rows))]
         if not self.document_context:
             return alone
-        if all(getattr(row, "document", None) is None for row in rows):
+        if all(row.source is None for row in rows):
             logging.getLogger("fastbert").warning(
                 "document context: expected -DOCSTART- lines, got none, so every sentence stands alone"
             )
@@ -166,7 +166,7 @@ class NER(FeatureTask):
         units = alone[:1]
         for index in range(1, len(rows)):
             before, row = rows[index - 1], rows[index]
-            if row.document is not None and row.document == before.document and int(row.id) == int(before.id) + 1:
+            if row.source is not None and row.source == before.source and int(row.id) == int(before.id) + 1:
                 units[-1].append(index)
             else:
                 units.append([index])

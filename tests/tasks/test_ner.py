@@ -59,7 +59,7 @@ def test_real_files(shared_data):
     train, dev = (task.read(shared_data / "conll2003" / name) for name in ("eng.train", "eng.testa"))
     assert [len(rows) for rows in (train, dev)] == [14_041, 3_250]
     assert [sum(len(row.texts) for row in rows) for rows in (train, dev)] == [203_621, 51_362]
-    assert [train[-1].document, dev[-1].document] == [945, 215]
+    assert [train[-1].source, dev[-1].source] == [945, 215]
     assert scheme([row.label for row in train]) == "IOB1"
     task.learn(train)
     assert task.labels == ("O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER")
@@ -112,7 +112,7 @@ def test_columns_documents_and_line_ends(tmp_path):
         rows = registry.get("ner").read(write(tmp_path, text))
         assert [row.texts for row in rows] == [("the", "Film"), ("paris", "france"), ("it",)]
         assert [row.label for row in rows] == [("O", "I-MISC"), ("I-LOC", "B-LOC"), ("O",)]
-        assert [row.document for row in rows] == [0, 0, 1]
+        assert [row.source for row in rows] == [0, 0, 1]
     # Words alone, or with columns that are no tags: nothing to score against.
     rows = registry.get("ner").read(write(tmp_path, "the\nfilm\n\nit\n"))
     assert [row.label for row in rows] == [None, None]

@@ -210,7 +210,8 @@ def test_ner_a_word_that_opens_documents_elsewhere(read, tmp_path, word):
 
 def test_ner_without_tags_and_of_documents(read):
     rows = read("ner", parquet([{"tokens": [w], "document_id": d} for w, d in zip("abc", (7, 7, 3), strict=True)]))
-    assert rows == [Sentence(str(i), (w,), None, (w,), d) for i, w, d in zip(range(3), "abc", (0, 0, 1), strict=True)]
+    documents = zip(range(3), "abc", (0, 0, 1), strict=True)
+    assert rows == [Sentence(str(i), (word,), None, (word,), source=of) for i, word, of in documents]
 
 
 @pytest.mark.parametrize(
