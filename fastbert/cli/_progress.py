@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ..parquet_files import SUFFIXES as PARQUET
+
 
 @contextlib.contextmanager
 def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[..., None]]:
@@ -44,8 +46,9 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[...,
 
 @contextlib.contextmanager
 def corpus_progress(label: str, files: Sequence[Path]) -> Iterator[Callable[[int], None]]:
-    """A bar in megabytes of text; yields a function that takes bytes. Of .gz files the size of the text is unknown."""
-    known = not any(file.suffix == ".gz" for file in files)
+    """A bar in megabytes of text; yields a function that takes bytes. Of .gz and Parquet files the size of the text is
+    unknown."""
+    known = not any(file.suffix.lower() in (".gz", *PARQUET) for file in files)
     total = sum(file.stat().st_size for file in files) // 1_000_000 if known else None
     with progress(label, total, "MB") as advance:
         done = 0

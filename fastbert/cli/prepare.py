@@ -17,7 +17,7 @@ class Prepare:
     """Turns text files into token shards with document and sentence boundaries, for pre-training.
 
     A text file has one sentence or paragraph a line and a blank line between documents; .jsonl with a "text" field,
-    .gz of both, and directories are read too. Paragraphs are split into sentences.
+    .gz of both, .parquet, and directories are read too. Paragraphs are split into sentences.
 
     Example:
         fastbert prepare books.txt --vocab vocab.txt --heldout 0.02 --out DATA

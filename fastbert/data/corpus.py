@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, InputError
+from ..parquet_files import SUFFIXES as PARQUET
+from ..parquet_files import opened_parquet
 from ..text_files import binary_lines, check_text_file, opened, without_gz
 from ..wording import counted
 from .sentences import segment_lines
@@ -26,7 +28,11 @@ MAX_DOCUMENT_CHARS = 4 << 20
 # A progress bar that moves with every line would cost more than the reading.
 _REPORT_BYTES = 1 << 18
 
-_TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl")
+_TEXT_SUFFIXES = ("", ".txt", ".text", ".jsonl", *PARQUET)
+# Where a row of JSON or Parquet has its text: nearly all corpora, OSCAR since 22.01, RedPajama 2.
+_FIELDS = ("text", "content", "raw_content")
+# Rows of Parquet whose texts are in memory at a time.
+_ROWS = 64
 # How WikiExtractor opens an article.
 _ARTICLE = re.compile(r'<doc id="\d+" .*\btitle="(?P<title>.*)">')
 
@@ -60,14 +66,15 @@ def read_documents(paths: Iterable[str | Path], errors: str = "strict") -> Itera
     Args:
         paths: files or directories (see `corpus_files`). Plain text holds a sentence or a paragraph a line and
             a blank line between documents, or WikiExtractor's or WikiText's articles; ``.jsonl`` (``.ndjson``), and
-            what begins like it under a name of text, holds an object with a string ``text`` a line, one document each;
-            ``.gz`` of both.
+            what begins like it under a name of text or as ``.json``, holds an object with a string ``text`` a line, one
+            document each; ``.gz`` of both; ``.parquet`` holds a column ``text``.
         errors: "strict" raises on bytes that are not UTF-8, "replace" puts U+FFFD in their place.
 
     Raises:
         DataError: there is no text; a file is binary, in UTF-16, or compressed but not named ``.gz``; or it has invalid
-            UTF-8, a line over 16 MiB or a bad JSON row, and the message names file and line; or gzip data are damaged.
-        InputError: a path does not exist.
+            UTF-8, a line over 16 MiB or a bad row, and the message names file and line; or gzip data or a Parquet file
+            are damaged.
+        InputError: a path does not exist; or Parquet without pyarrow.
     """
     for raw in read_raw_documents(paths, errors):
         yield Document(raw.name, segment_lines(raw.lines))
@@ -83,16 +90,22 @@ def read_raw_documents(
     files = corpus_files(paths)
     empty = True
     for path in files:
-        lines = _read_lines(path, errors, on_bytes)
-        first = list(itertools.islice(lines, 1))
-        is_rows = kind_of(path) == ".jsonl" or any(_is_row(line) for _, line in first)
-        rows = _jsonl_documents if is_rows else _text_documents
-        for document in rows(path, itertools.chain(first, lines)):
+        for document in _documents(path, errors, on_bytes):
             empty = False
             yield document
     if empty:
         names = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise DataError(f"{names}: expected text, got an empty corpus ({counted(len(files), 'file')})")
+
+
+def _documents(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[RawDocument]:
+    kind = kind_of(path)
+    if kind in PARQUET:
+        return _parquet_documents(path, errors, on_bytes)
+    lines = _read_lines(path, errors, on_bytes)
+    first = list(itertools.islice(lines, 1))
+    is_rows = kind == ".jsonl" or any(_is_row(line) for _, line in first)
+    return (_jsonl_documents if is_rows else _text_documents)(path, itertools.chain(first, lines))
 
 
 _STANDARD_INPUT = Path("-")
@@ -101,8 +114,8 @@ _NAMED = "text in a file of another name is read if the file itself is named"
 
 def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -> list[Path]:
     """The files of a corpus: those that are named (``-`` is standard input) and, in directories, all .txt, .text,
-    .jsonl and .ndjson files, their .gz, and files without a suffix. A warning names other files in directories, which
-    are left out.
+    .jsonl and .ndjson files, their .gz, .parquet, files without a suffix, and .json files that begin with a row as
+    .jsonl has them. A warning names other files in directories, which are left out.
 
     Directories are searched recursively, also through links, each once, and their files sorted. Hidden files are
     ignored; pipes and devices are left out, and so are vocabularies: ``vocab``, and any vocab.txt with its
@@ -110,7 +123,7 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
 
     Raises:
         DataError: a directory has no such file, or cannot be read.
-        InputError: a path does not exist or is a .json file, or there is no path.
+        InputError: a path does not exist or is another .json file, or there is no path.
     """
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     files = []
@@ -124,11 +137,11 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
             shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
             if not chosen:
                 got = f"got none but {shown} ({_NAMED})" if others else "got none"
-                raise DataError(f"{path}: expected .txt, .jsonl or .gz files in the directory, {got}")
+                raise DataError(f"{path}: expected .txt, .jsonl, .gz or .parquet files in the directory, {got}")
             if others:
                 count = counted(len(others), "file")
                 _log.warning(
-                    "%s: %s left out (%s): neither .txt nor .jsonl, or a vocabulary, a pipe or a device; %s",
+                    "%s: %s left out (%s): neither .txt, .jsonl nor .parquet, or a vocabulary, a pipe or a device; %s",
                     path,
                     count,
                     shown,
@@ -136,8 +149,8 @@ def corpus_files(paths: Iterable[str | Path], vocab: str | Path | None = None) -
                 )
             files += chosen
         elif path.exists():
-            if kind_of(path) == ".json":
-                raise InputError(f"{path}: expected text or, in a file named .jsonl, a JSON object a line, got .json")
+            if kind_of(path) == ".json" and not _has_rows(path):
+                raise InputError(f"{path}: expected text, or JSON with an object with a text a line, got other JSON")
             files.append(path)
         else:
             raise InputError(f"{path}: expected a text file or a directory, got nothing there")
@@ -165,7 +178,9 @@ def _refuse_directory(error: OSError) -> None:
 def _is_text(file: Path, vocab: str | Path | None) -> bool:
     # A pipe would be waited for, for ever where nobody writes; of a link to nowhere its reader tells.
     regular = file.is_file() or not file.exists()
-    return regular and kind_of(file) in _TEXT_SUFFIXES and not _is_vocab(file, vocab)
+    kind = kind_of(file)
+    is_corpus = kind in _TEXT_SUFFIXES or (kind == ".json" and regular and _has_rows(file))
+    return regular and is_corpus and not _is_vocab(file, vocab)
 
 
 def _is_vocab(file: Path, vocab: str | Path | None) -> bool:
@@ -206,22 +221,39 @@ def _decode(path: Path, number: int, line: bytes, errors: str) -> str:
     try:
         return line.decode("utf-8", errors).strip()
     except UnicodeDecodeError as error:
-        byte = line[error.start]
-        raise DataError(
-            f"{path}:{number}: expected UTF-8, got byte 0x{byte:02x} at column {error.start + 1} of the line"
-            f" (fastbert prepare and vocab go on with --errors replace, Python with errors='replace')"
-        ) from None
+        raise _not_utf8(f"{path}:{number}", error, "line") from None
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError, unit: str) -> DataError:
+    return DataError(
+        f"{where}: expected UTF-8, got byte 0x{error.object[error.start]:02x} at column {error.start + 1} of the {unit}"
+        f" (fastbert prepare and vocab go on with --errors replace, Python with errors='replace')"
+    )
 
 
 def _is_row(line: str) -> bool:
-    """Whether the first line of a file is a row of JSON lines: WikiExtractor's files are called wiki_00 either way."""
+    """Whether the first line of a file is a row of JSON lines: WikiExtractor's files are called wiki_00 either way, and
+    C4's are called .json."""
     if not line.startswith("{"):
         return False
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(row, dict) and isinstance(row.get("text"), str)
+    return isinstance(row, dict) and _text_of(row) is not None
+
+
+def _text_of(row: dict) -> str | None:
+    return next((row[name] for name in _FIELDS if isinstance(row.get(name), str)), None)
+
+
+def _has_rows(file: Path) -> bool:
+    """Whether a .json file has rows: most of that name are settings."""
+    if not file.is_file():  # a pipe, which is read once, or a link to nowhere, of which its reader tells
+        return True
+    with opened(file) as lines:
+        line = next(binary_lines(lines, MAX_LINE_BYTES + 1), b"")
+    return _is_row(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").strip())
 
 
 def _without_tags(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -288,12 +320,40 @@ def _jsonl_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[R
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: expected a JSON object, got a row that fails with: {error}") from None
-        text = row.get("text") if isinstance(row, dict) else None
-        if not isinstance(text, str):
+        text = _text_of(row) if isinstance(row, dict) else None
+        if text is None:
             got = f"fields {sorted(row)[:5]}" if isinstance(row, dict) else type(row).__name__
             raise DataError(f"{path}:{number}: expected a JSON object with a string field 'text', got {got}")
         # A lone surrogate is legal JSON and no text; the tokenizer could not take it.
-        paragraphs = text.encode("utf-8", "replace").decode("utf-8").split("\n")
-        document = [stripped for paragraph in paragraphs if (stripped := paragraph.strip())]
+        document = _paragraphs(text.encode("utf-8", "replace").decode("utf-8"))
         if document:
             yield RawDocument(f"{path}:{number}", document)
+
+
+def _parquet_documents(path: Path, errors: str, on_bytes: Callable[[int], None] | None) -> Iterator[RawDocument]:
+    with opened_parquet(path) as file:
+        import pyarrow
+
+        columns = file.schema_arrow.names
+        column = next((name for name in _FIELDS if name in columns), None)
+        if column is None:
+            raise DataError(f"{path}: expected a column 'text', got {', '.join(columns):.200}")
+        number = 0
+        for batch in file.iter_batches(_ROWS, columns=[column]):
+            for value in batch[0].cast(pyarrow.large_binary()):
+                number += 1
+                raw = value.as_py()
+                if raw is None:
+                    raise DataError(f"{path}:{number}: expected a text in the column {column!r}, got none")
+                try:
+                    document = _paragraphs(raw.decode("utf-8", errors))
+                except UnicodeDecodeError as error:
+                    raise _not_utf8(f"{path}:{number}", error, "text") from None
+                if document:
+                    yield RawDocument(f"{path}:{number}", document)
+            if on_bytes is not None:
+                on_bytes(batch.nbytes)
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [stripped for paragraph in text.split("\n") if (stripped := paragraph.strip())]

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import DataError, InputError
+from ..parquet_files import SUFFIXES as PARQUET
+from ..parquet_files import opened_parquet
 from ..text_files import opened, without_gz
 from .bad_rows import STRICT, BadRows, called
 from .files import check_text, load_json, read_json_lines, read_lines
 from .tables import check_once
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-PARQUET = (".parquet", ".pq")
 BATCH = 1024
 """Rows of a Parquet file that are Python objects at a time."""
 
@@ -63,7 +63,7 @@ def read_records(path: str | os.PathLike, bad_rows: BadRows = STRICT, places: Se
         yield from _parquet(path, bad_rows)
         return
     if _is_list(path):
-        yield from list_records(path, load_json(path)[0], bad_rows, places)
+        yield from list_records(path, load_json(path, bad_rows)[0], bad_rows, places)
     else:
         yield from line_records(path, read_lines(path, bad_rows), bad_rows)
 
@@ -119,34 +119,22 @@ def _is_list(path: str | os.PathLike) -> bool:
 
 
 def _parquet(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Record]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"{path}: Parquet is read by pyarrow (pip install 'fastbert[tasks]'), got {error}") from error
     number = 0
-    try:
-        with open(path, "rb") as source, pyarrow.parquet.ParquetFile(source) as file:
-            names, header = _names(file.schema_arrow), file.schema_arrow.names
-            check_once(header, header, os.fspath(path))
-            for batch in file.iter_batches(BATCH):
-                columns = [(name, _shortest(column)) for name, column in zip(batch.schema.names, batch, strict=True)]
-                for index in range(len(batch)):
-                    number += 1
-                    where = f"{path}, row {number}"
-                    try:
-                        values = {name: column[index].as_py() for name, column in columns}
-                    except UnicodeDecodeError as error:
-                        got = f"0x{error.object[error.start]:02x} at byte {error.start + 1} of a text"
-                        bad_rows.refuse(f"{where}: expected UTF-8, got {got}")
-                        continue
-                    yield Record.of(where, values, names)
-    except (pyarrow.ArrowException, OSError) as error:
-        # What the operating system says of a path is no matter of the format.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path}: expected a Parquet file, got one that pyarrow cannot read: {reason}") from error
+    with opened_parquet(path) as file:
+        names, header = _names(file.schema_arrow), file.schema_arrow.names
+        check_once(header, header, os.fspath(path))
+        for batch in file.iter_batches(BATCH):
+            columns = [(name, _shortest(column)) for name, column in zip(batch.schema.names, batch, strict=True)]
+            for index in range(len(batch)):
+                number += 1
+                where = f"{path}, row {number}"
+                try:
+                    values = {name: column[index].as_py() for name, column in columns}
+                except UnicodeDecodeError as error:
+                    got = f"0x{error.object[error.start]:02x} at byte {error.start + 1} of a text"
+                    bad_rows.refuse(f"{where}: expected UTF-8, got {got}")
+                    continue
+                yield Record.of(where, values, names)
 
 
 def _shortest(column: Any) -> Any:

@@ -8,8 +8,11 @@ import gzip
 import json
 import lzma
 import os
+import threading
 import time
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fastbert.data import corpus
@@ -193,6 +196,65 @@ def test_rows_of_json_under_a_name_without_a_suffix(tmp_path):
         assert sentences(path) == [[text]]
 
 
+def test_rows_of_json_in_files_called_json(tmp_path, caplog):
+    """C4's and Dolma's are; beside them may be settings, which are called so too."""
+    rows = [{"text": "Two.\nThree.", "url": "u"}, {"text": ""}, {"text": "Four."}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "c4-train.00001-of-01024.json.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "bom.json").write_text("\ufeff" + lines)
+    (tmp_path / "state.json").write_text('{"text": 1}')
+    (tmp_path / "info.json").write_text('{\n  "text": "a"\n}')
+    with caplog.at_level("WARNING", logger="fastbert"):
+        assert sentences(tmp_path) == [["Two.", "Three."], ["Four."]] * 2
+    assert "2 files left out (info.json, state.json)" in caplog.text
+    assert sentences(tmp_path / "c4-train.00001-of-01024.json.gz") == [["Two.", "Three."], ["Four."]]
+    for name in ("state.json", "info.json"):
+        refused(tmp_path / name, f"{tmp_path / name}: expected text, or JSON with an object", error=InputError)
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        sentences(tmp_path)
+    os.mkfifo(tmp_path / "pipe.json")
+    writer = threading.Thread(target=(tmp_path / "pipe.json").write_text, args=(lines,), daemon=True)
+    writer.start()
+    assert sentences(tmp_path / "pipe.json") == [["Two.", "Three."], ["Four."]]
+
+
+@pytest.mark.parametrize("name", ["content", "raw_content"])
+def test_texts_by_the_names_that_oscar_and_redpajama_have_for_them(tmp_path, name):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({name: "One.\nTwo.", "text": None}) + "\n" + json.dumps({"text": "Three.", name: "No."}))
+    assert sentences(path) == [["One.", "Two."], ["Three."]]
+
+
+def parquet(path, texts, name="text"):
+    table = pa.table({"id": list(range(len(texts))), name: pa.array(texts, pa.binary())})
+    pq.write_table(table.set_column(1, name, table[name].cast(pa.string(), safe=False)), path)
+
+
+def test_parquet(tmp_path, monkeypatch):
+    path = tmp_path / "train-00000-of-00001.parquet"
+    parquet(path, [b"One.\n\n Two. \n", b"", "Drei \u00e4.".encode()])
+    assert sentences(tmp_path) == [["One.", "Two."], ["Drei \u00e4."]]
+    assert [document.name for document in read_raw_documents([path])] == [f"{path}:1", f"{path}:3"]
+    for count in (1, 2, 3):
+        monkeypatch.setattr(corpus, "_ROWS", count)
+        assert len(sentences(path)) == 2
+    seen = []
+    list(read_raw_documents([path], on_bytes=seen.append))
+    assert sum(seen) >= len("One.\n\n Two. \nDrei \u00e4.".encode())
+    parquet(path, [b"fine", b"not \xff so"])
+    refused(path, f"{path}:2: expected UTF-8, got byte 0xff at column 5 of the text")
+    assert sentences(path, errors="replace") == [["fine"], ["not \ufffd so"]]
+    parquet(path, [b"fine", None])
+    refused(path, f"{path}:2: expected a text in the column 'text', got none")
+    parquet(path, [b"fine"], "content")
+    assert sentences(path) == [["fine"]]
+    parquet(path, [b"fine"], "title")
+    refused(path, f"{path}: expected a column 'text', got id, title")
+    path.write_bytes(b"PAR1 and nothing more")
+    refused(path, f"{path}: expected a Parquet file")
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"\xef\xbb\xbf"])
 def test_empty(tmp_path, content):
     path = tmp_path / "a.txt"
@@ -254,7 +316,7 @@ def test_kinds_are_told_whatever_the_case_and_others_are_named(tmp_path, caplog)
     (tmp_path / "d.pdf").write_bytes(b"%PDF")
     with caplog.at_level("WARNING", logger="fastbert"):
         assert sentences(tmp_path) == [["One here."], ["One here."], ["Two."]]
-    assert f"{tmp_path}: 1 file left out (d.pdf): neither .txt nor .jsonl, or a" in caplog.text
+    assert f"{tmp_path}: 1 file left out (d.pdf): neither .txt, .jsonl nor .parquet, or a" in caplog.text
 
 
 def test_a_directory_of_other_files_says_how_they_are_read(tmp_path):
