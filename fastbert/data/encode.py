@@ -52,6 +52,7 @@ class EncodedDocuments:
         document_lengths: (D,) int32, in sentences.
         heldout: (D,) bool.
         unknown: how many tokens are [UNK].
+        empty: how many documents were dropped, since nothing in them is a token.
     """
 
     tokens: np.ndarray
@@ -59,6 +60,7 @@ class EncodedDocuments:
     document_lengths: np.ndarray
     heldout: np.ndarray
     unknown: int
+    empty: int
 
     def part(self, heldout: bool) -> EncodedDocuments:
         """The documents of one split alone."""
@@ -72,6 +74,7 @@ class EncodedDocuments:
             self.document_lengths[documents],
             self.heldout[documents],
             self.unknown,
+            self.empty,
         )
 
 
@@ -130,6 +133,7 @@ def encode_job(job: Job) -> EncodedDocuments:
         document_lengths[kept],
         np.array(job.heldout, bool)[kept],
         int((tokens == settings.unk).sum()),
+        int((~kept).sum()),
     )
 
 

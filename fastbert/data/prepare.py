@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,8 @@ def prepare(
     """Writes a directory of token shards, which appears whole or not at all.
 
     A warning says if more than a tenth of the tokens are unknown to the vocabulary, or stand behind the 512th of their
-    sentence, where pairs of sentences leave them out.
+    sentence, where pairs of sentences leave them out; if documents have no tokens, which leaves them out; and if a
+    single document is held out.
 
     Args:
         corpus: paths, as `read_documents` takes them, or documents: `Document`, or (name, sentences).
@@ -98,8 +100,8 @@ def prepare(
 
     Raises:
         InputError: an argument does not fit, or ``out`` exists.
-        DataError: the corpus is empty or damaged, all its tokens are unknown to the vocabulary, or the disk is full;
-            ``out`` is then as it was before.
+        DataError: the corpus is empty or damaged, all its tokens are unknown to the vocabulary, ``heldout`` has a name
+            of no document, or the disk is full; ``out`` is then as it was before.
     """
     out = Path(out)
     _check_options(heldout, segment)
@@ -109,14 +111,19 @@ def prepare(
     settings = WorkerSettings(tokenizer.to_str(), dtype, segment, special_ids(tokenizer).unk)
     _check_pieces(tokenizer)
     path = None if isinstance(vocab, Tokenizer) else vocab
-    jobs = _batches(_raw(corpus, errors, progress, path), heldout)
+    # Names of documents that are yet to come.
+    awaited = set() if isinstance(heldout, (int, float)) else set(heldout)
+    jobs = _batches(_raw(corpus, errors, progress, path), heldout, awaited)
     temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
     try:
         _clear_leftovers(out)
         temporary.mkdir(parents=True)
         # Closed here, so that the workers have ended before the directory goes.
         with held(temporary), contextlib.closing(_encode(jobs, settings, num_workers)) as encoded:
-            manifest, behind = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
+            manifest, lost = _write(temporary, tokenizer, encoded, shard_tokens, heldout)
+        if awaited:
+            got = f"{min(map(str, awaited))!r:.60}" + (f" and {len(awaited) - 1} more" if len(awaited) > 1 else "")
+            raise DataError(f"heldout: expected names of documents, got {got}, which none has")
         _check_target(out, overwrite)  # another call may have been quicker
         _publish(temporary, out)
     except (OSError, DataError) as error:
@@ -126,7 +133,7 @@ def prepare(
         raise DataError(said.replace(str(temporary), str(out), 1)) from error  # nobody knows the other name
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _warn_of_lost(out, manifest, behind)
+    _warn_of_lost(out, manifest, lost)
     return manifest
 
 
@@ -139,12 +146,25 @@ def _check_options(heldout: float | Collection[str], segment: str) -> None:
         raise InputError(f"segment: expected 'auto', 'always' or 'never', got {segment!r}")
 
 
-def _warn_of_lost(out: Path, manifest: Manifest, behind: int) -> None:
-    """Warns where a model learns nothing of many tokens: they are unknown, or no pair of sentences holds them.
+@dataclass
+class _Lost:
+    """How many tokens stand behind the first `LONG_SENTENCE` of their sentence, and how many documents have none."""
 
-    Args:
-        behind: how many tokens stand behind the first `LONG_SENTENCE` of their sentence.
-    """
+    behind: int = 0
+    empty: int = 0
+
+
+def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
+    """Warns where a model learns nothing of many tokens: they are unknown, or no pair of sentences holds them; where
+    documents were left out; and of what a pre-training with pairs would refuse."""
+    if lost.empty:
+        _log.warning("%s: %s left out: the tokenizer leaves nothing of the text", out, counted(lost.empty, "document"))
+    if manifest.counts.get("heldout", {}).get("documents") == 1:
+        _log.warning(
+            "%s: 1 document is held out, of which no pairs of sentences can be made: hold out more, or pre-train with "
+            "--samples.no-nsp",
+            out,
+        )
     tokens = sum(count["tokens"] for count in manifest.counts.values())
     unknown = manifest.unknown_tokens / tokens
     if unknown > MANY_UNKNOWN:
@@ -154,13 +174,13 @@ def _warn_of_lost(out: Path, manifest: Manifest, behind: int) -> None:
             out,
             100 * unknown,
         )
-    if behind > MANY_BEHIND * tokens:
+    if lost.behind > MANY_BEHIND * tokens:
         _log.warning(
             "%s: pairs of sentences leave out %.1f %% of the tokens, which stand behind the %dth of their sentence: is "
             "this text without the full stops that prepare knows? (a sentence a line, or --samples.no-nsp of pretrain, "
             "uses them)",
             out,
-            100 * behind / tokens,
+            100 * lost.behind / tokens,
             LONG_SENTENCE,
         )
 
@@ -215,7 +235,10 @@ def _given(documents, progress) -> Iterator[Document]:
             progress(1)
 
 
-def _batches(documents: Iterator[RawDocument | Document], heldout: float | Collection[str]) -> Iterator[Job]:
+def _batches(
+    documents: Iterator[RawDocument | Document], heldout: float | Collection[str], awaited: set[str]
+) -> Iterator[Job]:
+    """Documents for the workers; of those that ``heldout`` names, each is taken from ``awaited`` as it comes."""
     batch, sides, size, side = [], [], 0, False
     for document in documents:
         cut = isinstance(document, Document)
@@ -224,6 +247,7 @@ def _batches(documents: Iterator[RawDocument | Document], heldout: float | Colle
         if cut or not document.part:
             by_share = isinstance(heldout, (int, float))
             side = is_heldout(lines, heldout) if by_share else document.name in heldout
+            awaited.discard(document.name)
         batch.append((cut, lines))
         sides.append(side)
         size += sum(map(len, lines))
@@ -278,19 +302,20 @@ def _write(
     encoded: Iterator[EncodedDocuments],
     shard_tokens: int,
     heldout: float | Collection[str],
-) -> tuple[Manifest, int]:
-    """Writes all files; returns the manifest, and how many tokens stand behind the first `LONG_SENTENCE` of theirs."""
+) -> tuple[Manifest, _Lost]:
+    """Writes all files; returns the manifest, and what a model will not learn from."""
     size = vocab_size(tokenizer)
     splits = ("train", "heldout") if heldout else ("train",)
     writers = {split: ShardWriter(root, split, size, shard_tokens) for split in splits}
-    unknown = behind = 0
+    unknown, lost = 0, _Lost()
     try:
         for batch in encoded:
             for split, writer in writers.items():
                 part = batch.part(split == "heldout")
                 writer.add_documents(part.tokens, part.sentence_lengths, part.document_lengths)
             unknown += batch.unknown
-            behind += int(np.maximum(batch.sentence_lengths - LONG_SENTENCE, 0).sum())
+            lost.behind += int(np.maximum(batch.sentence_lengths - LONG_SENTENCE, 0).sum())
+            lost.empty += batch.empty
         entries = {split: tuple(writer.close()) for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -307,7 +332,7 @@ def _write(
         file.write(manifest.dumps().encode())
         file.flush()
         os.fsync(file.fileno())
-    return manifest, behind
+    return manifest, lost
 
 
 def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, heldout: float | Collection[str]) -> None:

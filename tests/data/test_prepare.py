@@ -144,6 +144,14 @@ def test_an_empty_split_is_told_with_what_would_help(vocab, tmp_path, heldout, s
     assert f"expected some of the 3 documents for each of two splits, {said}" in str(caught.value)
 
 
+def test_names_of_no_document(vocab, tmp_path):
+    """Who holds them out would think that nothing of them is trained on."""
+    documents = [(f"d{n}", [f"story {n}"]) for n in range(3)]
+    with pytest.raises(DataError, match=r"^heldout: expected names of documents, got 'd7' and 1 more, which none has$"):
+        prepare(documents, vocab, tmp_path / "data", heldout=["d1", "d8", "d7"])
+    assert not (tmp_path / "data").exists()
+
+
 def test_parts_of_a_long_document_stay_together(vocab, tmp_path, monkeypatch):
     from fastbert.data import corpus
 
@@ -184,6 +192,17 @@ def test_a_vocabulary_of_another_text_is_told(vocab, tmp_path, caplog):
     share = 100 * manifest.unknown_tokens / manifest.counts["train"]["tokens"]
     assert share > 50
     assert f"{tmp_path / 'many'}: {share:.1f} % of the tokens are [UNK]" in record.getMessage()
+
+
+def test_documents_that_are_left_out_are_counted(vocab, tmp_path, caplog):
+    """Characters of no width and control characters are text to people, and no tokens."""
+    documents = [("a", ["one day"]), ("b", ["\u200b"]), ("c", ["\x01", " "]), ("d", ["the house"]), ("e", ["he said"])]
+    counts = prepare(documents, vocab, tmp_path / "data", heldout=["b", "d", "e"]).counts
+    assert [counts[split]["documents"] for split in ("train", "heldout")] == [1, 2]
+    assert caplog.messages == [f"{tmp_path / 'data'}: 2 documents left out: the tokenizer leaves nothing of the text"]
+    caplog.clear()
+    prepare([documents[0], documents[3], documents[4]], vocab, tmp_path / "one", heldout=["d"])
+    assert "one: 1 document is held out, of which no pairs of sentences can be made" in caplog.text
 
 
 def nothing_left(directory, allowed):
