@@ -90,10 +90,16 @@ def read_json_lines(
         yield number, row
 
 
-def load_json(path: str | os.PathLike) -> tuple[Any, str]:
-    """The value of a JSON file (UTF-8, with or without byte-order mark; ``-`` is standard input), and its text."""
+def load_json(path: str | os.PathLike, bad_rows: BadRows = STRICT) -> tuple[Any, str]:
+    """The value of a JSON file (with or without byte-order mark; ``-`` is standard input), and its text.
+
+    Args:
+        bad_rows: its ``encoding`` is that of a file which is not UTF-8; what is wrong is raised all the same.
+    """
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a directory, expected a file")
     with contextlib.nullcontext(sys.stdin.buffer) if os.fspath(path) == "-" else opened(path) as file:
-        text = decode_text(file.read(), called(path), DataError)
+        text = decode_text(file.read(), called(path), DataError, bad_rows.decode)
     return parse_json(text, path), text
 
 

@@ -23,8 +23,10 @@ from .typed import TYPED, has_form, json_or_none, read_typed
 
 _LINES = (("question", "context"), ("context", "qas"), ("header",))
 """Columns of an object that is a line: a hub's question, MRQA's context, and what is before those."""
-# A key "id" with a text or a number, escapes and all; within a text its quotes would have escapes.
-_ID = re.compile(r'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
+_IDS = ("id", "qid", "guid")
+"""What questions are told apart by: SQuAD's, MRQA's and KLUE's."""
+# A key of `_IDS` with a text or a number, escapes and all; within a text its quotes would have escapes.
+_ID = re.compile(r'"(?:id|qid|guid)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)')
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def read_questions(
         ignore_answers: answers that are none of the task's are no answers, where else their question is a bad row.
     """
     # SQuAD's own form is called .json too.
-    if is_hub_file(path) and (not without_gz(path).lower().endswith(".json") or _has_lines(path)):
+    if is_hub_file(path) and (not without_gz(path).lower().endswith(".json") or _has_lines(path, bad_rows)):
         return _rows_of(path, _apart(read_records(path, bad_rows)), bad_rows, impossible, ignore_answers)
     if os.fspath(path) == TYPED:
         records, typed = read_typed(path, read_lines(path, bad_rows), _LINES, bad_rows)
@@ -78,7 +80,15 @@ def read_questions(
         text = "\n".join(line for _, line in lines)
         value = parse_json(text, path)
     else:
-        value, text = load_json(path)
+        try:
+            value, text = load_json(path, bad_rows)
+        except DataError:
+            if not without_gz(path).lower().endswith((".csv", ".tsv")):
+                raise
+            raise DataError(
+                f"{path}: expected questions as JSON or Parquet, got a table, in which answers have no usual form; "
+                "pandas' to_json(OUT, orient='records', lines=True) makes .jsonl of a data frame"
+            ) from None
     if isinstance(value, list) and value:
         return _rows_of(path, list_records(path, value, bad_rows), bad_rows, impossible, ignore_answers)
     if _is_flat(value):
@@ -89,7 +99,8 @@ def read_questions(
         )
     rows, seen, lines, times = [], set(), _Lines(text), Counter()
     for article, context, question, name in _questions(value["data"]):
-        identity = str(question.get("id")) if isinstance(question, dict) and "id" in question else None
+        identity = _identity(question)
+        identity = None if identity is None else str(identity)
         times[identity] += 1
         try:
             row = _row(article, context, question, impossible, ignore_answers)
@@ -107,11 +118,12 @@ def read_questions(
     return rows
 
 
-def _has_lines(path: str | os.PathLike) -> bool:
+def _has_lines(path: str | os.PathLike, bad_rows: BadRows) -> bool:
     """Whether a file has an object a line, by the first of several: SQuAD's own form is one line, or none whole."""
     if not os.path.isfile(path):  # a pipe is read once
         return False
-    lines = (line for _, line in read_lines(path, BadRows(skip=True)) if line.strip())
+    unread = BadRows(skip=True, encoding=bad_rows.encoding)
+    lines = (line for _, line in read_lines(path, unread) if line.strip())
     first, second = next(lines, ""), next(lines, None)
     return second is not None and has_form(json_or_none(first), _LINES)
 
@@ -221,9 +233,15 @@ def _questions(articles: list) -> Iterator[tuple[int, Any, Any, str]]:
                 yield a, None, None, f"article {a}, paragraph {p}"
                 continue
             for q, question in enumerate(questions, 1):
-                identity = question.get("id", q) if isinstance(question, dict) else q
+                identity = _identity(question, q)
                 named = identity if str(identity).strip() else q
                 yield a, paragraph.get("context"), question, f"article {a}, paragraph {p}, question {named}"
+
+
+def _identity(question: Any, default: Any = None) -> Any:
+    """What a question is called; the default where it has no name."""
+    named = question if isinstance(question, dict) else {}
+    return next((named[name] for name in _IDS if name in named), default)
 
 
 def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignore_answers: bool) -> Row:
@@ -231,7 +249,7 @@ def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignor
         raise ValueError("expected articles with paragraphs, these with context and qas, and questions in these")
     if not isinstance(context, str) or not context.strip():
         raise ValueError(f"expected a text as the context, got {shorten(repr(context))}")
-    text, identity = question.get("question"), question.get("id", question.get("qid"))
+    text, identity = question.get("question"), _identity(question)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"expected a text as the question, got {shorten(repr(text))}")
     if not isinstance(identity, (str, int)) or not str(identity).strip():

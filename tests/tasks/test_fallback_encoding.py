@@ -39,6 +39,24 @@ def test_sentences_of_conll_2002(tmp_path):
         read("ner", tmp_path / "esp.train", ESP, None)
 
 
+def test_json_that_is_one_value(tmp_path):
+    """The option says how files are read; where it changed nothing it would be refused."""
+    answer = {"text": "Ni\u00f1o", "answer_start": 0}
+    question = {"id": "a", "question": "Qui\u00e9n?", "context": "Ni\u00f1o", "answers": [answer]}
+    paragraph = {"context": question["context"], "qas": [question]}
+    for name, value in {"own.json": {"data": [{"paragraphs": [paragraph]}]}, "hub.json": [question]}.items():
+        content = json.dumps(value, ensure_ascii=False).encode("latin-1")
+        rows, bad = read("squad1", tmp_path / name, content, "latin-1")
+        assert (rows[0].texts, bad.decoded) == (("Qui\u00e9n?", "Ni\u00f1o"), 1)
+        with pytest.raises(DataError, match=r"line 1: expected UTF-8, got 0x(e9|f1)"):
+            read("squad1", tmp_path / name, content, None)
+    lines = "".join(json.dumps(question | {"id": i}, ensure_ascii=False) + "\n" for i in range(2)).encode("latin-1")
+    rows, bad = read("squad1", tmp_path / "lines.json", lines, "latin-1")
+    assert (len(rows), bad.decoded) == (2, 2)
+    rows, bad = read("sst2", tmp_path / "list.json", b'[{"sentence": "ni\xf1o", "label": 1}]', "latin-1")
+    assert (rows[0].texts, bad.decoded) == (("ni\u00f1o",), 1)
+
+
 def test_texts_of_a_directory(tmp_path):
     """20 Newsgroups has some."""
     for name, text in {"a": "na\u00efve".encode("latin-1"), "b": "\ufeffna\u00efve".encode()}.items():

@@ -185,6 +185,28 @@ def test_the_line_of_an_id_that_is_there_again_is_that_of_the_second_place(tmp_p
     assert again == f"{path}, line {lines[2]}, article 1, paragraph 1, question a: expected every id once, got it again"
 
 
+@pytest.mark.parametrize("impossible", [False, True])
+def test_questions_of_klue_are_called_by_their_guid(tmp_path, impossible):
+    answers = [] if impossible else [{"text": "the", "answer_start": 0}]
+    question = {"guid": "klue-7", "question": "What?", "answers": answers, "is_impossible": impossible}
+    own = {"data": [{"paragraphs": [{"context": "the book", "qas": [question]}]}]}
+    for name, value in {"f.json": own, "f.jsonl": {**question, "context": "the book"}}.items():
+        path = write(tmp_path, json.dumps(value), name)
+        [row] = registry.get("squad2").read(path)
+        assert (row.id, bool(row.label.texts)) == ("klue-7", not impossible)
+        if impossible:
+            with pytest.raises(DataError, match=rf"{name}, line 1.*belongs to squad2"):
+                registry.get("squad1").read(path)
+
+
+def test_tables_and_directories_are_told(tmp_path):
+    (tmp_path / "f.csv").write_text("id,context,question,answers\na,b,c,\"{'text': array(['b'], dtype=object)}\"\n")
+    with pytest.raises(DataError, match=r"f\.csv: expected questions as JSON or Parquet, got a table, .* to_json\("):
+        registry.get("squad1").read(tmp_path / "f.csv")
+    with pytest.raises(InputError, match="is a directory, expected a file"):
+        registry.get("squad1").read(tmp_path)
+
+
 def test_a_question_without_an_id_has_no_line(tmp_path):
     path = write(
         tmp_path, json.dumps({"data": [{"paragraphs": [{"context": "a film", "qas": [{"question": "what"}]}]}]})
