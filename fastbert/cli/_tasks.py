@@ -188,6 +188,12 @@ class Trained:
         examples = self.task.encode(rows, self._tokenizer, self._max_seqlen)
         if whole:
             advance(0, len(examples))
+        elif len(examples) != len(rows):  # the bar counts rows, and a row may be several windows
+            advance_rows = advance
+
+            def advance(count: int) -> None:
+                advance_rows(count * len(rows) / len(examples))
+
         outputs = run_model(self.task, self._model, examples, self._token_budget, advance)
         return self.task.decode(rows, examples, outputs.values), outputs.loss
 

@@ -85,8 +85,8 @@ class Task(abc.ABC):
         bad_rows: takes every row that `read` cannot use.
         predicting: whether rows are read in order to be predicted. A label that the task does not have then counts as
             none, and does not make its row unusable; and ids, in files that have them, must differ.
-        streams: whether `rows` reads them as they are needed, and each is predicted for itself, whatever others there
-            are.
+        streams: whether each row is predicted for itself, whatever others there are: rows are then taken from `rows`,
+            and predicted some at a time.
         label_place: where a file has its labels, in words.
         label_columns: where labels were looked for in the file that was read last, if it has named columns.
         bilstm, auxiliary_lm: those of `TaskOptions`.
@@ -125,8 +125,8 @@ class Task(abc.ABC):
         """
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
-        """The same rows one after another, of a task that `streams` in flat memory; what only all of them together say
-        of labels is not looked at."""
+        """The same rows one after another, of a task that `streams` in flat memory where a file's form allows it; what
+        only all of them together say of labels is not looked at."""
         return iter(self.read(path))
 
     def check_id(self, name: str, seen: set[str], numbered: bool = False) -> None:

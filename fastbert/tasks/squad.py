@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -18,7 +19,7 @@ from ..result_files import written
 from . import squad_metrics as official
 from .base import Example, Row, Task, packed
 from .files import shorten
-from .squad_files import companions, read_questions, read_values, span, write_values
+from .squad_files import companions, read_questions, read_values, span, written_values
 from .squad_windows import answer_text, best_spans, encode_windows
 
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how")
@@ -56,6 +57,7 @@ class Squad(Task):
     """
 
     submission = "predictions.json"
+    streams = True
     label_place = "the key 'answers' in every question"
     has_impossible = False
     doc_stride = 128
@@ -139,18 +141,22 @@ class Squad(Task):
         return replace(answer, null_odds=None)
 
     def write_predictions(
-        self, rows: Sequence[Row], predictions: Sequence[Answer], path: str | os.PathLike
+        self, rows: Iterable[Row], predictions: Iterable[Answer], path: str | os.PathLike
     ) -> list[Path]:
         """Writes the official file, without questions that a file of predictions had none for; and beside it what is
         known of the answers besides: nbest_predictions.json, and null_odds.json for version 2.0."""
-        answers = {row.id: answer for row, answer in zip(rows, predictions, strict=True)}
-        write_values({name: answer.text for name, answer in answers.items() if answer.text is not None}, path)
-        # Those of `beside` that the predictions have: of a file of texts nothing else is known.
-        known = {a for a in self.beside.values() if any(getattr(p, a) is not None for p in predictions)}
-        beside = {name: attribute for name, attribute in self.beside.items() if attribute in known}
+        pairs = zip(rows, predictions, strict=True)
+        first = next(pairs)
+        # Those of `beside` that the predictions have, all of them or none: of a file of texts nothing else is known.
+        beside = {name: known for name, known in self.beside.items() if getattr(first[1], known) is not None}
         files = companions(path, beside)
-        for attribute, file in zip(beside.values(), files, strict=False):  # no files beside standard output
-            write_values({name: getattr(answer, attribute) for name, answer in answers.items()}, file)
+        with contextlib.ExitStack() as stack:
+            add_text, *adders = (stack.enter_context(written_values(file)) for file in (path, *files))
+            for row, answer in itertools.chain([first], pairs):
+                if answer.text is not None:
+                    add_text(row.id, answer.text)
+                for known, add in zip(beside.values(), adders, strict=False):  # no files beside standard output
+                    add(row.id, getattr(answer, known))
         return written(path, *files)
 
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Answer]:

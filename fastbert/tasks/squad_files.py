@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -344,11 +345,20 @@ def read_values(path: str | os.PathLike, kind: type | tuple[type, ...], what: st
     return value
 
 
-def write_values(values: dict[str, Any], path: str | os.PathLike) -> None:
-    """Writes JSON as the official files have it."""
+@contextlib.contextmanager
+def written_values(path: str | os.PathLike) -> Iterator[Callable[[str, Any], None]]:
+    """Writes a JSON object as the official files have it; gives what adds a name and its value to it."""
     with atomic_write(path) as file:
-        json.dump(values, file, ensure_ascii=False, indent=2)
-        file.write("\n")
+        count = 0
+
+        def add(name: str, value: Any) -> None:
+            nonlocal count
+            shown = json.dumps({name: value}, ensure_ascii=False, indent=2)
+            file.write((",\n" if count else "{\n") + shown[2:-2])
+            count += 1
+
+        yield add
+        file.write("\n}\n" if count else "{}\n")
 
 
 def companions(path: str | os.PathLike, names: Sequence[str]) -> list[Path]:

@@ -498,6 +498,12 @@ def test_what_is_known_of_predictions_from_a_file_is_written_and_nothing_else(tm
     assert json.loads(odds.read_text())["q"] == 0.5
 
 
+def test_predictions_that_have_no_text_make_an_empty_object(tmp_path):
+    task, rows = registry.get("squad1"), [Row("a", ("?", "the book"))]
+    task.write_predictions(rows, [Answer(None)], tmp_path / "p.json")
+    assert (tmp_path / "p.json").read_text() == "{}\n"
+
+
 def test_odds_of_questions_without_a_prediction_are_not_asked_for(tmp_path):
     task = registry.get("squad2")
     rows = task.read(write(tmp_path, squad(("q", "what", [("film", 4)]), ("r", "what", []), ("s", "what", []))))

@@ -11,7 +11,7 @@ import tiny_bert
 
 from fastbert.cli.main import main
 from fastbert.data import chunks
-from fastbert.tasks import registry
+from fastbert.tasks import registry, squad
 from fastbert.tasks.choice_forms import CODAH, REGULAR
 from fastbert.tasks.sst2 import SST2
 
@@ -97,6 +97,30 @@ def test_windows_change_no_prediction_and_no_number_of_a_row(name, model, tmp_pa
     assert found[0] == found[1]
     numbers = [line.split("\t")[0] for line in found[0].splitlines()[1:]]
     assert numbers == ["0", "1", "2", "3", "5", "6", "7", "8", "9"]
+
+
+def test_windows_change_no_answer_of_squad(tmp_path, monkeypatch, capsys):
+    """Its file is read whole; what its questions become, and what the model says of them, is many times as large."""
+    model = tiny_bert.save(tmp_path / "model", "BertForQuestionAnswering", max_position_embeddings=64)
+    texts = [row.texts[0] for row in tiny_bert.rows_of(7, 0)]
+    asked = [{"id": f"q{i}", "question": text, "context": f"{text} \u00e9"} for i, text in enumerate(texts)]
+    data = tmp_path / "test.jsonl"
+    data.write_text("".join(json.dumps(question) + "\n" for question in asked))
+    sizes, encode = [], squad.encode_windows
+    monkeypatch.setattr(squad, "encode_windows", lambda rows, *a: sizes.append(len(rows)) or encode(rows, *a))
+    found = []
+    for window in (1024, 3):
+        monkeypatch.setattr(chunks, "WINDOW", window)
+        out = tmp_path / str(window)
+        command = ["predict", "squad2", "--model", model, "--data", data, "--max-seqlen", 16, "--out", f"{out}/"]
+        assert main([str(word) for word in command]) == 0, capsys.readouterr().err
+        found.append({path.name: path.read_text(encoding="utf-8") for path in out.iterdir()})
+    assert sizes == [7, 3, 3, 1]
+    assert found[0] == found[1]
+    assert set(found[0]) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
+    for text in found[0].values():
+        assert text == json.dumps(json.loads(text), ensure_ascii=False, indent=2) + "\n"
+        assert list(json.loads(text)) == [question["id"] for question in asked]
 
 
 def test_a_bad_row_far_down_a_file_is_told_before_anything_is_computed(model, tmp_path, windows, capsys):
