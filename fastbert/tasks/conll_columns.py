@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -78,9 +79,11 @@ def _mark_broken(block: Block, unread: BadRows) -> None:
 
 
 def split(line: str, tabs: bool = False) -> list[str]:
-    """The columns of a line, of a `Table` with these ``tabs``; a no-break space is part of a word."""
+    """The columns of a line, of a `Table` with these ``tabs``; a no-break space is part of a word. Words and tags that
+    come again are the same objects: a file is held whole, and has few of them."""
     line = line.strip(" \t")
-    return [column.strip(" ") for column in line.split("\t")] if tabs and "\t" in line else _BLANKS.split(line)
+    columns = line.split("\t") if tabs and "\t" in line else _BLANKS.split(line)
+    return [sys.intern(column.strip(" ")) for column in columns]
 
 
 def _by_tabs(blocks: Sequence[Block]) -> bool:

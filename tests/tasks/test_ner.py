@@ -63,6 +63,8 @@ def test_real_files(shared_data):
     assert scheme([row.label for row in train]) == "IOB1"
     task.learn(train)
     assert task.labels == ("O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER")
+    # A file is held whole: of a word that comes again there is one.
+    assert len({id(word) for row in train for word in row.texts}) == len({word for row in train for word in row.texts})
     again = [tuple(to_iob1(to_iob2(row.label))) == row.label for row in dev]
     assert all(again)
 
