@@ -13,7 +13,7 @@ from ..errors import DataError
 from ..text_files import decode_text
 from .bad_rows import BadRows, called
 from .files import shorten
-from .hub_files import Record
+from .hub_files import Record, is_hub_file
 
 _LINES = (
     # TREC's questions have two labels, DESC:manner, of which data-set hubs make columns of these names.
@@ -68,7 +68,13 @@ def directory_records(path: str | os.PathLike, bad_rows: BadRows) -> Iterator[Re
         raise DataError(
             f"{path}: expected a directory for each class, with a file for each text, got no files in {empty}"
         )
-    for file in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*files))):
+    texts = list(filter(None, itertools.chain.from_iterable(itertools.zip_longest(*files))))
+    if all(map(is_hub_file, texts)):
+        raise DataError(
+            f"{path}: expected a directory with a file for each text, got files of many rows ({texts[0].name}): "
+            "name them in place of their directory (--train takes several)"
+        )
+    for file in texts:
         name = file.relative_to(path).as_posix()
         try:
             text = decode_text(file.read_bytes(), str(file), DataError, bad_rows.decode)

@@ -112,6 +112,17 @@ def test_directories_of_other_forms(tmp_path):
         require_labels(task, task.read(tmp_path / "flat"), tmp_path / "flat")
 
 
+@pytest.mark.parametrize(
+    "names", [["train__0.parquet"], ["0.parquet", "1.jsonl"], ["data__0.json", "data__1.ndjson.gz"]]
+)
+def test_a_directory_of_a_hub_s_files(tmp_path, names):
+    tree(tmp_path, **dict.fromkeys(names, "x"))
+    with pytest.raises(
+        DataError, match=r"a file for each text, got files of many rows \(0\.(parquet|json)\): name them"
+    ):
+        task_of().read(tmp_path)
+
+
 def test_a_run_on_directories(tmp_path, capsys):
     model = tiny_bert.save(tmp_path / "model", num_hidden_layers=1)
     train = tree(tmp_path / "train", pos__0="good film", pos__1="fine", neg__0="bad film", neg__1="dull")
