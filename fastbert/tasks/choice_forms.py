@@ -8,7 +8,7 @@ from typing import Any
 
 from .base import Row
 from .files import shorten
-from .hub_files import class_number
+from .hub_files import Record, class_number
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -46,6 +46,7 @@ def _numbered(name: str, numbers: Sequence[int]) -> tuple[str, ...]:
 REGULAR = Form(("sent1",), _numbered("ending", range(4)), "label", "sent2")
 """SWAG's .csv; a "full" one has the columns `FULL`."""
 FULL = ("sent1", "sent2", "gold-ending", *_numbered("distractor-", range(4)))
+SCIQ = ("question", "correct_answer", *_numbered("distractor", range(1, 4)))
 CODAH = ("category", "prompt", *_numbered("ending", range(4)), "label")
 """Columns of files without a header."""
 
@@ -62,8 +63,10 @@ FORMS = (
     Form(("question",), ("options",), "answer_idx"),  # MedQA, whose answer is a text
     Form(("question",), ("options",), "answer"),  # MMLU-Pro
     Form(("question",), ("options",), "correct"),  # AQuA
+    Form(("question",), ("opa", "opb", "opc", "opd"), "cop", first=1),  # MedMCQA
     Form(("dialogue",), ("choice",), "answer", "question"),  # DREAM
     Form(("context",), ("answers",), "label", "question"),  # ReClor
+    Form(("support",), ("answers",), "label", "question", open=True),  # SciQ, as `_of_sciq` makes it
     Form(("context",), ("answers",), "correct_answer_id", "question"),  # QuAIL
     Form(("context",), ("options",), "correct_option", "query"),  # LogiQA on hubs
     Form(("premise",), ("choice1", "choice2"), "label", "question"),  # COPA
@@ -80,8 +83,8 @@ FORMS = (
     ),
 )
 _OTHERS = (
-    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, MMLU-Pro, MedQA, AQuA, DREAM, ReClor, QuAIL, "
-    "LogiQA, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI or Story Cloze"
+    "HellaSwag, CODAH, RACE, ARC, OpenBookQA, CommonsenseQA, QASC, MMLU, MMLU-Pro, MedQA, MedMCQA, AQuA, DREAM, "
+    "ReClor, QuAIL, LogiQA, SciQ, COPA, PIQA, SocialIQA, CosmosQA, WinoGrande, alphaNLI or Story Cloze"
 )
 
 
@@ -224,9 +227,18 @@ OBJECTS = (
     ("article", "questions", "options"),  # RACE's own
     *((*form.context, *form.endings) for form in FORMS),
     FULL[:-1],  # the last distractor is not used
+    SCIQ,
     *(columns for columns, _ in _UNUSUAL),
 )
 """Keys of a row in JSON, all of one of these."""
+
+
+def values_of(record: Record) -> dict[str, Any]:
+    """The values of a record as authors have them: MedMCQA's right answers count from 1 in its authors' files; as
+    classes, whose names Parquet has, from 0."""
+    right = record.values.get("cop")
+    is_class = "cop" in record.names and isinstance(right, int) and right >= 0
+    return record.values | {"cop": right + 1} if is_class else record.values
 
 
 def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
@@ -240,6 +252,8 @@ def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
     """
     if set(FULL[:-1]) <= set(values) and _form_of(values) is None:
         values = _regular(index, values)
+    elif set(SCIQ) <= set(values):
+        values = _of_sciq(index, values)
     values = _usual(values)
     form = _form_of(values)
     if form is None:
@@ -271,16 +285,30 @@ def _is_table(value: Any) -> bool:
 
 
 def _regular(index: int, values: dict[str, Any]) -> dict[str, Any]:
-    """A "full" row as a regular one. The right ending goes to a place that the row's number decides, so that no place
-    is favoured."""
-    wrong = [values.get(name) for name in FULL[3:]]
-    wrong = [ending for ending in wrong if ending is not None and str(ending).strip()]
-    place = index % 4
-    four = [*wrong[:place], values["gold-ending"], *wrong[place:3]]
-    if len(four) != 4:
-        raise ValueError(f"expected 4 endings, got {len(four)}")
+    """A "full" row as a regular one."""
+    four, place = _placed(index, values["gold-ending"], [values.get(name) for name in FULL[3:]])
     endings = dict(zip(REGULAR.endings, four, strict=True))
     return {"sent1": values["sent1"], "sent2": values["sent2"], **endings, "label": place}
+
+
+def _of_sciq(index: int, values: dict[str, Any]) -> dict[str, Any]:
+    """SciQ's answers as a list; not every question has a text that supports it."""
+    four, place = _placed(index, values["correct_answer"], [values[name] for name in SCIQ[2:]])
+    return {"support": values.get("support", ""), "question": values["question"], "answers": four, "label": place}
+
+
+def _placed(index: int, right: Any, wrong: Sequence[Any]) -> tuple[list[Any], int]:
+    """Four endings, and where the right one is: at a place that the row's number decides, so that none is favoured.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    wrong = [ending for ending in wrong if ending is not None and str(ending).strip()]
+    place = index % 4
+    four = [*wrong[:place], right, *wrong[place:3]]
+    if len(four) != 4:
+        raise ValueError(f"expected 4 endings, got {len(four)}")
+    return four, place
 
 
 def _joined(beginning: str | None, endings: Sequence[Any]) -> list[str]:

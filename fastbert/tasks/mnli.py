@@ -22,8 +22,8 @@ class Diagnostic(Row):
 
 
 class MNLI(Classification):
-    """Files of 9 (test), 12 (training) or 16 (dev) columns, of which sentence1, sentence2 and gold_label are read; also
-    GLUE's diagnostic set, known by its name. Matched and mismatched genres have files of their own."""
+    """Files of 10 (test), 12 (training) or 16 (dev) columns, of which sentence1, sentence2 and gold_label are read;
+    also GLUE's diagnostic set, known by its name. Matched and mismatched genres have files of their own."""
 
     name = "mnli"
     submission = "MNLI-m.tsv"

@@ -17,7 +17,20 @@ from . import metrics
 from .bad_rows import BadRows, called, numbered, some
 from .base import Example, LabelColumns, Row, Task, labels_of, packed
 from .choice_files import copa_records, files_of, is_xml, mmlu_records, of_mmlu
-from .choice_forms import CODAH, FORMS, FULL, OBJECTS, PLACES, REGULAR, apart, label_column, label_of, row_of
+from .choice_forms import (
+    CODAH,
+    FORMS,
+    FULL,
+    OBJECTS,
+    PLACES,
+    REGULAR,
+    SCIQ,
+    apart,
+    label_column,
+    label_of,
+    row_of,
+    values_of,
+)
 from .csv_records import csv_fields, csv_records
 from .encoding import encode_texts
 from .files import of_rows, read_lines, shorten
@@ -32,6 +45,7 @@ SOURCES = ("video-id", "source_id")
 _HEADERS = {
     REGULAR.columns: REGULAR.label,
     FULL: "label",
+    SCIQ: "label",
     **{form.columns: form.label for form in FORMS if len(form.endings) > 1},
 }
 """What a .csv must have in its header, and where its labels are."""
@@ -123,7 +137,7 @@ class SWAG(Task):
         """Where each question of records is, and its values."""
         for record in records:
             try:
-                questions = [None] if record is None else apart(record.values)
+                questions = [None] if record is None else apart(values_of(record))
             except ValueError as error:
                 self.bad_rows.refuse(f"{record.where}: {error}")
                 continue

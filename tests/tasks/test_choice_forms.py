@@ -7,6 +7,7 @@ import json
 import pytest
 import tiny_bert
 import torch
+from hub_files import parquet
 
 import fastbert
 from fastbert.cli.main import main
@@ -79,6 +80,17 @@ PUBLISHED = {
         ("Q", "x", "y"),
         "1",
     ),
+    "MedMCQA": (
+        {"question": "Q", "opa": "a", "opb": "b", "opc": "c", "opd": "d", "cop": 4, "choice_type": "single"},
+        ("Q", *"abcd"),
+        "3",
+    ),
+    "SciQ": (
+        {"question": "Q?", "distractor3": "d", "distractor1": "b", "distractor2": "c"}
+        | {"correct_answer": "a", "support": "S."},
+        ("S.", "Q? a", "Q? b", "Q? c", "Q? d"),
+        "0",
+    ),
     "AQuA": ({"question": "Q", "options": ["A)2", "B)3"], "rationale": "r", "correct": "B"}, ("Q", "A)2", "B)3"), "1"),
     "ReClor": (
         {"context": "C", "question": "Q?", "answers": list("abcd"), "label": 3, "id_string": "x"},
@@ -116,7 +128,7 @@ def test_published_rows(name, tmp_path, monkeypatch):
     assert registry.get("swag").read("-") == [Row("0", texts, label)]
 
 
-@pytest.mark.parametrize("name", ["COPA", "WinoGrande", "Story Cloze"])
+@pytest.mark.parametrize("name", ["COPA", "WinoGrande", "Story Cloze", "SciQ", "MedMCQA"])
 def test_columns_of_a_csv(name, tmp_path):
     values, texts, label = PUBLISHED[name]
     with open(tmp_path / "f.csv", "w", newline="") as file:
@@ -149,6 +161,27 @@ def test_bad_rows(values, reason, tmp_path):
     task = registry.get("swag")
     task.bad_rows = BadRows(skip=True)
     assert [row.id for row in task.read(path)] == ["0"]
+
+
+def test_sciq_s_right_answers_have_no_place_of_their_own(tmp_path):
+    """Some questions have no text that supports them, and a row without an answer is a bad one."""
+    row = {"question": "Q?", "correct_answer": "a", **{f"distractor{i}": f"w{i}" for i in (1, 2, 3)}, "support": ""}
+    rows = registry.get("swag").read(write(tmp_path / "f.jsonl", lines_of(*[row] * 5)))
+    assert [row.label for row in rows] == ["0", "1", "2", "3", "0"]
+    assert [row.texts[1 + int(row.label)] for row in rows] == ["Q? a"] * 5
+    assert rows[1].texts == ("", "Q? w1", "Q? a", "Q? w2", "Q? w3")
+    path = write(tmp_path / "f.jsonl", lines_of(row, row | {"distractor2": " "}))
+    with pytest.raises(DataError, match="line 2: expected 4 endings, got 3"):
+        registry.get("swag").read(path)
+
+
+def test_medmcqa_s_answers_count_from_one_but_as_classes_from_nought(tmp_path):
+    row = dict(PUBLISHED["MedMCQA"][0])
+    for right, label in ((3, "3"), (0, "0"), (-1, None)):
+        (tmp_path / "f.parquet").write_bytes(parquet([row | {"cop": right}], classes={"cop": list("abcd")}))
+        assert registry.get("swag").read(tmp_path / "f.parquet")[0].label == label
+    with pytest.raises(DataError, match="line 1: expected the label to be one of 1 to 4, got '0'"):
+        registry.get("swag").read(write(tmp_path / "f.jsonl", lines_of(row | {"cop": 0})))
 
 
 def test_labels_in_a_file_beside(tmp_path):
