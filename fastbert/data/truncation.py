@@ -6,10 +6,17 @@ left therefore has a limit always, which no text meets where none is wanted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 SIDES = ("right", "left")
+CHARACTERS_A_TOKEN = 16
+"""As many of a text are looked at first as the tokens that are left of it may have: of prose they have 4 to 6."""
 # Tokens. JSON of any reader holds it.
 _UNLIMITED = 2**31 - 1
 
@@ -40,6 +47,38 @@ def cut_at(tokenizer: Tokenizer, max_seqlen: int | None, side: str | None = None
     else:
         most = _UNLIMITED if max_seqlen is None else min(max_seqlen, _UNLIMITED)
         tokenizer.enable_truncation(most, strategy="longest_first", direction=side)
+
+
+def encode_beginnings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    """What ``encode_batch`` gives for texts (but for ``overflowing``), of long ones from as much of their beginning as
+    the tokenizer keeps: the library would look at all of a book for its first 256 tokens, at 150 bytes a character.
+
+    That is so where the beginning of a text has the first tokens of the whole: BERT's, up to a blank.
+    """
+    limit = tokenizer.truncation
+    if limit is None or limit["direction"] != SIDES[0] or not _ends_words_at_blanks(tokenizer):
+        return tokenizer.encode_batch(texts)
+    found: dict[int, Encoding] = {}
+    left, size = list(range(len(texts))), CHARACTERS_A_TOKEN * limit["max_length"]
+    while left:
+        parts = [_beginning(texts[number], size) for number in left]
+        for number, part, encoding in zip(left, parts, tokenizer.encode_batch(parts), strict=True):
+            if len(part) == len(texts[number]) or encoding.overflowing:
+                found[number] = encoding
+        left, size = [number for number in left if number not in found], 8 * size
+    return [found[number] for number in range(len(texts))]
+
+
+def _ends_words_at_blanks(tokenizer: Tokenizer) -> bool:
+    parts = (tokenizer.normalizer, BertNormalizer), (tokenizer.pre_tokenizer, BertPreTokenizer)
+    is_bert = all(isinstance(part, kind) for part, kind in (*parts, (tokenizer.model, WordPiece)))
+    return is_bert and not any(" " in token.content for token in tokenizer.get_added_tokens_decoder().values())
+
+
+def _beginning(text: str, size: int) -> str:
+    """About ``size`` characters of a text that has many more, up to a blank; all where there is none."""
+    end = text.rfind(" ", 0, size) if len(text) > 2 * size else -1
+    return text if end < 0 else text[:end]
 
 
 def kept_tokens(encoding: Encoding, max_seqlen: int | None, side: str) -> np.ndarray | None:

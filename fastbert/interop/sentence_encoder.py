@@ -17,7 +17,7 @@ from torch import nn
 from .. import hardware, ops
 from ..data.chunks import chunks
 from ..data.tokenizer import load_tokenizer
-from ..data.truncation import cut_at
+from ..data.truncation import cut_at, encode_beginnings
 from ..errors import InputError
 from ..models import BertModel
 from ..modules.mode import evaluating, plain_outputs
@@ -283,7 +283,7 @@ class SentenceEncoder:
     def _tokenize(self, sentences: Sequence[str], prompt: str) -> list[np.ndarray]:
         rows: list[np.ndarray] = []
         for texts in chunks((prompt + text for text in sentences), _TOKENIZE_AT_ONCE):
-            encodings = self.tokenizer.encode_batch(texts)
+            encodings = encode_beginnings(self.tokenizer, texts)
             found = [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
             if self.tokenizer.padding is not None:  # by who shares it: a pad would be computed as a token
                 masks = (np.asarray(encoding.attention_mask, dtype=bool) for encoding in encodings)
