@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 SIDES = ("right", "left")
 CHARACTERS_A_TOKEN = 16
 """As many of a text are looked at first as the tokens that are left of it may have: of prose they have 4 to 6."""
+_BLANKS = " \n"
 # Tokens. JSON of any reader holds it.
 _UNLIMITED = 2**31 - 1
 
@@ -53,7 +54,7 @@ def encode_beginnings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encodi
     """What ``encode_batch`` gives for texts (but for ``overflowing``), of long ones from as much of their beginning as
     the tokenizer keeps: the library would look at all of a book for its first 256 tokens, at 150 bytes a character.
 
-    That is so where the beginning of a text has the first tokens of the whole: BERT's, up to a blank.
+    That is so where the beginning of a text has the first tokens of the whole: BERT's, up to a blank or a line's end.
     """
     limit = tokenizer.truncation
     if limit is None or limit["direction"] != SIDES[0] or not _ends_words_at_blanks(tokenizer):
@@ -72,12 +73,13 @@ def encode_beginnings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encodi
 def _ends_words_at_blanks(tokenizer: Tokenizer) -> bool:
     parts = (tokenizer.normalizer, BertNormalizer), (tokenizer.pre_tokenizer, BertPreTokenizer)
     is_bert = all(isinstance(part, kind) for part, kind in (*parts, (tokenizer.model, WordPiece)))
-    return is_bert and not any(" " in token.content for token in tokenizer.get_added_tokens_decoder().values())
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    return is_bert and not any(blank in content for content in added for blank in _BLANKS)
 
 
 def _beginning(text: str, size: int) -> str:
     """About ``size`` characters of a text that has many more, up to a blank; all where there is none."""
-    end = text.rfind(" ", 0, size) if len(text) > 2 * size else -1
+    end = max(text.rfind(blank, 0, size) for blank in _BLANKS) if len(text) > 2 * size else -1
     return text if end < 0 else text[:end]
 
 

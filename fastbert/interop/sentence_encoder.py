@@ -317,7 +317,7 @@ def _checked_device(device: torch.device | str) -> torch.device:
 
 
 def _checked_texts(sentences: Sequence[str], name: str = "sentences") -> list[str]:
-    if isinstance(sentences, (str, Mapping)):  # of which a list would be the letters, or the keys
+    if isinstance(sentences, (str, bytes, Mapping)):  # of which a list would be the letters, or the keys
         got = "one string" if isinstance(sentences, str) else type(sentences).__name__
         raise InputError(f"sentences must be a list of strings, got {got}")
     try:

@@ -71,6 +71,7 @@ def test_of_prose_little_is_looked_at(tokenizer):
     text = "the film is very good . " * 5000
     tokenizer.enable_truncation(16)
     assert same(tokenizer, [text]) <= 16 * 16
+    assert same(tokenizer, [text.replace(" ", "\n")]) <= 16 * 16
     assert same(tokenizer, [text, " " * 1000 + text]) <= 16 * 16 * 8
     # Where beginnings may have other tokens, or are not what is kept, the whole is looked at.
     tokenizer.enable_truncation(16, direction="left")

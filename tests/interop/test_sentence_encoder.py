@@ -86,6 +86,13 @@ def test_a_text_that_comes_again_is_computed_once(encoder, monkeypatch):
     np.testing.assert_allclose(vectors[:2], encoder.encode(["of " + first, "of " + second]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("word", ["word ", "w" * 400 + " ", "w" * 9000])
+def test_a_long_text_is_cut_where_sentence_transformers_cuts_it(word, minilm, encoder):
+    """Also where its words are so long that its beginning, which is tokenized first, has too few tokens."""
+    given = [word * (100_000 // len(word)), "one more"]
+    np.testing.assert_allclose(encoder.encode(given), theirs(minilm).encode(given), rtol=0, atol=1e-5)
+
+
 def test_a_batch_stays_within_the_token_budget(encoder, monkeypatch):
     seen = []
     forward = encoder.model.forward
@@ -142,6 +149,8 @@ def test_what_is_no_list_of_strings_is_refused(encoder):
         encoder.encode(["a"], normalize="no")
     with pytest.raises(InputError, match="token_budget must be a whole number, at least 1, got '5'"):
         encoder.encode(["a"], token_budget="5")
+    with pytest.raises(InputError, match="list of strings, got bytes"):
+        encoder.encode(b"bytes")
     with pytest.raises(InputError, match="list of strings, got NoneType"):
         encoder.encode(None)
     with pytest.raises(InputError, match=r"the lone surrogate '.ud800' in number 1"):
