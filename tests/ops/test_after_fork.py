@@ -16,7 +16,7 @@ from fastbert import BertConfig, BertModel, _native
 from fastbert.ops import _cpu_encoder
 
 CHILD = """
-import os, signal, sys
+import os, signal, sys, threading
 import torch
 from fastbert import BertConfig, BertModel
 
@@ -44,6 +44,18 @@ if child == 0:
     os._exit(0 if all(close) and torch.get_num_threads() == 1 else 3)
 status = os.waitpid(child, 0)[1]
 assert torch.get_num_threads() == 2
+child = child if status else os.fork()
+if child == 0:
+    signal.alarm(60)
+    close = []
+    def with_two_threads():
+        torch.set_num_threads(2)
+        close.extend(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(work(), expected))
+    thread = threading.Thread(target=with_two_threads)
+    thread.start()
+    thread.join()
+    os._exit(0 if len(close) == 2 and all(close) else 4)
+status = status or os.waitpid(child, 0)[1]
 sys.exit(0 if status == 0 else f"the child ended with status {status}")
 """
 
