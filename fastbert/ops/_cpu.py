@@ -34,24 +34,30 @@ _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
 )
 
 
-def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, ...] = ()) -> str | None:
+def why_not(
+    x: Tensor,
+    *others: Tensor | None,
+    parameters: tuple[Tensor | None, ...] = (),
+    widened: tuple[torch.dtype, ...] = (),
+) -> str | None:
     """None where the kernels can take these tensors, else why not.
 
     Args:
         x, others: activations, which must share one dtype.
         parameters: tensors that are converted to float32 where they are not.
+        widened: dtypes that the caller converts to float32.
     """
     tensors = [t for t in (x, *others, *parameters) if t is not None]
     for tensor in tensors:  # a loop, as below: torch 2.6's compiler cannot trace next() with a default
         if tensor.device.type != "cpu":
             return f"the CPU kernels take CPU tensors, got one on {tensor.device}"
     for tensor in (x, *others):
-        if tensor is not None and tensor.dtype not in _DTYPES:
+        if tensor is not None and tensor.dtype not in _DTYPES and tensor.dtype not in widened:
             return f"the CPU kernels take float32 and bfloat16, got {str(tensor.dtype).removeprefix('torch.')}"
         if tensor is not None and tensor.dtype != x.dtype:
             return f"the CPU kernels take one dtype, got {x.dtype} and {tensor.dtype}"
     for tensor in parameters:
-        if tensor is not None and tensor.dtype not in _DTYPES:
+        if tensor is not None and tensor.dtype not in _DTYPES and tensor.dtype not in widened:
             return f"the CPU kernels take float32 parameters, got {str(tensor.dtype).removeprefix('torch.')}"
     return None
 

@@ -22,6 +22,10 @@ _DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgette
 # As it is at the start: a compiler cannot follow the question.
 _LEVEL = _native.isa() or ""
 
+# States and weights that are computed in float32: no kernel multiplies them, and torch takes several times as long
+# for products of them as for those of float32.
+_WIDENED = (torch.float16,)
+
 _lock = threading.Lock()
 
 
@@ -47,8 +51,13 @@ def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, caus
         return "without AVX2 torch's own dense products are quicker"
     at_once = not torch.compiler.is_compiling() and all(map(_IS_CPU, tensors))  # a compiler follows no map of these
     if at_once and set(map(_DTYPE, tensors)) <= {torch.uint8, x.dtype}:
-        return _cpu.why_not(x)  # of two hundred tensors one is all, and before a short sentence the time counts
-    return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8))
+        # Of two hundred tensors one is all, and before a short sentence the time counts.
+        return _cpu.why_not(x, widened=_WIDENED)
+    return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8), widened=_WIDENED)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in _WIDENED else x
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
@@ -82,7 +91,7 @@ class _Packed:
         if not known or numbers != self._print:
             layers = layers_of(tensors)
             check_shapes(x, layers, autocast=in_graph)  # a known tensor's data may have been replaced
-            self._native = _pack(x, layers, nheads, eps, approximate, form)
+            self._native = _pack(_widened(x), layers, nheads, eps, approximate, form)
             self._key, self._sizes, self._print = key, sizes, numbers
         return self._native
 
@@ -146,7 +155,8 @@ def _forward(
         tensors: the layers' in a row.
         held: a `PackedEncoder`'s; None, as in a compiler's graph, for that of the last matrix.
     """
-    x, cu_seqlens = x.detach().contiguous(), cu_seqlens.to(torch.int32).contiguous()
+    given, cu_seqlens = x.detach(), cu_seqlens.to(torch.int32).contiguous()
+    x = _widened(given).contiguous()
     int8, rows = tensors[0].dtype == torch.uint8, x.shape[0]
     form = _cpu.code(x) if int8 else _cpu_linear.packed_form(x.dtype, rows)
     parts = not int8 and _cpu_linear.three_parts(x.dtype, rows)
@@ -156,12 +166,12 @@ def _forward(
             held = _held.setdefault(tensors[_LAST_MATRIX], {})
         # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
         packed = held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
-        native, _copies = packed.native(x, tensors, nheads, eps, approximate, form, in_graph)
+        native, _copies = packed.native(given, tensors, nheads, eps, approximate, form, in_graph)
     states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
     if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
         raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")
-    return states
+    return states.to(given.dtype)
 
 
 def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states) -> Tensor:

@@ -73,7 +73,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("act", ["gelu", "gelu_new"])
 def test_every_state_is_right(level, dtype, act, restore_isa):
     _native.extension().set_isa(level)
@@ -94,9 +94,10 @@ def test_every_state_is_right(level, dtype, act, restore_isa):
         assert_close(ours, truth, rounded, what=f"state {number}")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("keep_states", [False, True])
-def test_opcheck(keep_states):
-    encoder, (x, cu_seqlens, _) = small_encoder(), batch(lengths=(5, 0, 3))
+def test_opcheck(keep_states, dtype):
+    encoder, (x, cu_seqlens, _) = small_encoder(dtype), batch(lengths=(5, 0, 3), dtype=dtype)
     tensors = [t.detach() for layer in parameters(encoder) for t in layer]
     arguments = (x, tensors, cu_seqlens, 3, 1e-3, "tanh", keep_states)
     assert set(torch.library.opcheck(torch.ops.fastbert.encoder, arguments).values()) == {"SUCCESS"}
