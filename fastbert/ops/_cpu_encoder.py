@@ -9,12 +9,12 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _cpu_linear, _dispatch
 from ._cpu_int8 import int8_attention_dtype
+from ._kept import KeptOfWeights
 from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8, layers_of
 
 # Asked of some two hundred tensors in every call.
@@ -139,9 +139,8 @@ def _int8_weights(p: LayerParameters, copies: list[Tensor]) -> list[Tensor]:
     return weights
 
 
-# What is held of a stack, by its last matrix: an op in a compiler's graph is handed tensors alone. Nothing in it may
-# refer to that matrix, which would then never go.
-_held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# What is held of a stack, by its last matrix: an op in a compiler's graph is handed tensors alone.
+_held = KeptOfWeights()
 _LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters._fields)
 
 
@@ -163,7 +162,7 @@ def _forward(
     in_graph = held is None
     with _lock:
         if in_graph:
-            held = _held.setdefault(tensors[_LAST_MATRIX], {})
+            held = _held.of(tensors[_LAST_MATRIX])
         # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
         packed = held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
         native, _copies = packed.native(given, tensors, nheads, eps, approximate, form, in_graph)
@@ -207,5 +206,5 @@ def _encoder(
         return list(_op(*arguments).unbind())
     held = {} if packed is None else packed.held
     if packed is not None and not held:  # a compiled model packs no second time
-        _held[tensors[_LAST_MATRIX]] = held
+        _held.keep(tensors[_LAST_MATRIX], held)
     return list(_forward(*arguments, held).unbind())

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _native, hardware, reference
 from . import _cpu, _dispatch, _invariant
+from ._kept import KeptOfWeights
 
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
@@ -29,8 +29,8 @@ TRAINING_ROWS, TRAINING_PRODUCTS = 24, 1 << 24
 _THREE_PARTS = 2
 _WINOGRAD = 3
 
-# parameter -> {(form, transposed): (what it was made from, packed)}
-_packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# Of each weight {(form, transposed): (what it was made from, packed)}.
+_packed = KeptOfWeights()
 
 
 def _state(weight: Tensor) -> tuple:
@@ -64,7 +64,7 @@ def packed_form(dtype: torch.dtype, rows: int) -> int:
 
 
 def packed_weight(weight: Tensor, form: int, transposed: bool = False, keep: bool = True) -> Tensor:
-    """The weight in panels, kept until it changes or dies.
+    """The weight in panels, kept until it changes or its memory goes.
 
     Args:
         weight: (N, K) float32 or bfloat16.
@@ -75,7 +75,7 @@ def packed_weight(weight: Tensor, form: int, transposed: bool = False, keep: boo
     source = weight.detach()
     source = source if source.stride(1) == 1 else source.contiguous()
     state = _state(source)
-    forms = _packed.setdefault(weight, {}) if keep else _packed.get(weight, {})
+    forms = _packed.of(weight) if keep else _packed.find(weight)
     kept = forms.get((form, transposed))
     if kept is not None and kept[0] == state:
         return kept[1]

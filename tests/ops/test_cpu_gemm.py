@@ -302,13 +302,13 @@ def test_float32_training_keeps_no_packed_weights(monkeypatch):
     with ops.backend("cpu"):
         for w in (weight, frozen):
             ops.linear(x, w).sum().backward()
-        kept = [sorted(_cpu_linear._packed.get(w, {})) for w in (weight, frozen)]
+        kept = [sorted(_cpu_linear._packed.find(w)) for w in (weight, frozen)]
         own = _native.isa().startswith("avx512")
         form = _cpu_linear.packed_form(torch.float32, 80)
         assert kept == [[], [(form, False), (form, True)] if own else []]
         with torch.no_grad():
             ops.linear(x, weight)
-        assert list(_cpu_linear._packed.get(weight, {})) == [(form, False)] * own
+        assert list(_cpu_linear._packed.find(weight)) == [(form, False)] * own
 
 
 @pytest.mark.parametrize(
