@@ -45,11 +45,11 @@ def param_groups(
 
 
 @torch.no_grad()
-def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
     """Scales all gradients, in place, so that their common L2 norm is at most max_norm.
 
     Args:
-        parameters: of any shapes and floating dtypes; those without a gradient are skipped.
+        parameters: several of any shapes and floating dtypes, or one; those without a gradient are skipped.
         max_norm: the largest norm allowed; infinity scales nothing.
 
     Returns:
@@ -60,6 +60,7 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         InputError: max_norm is not above 0.
     """
     _check_max_norm(max_norm)
+    parameters = [parameters] if isinstance(parameters, Tensor) else parameters  # which would be taken for its rows
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())

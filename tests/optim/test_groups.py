@@ -109,6 +109,12 @@ def test_one_wide_gradient_makes_the_norm_wide():
     assert clip_grad_norm([narrow, wide], math.inf).item() == pytest.approx(1e100)
 
 
+def test_one_parameter_is_not_taken_for_its_rows():
+    (p, *_), (q, *_) = with_gradients(torch.float32, 10.0), with_gradients(torch.float32, 10.0)
+    torch.testing.assert_close(clip_grad_norm(p, 0.5), nn.utils.clip_grad_norm_(q, 0.5))
+    torch.testing.assert_close(p.grad, q.grad)
+
+
 def test_no_gradients_at_all():
     assert clip_grad_norm([nn.Parameter(torch.zeros(2))], 1.0).item() == 0.0
 
