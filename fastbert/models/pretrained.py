@@ -58,6 +58,8 @@ class PreTrainedModel(nn.Module):
         self.tokenizer_source: Path | None = None
         # What from_pretrained found and did not find: commands that use a model refuse one with a head of chance.
         self.load_report: LoadReport | None = None
+        # Names of parameters that neither a file nor a training has given a value: save_pretrained leaves them out.
+        self.untrained: frozenset[str] = frozenset()
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode. Raises InputError for training with int8 weights; the model is unchanged then."""
@@ -83,6 +85,11 @@ class PreTrainedModel(nn.Module):
             nn.init.zeros_(module.bias)
 
     # --- weights in and out ---
+
+    @property
+    def architecture(self) -> str:
+        """What config.json says of the class, so that other libraries know the file."""
+        return type(self).__name__
 
     @classmethod
     def from_config(cls, config: ModelConfig, **kwargs: Any) -> Self:
@@ -184,8 +191,11 @@ class PreTrainedModel(nn.Module):
         """
         check_saving_options(options)
         if is_main_process:
-            config = self.config.to_dict() | {"architectures": [type(self).__name__]}
+            config = self.config.to_dict() | {"architectures": [self.architecture]}
             config["dtype"] = str(self.dtype).removeprefix("torch.")
+            if self.untrained:
+                state = self.state_dict(keep_vars=True) if state_dict is None else state_dict
+                state_dict = {name: tensor for name, tensor in state.items() if name not in self.untrained}
             save_directory(self, directory, config, self.tokenizer_source, state=state_dict)
         return Path(directory)
 

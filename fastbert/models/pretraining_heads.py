@@ -114,6 +114,13 @@ class BertForPreTraining(BertHead):
         """The parameters that have a gradient only where there are sentence pairs."""
         return [*self.bert.pooler.parameters(), *self.cls.seq_relationship.parameters()]
 
+    @property
+    def architecture(self) -> str:
+        """What config.json says; without a head for pairs, transformers' class of what is left."""
+        if not self.untrained:
+            return super().architecture
+        return "BertLMHeadModel" if self.config.is_decoder else "BertForMaskedLM"
+
     def forward(
         self,
         input_ids: Tensor | PackedBatch | None = None,

@@ -93,6 +93,8 @@ class PretrainLoop:
         self.run_dir, self.console, self.callbacks = run_dir, console, callbacks
         no_pairs = getattr(model, "next_sentence", True) and not data.config.nsp
         idle = model.next_sentence_parameters if no_pairs else []
+        if not no_pairs:
+            model.untrained = frozenset()  # it may come from a run without pairs
         self.optimizer = make_optimizer(config, model, idle)
         self.num_parameters = model.num_parameters()  # of which an engine may leave this process a part
         options = {"precision": config.precision, "clip": config.clip, "seed": config.seed, "deepspeed": deepspeed}

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from ..model_config import ModelConfig
 from ..models import registry
 from . import initialisation
 from .config import PretrainConfig
+
+if TYPE_CHECKING:
+    from ..models.pretrained import PreTrainedModel
 
 _log = logging.getLogger("fastbert")
 
@@ -41,28 +45,42 @@ def open_data(config: PretrainConfig) -> tuple[PretrainingData, PretrainingData 
 def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Module:
     """The model that ``config.model`` names: new weights of a named size, or those of a directory."""
     kind, settings = model_settings(config, data.shards, data.config.objective)
-    if os.path.isdir(config.model):
-        model = kind.model_class.from_pretrained(config.model, **kind.rates(config.dropout))
-    else:
-        if config.init == "small":
-            settings.initializer_range = initialisation.initializer_range(settings.hidden_size)
-        with _building:
-            torch.manual_seed(config.seed)
+    goes_on = os.path.isdir(config.model)
+    if config.init == "small" and not goes_on:
+        settings.initializer_range = initialisation.initializer_range(settings.hidden_size)
+    with _building:
+        torch.manual_seed(config.seed)  # of a directory too, which may lack a head
+        if goes_on:
+            model = kind.model_class.from_pretrained(config.model, **kind.rates(config.dropout))
+        else:
             model = kind.model_class(settings)
-        if config.init == "small":
-            counts = sum(np.bincount(tokens, minlength=settings.vocab_size) for tokens in data.shards.tokens)
-            initialisation.start_small(model, torch.from_numpy(counts))
+    if config.init == "small" and not goes_on:
+        counts = sum(np.bincount(tokens, minlength=settings.vocab_size) for tokens in data.shards.tokens)
+        initialisation.start_small(model, torch.from_numpy(counts))
+    if getattr(model, "next_sentence", True) and not data.config.nsp:
+        model.untrained = _never_trained(model)
     model.tokenizer_source = data.shards.directory
     return model
 
 
-def begins_with(config: PretrainConfig) -> str:
-    """Whose weights a run begins with, in one line for people. A recipe for small models says how new ones begin; it
-    goes with others all the same, and then that means nothing."""
+def _never_trained(model: PreTrainedModel) -> frozenset[str]:
+    """What a training without pairs leaves as it was drawn: no file has had it, and none should look as if it did."""
+    idle = set(map(id, model.next_sentence_parameters))
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in idle}
+    return frozenset(names if model.load_report is None else names & set(model.load_report.missing))
+
+
+def begins_with(config: PretrainConfig, model: PreTrainedModel) -> str:
+    """Whose weights a run begins with, and which of them it never trains, in a line each for people. A recipe for small
+    models says how new ones begin; it goes with others all the same, and then that means nothing."""
     if not os.path.isdir(config.model):
-        return f"begins with new weights, init {config.init}"
-    unused = "; init small is for new ones, and changes none of them" if config.init == "small" else ""
-    return f"begins with the weights of {config.model}{unused}"
+        line = f"begins with new weights, init {config.init}"
+    else:
+        unused = "; init small is for new ones, and changes none of them" if config.init == "small" else ""
+        line = f"begins with the weights of {config.model}{unused}"
+    modules = sorted({name.rpartition(".")[0] for name in model.untrained})
+    left_out = f"\nwithout sentence pairs nothing trains {' and '.join(modules)}: left out of model/" if modules else ""
+    return line + left_out
 
 
 def model_settings(

@@ -142,7 +142,7 @@ def _prepare(
         if others:
             console.say(f"other options than before: {', '.join(others)}")
     elif built:
-        console.say(begins_with(config))
+        console.say(begins_with(config, model))
     run_dir.mkdir(parents=True, exist_ok=True)
     if not goes_on:
         distributed.on_first(world, hold)
