@@ -14,6 +14,9 @@ from pathlib import Path
 
 from .errors import FastbertError, InputError
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk, of what one user may have of it, of one file."""
+
 _YOUNG_SECONDS = 60.0
 
 STANDARD_OUTPUT = ("-", "/dev/stdout")

@@ -10,7 +10,6 @@ import ast
 import codecs
 import contextlib
 import dataclasses
-import errno
 import importlib
 import inspect
 import io
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ..errors import FastbertError, InputError
+from ..files import NO_ROOM
 
 COMMANDS = {
     "demo": "train and use a small BERT on a built-in corpus, with a report; no download",
@@ -42,9 +42,6 @@ COMMANDS = {
     "bench": "measure speed beside the libraries installed on this machine",
     "doctor": "show what was found on this machine, and which backend serves each op",
 }
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of a disk, of what one user may have of it, of one file."""
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import errno
+import logging
 from pathlib import Path
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+from ..files import NO_ROOM
+
+_log = logging.getLogger("fastbert")
 
 
 class Appender:
-    """Appends text to a file at once. What finds no room waits for the next call: a log is no reason to end a run.
+    """Appends text to a file at once. What finds no room waits for the next call, which is told: a log is no reason to
+    end a run.
 
     Args:
         path: of the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._waiting = path, b""
+        self._path, self._waiting, self._told = path, b"", False
 
     def write(self, text: str = "") -> None:
         """Writes what waits and the text. Raises OSError for other reasons than a full disk."""
@@ -25,6 +28,10 @@ class Appender:
             with open(self._path, "ab", buffering=0) as file:
                 while self._waiting:
                     self._waiting = self._waiting[file.write(self._waiting) :]
+            self._told = False
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
+            if not self._told:
+                _log.warning("%s gets no more lines until there is room: %s", self._path, error.strerror)
+            self._told = True

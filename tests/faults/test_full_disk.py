@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import time
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(small_disk):
     assert checkpoint.latest_valid(small_disk / "c")[0].name == "step_2"
 
 
-def test_rows_of_a_log_wait_for_room(small_disk):
+def test_rows_of_a_log_wait_for_room(small_disk, caplog):
     log = Appender(small_disk / "log")
     log.write("first\n")
     ballast = fill(small_disk, 0)
@@ -70,9 +71,26 @@ def test_rows_of_a_log_wait_for_room(small_disk):
     for row in rows:
         log.write(row)
     assert (small_disk / "log").stat().st_size < 6 + 2000 * 6
+    assert caplog.text.count("log gets no more lines until there is room: No space left on device") == 1
     ballast.unlink()
     log.write()
     assert (small_disk / "log").read_text() == "first\n" + "".join(rows)
+
+
+def test_rows_of_a_log_wait_where_a_file_may_not_become_larger(tmp_path, caplog):
+    """A batch system's limit; Python has the signal ignored that would end the process."""
+    log, rows = Appender(tmp_path / "log"), [f"{number:05}\n" for number in range(30)]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for row in rows:
+            log.write(row)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "log").stat().st_size == 100
+    assert caplog.text.count("log gets no more lines until there is room: File too large") == 1
+    log.write()
+    assert (tmp_path / "log").read_text() == "".join(rows)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
