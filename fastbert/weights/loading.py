@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from .distilbert import from_distilbert
 from .materialise import materialise
 from .names import canonical_name, is_computed, owner, unwrapped_name
@@ -106,9 +106,15 @@ def load_into(
 
     Raises:
         CheckpointError: a tensor of the embeddings or the encoder is missing, or a shape differs; nothing was written.
+        InputError: the model was made under DeepSpeed's ZeRO-3, which has left no whole tensors to write to.
     """
     state = canonical_keys(state, prefix)
     own = _own_tensors(model, prefix, trunk)
+    if any(hasattr(tensor, "ds_id") for tensor in own.values()):
+        raise InputError(
+            f"{source}: expected a model with whole weights to read it into, got one that deepspeed.zero.Init has "
+            "divided: call from_pretrained outside of that block, deepspeed.initialize divides the model"
+        )
 
     needed = tuple(f"{prefix}.{part}" for part in trunk)
     left_out = _leave_out(state, own, needed) if ignore_mismatched_sizes else ()

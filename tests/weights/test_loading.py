@@ -14,7 +14,7 @@ from tf_bundle import write_bundle
 from tiny_bert import config as tiny_config
 
 import fastbert
-from fastbert.errors import CheckpointError
+from fastbert.errors import CheckpointError, InputError
 from fastbert.signals import removed_on_sigterm
 from fastbert.weights.foreign_names import to_tensorflow
 from fastbert.weights.loading import canonical_keys, load_into, padded_vocabulary
@@ -117,6 +117,16 @@ def test_a_bare_model_and_one_with_heads_read_each_other(theirs, state):
     assert_holds(full.bert, theirs, "bert.")
     assert torch.equal(full.classifier.weight, before)
     assert report.newly_initialised == ("classifier.weight", "classifier.bias")
+
+
+def test_a_model_that_deepspeed_has_divided_is_told_where_to_load(state):
+    """Its parameters are empty, and were called ones of another shape."""
+    model = new("BertModel")
+    for parameter in model.parameters():
+        parameter.data, parameter.ds_id = torch.empty(0), 0
+    with pytest.raises(InputError, match=r"there: .* call from_pretrained outside of that block") as refused:
+        load_into(model, state, source="there")
+    assert "mismatched" not in str(refused.value)
 
 
 def test_a_new_head_is_said_once_and_pretraining_heads_are_no_warning(state, caplog):
