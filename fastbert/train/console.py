@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ..files import NO_ROOM
+
 _COLUMNS = (("step", 7), ("loss", 8), ("mlm_acc", 8), ("nsp_acc", 8), ("grad_norm", 10))
 _MORE = (("lr", 9), ("tok/s", 9), ("MFU", 6), ("mem", 9))
 
@@ -44,9 +46,15 @@ class Console:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Prints a line."""
-        if not self._quiet:
+        """Prints a line. On a full disk, where a batch system may keep what is printed, it waits for the next one: that
+        is no reason to end a run."""
+        if self._quiet:
+            return
+        try:
             print(text, flush=True)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
 
     def advance(self, progress: float, note: str) -> None:
         """Moves the bar to a share of the run, and puts ``note`` beside it."""

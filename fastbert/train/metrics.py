@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -82,6 +83,24 @@ def _check_row(row: dict, numbers: Collection[str]) -> None:
             raise ValueError(f"{row[name]!r:.50} as its {name}")
 
 
+@contextlib.contextmanager
+def _without_tracebacks_of_events() -> Iterator[None]:
+    """While the block runs Python prints nothing of an error of the system that ends the thread of TensorBoard which
+    writes events: the next call to the writer raises it again."""
+    before = threading.excepthook
+
+    def hook(ended) -> None:
+        if type(ended.thread).__name__ != "_AsyncWriterThread" or not isinstance(ended.exc_value, OSError):
+            before(ended)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        if threading.excepthook is hook:  # and not another run's, which began meanwhile
+            threading.excepthook = before
+
+
 class MetricsLog:
     """Appends rows to ``run_dir/metrics.jsonl`` and ``run_dir/tensorboard``.
 
@@ -113,6 +132,7 @@ class MetricsLog:
         self._rows = kept
         self._file = Appender(self._path)
         self._writer = None
+        self._open = contextlib.ExitStack()
         self._wandb = wandb
 
     def __enter__(self) -> MetricsLog:
@@ -121,6 +141,7 @@ class MetricsLog:
         logging.getLogger("tensorboard").setLevel(logging.ERROR)
         from torch.utils.tensorboard import SummaryWriter
 
+        self._open.enter_context(_without_tracebacks_of_events())
         purge = None if self._resume_step is None else self._resume_step + 1
         self._wait_for_a_later_second()
         with self._forgiving():
@@ -129,7 +150,7 @@ class MetricsLog:
 
     def __exit__(self, *_exception) -> None:
         self._file.write()
-        with self._forgiving():
+        with self._open, self._forgiving():
             if self._writer is not None:
                 self._writer.close()
         if self._wandb is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from fastbert.errors import CheckpointError
 from fastbert.train import checkpoint
 from fastbert.train.append import Appender
+from fastbert.train.console import Console
 from fastbert.train.pretrain import pretrain
 
 
@@ -91,6 +93,18 @@ def test_rows_of_a_log_wait_where_a_file_may_not_become_larger(tmp_path, caplog)
     assert caplog.text.count("log gets no more lines until there is room: File too large") == 1
     log.write()
     assert (tmp_path / "log").read_text() == "".join(rows)
+
+
+def test_a_printed_line_waits_for_room(tmp_path, monkeypatch):
+    """Where a batch system keeps what is printed is often a smaller disk than that of the run."""
+    with open("/dev/full", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        console = Console()
+        console.say("first")
+        with open(tmp_path / "printed", "w") as room:
+            os.dup2(room.fileno(), out.fileno())
+        console.say("second")
+    assert (tmp_path / "printed").read_text() == "first\nsecond\n"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -6,8 +6,10 @@ import errno
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -159,6 +161,33 @@ def test_events_that_cannot_be_written_are_told_once_and_end_nothing(tmp_path, m
     with MetricsLog(tmp_path / "tensorboard") as log:
         log.log("train", 1, loss=1.0)
     assert len(read_metrics(tmp_path / "tensorboard" / "metrics.jsonl")) == 1
+
+
+def test_a_disk_that_fills_up_under_the_thread_that_writes_events_prints_no_traceback(tmp_path, monkeypatch, caplog):
+    """Of a full disk a run's user read twenty lines of TensorBoard's, and the sentence below them."""
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    hook, before = threading.excepthook, resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with MetricsLog(tmp_path) as log:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+            for step in range(1, 60):
+                log.log("train", step, loss=1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not printed
+    assert threading.excepthook is hook
+    assert caplog.text.count("gets no more events: File too large") == 1
+
+
+def test_another_threads_error_is_printed_as_ever(tmp_path, monkeypatch):
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    with MetricsLog(tmp_path):
+        thread = threading.Thread(target=lambda: open(tmp_path / "none"))  # noqa: SIM115
+        thread.start()
+        thread.join()
+    assert [ended.exc_type for ended in printed] == [FileNotFoundError]
 
 
 def test_no_file_has_no_rows(tmp_path):
