@@ -99,7 +99,7 @@ def test_a_full_batch_waits_for_nobody():
         last = asyncio.create_task(batcher.submit(["x"]))
         await asyncio.sleep(0.05)
         assert not last.done()
-        await batcher.stop()  # and so does none once the server is to end
+        await asyncio.wait_for(batcher.stop(), 30)  # and so does none once the server is to end
         assert len(await last) == 1
 
     with_batcher(scenario, max_wait=60)
@@ -149,6 +149,21 @@ def test_who_hung_up_is_not_computed():
         assert (await first).tolist() == [[5]]
         assert encode.batches == [["first"], ["kept"]]
         assert batcher.waiting == 0
+
+    with_batcher(scenario)
+
+
+def test_who_hangs_up_while_it_is_computed_leaves_the_others_their_own_vectors():
+    async def scenario(batcher, encode):
+        encode.gate.clear()
+        gone, kept = (asyncio.create_task(batcher.submit(texts)) for texts in (["a", "bb"], ["ccc", "dddd"]))
+        while not encode.batches:
+            await asyncio.sleep(0.001)
+        gone.cancel()
+        await asyncio.sleep(0)
+        encode.gate.set()
+        assert (await kept).tolist() == [[3], [4]]
+        assert encode.batches == [["a", "bb", "ccc", "dddd"]]
 
     with_batcher(scenario)
 
@@ -407,6 +422,29 @@ def test_many_clients_at_once_and_an_orderly_end(start, model):
         process.send_signal(signal.SIGTERM)
         assert [job.result()[0] for job in last] == [200] * 8
     assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_options_reach_the_model(monkeypatch):
+    asked, served = [], []
+
+    class Encoder:
+        dim = 1
+
+        @classmethod
+        def from_pretrained(cls, directory, **options):
+            asked.append((directory, options))
+            return cls()
+
+        def encode(self, texts, **options):
+            return np.zeros((len(texts), 1), dtype=np.float32)
+
+    pytest.importorskip("starlette")
+    uvicorn = pytest.importorskip("uvicorn")
+    monkeypatch.setattr(server, "SentenceEncoder", Encoder)
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: served.append(options))
+    assert server.main(["--model", "M", "--precision", "int8", "--port", "81", "--host", "::1"]) == 0
+    assert asked == [(Path("M"), {"precision": "int8"})]
+    assert (served[0]["host"], served[0]["port"]) == ("::1", 81)
 
 
 @pytest.mark.parametrize("library", ["starlette", "uvicorn"])

@@ -97,6 +97,22 @@ def test_the_index_is_made_anew_when_it_is_damaged_or_another_model_lies_there(d
     assert np.load(desk / "texts.npy").shape == (4, 16)
 
 
+def test_the_index_is_made_anew_for_another_precision(desk, search):
+    search("texts.txt", "paris", "--index", "texts.npy")
+    kept = np.load(desk / "texts.npy")
+    done = search("texts.txt", "paris", "--index", "texts.npy", "--precision", "bf16")
+    assert done.returncode == 0, done.stderr
+    assert not np.array_equal(np.load(desk / "texts.npy"), kept)
+
+
+def test_of_lines_that_are_equally_near_the_first_come_first():
+    vectors = np.array([[0, 1], [1, 0], [0, 1], [1, 0], [1, 0]], dtype=np.float32)
+    encoder = SimpleNamespace(encode=lambda questions, **_: np.array([[1, 0]] * len(questions), dtype=np.float32))
+    for top in (3, 9):
+        [found] = example.search(encoder, vectors, ["a question"], top)
+        assert found == [(1.0, 1), (1.0, 3), (1.0, 4), (0.0, 0), (0.0, 2)][:top]
+
+
 def test_an_index_of_other_sizes_is_made_anew(desk, search):
     first = search("texts.txt", "paris", "--index", "texts.npy")
     np.save(desk / "texts.npy", np.zeros((4, 5), dtype=np.float32))
