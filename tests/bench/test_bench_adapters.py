@@ -3,7 +3,7 @@
 import pytest
 
 from fastbert import _native
-from fastbert.bench import kernels, variants
+from fastbert.bench import kernels, models, peers, variants, workloads
 from fastbert.bench.peers.probe import SAME_LOOPS, Probe, peaks
 from fastbert.bench.session import Session, SessionPlan
 from fastbert.bench.workloads import Workload
@@ -47,6 +47,20 @@ def test_ours_and_transformers_agree_with_the_truth(kind, peer, monkeypatch):
     rows = _run(kind, _named(kind, ours, peer), monkeypatch)
     assert {name: (row.status, row.reason) for name, row in rows.items()} == dict.fromkeys((ours, peer), ("ok", None))
     assert [len(row.seconds) for row in rows.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("peer", ["fastbert_", "transformers_"])
+def test_a_timed_step_of_a_training_drops_out_and_the_compared_one_does_not(peer, tmp_path):
+    pytest.importorskip("transformers")
+    models.make_directory("base", tmp_path, CONFIG)
+    adapter = peers.load(f".{peer}:Training")(tmp_path, "fp32", 1)
+    adapter.prepare(workloads.make_batch(Workload("X", "mixed", "training", (7, 24, 3)), CONFIG.vocab_size))
+    compared = [adapter.answer()["loss"] for _ in range(2)]
+    assert compared[0] == compared[1]
+    adapter.step()
+    assert all(module.training for module in adapter.model.modules())
+    adapter.answer()
+    assert not any(module.training for module in adapter.model.modules())
 
 
 @pytest.mark.slow
@@ -97,6 +111,10 @@ def test_a_wrong_kernel_gets_no_figure():
     assert right["reason"] is None
     assert right["of_copy"] == pytest.approx(right["gb_per_s"] / 10)
     assert right["of_peak"] == pytest.approx(right["gflops"] / 50)
+    assert right["ratio"] == pytest.approx(right["torch_ms"] / right["ours_ms"])
+    assert right["gb_per_s"] * right["ours_ms"] == pytest.approx(4 * 5 * 16 * 32 / 1e6)
+    half = kernels.measure(_case(F.gelu), torch.bfloat16, 3, {})
+    assert half["gb_per_s"] * half["ours_ms"] == pytest.approx(2 * 5 * 16 * 32 / 1e6), "of half as many bytes"
     wrong = kernels.measure(
         _case(lambda x: F.gelu(x, approximate="tanh")), torch.float32, 3, {"fp32": 50.0, "copy": 10.0}
     )

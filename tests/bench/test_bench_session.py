@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from fastbert.bench import gate, plot, pool, results, table
-from fastbert.bench.peers import probe
+from fastbert.bench.peers import Adapter, probe
 from fastbert.bench.session import Session, SessionPlan
 from fastbert.bench.variants import Variant
+from fastbert.bench.worker import Server
 from fastbert.bench.workloads import Workload
 from fastbert.config import BertConfig
 
@@ -66,6 +67,37 @@ def test_a_wrong_variant_gets_no_number():
         written = results.row_dict(row, session)
         assert all(written[key] is None for key in ("tokens_per_second", "p50_ms", "gflops", "share_of_peak", "runs"))
         assert name not in {name for _, name in session.trace}
+
+
+def test_errors_by_hand():
+    """Of the worst token and of the worst element, and not of a mean over them; of real tokens alone."""
+    true = np.array([[[3.0, 4.0], [0.0, 2.0]], [[1.0, 0.0], [9.0, 9.0]]])
+    mask = np.array([[1, 1], [1, 0]])
+    got = true.astype(np.float32)
+    got[0, 1], got[0, 0, 0], got[1, 1] = (0.0, 1.0), 3.5, 0.0
+    found = gate.hidden_error(got, true, mask)
+    assert found == pytest.approx({"relative": 0.5, "max_abs": 1.0, "cosine": (10.5 + 16) / 5 / 28.25**0.5})
+
+
+def test_warm_runs_are_made_and_not_counted():
+    class Counting(Adapter):
+        steps = 0
+
+        def prepare(self, batch):
+            pass
+
+        def answer(self):
+            return {}
+
+        def step(self):
+            self.steps += 1
+            return float(self.steps)
+
+    served = Server()
+    served.adapter = Counting(Path(), "fp32", 1)
+    answer = served.run(times=3, warm=2)
+    assert len(answer["seconds"]) == 3
+    assert answer["losses"] == [3.0, 4.0, 5.0]
 
 
 def test_pads_do_not_count():
@@ -247,6 +279,7 @@ def test_ratios_by_hand():
         row("best", "fp32", 200.0),
         row("liar", "fp32", None, status="wrong"),
         row("peer16", "bf16", 450.0),
+        row("sdpa16", "bf16", 400.0, peer="sdpa"),
     ]
     (found,) = results.ratios([{"kind": "inference", "model": "m", "workloads": {"W": {}}, "rows": rows}])
     assert found["fp32"] == {"ratio": 1.5, "peer": "best"}
