@@ -40,16 +40,23 @@ SIZES = {"vocab_size": 20, "n_embd": 8, "n_layer": 3, "n_head": 2}
 RATES = {"attn_pdrop": 0.2, "resid_pdrop": 0.1, "embd_pdrop": 0.4}
 
 
+def classifier(**changes):
+    return fastbert.BertForSequenceClassification(BertConfig.from_dict(BERT.to_dict(), **changes))
+
+
 @pytest.mark.parametrize(
     ("make", "shares"),
     [
         # In each of three layers probabilities and two branches; the embeddings; and the head, where there is one.
         (lambda: fastbert.BertForSequenceClassification(BERT), {0.2: 3, 0.1: 6 + 1, 0.4: 1}),
+        # A rate of 0 before the classifier is one of its own; without any it is that of the hidden states.
+        (lambda: classifier(classifier_dropout=0.0), {0.2: 3, 0.1: 6 + 1}),
+        (lambda: classifier(classifier_dropout=None), {0.2: 3, 0.1: 6 + 2}),
         (lambda: GPTForPreTraining(GPTConfig(**SIZES, **RATES)), {0.2: 3, 0.1: 6, 0.4: 1}),
         (lambda: GPTForPreTraining(GPT2Config(**SIZES, **RATES)), {0.2: 3, 0.1: 6, 0.4: 1}),
         (lambda: GPTForSequenceClassification(GPTConfig(**SIZES, **RATES)), {0.2: 3, 0.1: 6 + 1, 0.4: 1}),
     ],
-    ids=["bert", "gpt", "gpt2", "gpt and a head"],
+    ids=["bert", "none before the head", "the usual before the head", "gpt", "gpt2", "gpt and a head"],
 )
 def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
     model, key = make().train(), Watched(3, 1)
@@ -68,8 +75,10 @@ def test_every_dropout_has_a_place_and_a_share_of_its_own(make, shares):
         (("bert",), {0.4: 1}),
         (("dropout",), {0.2: 3, 0.1: 6 + 1}),
         (("bert.encoder.layer.1.attention",), {0.2: 2, 0.1: 5 + 1, 0.4: 1}),
+        (("bert.encoder.layer.1.attention.output",), {0.2: 3, 0.1: 5 + 1, 0.4: 1}),
+        (("bert.encoder.layer.1.output",), {0.2: 3, 0.1: 5 + 1, 0.4: 1}),
     ],
-    ids=["two layers", "encoder and embeddings", "all below the head", "the head's", "attention"],
+    ids=["two layers", "encoder and embeddings", "all below the head", "the head's", "attention", "its end", "the end"],
 )
 def test_parts_in_evaluation_mode_drop_nothing(names, shares):
     """As layers are frozen: the rest is trained, and drops as it did."""

@@ -72,6 +72,19 @@ def test_left_padded_prompts_and_ends(pair):
     assert model.generate(ragged, max_new_tokens=12, eos_token_id=np.int64(end)) == lists
 
 
+def test_what_fills_up_a_row_is_the_pad_that_was_given(pair, monkeypatch):
+    _, model = pair
+    prompts = ids(3, 4)
+    free = model.generate(prompts, max_new_tokens=12, eos_token_id=())[:, 4:].tolist()
+    # A token that ends one row and not another, which goes on to the end.
+    row, end = next((row, token) for row, new in enumerate(free) for token in new if any(token not in o for o in free))
+    kept = free[row][: free[row].index(end) + 1]
+    monkeypatch.setattr(model.config, "pad_token_id", 5)
+    for given, pad in (({}, 5), ({"pad_token_id": 9}, 9), ({"pad_token_id": 0}, 0)):
+        out = model.generate(prompts, max_new_tokens=12, eos_token_id=end, **given)
+        assert out[row, 4:].tolist() == kept + [pad] * (12 - len(kept))
+
+
 def test_a_row_is_drawn_alike_alone_and_among_others(pair):
     _, model = pair
     prompts = [ids(5).tolist(), ids(9).tolist()]
