@@ -306,6 +306,10 @@ def test_encode_with_a_prompt(model, lines, tmp_path, capsys):
         return np.load(tmp_path / "vectors.npy")
 
     wanted = encode(tmp_path / "full.txt", "--prompt", "")
+    # Of length 1, as that directory says, unless something else is asked for.
+    np.testing.assert_allclose(np.linalg.norm(wanted, axis=1), 1, atol=1e-6)
+    raw = encode(tmp_path / "full.txt", "--prompt", "", "--normalize", "no")
+    assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
     for options in ([], ["--prompt-name", "query"], ["--prompt", "the "]):
         np.testing.assert_array_equal(encode(lines, *options), wanted)
     assert not np.allclose(encode(lines, "--prompt-name", "document"), wanted, atol=1e-2)

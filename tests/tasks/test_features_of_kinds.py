@@ -188,6 +188,7 @@ def test_heads_drop_out_while_they_are_trained(directories, head):
     assert torch.equal(*plain)
     assert not torch.equal(one, other)
     assert not torch.equal(one, plain[0])
+    assert torch.equal(model.train().features(batch), model.eval().features(batch)), "the model below drops nothing"
 
 
 @pytest.mark.parametrize(("kind", "features"), [("elmo", "mix"), ("static", "last"), ("bert", "embeddings")])
