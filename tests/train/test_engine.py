@@ -50,6 +50,18 @@ def test_a_broken_gradient_is_skipped_and_counted(bad):
     assert (resumed.skipped, resumed.micro_step) == (1, 3)
 
 
+def test_a_step_that_is_left_out_leaves_nothing_to_the_next():
+    model, engine = make()
+    _, other = make()
+    other.restore(Path("step_0"), *engine.state())
+    engine.backward(lambda: (model(torch.ones(2, 3)) * 1e3).sum())
+    before = state_of(engine)
+    engine.leave_out()
+    assert all(torch.equal(a, b) for a, b in zip(before, state_of(engine), strict=True))
+    assert one_step(model, engine) == one_step(other.model, other)
+    assert all(torch.equal(a, b) for a, b in zip(state_of(engine), state_of(other), strict=True))
+
+
 def test_five_in_a_row_end_the_training_with_the_parameters_unchanged():
     model, engine = make()
     one_step(model, engine)

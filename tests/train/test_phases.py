@@ -15,7 +15,9 @@ from fastbert.errors import CheckpointError, InputError
 from fastbert.optim import AdamW, Lamb, schedules
 from fastbert.train import phases, recipes
 from fastbert.train import pretrain as module
+from fastbert.train.batch_source import BatchSource
 from fastbert.train.config import PretrainConfig
+from fastbert.train.distributed import World
 from fastbert.train.loop import PretrainLoop
 from fastbert.train.model_and_data import build_model
 from fastbert.train.phase_options import Phase
@@ -352,6 +354,16 @@ def test_the_phases_data_are_not_those_of_the_epoch_before(data, whole):
     """A phase begins with an epoch of its own, so that masks and pairs are not drawn again."""
     epochs = {row["phase"]: row["epoch"] for row in runs.rows(whole) if row["kind"] == "train"}
     assert epochs["long"] > epochs["short"] == 0
+
+
+def test_a_phase_begins_with_the_first_batch_of_its_epoch(data, whole):
+    """Wherever in the epoch the phase before it ended."""
+    source = BatchSource(
+        two_phases(data, whole), PretrainingData(ShardSet.open(data), PretrainingConfig()), World(), False
+    )
+    source.place = (2, 5)
+    source.next_epoch()
+    assert source.place == (3, 0)
 
 
 def test_losses_of_another_phase_make_no_spike(data, tmp_path):
