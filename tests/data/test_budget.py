@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 
 import numpy as np
@@ -74,6 +75,12 @@ def test_batches_are_a_function_of_seed_epoch_and_budget(small_numbered):
     assert batches(0, 2, 512) == first
     for other in (batches(1, 2, 512), batches(0, 3, 512), batches(0, 2, 640)):
         assert other != first
+    # Samples that come again in every epoch come with others, and in another order.
+    static = PretrainingConfig(max_seqlen=64, duplication=1)
+    packed = BudgetData(PretrainingData(small_numbered.shards, static), 512)
+    one, two = (sorted(sorted(b.tolist()) for b in packed.batches(epoch)) for epoch in (0, 1))
+    assert sorted(itertools.chain(*one)) == sorted(itertools.chain(*two))
+    assert not any(b in two for b in one)
 
 
 def test_pads_are_few_and_batches_alike(numbered):

@@ -114,6 +114,20 @@ def test_the_one_used_longest_ago_makes_room(elsewhere, small_numbered, tmp_path
     assert {"shard-00001.bin", "shard-00003.bin"} <= left
 
 
+def test_a_shard_that_another_run_uses_is_not_the_one_used_longest_ago(elsewhere, small_numbered, tmp_path):
+    limit = sum(tokens.nbytes for tokens in small_numbered.shards.tokens[:3]) + 10
+    for number in range(3):
+        ShardSet.open(elsewhere, cache=tmp_path, cache_limit=limit).tokens[number]
+    for age, path in zip((300, 100, 200), sorted(tmp_path.rglob("*.bin")), strict=True):
+        os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
+    again = ShardSet.open(elsewhere, cache=tmp_path, cache_limit=limit)
+    again.tokens[0]
+    again.tokens[3]
+    left = {path.name for path in tmp_path.rglob("*.bin")}
+    assert "shard-00002.bin" not in left
+    assert {"shard-00000.bin", "shard-00003.bin"} <= left
+
+
 def test_a_shard_over_the_limit_is_refused(elsewhere, tmp_path):
     shards = ShardSet.open(elsewhere, cache=tmp_path, cache_limit=100)
     with pytest.raises(DataError, match=r"shard-00000\.bin: expected shards within the cache's 100 bytes, got \d+"):
