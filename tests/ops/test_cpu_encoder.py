@@ -273,6 +273,34 @@ def test_one_number_of_a_vector_written_through_data_is_seen(name):
             torch.testing.assert_close(after, run(encoder, *given))
 
 
+def test_one_number_of_a_matrix_that_torch_writes_is_seen():
+    """By the count of changes: of a large matrix some numbers alone are looked at."""
+    encoder = small_encoder(hidden_size=768, num_attention_heads=12, intermediate_size=1000, num_hidden_layers=1)
+    given, weight = batch(768, (5, 3)), encoder.layer[0].intermediate.dense.weight
+    for row, column in ((0, 1), (301, 411), (999, 766)):
+        before = run(encoder, *given)
+        with torch.no_grad():
+            weight[row, column] += 40
+        after = run(encoder, *given)
+        assert not torch.allclose(before, after)
+        with fastbert.backend("reference"):
+            torch.testing.assert_close(after, run(encoder, *given))
+
+
+def test_an_epsilon_that_changes_is_followed(calls):
+    encoder, given = small_encoder(), batch()
+    before = run(encoder, *given)
+    encoder.config.layer_norm_eps = 0.5
+    for module in encoder.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 0.5
+    after = run(encoder, *given)
+    assert len(calls) == 2
+    assert not torch.allclose(before, after)
+    with fastbert.backend("reference"):
+        torch.testing.assert_close(after, run(encoder, *given))
+
+
 @pytest.mark.parametrize("bytes_", [1, 7, 8, 9, 4096, 16383, 16384])
 def test_any_byte_of_a_small_buffer_changes_its_fingerprint(bytes_):
     buffer, fingerprint = torch.zeros(bytes_, dtype=torch.uint8), _native.extension().fingerprint

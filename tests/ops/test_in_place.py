@@ -105,8 +105,11 @@ def test_nothing_else_is_trained(monkeypatch):
 
 def test_outside_an_engine_autograd_has_it():
     model, batch = model_and_batch()
+    gradients(model, batch, True)  # which leaves nothing to a later pass
+    model.zero_grad(set_to_none=True)
     loss = model(batch).loss
     (gradient,) = torch.autograd.grad(loss, [model.get_parameter(NAME)])
+    assert model.get_parameter(NAME).grad is None
     assert gradient[batch.input_ids.unique()[1:]].any(1).all()
 
 
