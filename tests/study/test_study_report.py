@@ -13,7 +13,7 @@ import study_runs
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
-from fastbert.study import page, run
+from fastbert.study import compare, page, results, run
 from fastbert.wording import duration
 
 
@@ -167,6 +167,17 @@ def test_the_model_of_frequencies_counts_the_training_text(done):
     # The entropy of what was held out is the least that any table of frequencies costs there.
     shares = [held.count(i) / len(held) for i in set(held)]
     assert found["unigram_loss"] > -sum(share * math.log(share) for share in shares)
+
+
+def test_the_seed_that_has_learned_least_says_whether_a_row_has_begun(place, done, monkeypatch):
+    cache, found = done
+    seen = []
+    monkeypatch.setattr(compare.Pair, "agrees", False)
+    monkeypatch.setattr(compare, "reason", lambda pair, figures, margins, uses: seen.append(margins))
+    results.collect(run.work_of(study_runs.read(place), cache), "the command")
+    by_seed = {row["row"]: row["pretraining"]["margins"] for row in found["rows"]}
+    assert any(len(set(margins)) > 1 for margins in by_seed.values())
+    assert seen[0] == {row: min(margins) for row, margins in by_seed.items() if margins}
 
 
 def open_splits(data: Path) -> list[ShardSet]:

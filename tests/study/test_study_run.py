@@ -21,7 +21,7 @@ from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
 from fastbert.files import sha256
-from fastbert.study import cells, corpus, page, run, spec
+from fastbert.study import cells, corpus, page, pretrained, run, spec
 
 
 def test_a_finished_study_does_nothing_again(place, done):
@@ -147,6 +147,9 @@ def test_what_determines_a_model_makes_another(place, done, tmp_path):
     assert cells == {cell.key for cell in run.work_of(study_runs.read(place, "same.yaml"), cache).cells}
     (place / "other-cells.yaml").write_text(other)
     assert cells != {cell.key for cell in run.work_of(study_runs.read(place, "other-cells.yaml"), cache).cells}
+    # Dropout is no option of the recipe.
+    (place / "dropout.yaml").write_text(study_runs.TINY.replace("paper: B\n", "paper: B\n    dropout: 0.3\n"))
+    assert not cells & {cell.key for cell in run.work_of(study_runs.read(place, "dropout.yaml"), cache).cells}
     # So does what stands in the files: the corpus a model, the rows the cells alone.
     files = shutil.copytree(place, tmp_path / "files")
     (files / "tags-dev.txt").write_text((place / "tags-dev.txt").read_text() + "\nred X X O\n")
@@ -155,6 +158,36 @@ def test_what_determines_a_model_makes_another(place, done, tmp_path):
     assert not cells & {cell.key for cell in work.cells}
     (files / "corpus.txt").write_text((place / "corpus.txt").read_text() + "\nred cat\n")
     assert not keys & {model.key for model in run.work_of(study_runs.read(files), cache).models}
+
+
+def test_a_cell_is_trained_with_the_dropout_of_its_task(place, done, monkeypatch):
+    cache, _ = done
+    (place / "dropout.yaml").write_text(study_runs.TINY.replace("paper: B\n", "paper: B\n    dropout: 0.3\n"))
+    cell = next(cell for cell in run.work_of(study_runs.read(place, "dropout.yaml"), cache).cells if cell.row == "full")
+
+    def look(task, model, *_):
+        assert model.bert.embeddings.config.hidden_dropout_prob == model.dropout.p == 0.3
+        assert {rate for layer in model.train().bert.encoder.layer for rate in layer.rates} == {0.3}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastbert.tasks.finetune.finetune", look)
+    with pytest.raises(KeyboardInterrupt):
+        cells.compute(cell)
+    assert cell.result() is None
+
+
+def test_static_vectors_see_as_many_tokens_as_a_pretraining(place, tmp_path):
+    pytest.importorskip("gensim")
+    static = "rows:\n  - {name: static, static: {size: 16}, task: {features: embeddings}}\n"
+    text = (
+        study_runs.TINY[: study_runs.TINY.index("rows:")] + static + study_runs.TINY[study_runs.TINY.index("tasks:") :]
+    )
+    (place / "static.yaml").write_text(text.replace("token_budget: 256", "token_budget: 256\n  accumulate: 4"))
+    model = run.work_of(study_runs.read(place, "static.yaml"), tmp_path / "cache").models[0]
+    tokens = ShardSet.open(model.config.data).num_tokens
+    passes = round(12 * 4 * 256 / tokens)
+    assert passes > 1
+    assert pretrained.make(model)["tokens"] == passes * tokens
 
 
 def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done):
@@ -172,6 +205,7 @@ def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done
     assert (early["steps"], end["steps"]) == (4, 12)
     assert end["weights"][0] == found["rows"][0]["pretraining"]["weights"][0]
     assert early["losses"][0] == early["curve"][0]["mlm_loss"]
+    assert early["tokens"] == [round(end["tokens"][0] / 3)]
     taken = run.work_of(study_runs.read(place, "at.yaml"), cache).models[0].model_at(4) / "model.safetensors"
     assert early["weights"] == [sha256(taken)] != end["weights"]
     shown = page.write(after, place / "at")
