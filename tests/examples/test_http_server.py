@@ -425,7 +425,7 @@ def test_many_clients_at_once_and_an_orderly_end(start, model):
 
 
 def test_options_reach_the_model(monkeypatch):
-    asked, served = [], []
+    asked, served, batchers = [], [], []
 
     class Encoder:
         dim = 1
@@ -436,14 +436,19 @@ def test_options_reach_the_model(monkeypatch):
             return cls()
 
         def encode(self, texts, **options):
-            return np.zeros((len(texts), 1), dtype=np.float32)
+            return texts, options
 
     pytest.importorskip("starlette")
     uvicorn = pytest.importorskip("uvicorn")
     monkeypatch.setattr(server, "SentenceEncoder", Encoder)
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: served.append(options))
-    assert server.main(["--model", "M", "--precision", "int8", "--port", "81", "--host", "::1"]) == 0
+    monkeypatch.setattr(server, "Batcher", lambda encode, **options: batchers.append((encode, options)))
+    given = ["--max-wait-ms", "50", "--max-batch", "7", "--max-queue", "8", "--batch-invariant"]
+    assert server.main(["--model", "M", "--precision", "int8", "--port", "81", "--host", "::1", *given]) == 0
     assert asked == [(Path("M"), {"precision": "int8"})]
+    [(encode, options)] = batchers
+    assert options == {"max_batch": 7, "max_wait": 0.05, "max_queue": 8}
+    assert encode(["a"]) == (["a"], {"batch_invariant": True})
     assert (served[0]["host"], served[0]["port"]) == ("::1", 81)
 
 

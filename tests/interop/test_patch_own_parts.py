@@ -146,6 +146,10 @@ def test_a_layer_of_another_width():
     _assert_alike(_widen)
 
 
+def test_a_layer_that_the_caller_took_out():
+    _assert_alike(lambda model: model.encoder.layer.__delitem__(0), backward=False)
+
+
 # --- modules ---
 
 

@@ -301,6 +301,8 @@ def test_an_encoder_of_ones_own_is_saved(tmp_path):
         truncate_dim=4,
     )
     encoder.save_pretrained(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
+    assert written["normalizer"]["type"] == "BertNormalizer", "lower-casing is the encoder's and not the tokenizer's"
     again = SentenceEncoder.from_pretrained(tmp_path / "out")
     assert again.modules[0].linear.weight.dtype == torch.float16
     assert (again.pooling, again.max_seqlen, again.prompt, again.dim) == (("mean", "cls"), 8, "the ", 4)

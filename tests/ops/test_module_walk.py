@@ -107,6 +107,15 @@ def test_what_is_not_as_it_was_made_is_not_taken(why, encoder):
     assert look(encoder) is None
 
 
+@pytest.mark.parametrize("why", [why for why in CHANGES if why != "a part that is gone"])
+def test_nor_is_it_under_a_compiler(why, encoder, monkeypatch):
+    """Which has the same look in Python."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert look(encoder) is not None
+    CHANGES[why](encoder)
+    assert look(encoder) is None
+
+
 def test_a_hook_on_all_modules(encoder):
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:

@@ -13,7 +13,7 @@ from tiny_bert import rows_of
 import fastbert
 from fastbert.cli import _finetune_report as report
 from fastbert.cli.main import main
-from fastbert.tasks import registry
+from fastbert.tasks import registry, training
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
 from fastbert.tasks.finetune import Callbacks, FinetuneResult, finetune
@@ -146,7 +146,9 @@ def test_metrics_are_strict_json(tmp_path):
     assert read == {"task": "sst2", "rows": 1, "train_loss": "NaN", "accuracy": 1.0}
 
 
-def test_the_command_holds_rows_out_and_scores_further_files(directory, tmp_path, capsys):
+def test_the_command_holds_rows_out_and_scores_further_files(directory, tmp_path, capsys, monkeypatch):
+    cut_at, made = [], training.EvaluationSet.of
+    monkeypatch.setattr(training.EvaluationSet, "of", lambda *given: cut_at.append(given[3]) or made(*given))
     for name, count, seed in (("train", 60, 1), ("other", 24, 2)):
         lines = [f"{row.texts[0]}\t{row.label}\n" for row in rows_of(count, seed)]
         (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
@@ -157,6 +159,7 @@ def test_the_command_holds_rows_out_and_scores_further_files(directory, tmp_path
     shown = capsys.readouterr().out
     assert "45 training rows, 15 dev rows" in shown
     assert "early check at step 2 of the epoch's 6, on 15 dev rows" in shown
+    assert cut_at == [16, 16], "the dev rows and those of the further file"
     names = ["metrics.json", "predictions.tsv", "errors.jsonl", "classes.tsv", "confusion.tsv"]
     assert all((run / f"{prefix}_{name}").is_file() for prefix in ("dev", "also_other") for name in names)
     assert [line.split("\t")[0] for line in (run / "dev_confusion.tsv").read_text().splitlines()] == [

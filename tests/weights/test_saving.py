@@ -105,6 +105,17 @@ def test_tensors_with_strides_and_shared_memory_are_saved_as_they_read(tmp_path)
     assert_same(expected, read_state_dict(tmp_path))
 
 
+def test_tensors_that_begin_where_another_does_are_none_of_its_names(tmp_path):
+    model = make("BertModel")
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    whole = state["embeddings.word_embeddings.weight"]
+    state["embeddings.token_type_embeddings.weight"] = whole[: model.config.type_vocab_size]
+    state["embeddings.LayerNorm.weight"] = whole[0]
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    save_directory(model, tmp_path, model.config.to_dict(), state=state)
+    assert_same(expected, read_state_dict(tmp_path))
+
+
 def test_wrappers_leave_no_trace(tmp_path):
     model = make("BertForMaskedLM")
     plain, config = read_state_dict_of(model, tmp_path / "plain"), model.config.to_dict()
