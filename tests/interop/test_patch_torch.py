@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastbert
+from fastbert import rng
 from fastbert.errors import BackendError, InputError
 from fastbert.interop.patch import is_patched
 
@@ -200,6 +201,30 @@ def test_dropout_follows_the_seed_and_the_mode(norm_first):
     assert runs(1)[0] != runs(1)[1]
     ours.eval()
     assert runs(1) == runs(2)
+
+
+@every_stack
+def test_every_dropout_has_a_place_of_its_own(norm_first):
+    _, ours = pair(norm_first=norm_first, dropout=0.4)
+    asked = []
+
+    class Watched(rng.DropoutKey):
+        def site(self, p, site):
+            asked.append(site)
+            return super().site(p, site)
+
+    with rng.use(Watched(3, 1)):
+        ours(torch.randn(B, S, E, dtype=torch.float64))
+    assert len(set(asked)) == len(asked) == 4 * len(ours.layers)
+
+
+def test_a_norm_with_an_epsilon_of_its_own():
+    theirs, ours = pair(torch.float32)
+    for model in (theirs, ours):
+        model.eval().layers[1].norm2.eps = 0.5
+    x = torch.randn(B, S, E)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("place", ["self_attn", "dropout", "dropout1", "dropout2"])

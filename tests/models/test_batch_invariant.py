@@ -109,6 +109,16 @@ def test_without_the_mode_the_bits_differ():
             assert found + differing(model_of("BertModel")) > 0
 
 
+def test_the_reference_backends_attention_keeps_its_options():
+    q, k, v = (torch.randn(9, 2, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    given = (q, k, v, torch.tensor([0, 4, 9], dtype=torch.int32), 5)
+    with fastbert.backend("reference"):
+        expected = fastbert.ops.attention(*given, softmax_scale=0.9, causal=True)
+        with fastbert.batch_invariant():
+            got = fastbert.ops.attention(*given, softmax_scale=0.9, causal=True)
+    torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_on_the_reference_backend(dtype, threads, invariant):
     small = {"hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 1}

@@ -78,13 +78,14 @@ def test_every_model(name):
     assert 0 < spread(got, exact) < (0.025 if name in ("BertModel", "BertForPreTraining", "BertForMaskedLM") else 0.05)
 
 
-def test_one_channel_out_of_proportion():
+@pytest.mark.parametrize(("what", "value"), [("weight", 50.0), ("bias", -50.0)])
+def test_one_channel_out_of_proportion(what, value):
     """What ruins int8 with one scale for a token: here it costs nothing, for the channel is found and kept apart."""
     model = tiny()
     with torch.no_grad():
         for layer in model.encoder.layer:
-            layer.attention.output.LayerNorm.weight[5] = 50.0
-            layer.output.LayerNorm.weight[5] = 50.0
+            getattr(layer.attention.output.LayerNorm, what)[5] = value
+            getattr(layer.output.LayerNorm, what)[5] = value
     exact = first_output(model)
     fastbert.quantize(model)
     layer = model.encoder.layer[1]

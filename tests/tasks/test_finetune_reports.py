@@ -13,6 +13,7 @@ from tiny_bert import rows_of
 import fastbert
 from fastbert.cli import _finetune_report as report
 from fastbert.cli.main import main
+from fastbert.errors import InputError
 from fastbert.tasks import registry, training
 from fastbert.tasks.base import Row
 from fastbert.tasks.config import FinetuneConfig
@@ -175,6 +176,22 @@ def test_the_command_holds_rows_out_and_scores_further_files(directory, tmp_path
     assert found["accuracy"] == expected["accuracy"]
     for name in names[1:]:
         assert (tmp_path / "report" / f"other_{name}").read_text() == (run / f"also_other_{name}").read_text()
+
+
+def test_a_new_head_is_drawn_by_the_seed_of_the_recipe(directory, tmp_path, monkeypatch):
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 4)
+    heads = []
+
+    def look(args, model, *rest):
+        heads.append(model.classifier.weight.tolist())
+        raise InputError("that was all")
+
+    monkeypatch.setattr(report, "header", look)
+    for number, seed in enumerate("343"):
+        given = ["--model", directory, "--train", tmp_path / "train.tsv", "--dev-share", 0.5]
+        given += ["--max-seqlen", 16, "--seed", seed, "--out", tmp_path / str(number)]
+        assert main(["finetune", "sst2", *map(str, given)]) == 2
+    assert heads[0] == heads[2] != heads[1]
 
 
 def test_the_command_needs_one_source_of_dev_rows(directory, tmp_path, capsys):
