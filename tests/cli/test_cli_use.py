@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_bert
 
+from fastbert import SentenceEncoder
 from fastbert.cli import finetune
 from fastbert.cli.main import main, parse
 from fastbert.interop.convert import convert
@@ -321,7 +322,7 @@ def test_encode_with_a_prompt(model, lines, tmp_path, capsys):
     assert not (tmp_path / "vectors.npy").exists()
 
 
-def test_encode_in_every_form(model, lines, tmp_path):
+def test_encode_in_every_form(model, lines, tmp_path, monkeypatch):
     def encode(*options):
         out = tmp_path / "vectors.npy"
         assert run("encode", "--model", model, "--out", out, *options, lines) == 0
@@ -334,6 +335,11 @@ def test_encode_in_every_form(model, lines, tmp_path):
     for pooling in ("cls", "max"):
         assert not np.allclose(encode("--pooling", pooling), plain, atol=1e-2)
     assert np.array_equal(encode("--batch-invariant", "--token-budget", 1), encode("--batch-invariant"))
+    given, computed = [], SentenceEncoder.encode
+    monkeypatch.setattr(SentenceEncoder, "encode", lambda *args, **kw: given.append(kw) or computed(*args, **kw))
+    encode("--batch-invariant", "--token-budget", 7, "--prompt", "the ")
+    assert given == [{"batch_invariant": True, "token_budget": 7, "prompt": "the ", "prompt_name": None}]
+    monkeypatch.undo()
     for precision in ("bf16", "int8"):
         got = encode("--precision", precision, "--normalize", "yes")
         assert got.dtype == np.float32

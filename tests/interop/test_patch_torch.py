@@ -215,7 +215,10 @@ def test_every_dropout_has_a_place_of_its_own(norm_first):
 
     with rng.use(Watched(3, 1)):
         ours(torch.randn(B, S, E, dtype=torch.float64))
-    assert len(set(asked)) == len(asked) == 4 * len(ours.layers)
+        assert len(set(asked)) == len(asked) == 4 * len(ours.layers)
+        ours.layers[1].eval()  # as layers are frozen
+        ours(torch.randn(B, S, E, dtype=torch.float64))
+    assert len(asked) == 4 * (2 * len(ours.layers) - 1)
 
 
 def test_a_norm_with_an_epsilon_of_its_own():
