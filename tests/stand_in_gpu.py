@@ -53,8 +53,6 @@ if os.environ.get(ENVIRONMENT):
 
     _RANK, _COUNT = (int(os.environ.get(name, value)) for name, value in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
 
-    # --- torch.cuda ---
-
     # Of torch's own class, which its compiler takes for a constant.
     _PROPERTIES = object.__new__(torch.cuda._CudaDeviceProperties)
     vars(_PROPERTIES).update(
@@ -224,8 +222,6 @@ if os.environ.get(ENVIRONMENT):
     torch.storage._to = _to
     torch.UntypedStorage.clone = lambda storage: _bytes(storage).clone().untyped_storage()
 
-    # --- several processes ---
-
     import torch.distributed as dist
     from torch._C._distributed_c10d import _create_work_from_future
 
@@ -265,8 +261,6 @@ if os.environ.get(ENVIRONMENT):
         _join(backend and backend.replace("nccl", "stand_in"), *args, **options)
 
     dist.init_process_group = _init_process_group
-
-    # --- Triton ---
 
     import interpreter
     import triton

@@ -143,9 +143,6 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -
     return out
 
 
-# --- on a CPU, by torch's own functions ---
-
-
 def _cast(x: Tensor, slot: fp8.Slot) -> Tensor:
     slot.note(x)
     return reference.quantize_fp8(x, slot.scale, slot.kind)

@@ -37,9 +37,6 @@ def _module():
 server = _module()
 
 
-# --- the batcher ---
-
-
 class _Lengths:
     """Encodes a text as its length, notes its batches, and waits where it is told to."""
 
@@ -214,9 +211,6 @@ def test_an_option_out_of_range_is_refused_at_once(option, value, said, capsys):
     with pytest.raises(SystemExit):
         server.main(["--model", "model", option, value])
     assert said in capsys.readouterr().err
-
-
-# --- the server ---
 
 
 def test_a_client_that_hangs_up_while_it_waits_is_not_computed():

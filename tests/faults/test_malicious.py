@@ -199,8 +199,6 @@ def test_an_index_cannot_lead_out_of_its_directory(tmp_path, kind, name):
         read_state_dict(home)
 
 
-# --- 11: nothing asks the network ---
-
 _NO_NETWORK = """
 import socket, sys
 def refuse(*args, **kwargs):

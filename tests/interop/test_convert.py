@@ -63,9 +63,6 @@ def _assert_holds(directory: Path, model) -> None:
         assert torch.equal(tensor.view(torch.uint8), state[name].view(torch.uint8)), name
 
 
-# --- there and back ---
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_through_every_form_and_back(name, tmp_path):
     theirs = _theirs(name)
@@ -363,9 +360,6 @@ def test_optimiser_slots_are_left_where_they_are(tmp_path):
     _assert_holds(tmp_path / "end", theirs)
 
 
-# --- what is refused ---
-
-
 def test_what_a_form_has_no_place_for(tmp_path):
     untied = _theirs(tie_word_embeddings=False)
     source = _saved(untied, tmp_path / "untied")
@@ -444,9 +438,6 @@ def test_missing_parts_are_named(tmp_path):
         write_bundle(tmp_path / name, {"v": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"makes a model directory of one"):
         fastbert.weights.reading.read_state_dict(tmp_path)
-
-
-# --- the command ---
 
 
 def test_the_command(tmp_path, capsys):

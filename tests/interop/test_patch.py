@@ -14,8 +14,6 @@ from torch import nn
 import fastbert
 from fastbert.errors import InputError
 
-# --- results ---
-
 
 @hf.every_class
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -235,9 +233,6 @@ def test_half_precision_is_no_further_from_the_truth_than_transformers(dtype):
         error = (ours(**given).logits.double() - right).abs().max()
         allowed = (theirs(**given).logits.double() - right).abs().max()
     assert error <= 2 * allowed + torch.finfo(dtype).eps / 2 * right.abs().max()
-
-
-# --- training ---
 
 
 def _dropping(**rates):

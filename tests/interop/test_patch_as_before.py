@@ -279,8 +279,6 @@ def test_a_file_of_a_patched_model_is_anybodys(tmp_path):
     assert transformers.AutoModel.from_pretrained(tmp_path).config.architectures == ["BertForSequenceClassification"]
 
 
-# --- other families: the same mathematics or a refusal ---
-
 SMALL = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 DISTIL = {"vocab_size": 50, "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
 

@@ -16,8 +16,6 @@ import fastbert
 from fastbert.errors import InputError
 from fastbert.interop.patch import is_patched
 
-# --- models that wrap one, and models of other families ---
-
 
 class _Someones(nn.Module):
     def __init__(self, bert):
@@ -101,9 +99,6 @@ def test_sentence_transformers(minilm, only_ours):
     got = model.encode(texts)
     hf.assert_near(torch.tensor(got), torch.tensor(wanted), torch.float32, "vectors")
     assert ((got * wanted).sum(1) / (got**2).sum(1) ** 0.5 / (wanted**2).sum(1) ** 0.5).min() >= 0.9999
-
-
-# --- what is refused ---
 
 
 def _decoder(**changes):

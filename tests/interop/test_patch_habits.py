@@ -18,8 +18,6 @@ import fastbert
 from fastbert.errors import InputError
 from fastbert.interop.patch import is_patched
 
-# --- habits of the model ---
-
 
 @hf.every_class
 def test_names_copies_and_files_are_as_before(name, tmp_path):

@@ -44,9 +44,6 @@ def _assert_alike(change, mask="prefix", backward=True):
     return ours
 
 
-# --- attention ---
-
-
 def _twice_as_sharp(module, query, *args, **kwargs):
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -113,9 +110,6 @@ def test_a_method_of_the_callers_own_that_makes_masks(caplog):
     assert (plain - wanted[0]).abs().max() > 1e-3
 
 
-# --- sizes ---
-
-
 def _without_the_first_head(layer):
     attention, rest = layer.attention.self, layer.attention.output
     for name in ("query", "key", "value"):
@@ -148,9 +142,6 @@ def test_a_layer_of_another_width():
 
 def test_a_layer_that_the_caller_took_out():
     _assert_alike(lambda model: model.encoder.layer.__delitem__(0), backward=False)
-
-
-# --- modules ---
 
 
 class _Steered(nn.Module):
@@ -337,9 +328,6 @@ def test_an_adapter_that_mixes_tokens_is_transformers_affair(caplog):
     assert "which may read more than the token" in caplog.text
 
 
-# --- weights ---
-
-
 class _Halved(torch.Tensor):
     """A weight that multiplies by code of its own, as torchao's quantised ones do: by half of itself."""
 
@@ -450,9 +438,6 @@ def test_sparse_weights_are_packed(gradients, only_ours):
         wanted = theirs(**given)
         only_ours()
         assert_same(ours(**given), wanted, "prefix")
-
-
-# --- another forward for all modules of a class ---
 
 
 def _doubling(forward):

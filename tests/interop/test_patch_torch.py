@@ -408,9 +408,6 @@ def test_batch_invariant():
             assert torch.equal(ours(x[row : row + 1, :n])[0], out[row, :n])
 
 
-# --- what is refused ---
-
-
 class _OwnLayer(nn.TransformerEncoderLayer):
     def forward(self, src, **kwargs):
         return src

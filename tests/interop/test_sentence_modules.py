@@ -240,9 +240,6 @@ def test_lower_casing_is_that_of_sentence_transformers(tmp_path):
     assert np.abs(ours.encode(["the [MASK]"]) - ours.encode(["the the"])).max() > 1e-3
 
 
-# --- out again ---
-
-
 def weights_of(directory: Path) -> dict[str, torch.Tensor]:
     return {
         f"{path.parent.name if path.parent != directory else ''}/{name}": tensor
@@ -335,9 +332,6 @@ def test_the_older_layout_is_converted_with_its_settings(version, tmp_path):
     assert_equal(SentenceEncoder.from_pretrained(tmp_path / "st"), model)
     convert(tmp_path / "st", tmp_path / "out", to="sentence-transformers")
     assert_equal(SentenceEncoder.from_pretrained(tmp_path / "out"), model)
-
-
-# --- what is refused ---
 
 
 @pytest.fixture

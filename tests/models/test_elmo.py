@@ -56,9 +56,6 @@ def batch_of(sentences=SENTENCES) -> PackedBatch:
     return PackedBatch.from_sequences(sentences)
 
 
-# --- characters ---
-
-
 def test_characters_are_bytes_between_the_ends_of_a_word():
     rows = characters.characters_of(["the", "é", "[CLS]", "[SEP]", "", "abcdef"], 6)
     assert rows.tolist() == [
@@ -80,9 +77,6 @@ def test_table_has_a_row_for_every_id():
 
     tokenizer = build_tokenizer({token: index for index, token in enumerate(VOCABULARY)}, Normalisation())
     np.testing.assert_array_equal(characters.character_table(tokenizer, 12), table().numpy())
-
-
-# --- parts, by hand ---
 
 
 def test_highway_by_hand():
@@ -130,9 +124,6 @@ def test_mix_is_learned():
     mix(layers).sum().backward()
     torch.testing.assert_close(mix.scalars.grad, torch.tensor([(1 - 5) / 3, 0.0, (9 - 5) / 3]))
     torch.testing.assert_close(mix.gamma.grad, torch.tensor(5.0))
-
-
-# --- the whole, against the plain one ---
 
 
 @pytest.mark.parametrize("clips", [(None, None), (0.4, 0.3), (0.4, None)])
@@ -295,9 +286,6 @@ def test_activation_checkpointing_gives_the_same_gradients():
             model(batch_of()).loss.backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
-
-
-# --- sizes ---
 
 
 @pytest.mark.parametrize(

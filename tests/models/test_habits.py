@@ -20,8 +20,6 @@ from fastbert.errors import InputError
 from fastbert.modules.layer import BertAttention
 from fastbert.packing import PackedBatch
 
-# --- copies ---
-
 
 @hf.every_class
 @pytest.mark.parametrize(
@@ -50,9 +48,6 @@ def test_there_and_back_through_transformers_bit_for_bit(name, tmp_path):
     for key, tensor in back.state_dict().items():
         assert torch.equal(tensor, truth[key]), key
     assert back.config.num_labels == theirs.config.num_labels
-
-
-# --- sizes and parts ---
 
 
 @hf.every_class
@@ -171,9 +166,6 @@ def test_a_pass_through_one_part_without_numbers_is_refused(part):
             model(ids)
 
 
-# --- outputs ---
-
-
 @hf.every_class
 def test_outputs_open_as_those_of_transformers(name):
     theirs, ours = hf.pair(name)
@@ -201,9 +193,6 @@ def test_the_configuration_may_ask_for_outputs():
     out = ours(**hf.inputs())
     assert len(out.hidden_states) == 4
     assert len(out.attentions) == 3
-
-
-# --- adapters and hooks ---
 
 
 class _Adapted(nn.Module):
@@ -370,8 +359,6 @@ def test_a_forward_of_another_module_of_the_class_is_that_ones():
     hf.assert_near(got, model(**hf.inputs()).last_hidden_state, torch.float32, "last_hidden_state")
 
 
-# --- dropout and activation checkpointing ---
-
 RATES = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
 
 
@@ -504,9 +491,6 @@ def test_hidden_dropout_drops_as_often_as_it_says():
     kept = ours.eval().embeddings(*[torch.zeros(1, dtype=torch.int64)] * 3, None) / 0.75
     columns = x.abs().amax(0)
     assert torch.allclose(columns, kept.abs()[0], rtol=1e-5, atol=1e-6)
-
-
-# --- other dtypes ---
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -158,9 +158,6 @@ def test_attention_probabilities(mask_name):
         hf.assert_near(by_query, truth, torch.float32, "attentions")
 
 
-# --- packed input ---
-
-
 def _packed(mask):
     """The kept tokens of `hf.inputs`, end to end, with their columns as positions."""
     kept = hf.kept_tokens(mask)
@@ -211,9 +208,6 @@ def test_an_empty_sequence_is_pooled_as_zeros():
     hf.assert_near(got.pooler_output[[1, 3]], ours.pooler.dense.bias.tanh().expand(2, -1), torch.float32, "of zeros")
 
 
-# --- no pad is computed ---
-
-
 class _rows_of_products(torch.utils._python_dispatch.TorchDispatchMode):
     """Records how many rows every dense product inside the block has, as the set of them (forward and backward)."""
 
@@ -242,9 +236,6 @@ def test_no_pad_token_is_computed(mask_name):
     with _rows_of_products() as rows:
         fastbert.BertForMaskedLM(ours.config).train()(**hf.inputs(), attention_mask=mask)
     assert rows == {num_tokens}
-
-
-# --- the encoder in the place of transformers' ---
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

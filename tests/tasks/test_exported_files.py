@@ -322,9 +322,6 @@ def test_a_file_of_as_many_columns_is_not_the_tasks(read, task, content, reason)
             read(task, content.encode(), "test.tsv")
 
 
-# --- SWAG, SQuAD, CoNLL ---
-
-
 def test_swag_as_json_lines(read):
     values = {"video-id": "v", "sent1": "A man.", "sent2": "He", **{f"ending{i}": f"goes {i}." for i in range(4)}}
     lines = [{**values, "label": 2, "fold-ind": None}, {**values, "label": -1}]

@@ -66,9 +66,6 @@ def task_of(name: str, features: str, rows: list[Row]):
     return task
 
 
-# --- the model below ---
-
-
 def test_models_of_all_kinds_come_back_from_their_directories(directories):
     batch = PackedBatch.from_sequences([[2, 7, 8, 3], [2, 9, 3]])
     for kind, count in (("bert", 3), ("gpt2", 3), ("elmo", 3), ("static", 1)):
@@ -104,9 +101,6 @@ def test_extract_writes_an_elmos_states(directories, tmp_path):
     with torch.inference_mode():
         expected = load_encoder(directories["elmo"])(PackedBatch.from_sequences(ids)).last_hidden_state
     np.testing.assert_allclose(values, expected.numpy(), atol=1e-6)
-
-
-# --- tags ---
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "elmo", "static"])
@@ -158,9 +152,6 @@ def test_layers_can_be_normalised_before_they_are_mixed(directories):
         states = model.base_model(batch, output_hidden_states=True).hidden_states
         normal = [(s - s.mean(1, keepdim=True)) / s.std(1, unbiased=False, keepdim=True) for s in states]
         torch.testing.assert_close(model.features(batch), sum(normal) / 3)
-
-
-# --- texts ---
 
 
 def test_pooling_by_hand(directories):

@@ -137,9 +137,6 @@ def test_nothing_there(tmp_path):
         checkpoint.load(tmp_path / "missing")
 
 
-# --- damage ---
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_truncation_is_detected_at_any_length(tmp_path, file):
     old = checkpoint.save(tmp_path, 1, some_tensors(0), STATE)
@@ -346,9 +343,6 @@ def test_bytes_that_verify_but_are_no_tensors_are_one_sentence(tmp_path):
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.load(path)
-
-
-# --- a disk that fails ---
 
 
 class Disk:

@@ -23,8 +23,6 @@ from fastbert.train.model_and_data import build_model
 from fastbert.train.phase_options import Phase
 from fastbert.train.pretrain import pretrain
 
-# --- borders ---
-
 
 def phases_of(config: PretrainConfig) -> list[phases.RunPhase]:
     return phases.of_run(config, phases.total_steps(config))
@@ -57,9 +55,6 @@ def test_by_the_clock_phases_are_shares_of_it():
     found = phases_of(config)
     assert phases.total_steps(config) is None
     assert [phases.at(found, progress).index for progress in (0.0, 0.7499, 0.75, 0.99, 1.0)] == [0, 0, 1, 1, 1]
-
-
-# --- rates ---
 
 
 def rates(config: PretrainConfig) -> list[float]:
@@ -98,9 +93,6 @@ def test_poly_with_an_offset_is_continuous():
     assert schedules.poly(0.3, 0.3, offset=True) == 1.0
     assert schedules.poly(0.3, 0.3) == pytest.approx(0.7**0.5)
     assert schedules.poly(0.65, 0.3, 2.0, offset=True) == pytest.approx(0.25)
-
-
-# --- options ---
 
 
 def test_yaml_gives_phases_back(tmp_path):
@@ -145,9 +137,6 @@ def test_phases_that_do_not_fit_are_one_sentence(tmp_path, text, said):
     assert "\n" not in str(error.value)
 
 
-# --- batches ---
-
-
 def test_micro_batches_follow_from_the_batch_wanted():
     def count(wanted: dict, ranks: int) -> int:
         (phase,) = phases_of(PretrainConfig(token_budget=4096, phases=(Phase(steps=1, **wanted),)))
@@ -166,9 +155,6 @@ def test_micro_batches_follow_from_the_batch_wanted():
         count({"batch_sequences": 256}, 32)
     with pytest.raises(InputError, match="must be of at most 1,000,000 micro-batches on a rank, got 250,000,000"):
         count({"batch_tokens": 10**12}, 1)
-
-
-# --- recipes ---
 
 
 def recipe(name: str) -> PretrainConfig:
@@ -245,9 +231,6 @@ def test_the_command_line_lists_and_takes_recipes(monkeypatch, capsys, tmp_path)
         captured = capsys.readouterr()
         assert said in captured.err
         assert captured.err.count("\n") == 1
-
-
-# --- runs ---
 
 
 @pytest.fixture(scope="module")

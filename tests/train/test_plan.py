@@ -176,9 +176,6 @@ def test_a_plan_is_of_the_stage_that_the_run_asks_for():
     assert "in the memory of the CPU" in told
 
 
-# --- steps, tokens, time ---
-
-
 def test_steps_tokens_and_micro_batches_are_those_of_the_run(data, tmp_path):
     parts = (
         Phase(name="short", steps=5, max_seqlen=16, batch_tokens=600),
@@ -229,9 +226,6 @@ def test_a_measured_rate_foretells_the_time_of_a_run(data, tmp_path):
     wall = time.monotonic() - began
     print(f"foretold {made.seconds:.1f} s, trained {result.seconds:.1f} s, {wall:.1f} s with start and end")
     assert made.seconds == pytest.approx(result.seconds, rel=0.15)
-
-
-# --- the command ---
 
 
 def test_the_command_prints_and_writes_nothing(data, tmp_path, monkeypatch, capsys):

@@ -22,8 +22,6 @@ from fastbert.train.config import PretrainConfig
 from fastbert.train.phase_options import Phase
 from fastbert.train.pretrain import pretrain
 
-# --- YAML ---
-
 
 def test_yaml_gives_back_every_option(tmp_path):
     config = PretrainConfig(
@@ -151,9 +149,6 @@ def test_steps_and_epochs_together():
         PretrainConfig(steps=1, epochs=1.0)
 
 
-# --- the command line ---
-
-
 @pytest.fixture
 def called(monkeypatch):
     """What `fastbert pretrain` hands to `pretrain`, which does not run."""
@@ -200,9 +195,6 @@ def test_bad_options_at_the_command_line(tmp_path, capsys):
         captured = capsys.readouterr()
         assert said in captured.err
         assert captured.err.count("\n") == 1
-
-
-# --- what does not fit together ---
 
 
 def refused(config, error: type[FastbertError], said: str, **given) -> None:

@@ -92,9 +92,6 @@ def test_a_formula_that_forgets_something_would_be_noticed(counted):
     assert results[0][CASES[2]]["sent"] > 1.3 * wrong
 
 
-# --- hand-worked ---
-
-
 def test_a_step_of_ddp_by_hand():
     """2 x 3 / 4 of 400 bytes, and of the 40 that are agreed on."""
     assert scale.sent(scale.collectives(100), 4) == pytest.approx(600 + 60)

@@ -124,9 +124,6 @@ def test_rows_are_cut_from_the_end(tmp_path, last, tail):
     assert path.read_text() == "".join(lines[:last])
 
 
-# --- where the time goes ---
-
-
 class Slow(PretrainingData):
     """Data that take their time."""
 

@@ -318,9 +318,6 @@ def test_a_vocabulary_without_padding_is_not_padded():
     assert not padded_vocabulary(30528, 30528)
 
 
-# --- files ---
-
-
 def shards(directory: Path, state, names=("model-00001-of-00002", "model-00002-of-00002"), suffix="safetensors"):
     """Writes the state in two shards with their index."""
     halves = list(state)[::2], list(state)[1::2]
