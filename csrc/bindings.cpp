@@ -3,29 +3,24 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
-
-#include <array>
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "bindings_cuda.h"
-#include "bindings_modules.h"
+#include "bindings.h"
 #include "encoder.h"
+#include "fingerprint.h"
 #include "gemm_int8.h"
 #include "isa.h"
+#include "mask.h"
 
 namespace py = pybind11;
 using namespace fastbert;
 
 namespace {
-
-using Pointer = uintptr_t;  // 0 is null
-
-template <class T = void> T* at(Pointer p) { return reinterpret_cast<T*>(p); }
 
 Dropout make_dropout(uint64_t seed, uint32_t offset, uint32_t site, uint32_t threshold) {
     const float scale = threshold < 65536 ? float(65536.0 / double(65536 - threshold)) : 0.0f;
@@ -94,7 +89,7 @@ void bind_cross_entropy(py::module_& m) {
     m.def("cross_entropy_backward",
           [](int dtype, Pointer dloss, Pointer logits, Pointer labels, Pointer statistics, int64_t ignore_index,
              Pointer dlogits, int64_t rows, int64_t cols) {
-              kernels().cross_entropy_backward(
+              return kernels().cross_entropy_backward(
                   {DType(dtype), at(logits), at<int64_t>(labels), ignore_index, rows, cols}, at<float>(dloss),
                   at<float>(statistics), at(dlogits));
           },
@@ -103,6 +98,7 @@ void bind_cross_entropy(py::module_& m) {
 
 // Sequences that lie end to end and fill the tokens; anything else would be read outside its tensor.
 bool bounds_fit(const int32_t* bounds, int64_t batch_size, int64_t num_tokens) {
+    if (batch_size < 0) return false;  // no bound at all
     for (int64_t b = 0; b < batch_size; ++b)
         if (bounds[b] > bounds[b + 1]) return false;
     return bounds[0] == 0 && bounds[batch_size] == num_tokens;
@@ -137,6 +133,8 @@ void bind_attention(py::module_& m) {
 
 void bind_gemm_int8(py::module_& m) {
     m.def("int8_packed_size", &int8_packed_size, "Bytes of a packed int8 weight (n, k) with that many outlier columns.");
+    m.def("is_packed_int8", [](Pointer buffer, int64_t bytes) { return is_packed_int8(at(buffer), bytes); },
+          "Whether so many bytes are a weight as pack_int8 makes it.");
     m.def("pack_int8",
           [](Pointer w, int64_t ldw, int64_t n, int64_t k, Pointer outliers, int64_t num_outliers, Pointer packed) {
               pack_int8({at<float>(w), ldw, n, k, at<int32_t>(outliers), num_outliers, at(packed)});
@@ -151,51 +149,18 @@ void bind_gemm_int8(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
-uint64_t mixed(uint64_t with, uint64_t word) {
-    with = (with ^ word) * 0x9E3779B97F4A7C15u;
-    return with ^ with >> 29;
-}
-
-// Numbers of a buffer, mixed. Of one as small as a bias or a LayerNorm's weight all of them: single ones are changed by
-// those who ask what they are for. Of a matrix a few: an update of a whole parameter changes these, and so does one of
-// every tenth number.
-uint64_t fingerprint(Pointer data, int64_t bytes) {
-    constexpr int64_t SMALL = 16 << 10, SAMPLES = 64, LANES = 8;
-    const char* from = at<char>(data);
-    const int64_t width = std::min<int64_t>(8, bytes);
-    std::array<uint64_t, LANES> lanes{uint64_t(bytes), 1, 2, 3, 4, 5, 6, 7};
-    const auto mix = [&](int64_t lane, int64_t offset) {
-        uint64_t word = 0;
-        std::memcpy(&word, from + offset, size_t(width));
-        lanes[size_t(lane)] = mixed(lanes[size_t(lane)], word);
-    };
-    if (width == 8 && bytes <= SMALL) {
-        int64_t offset = 0;
-        for (; offset + LANES * width <= bytes; offset += LANES * width)
-            for (int64_t lane = 0; lane < LANES; ++lane) mix(lane, offset + lane * width);
-        for (; offset < bytes; offset += width) mix(0, std::min(offset, bytes - width));
-    } else if (width > 0) {
-        for (int64_t i = 0; i < SAMPLES; ++i) mix(i % LANES, (bytes - width) / 2 * i / (SAMPLES - 1) * 2);
-    }
-    for (int64_t lane = 1; lane < LANES; ++lane) lanes[0] = mixed(lanes[0], lanes[size_t(lane)]);
-    return lanes[0];
-}
-
-// One number for many buffers. What they hold comes from memory where a model's weights are larger than the caches:
-// threads share the waiting.
-uint64_t fingerprints(const std::vector<Pointer>& buffers, const std::vector<int64_t>& sizes) {
-    if (buffers.size() != sizes.size()) throw std::invalid_argument("expected a size for each buffer");
-    std::vector<uint64_t> found(buffers.size());
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < buffers.size(); ++i) found[i] = fingerprint(buffers[i], sizes[i]);
-    uint64_t all = buffers.size();
-    for (const uint64_t one : found) all = mixed(all, one);
-    return all;
+void bind_fingerprints(py::module_& m) {
+    m.def("fingerprint", [](Pointer data, int64_t bytes) { return fingerprint(at(data), bytes); },
+          "A number that an update of a whole parameter changes, of a small one any change.");
+    m.def("fingerprints",
+          [](const std::vector<Pointer>& buffers, const std::vector<int64_t>& sizes) {
+              if (buffers.size() != sizes.size()) throw std::invalid_argument("expected a size for each buffer");
+              return fingerprints(buffers, sizes);
+          },
+          py::arg("buffers"), py::arg("sizes"), "One number for all of some buffers.");
 }
 
 void bind_gemm(py::module_& m) {
-    m.def("fingerprint", &fingerprint, "A number that an update of a whole parameter changes, of a small one any change.");
-    m.def("fingerprints", &fingerprints, py::arg("buffers"), py::arg("sizes"), "One number for all of some buffers.");
     m.def("has_bf16x3", &has_bf16x3, "Whether this level multiplies float32 numbers in three bfloat16 parts.");
     m.def("has_bf16_attention", &has_bf16_attention, "Whether this level's attention is faster in bfloat16 than in float32.");
     m.def("has_winograd", &has_winograd, "Whether this level multiplies float32 numbers by Winograd's inner product.");
@@ -249,6 +214,7 @@ void bind_optimizers(py::module_& m) {
     define("lamb", &Kernels::lamb);
     m.def("grad_norm",
           [](const std::vector<int64_t>& places) {  // (grad, size, dtype) of each tensor
+              if (places.size() % 3) throw std::invalid_argument("a tensor is 3 integers");
               std::vector<GradNormTensor> tensors(places.size() / 3);
               for (size_t i = 0; i < tensors.size(); ++i)
                   tensors[i] = {at(places[3 * i]), places[3 * i + 1], DType(places[3 * i + 2])};
@@ -303,7 +269,7 @@ void bind_embedding(py::module_& m) {
               args.workspace = at<float>(workspace);
               args.dsum = at<float>(dsum);
               args.order = at<int32_t>(order);
-              kernels().embedding_backward(args);
+              return kernels().embedding_backward(args);
           },
           py::call_guard<py::gil_scoped_release>());
 }
@@ -338,49 +304,15 @@ void bind_encoder(py::module_& m) {
              py::call_guard<py::gil_scoped_release>(), "False, and nothing done, where the bounds do not fit.");
 }
 
-// Where the kept tokens of a (batch_size, seqlen) mask are, and where the sequences begin among them.
-struct Kept {
-    int64_t tokens = 0, shortest = 0, longest = 0;
-    bool first_masked = false;  // the first token of a sequence that has others
-};
-
-template <class Word> Kept read_mask(const Word* mask, Word ignored, int64_t batch_size, int64_t seqlen, int64_t* indices,
-                                     int32_t* bounds) {
-    Kept kept;
-    bounds[0] = 0;
-    for (int64_t b = 0; b < batch_size; ++b) {
-        const int64_t before = kept.tokens;
-        for (int64_t s = 0; s < seqlen; ++s) {
-            indices[kept.tokens] = b * seqlen + s;
-            kept.tokens += (mask[b * seqlen + s] & Word(~ignored)) != 0;
-        }
-        const int64_t length = kept.tokens - before;
-        kept.shortest = b ? std::min(kept.shortest, length) : length;
-        kept.longest = std::max(kept.longest, length);
-        kept.first_masked |= length > 0 && indices[before] != b * seqlen;
-        bounds[b + 1] = int32_t(kept.tokens);
-    }
-    return kept;
-}
-
 void bind_packing(py::module_& m) {
     m.def("read_mask",
-          [](Pointer mask, int width, bool is_signed_zero, int64_t batch_size, int64_t seqlen, Pointer indices,
-             Pointer bounds) {
-              const auto read = [&](auto word) {
-                  using Word = decltype(word);
-                  const Word sign = is_signed_zero ? Word(Word(1) << (8 * sizeof(Word) - 1)) : Word(0);
-                  return read_mask(at<Word>(mask), sign, batch_size, seqlen, at<int64_t>(indices), at<int32_t>(bounds));
-              };
-              const Kept kept = width == 1   ? read(uint8_t{})
-                                : width == 2 ? read(uint16_t{})
-                                : width == 4 ? read(uint32_t{})
-                                             : read(uint64_t{});
+          [](Pointer mask, int width, bool is_float, int64_t batch_size, int64_t seqlen, Pointer indices, Pointer bounds) {
+              const Kept kept = read_mask({at(mask), width, is_float, batch_size, seqlen}, at<int64_t>(indices),
+                                          at<int32_t>(bounds));
               return std::tuple{kept.tokens, kept.shortest, kept.longest, kept.first_masked};
           },
           "Fills indices, with room for one more than the mask has numbers, and bounds: (tokens kept, those of the "
-          "shortest sequence and of the longest, whether the first token of a sequence that has others is not kept). "
-          "Floats have a sign beside a zero.");
+          "shortest sequence and of the longest, whether the first token of a sequence that has others is not kept).");
 }
 
 void bind_probe(py::module_& m) {
@@ -411,6 +343,7 @@ PYBIND11_MODULE(_C, m) {
     bind_gemm_int8(m);
     bind_attention(m);
     bind_gemm(m);
+    bind_fingerprints(m);
     bind_embedding(m);
     bind_optimizers(m);
     bind_encoder(m);

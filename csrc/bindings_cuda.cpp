@@ -6,17 +6,16 @@
 #include <array>
 #include <stdexcept>
 
-#include "bindings_cuda.h"
+#include "bindings.h"
 #include "cublaslt.h"
+#ifdef FASTBERT_CUDA
+#include "cuda.h"
+#endif
 
 namespace py = pybind11;
 
 namespace fastbert {
 namespace {
-
-using Pointer = uintptr_t;  // 0 is null
-
-template <class T = void> T* at(Pointer p) { return reinterpret_cast<T*>(p); }
 
 void bind_cublaslt(py::module_& m) {
     using cublaslt::Epilogue;

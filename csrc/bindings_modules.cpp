@@ -2,7 +2,7 @@
 //
 // Before every call a model asks whether its layers are still as they were made: some thousand look-ups in dictionaries,
 // which as lines of Python took as long as a third of a short sentence's layers.
-#include "bindings_modules.h"
+#include "bindings.h"
 
 #include <pybind11/stl.h>
 

@@ -11,17 +11,14 @@
 // every step in place of that. A row's sums do not depend on the rows beside it, so both give the same bits.
 #include "encoder.h"
 
-#include "gemm_int8.h"
-
 #include <omp.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
+#include "gemm_int8.h"
+#include "huge_pages.h"
 #include "isa.h"
 
 namespace fastbert {
@@ -33,11 +30,9 @@ constexpr int64_t FEED_FORWARD_ROWS = 512;
 constexpr int64_t GROUP_TOKENS = 512, LEAST_TOKENS = 128;
 // Groups are taken where so much of a share more is the most that a thread gets: one may be long.
 constexpr double WORST_SHARE = 1.05;
-constexpr int64_t ALIGN = 64;             // a cache line, and what the widest aligned load wants
-constexpr int64_t HUGE_PAGE = 2l << 20;   // one sequence's latency is the time to read the weights: fewer page walks
+constexpr int64_t ALIGN = 64;  // a cache line, and what the widest aligned load wants
 
 int64_t element_size(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
-int64_t aligned(int64_t bytes, int64_t to = ALIGN) { return round_up(bytes, to); }
 
 // Hands out parts of a block of memory; with a null base it only adds up their sizes.
 class Parts {
@@ -45,7 +40,7 @@ public:
     explicit Parts(void* base) : base_(uintptr_t(base)), at_(uintptr_t(base)) {}
     char* take(int64_t bytes) {
         char* part = reinterpret_cast<char*>(at_);
-        at_ += uintptr_t(aligned(bytes));
+        at_ += uintptr_t(round_up(bytes, ALIGN));
         return part;
     }
     float* floats(int64_t count) { return reinterpret_cast<float*>(take(count * 4)); }
@@ -104,43 +99,6 @@ void product(const EncoderSizes& sizes, const void* a, const void* packed, const
     args.n = n;
     args.k = k;
     gemm(args);
-}
-
-// Where it is refused, small pages serve.
-void wish_for_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    madvise(memory, size_t(bytes), MADV_HUGEPAGE);
-#endif
-}
-
-// The same for memory that is filled already: the pages that it lies in are put together, now (Linux 6.1).
-void gather_into_huge_pages([[maybe_unused]] const void* memory, [[maybe_unused]] int64_t bytes) {
-#if defined(__linux__)
-    constexpr int COLLAPSE = 25;  // MADV_COLLAPSE, which older headers lack; older kernels refuse it
-    const uintptr_t begin = uintptr_t(memory) / HUGE_PAGE * HUGE_PAGE;
-    for (uintptr_t page = begin; page < uintptr_t(memory) + uintptr_t(bytes); page += HUGE_PAGE)
-        madvise(reinterpret_cast<void*>(page), size_t(HUGE_PAGE), COLLAPSE);
-#endif
-}
-
-// Aligned memory of this thread that lives as long as the thread and only grows.
-void* workspace(int64_t bytes) {
-    struct Buffer {
-        void* memory = nullptr;
-        int64_t size = 0;
-        ~Buffer() { std::free(memory); }
-    };
-    thread_local Buffer buffer;
-    if (buffer.size < bytes) {
-        std::free(buffer.memory);
-        buffer.size = 0;
-        const int64_t align = bytes < HUGE_PAGE ? ALIGN : HUGE_PAGE, size = aligned(bytes, align);
-        buffer.memory = std::aligned_alloc(size_t(align), size_t(size));
-        if (!buffer.memory) throw std::bad_alloc();
-        wish_for_huge_pages(buffer.memory, size);
-        buffer.size = bytes;
-    }
-    return buffer.memory;
 }
 
 // The sequences at which groups begin, and after them the end; `batch_size` sequences are one group where threads are to
@@ -205,9 +163,9 @@ Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(size
         return parts.size();
     };
     Parts counting(nullptr);
-    const int64_t bytes = aligned(lay_out(counting), HUGE_PAGE);
+    const int64_t bytes = round_up(lay_out(counting), HUGE_PAGE);
     memory_.reset(static_cast<char*>(std::aligned_alloc(size_t(HUGE_PAGE), size_t(std::max(bytes, HUGE_PAGE)))));
-    if (!memory_) throw std::bad_alloc();
+    if (!memory_) throw_no_memory();
     wish_for_huge_pages(memory_.get(), bytes);
     Parts parts(memory_.get());
     lay_out(parts);
@@ -338,7 +296,7 @@ void Encoder::run_group(const EncoderBatch& batch, int64_t begin, int64_t end) c
     group.cu_seqlens = bounds.data();
     group.batch_size = end - begin;
     const int64_t bytes = Workspace(sizes_, group.tokens, nullptr).bytes;
-    const Workspace parts(sizes_, group.tokens, workspace(bytes));
+    const Workspace parts(sizes_, group.tokens, thread_buffer(Scratch::encoder, bytes));
     const void* x = static_cast<const char*>(batch.x) + first * row;
     char* out = static_cast<char*>(batch.states) + first * row;
     for (const Layer& one : layers_) {
@@ -353,14 +311,11 @@ void Encoder::run(const EncoderBatch& batch) const {
     const std::vector<int64_t> bounds = group_bounds(batch, threads);
     const int64_t groups = int64_t(bounds.size()) - 1;
     if (groups < threads) return run_group(batch, 0, batch.batch_size);
-    std::atomic<bool> failed{false};  // an exception must not leave a parallel region
+    Attempt attempt;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t g = 0; g < groups; ++g) try {
-            run_group(batch, bounds[size_t(g)], bounds[size_t(g) + 1]);
-        } catch (const std::bad_alloc&) {
-            failed = true;
-        }
-    if (failed) throw std::bad_alloc();
+    for (int64_t g = 0; g < groups; ++g)
+        attempt.run([&] { run_group(batch, bounds[size_t(g)], bounds[size_t(g) + 1]); });
+    attempt.end();
 }
 
 }  // namespace fastbert

@@ -1,8 +1,6 @@
 #include "isa.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -183,13 +181,6 @@ Choice& choice() {
     return current;
 }
 
-struct Buffer {
-    void* data = nullptr;
-    int64_t bytes = 0;
-
-    ~Buffer() { std::free(data); }
-};
-
 }  // namespace
 
 std::vector<std::string> supported_isas() {
@@ -213,59 +204,5 @@ void set_isa(const std::string& name) {
 std::string isa() { return choice().name; }
 
 const Kernels& kernels() { return *choice().kernels; }
-
-float* thread_scratch(int64_t size) {
-    thread_local std::vector<float> buffer;
-    if (int64_t(buffer.size()) < size) buffer.resize(size);
-    return buffer.data();
-}
-
-void* thread_buffer(Scratch which, int64_t bytes) {
-    thread_local Buffer buffers[int(Scratch::count)];
-    Buffer& buffer = buffers[int(which)];
-    if (buffer.bytes < bytes) {
-        std::free(buffer.data);
-        buffer.bytes = (bytes + 63) / 64 * 64;
-        buffer.data = std::aligned_alloc(64, size_t(buffer.bytes));
-        if (!buffer.data) {
-            buffer.bytes = 0;
-            throw std::bad_alloc();
-        }
-    }
-    return buffer.data;
-}
-
-int64_t packed_size(DType dtype, int64_t n, int64_t k) {
-    const int64_t panels = divide_up(n, PANEL);
-    const int64_t half = (k + 31) / 32 * 32 * 2;
-    if (dtype == DType::f32_winograd) return panels * PANEL * winograd_rows(k) * 4;
-    return panels * PANEL * (dtype == DType::f32 ? k * 4 : dtype == DType::bf16 ? half : 3 * half);
-}
-
-void pack_weight(const PackArgs& args) {
-    if (args.dtype == DType::f32_winograd && !has_winograd())
-        throw std::invalid_argument("no Winograd products at this instruction-set level");
-    kernels().pack_weight(args);
-}
-
-bool has_bf16x3() { return kernels().gemm_bf16x3 != nullptr; }
-bool has_bf16_attention() { return kernels().fast_bf16_attention; }
-bool has_winograd() { return kernels().gemm_f32_winograd != nullptr; }
-
-void gemm(const GemmArgs& args) {
-    if (args.dtype == DType::bf16x3) {
-        if (!has_bf16x3()) throw std::invalid_argument("no tiles at this instruction-set level");
-        return kernels().gemm_bf16x3(args);
-    }
-    if (args.dtype == DType::f32_winograd) {
-        if (!has_winograd()) throw std::invalid_argument("no Winograd products at this instruction-set level");
-        return kernels().gemm_f32_winograd(args);
-    }
-    (args.dtype == DType::bf16 ? kernels().gemm_bf16 : kernels().gemm_f32)(args);
-}
-
-void weight_grad(const WeightGradArgs& args) {
-    (args.dtype == DType::bf16 ? kernels().weight_grad_bf16 : kernels().weight_grad_f32)(args);
-}
 
 }  // namespace fastbert

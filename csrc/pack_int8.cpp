@@ -10,15 +10,15 @@
 namespace fastbert {
 namespace {
 
-constexpr int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t align(int64_t bytes) { return round_up(bytes, 64); }
 
 Int8Header layout(int64_t n, int64_t k, int64_t num_outliers) {
     Int8Header h{};
     h.n = n;
     h.k = k;
     h.num_outliers = num_outliers;
-    h.n_padded = (n + 15) / 16 * 16;
-    h.k_padded = (k + 63) / 64 * 64;
+    h.n_padded = round_up(n, PANEL);
+    h.k_padded = round_up(k, 64);
     h.scale = Int8Weight::sizeof_header + h.n_padded * h.k_padded;
     const int64_t chunks = h.k_padded / 64, most = INT8_MAX_GROUP / 64;
     const int64_t about = chunks ? divide_up(chunks, most) : 1;
@@ -69,6 +69,26 @@ void pack_int8(const PackInt8Args& args) {
             reinterpret_cast<float*>(base + h.column_sums)[g * h.n_padded + n] = float(sum);
         }
     }
+}
+
+bool is_packed_int8(const void* buffer, int64_t bytes) {
+    Int8Header h;
+    if (bytes < Int8Weight::sizeof_header) return false;
+    std::memcpy(&h, buffer, sizeof h);
+    const auto is_count = [](int64_t x, int64_t most) { return x >= 0 && x <= most; };
+    // First what keeps the products of layout() below 2^63.
+    if (!is_count(h.n, bytes) || !is_count(h.k, bytes) || !is_count(h.num_outliers, h.k)) return false;
+    if (h.k && h.n > bytes / h.k) return false;
+    const Int8Header expected = layout(h.n, h.k, h.num_outliers);
+    if (std::memcmp(&h, &expected, sizeof h) || h.size > bytes) return false;
+    int32_t before = -1;
+    for (int64_t o = 0; o < h.num_outliers; ++o) {
+        int32_t column;
+        std::memcpy(&column, static_cast<const char*>(buffer) + h.outliers + 4 * o, sizeof column);
+        if (column <= before || column >= h.k) return false;
+        before = column;
+    }
+    return true;
 }
 
 void gemm_int8(const GemmInt8Args& args) { kernels().gemm_int8(args); }

@@ -75,7 +75,7 @@ private:
 
     // Row r of scores becomes weights e^(score - m), zero up to the end of the last step of keys; m and l go on.
     void weigh(int64_t token, int64_t head, int64_t first, int64_t r, int64_t key, int64_t count, float& m, float& l) {
-        const int64_t seen = a_.causal ? first + r + 1 - key : count, n = seen < 0 ? 0 : seen < count ? seen : count;
+        const int64_t n = keys_seen(a_, first + r, key, count);
         const Vec scale = set(a_.softmax_scale);
         const float* row = scores_ + r * STRIP;
         Vec best = set(-__builtin_inff());

@@ -264,8 +264,7 @@ private:
     }
 
     template <bool DROP> Row row(const Block& b, int64_t r, float* s, float* dp, const uint8_t* bits) {
-        const int64_t seen = r >= b.rows ? 0 : a_.causal ? b.first + r + 1 - b.key : b.count;
-        const int64_t n = seen < 0 ? 0 : seen < b.count ? seen : b.count;
+        const int64_t n = r < b.rows ? keys_seen(a_, b.first + r, b.key, b.count) : 0;
         const float lse = n ? a_.lse[b.head * num_tokens_ + b.token + r] : 0.0f;
         const RowSums sums = exponentials<DROP>(s, dp, n, round_up(b.count, STEP), set(a_.softmax_scale), lse,
                                                 DROP ? a_.dropout.scale : 1.0f, bits);

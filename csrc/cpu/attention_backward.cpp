@@ -167,8 +167,7 @@ template <class T> class Backward {
         Scores::run(rows, num_keys, dim, base_ + plan_.dout, base_ + plan_.values_t + panels, plan_.key_panel, dscores,
                     NR, ahead_);
         for (int64_t r = 0; r < rows; ++r) {
-            const int64_t seen = a_.causal ? first + r + 1 - key : num_keys;
-            const int64_t n = seen < 0 ? 0 : seen < num_keys ? seen : num_keys;
+            const int64_t n = keys_seen(a_, first + r, key, num_keys);
             if (a_.dropout.active()) {
                 const KeepBits bits((token + r) * a_.nheads + head, key, num_keys, a_.dropout);
                 row<true>(token, head, r, n, num_keys, whole, bits.bytes);

@@ -50,9 +50,7 @@ inline Vec softmax_exp(Vec x) {
 // is free. Units do not touch each other, so who does which leaves no trace in the result.
 template <class Worker> inline void parallel_units(int64_t units, int64_t elements, Worker&& worker) {
     const int64_t useful = elements / PARALLEL_ELEMENTS + 1;
-    int64_t threads = omp_in_parallel() ? 1 : omp_get_max_threads();
-    threads = threads < useful ? threads : useful;
-    threads = threads < units ? threads : units;
+    const int threads = threads_for(useful < units ? useful : units);
     if (threads <= 1) {
         auto work = worker();
         for (int64_t unit = 0; unit < units; ++unit) work(unit);
@@ -60,12 +58,21 @@ template <class Worker> inline void parallel_units(int64_t units, int64_t elemen
     }
     // In a row, because what a unit has laid out or fetched ahead may serve the next one.
     const int64_t run = units / (threads * 4) > 1 ? units / (threads * 4) : 1;
-#pragma omp parallel num_threads(int(threads))
-    {
+    int64_t taken = 0;
+    const auto take = [&] {
+        int64_t begin;
+#pragma omp atomic capture
+        {
+            begin = taken;
+            taken += run;
+        }
+        return begin;
+    };
+    in_threads(threads, [&](int64_t, int64_t) {
         auto work = worker();
-#pragma omp for schedule(dynamic, run) nowait
-        for (int64_t unit = 0; unit < units; ++unit) work(unit);
-    }
+        for (int64_t begin = take(); begin < units; begin = take())
+            for (int64_t unit = begin; unit < begin + run && unit < units; ++unit) work(unit);
+    });
 }
 
 // The tokens of one sequence.
@@ -81,6 +88,12 @@ inline int64_t longest_sequence(const AttentionArgs& a) {
         longest = n > longest ? n : longest;
     }
     return longest;
+}
+
+// How many of `count` keys from `key` on a query of its sequence sees.
+inline int64_t keys_seen(const AttentionArgs& a, int64_t query, int64_t key, int64_t count) {
+    const int64_t seen = a.causal ? query + 1 - key : count;
+    return seen < 0 ? 0 : seen < count ? seen : count;
 }
 
 // Scores computed in all: what a call is worth in threads.
@@ -136,10 +149,7 @@ class Arena {
         size_ += round_up(floats, 16);
         return at;
     }
-    float* allocate() const {
-        const uintptr_t p = reinterpret_cast<uintptr_t>(thread_scratch(size_ + 16));
-        return reinterpret_cast<float*>((p + 63) & ~uintptr_t(63));
-    }
+    float* allocate() const { return thread_scratch(size_); }
 
   private:
     int64_t size_ = 0;

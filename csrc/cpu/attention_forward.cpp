@@ -144,8 +144,7 @@ template <class T> class Forward {
                     ahead_);
         for (int64_t r = 0; r < rows; ++r) {
             float* s = scores + r * LD;
-            const int64_t seen = a_.causal ? first + r + 1 - key : num_keys;
-            const int64_t n = seen < 0 ? 0 : seen < num_keys ? seen : num_keys;
+            const int64_t n = keys_seen(a_, first + r, key, num_keys);
             const float highest = row_maximum(s, n), before = m[r];
             m[r] = highest < before ? before : highest;
             float total;

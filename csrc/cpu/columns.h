@@ -25,6 +25,16 @@ inline Vec only(Vec a, Part part) {
     return load(lanes);
 }
 
+// A LayerNorm's 1 / sqrt(variance + eps) of a row, whose mean is known: no cancellation.
+inline float inverse_deviation(const float* z, int64_t cols, float mean, float eps) {
+    const Vec m = set(mean);
+    const float square = sum_columns(cols, [&](int64_t c, auto lanes) {
+        const Vec d = only(load(z + c, lanes) - m, lanes);
+        return d * d;
+    });
+    return 1.0f / __builtin_sqrtf(square / cols + eps);
+}
+
 }  // namespace
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

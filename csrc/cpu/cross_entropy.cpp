@@ -41,10 +41,14 @@ template <class T> inline Statistics row_statistics(const T* x, int64_t cols) {
     return {most, sum((acc[0] + acc[1]) + (acc[2] + acc[3]))};
 }
 
-template <class T> int64_t forward(const CrossEntropyArgs& a, float* loss, float* statistics) {
-    const T* logits = static_cast<const T*>(a.logits);
+inline int64_t first_bad_row(const CrossEntropyArgs& a) {
     for (int64_t row = 0; row < a.rows; ++row)
         if (a.labels[row] != a.ignore_index && (a.labels[row] < 0 || a.labels[row] >= a.cols)) return row;
+    return -1;
+}
+
+template <class T> void forward(const CrossEntropyArgs& a, float* loss, float* statistics) {
+    const T* logits = static_cast<const T*>(a.logits);
     parallel_ranges(a.rows, a.cols, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             if (a.labels[row] == a.ignore_index) {
@@ -58,7 +62,6 @@ template <class T> int64_t forward(const CrossEntropyArgs& a, float* loss, float
             loss[row] = (s.most - at(x, a.labels[row])) + std::log(s.total);
         }
     });
-    return -1;
 }
 
 template <class T>
@@ -86,11 +89,15 @@ void backward(const CrossEntropyArgs& a, const float* dloss, const float* statis
 }  // namespace
 
 int64_t cross_entropy_forward(const CrossEntropyArgs& args, float* loss, float* statistics) {
-    return args.dtype == DType::bf16 ? forward<bf16>(args, loss, statistics) : forward<float>(args, loss, statistics);
+    const int64_t bad = first_bad_row(args);
+    if (bad < 0) (args.dtype == DType::bf16 ? forward<bf16> : forward<float>)(args, loss, statistics);
+    return bad;
 }
 
-void cross_entropy_backward(const CrossEntropyArgs& args, const float* dloss, const float* statistics, void* dlogits) {
-    args.dtype == DType::bf16 ? backward<bf16>(args, dloss, statistics, dlogits) : backward<float>(args, dloss, statistics, dlogits);
+int64_t cross_entropy_backward(const CrossEntropyArgs& args, const float* dloss, const float* statistics, void* dlogits) {
+    const int64_t bad = first_bad_row(args);
+    if (bad < 0) (args.dtype == DType::bf16 ? backward<bf16> : backward<float>)(args, dloss, statistics, dlogits);
+    return bad;
 }
 
 }  // namespace FASTBERT_ISA

@@ -11,18 +11,11 @@ template <class T>
 void run(const void* x_, void* out_, int64_t rows, int64_t cols, const Dropout& d) {
     const T* x = static_cast<const T*>(x_);
     T* out = static_cast<T*>(out_);
-    const Vec scale = set(d.scale);
     parallel_ranges(rows, cols, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-            for (int64_t c0 = 0; c0 < cols; c0 += KEEP_COLUMNS) {
-                const int64_t n = cols - c0 < KEEP_COLUMNS ? cols - c0 : KEEP_COLUMNS;
-                const KeepBits bits(row, c0, n, d);
-                for_columns(0, n, [&](int64_t c, auto lanes) {
-                    const int64_t at = row * cols + c0 + c;
-                    store(out + at, keep(load(x + at, lanes) * scale, bits.at(c)), lanes);
-                });
-            }
-        }
+        for (int64_t row = begin; row < end; ++row)
+            for_kept_columns(d, row, cols, [&](int64_t c, auto lanes, auto&& dropped) {
+                store(out + row * cols + c, dropped(load(x + row * cols + c, lanes)), lanes);
+            });
     });
 }
 

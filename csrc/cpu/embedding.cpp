@@ -33,22 +33,6 @@ inline int64_t first_bad_token(const EmbeddingArgs& a) {
     return -1;
 }
 
-// Calls f(c, lanes, dropped) over the columns of one row, where dropped(v) drops what the mask drops.
-template <class F> inline void for_kept_columns(const EmbeddingArgs& a, int64_t row, F&& f) {
-    const Vec scale = set(a.dropout.scale);
-    for (int64_t c0 = 0; c0 < a.cols; c0 += KEEP_COLUMNS) {
-        const int64_t n = a.cols - c0 < KEEP_COLUMNS ? a.cols - c0 : KEEP_COLUMNS;
-        if (a.dropout.active()) {
-            const KeepBits bits(row, c0, n, a.dropout);
-            for_columns(c0, c0 + n, [&](int64_t c, auto lanes) {
-                f(c, lanes, [&](Vec v) { return keep(v * scale, bits.at(c - c0)); });
-            });
-        } else {
-            for_columns(c0, c0 + n, [&](int64_t c, auto lanes) { f(c, lanes, [](Vec v) { return v; }); });
-        }
-    }
-}
-
 template <class T> void forward(const EmbeddingArgs& a, void* out_, float* mean_out, float* rstd_out) {
     parallel_ranges(a.rows, a.cols, [&](int64_t begin, int64_t end) {
         float* z = thread_scratch(a.cols);
@@ -59,17 +43,12 @@ template <class T> void forward(const EmbeddingArgs& a, void* out_, float* mean_
                 store(z + c, v, lanes);
                 return v;
             }) / a.cols;
-            const Vec m = set(mean);
-            const float square = sum_columns(a.cols, [&](int64_t c, auto lanes) {
-                const Vec d = only(load(z + c, lanes) - m, lanes);
-                return d * d;
-            });
-            const float rstd = 1.0f / __builtin_sqrtf(square / a.cols + a.eps);
+            const float rstd = inverse_deviation(z, a.cols, mean, a.eps);
             mean_out[row] = mean;
             rstd_out[row] = rstd;
-            const Vec r = set(rstd);
+            const Vec m = set(mean), r = set(rstd);
             T* out = static_cast<T*>(out_) + row * a.cols;
-            for_kept_columns(a, row, [&](int64_t c, auto lanes, auto&& dropped) {
+            for_kept_columns(a.dropout, row, a.cols, [&](int64_t c, auto lanes, auto&& dropped) {
                 const Vec normal = (load(z + c, lanes) - m) * r;
                 store(out + c, dropped(fma(normal, load(a.weight + c, lanes), load(a.bias + c, lanes))), lanes);
             });
@@ -85,7 +64,7 @@ inline void backward_row(const EmbeddingBackwardArgs& b, int64_t row, float* nor
     float* dz = b.dsum + row * a.cols;
     const Rows<T> rows(a, row);
     const Vec m = set(b.mean[row]), r = set(b.rstd[row]);
-    for_kept_columns(a, row, [&](int64_t c, auto lanes, auto&& dropped) {
+    for_kept_columns(a.dropout, row, a.cols, [&](int64_t c, auto lanes, auto&& dropped) {
         const Vec g = dropped(load(dout + c, lanes)), normal = (rows.sum(c, lanes) - m) * r;
         store(dbias + c, load(dbias + c, lanes) + g, lanes);
         store(dweight + c, fma(g, normal, load(dweight + c, lanes)), lanes);
@@ -169,16 +148,11 @@ void table_gradient(const EmbeddingBackwardArgs& b, int table) {
 
 template <class T> void backward(const EmbeddingBackwardArgs& b) {
     const EmbeddingArgs& a = b.forward;
-    const int64_t per_chunk = rows_per_chunk(a.rows), chunks = reduction_chunks(a.rows), stride = 2 * a.cols;
-    parallel_ranges(chunks, per_chunk * a.cols, [&](int64_t begin, int64_t end) {
-        float* normals = thread_scratch(a.cols);
-        for (int64_t chunk = begin; chunk < end; ++chunk) {
-            float* base = b.workspace + chunk * stride;
-            fill(base, stride, 0.0f);
-            const int64_t last = (chunk + 1) * per_chunk < a.rows ? (chunk + 1) * per_chunk : a.rows;
-            for (int64_t row = chunk * per_chunk; row < last; ++row)
-                backward_row<T>(b, row, normals, base, base + a.cols);
-        }
+    const int64_t chunks = reduction_chunks(a.rows), stride = 2 * a.cols;
+    parallel_chunks(a.rows, a.cols, [&](int64_t chunk, int64_t first, int64_t last) {
+        float *normals = thread_scratch(a.cols), *base = b.workspace + chunk * stride;
+        fill(base, stride, 0.0f);
+        for (int64_t row = first; row < last; ++row) backward_row<T>(b, row, normals, base, base + a.cols);
     });
     reduce_chunks(b.workspace, chunks, stride, a.cols, b.dweight);
     reduce_chunks(b.workspace + a.cols, chunks, stride, a.cols, b.dbias);
@@ -190,13 +164,14 @@ template <class T> void backward(const EmbeddingBackwardArgs& b) {
 
 int64_t embedding_forward(const EmbeddingArgs& args, void* out, float* mean, float* rstd) {
     const int64_t bad = first_bad_token(args);
-    if (bad >= 0) return bad;
-    args.dtype == DType::bf16 ? forward<bf16>(args, out, mean, rstd) : forward<float>(args, out, mean, rstd);
-    return -1;
+    if (bad < 0) (args.dtype == DType::bf16 ? forward<bf16> : forward<float>)(args, out, mean, rstd);
+    return bad;
 }
 
-void embedding_backward(const EmbeddingBackwardArgs& args) {
-    args.forward.dtype == DType::bf16 ? backward<bf16>(args) : backward<float>(args);
+int64_t embedding_backward(const EmbeddingBackwardArgs& args) {
+    const int64_t bad = first_bad_token(args.forward);
+    if (bad < 0) (args.forward.dtype == DType::bf16 ? backward<bf16> : backward<float>)(args);
+    return bad;
 }
 
 }  // namespace FASTBERT_ISA

@@ -38,26 +38,22 @@ void backward(const GeluArgs& args, const void* dout_, void* dx_, float* dbias, 
     const int64_t total = args.rows * args.cols;
     const int64_t cols = args.bias ? args.cols : FLAT_COLUMNS;
     const int64_t rows = cols ? divide_up(total, cols) : 0;
-    const int64_t per_chunk = rows_per_chunk(rows), chunks = reduction_chunks(rows);
-    parallel_ranges(chunks, per_chunk * cols, [&](int64_t begin, int64_t end) {
-        for (int64_t chunk = begin; chunk < end; ++chunk) {
-            float* partial = dbias ? workspace + chunk * cols : nullptr;
-            if (partial) fill(partial, cols, 0.0f);
-            const int64_t last = (chunk + 1) * per_chunk < rows ? (chunk + 1) * per_chunk : rows;
-            for (int64_t row = chunk * per_chunk; row < last; ++row) {
-                const int64_t offset = row * cols;
-                const int64_t n = total - offset < cols ? total - offset : cols;
-                for_columns(0, n, [&](int64_t c, auto lanes) {
-                    Vec v = load(x + offset + c, lanes);
-                    if (args.bias) v = v + load(args.bias + c, lanes);
-                    const Vec g = gelu_derivative<TANH>(v) * load(dout + offset + c, lanes);
-                    store(dx + offset + c, g, lanes);
-                    if (partial) store(partial + c, load(partial + c, lanes) + g, lanes);
-                });
-            }
+    parallel_chunks(rows, cols, [&](int64_t chunk, int64_t first, int64_t last) {
+        float* partial = dbias ? workspace + chunk * cols : nullptr;
+        if (partial) fill(partial, cols, 0.0f);
+        for (int64_t row = first; row < last; ++row) {
+            const int64_t offset = row * cols;
+            const int64_t n = total - offset < cols ? total - offset : cols;
+            for_columns(0, n, [&](int64_t c, auto lanes) {
+                Vec v = load(x + offset + c, lanes);
+                if (args.bias) v = v + load(args.bias + c, lanes);
+                const Vec g = gelu_derivative<TANH>(v) * load(dout + offset + c, lanes);
+                store(dx + offset + c, g, lanes);
+                if (partial) store(partial + c, load(partial + c, lanes) + g, lanes);
+            });
         }
     });
-    if (dbias) reduce_chunks(workspace, chunks, cols, cols, dbias);
+    if (dbias) reduce_chunks(workspace, reduction_chunks(rows), cols, cols, dbias);
 }
 
 }  // namespace

@@ -67,17 +67,15 @@ template <class Body> inline void parallel_grid(int64_t m, int64_t strips, int64
     const int64_t numbers = strips * STRIP * (k + 1);
     const int64_t by_work = m * numbers / WORTH_A_THREAD, by_weight = numbers / NUMBERS_WORTH_A_THREAD;
     const int64_t useful = (by_work > by_weight ? by_work : by_weight) + 1;
-    const int threads = int(useful < omp_get_max_threads() ? useful : omp_get_max_threads());
-    if (threads <= 1 || omp_in_parallel()) {
+    const int threads = threads_for(useful);
+    if (threads <= 1) {
         body(Range{0, m}, Range{0, strips});
         return;
     }
-#pragma omp parallel num_threads(threads)
-    {
-        const int64_t n = omp_get_num_threads(), i = omp_get_thread_num();
+    in_threads(threads, [&](int64_t i, int64_t n) {
         const int64_t tall = row_parts(m, strips, n), wide = n / tall;
         body(share(m, i % tall, tall), share(strips, i / tall, wide));
-    }
+    });
 }
 
 // A block of rows and steps of k as one thread works on it: tiles of equal height, each [k][height], all of a chunk of k

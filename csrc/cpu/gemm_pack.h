@@ -9,7 +9,12 @@ namespace fastbert {
 namespace FASTBERT_ISA {
 namespace {
 
-inline float one(const float* p) { return *p; }
+// It may be two bfloat16 numbers, and at an address that no float may have.
+inline float one(const float* p) {
+    float out;
+    std::memcpy(&out, p, sizeof out);
+    return out;
+}
 inline float one(const bf16* p) {
     const uint32_t bits = uint32_t(p->bits) << 16;
     float out;
@@ -87,16 +92,19 @@ template <class T> inline void rows_to_columns(const T* src, int64_t ld, int row
     }
 #endif
     for (; c < cols; ++c)
-        for (int r = 0; r < rows; ++r) out[c * rows + r] = one(src + r * ld + c);
+        for (int r = 0; r < rows; ++r) {
+            const float x = one(src + r * ld + c);
+            std::memcpy(out + c * rows + r, &x, sizeof x);
+        }
 }
 
 // The same of pairs of bfloat16: out[c * rows + r] holds src[r * ld + 2 c] and its right neighbour, of which `inside`
 // elements are there; zero beyond them.
 inline void pairs_to_columns(const bf16* src, int64_t ld, int rows, int64_t pairs, int64_t inside, float* out) {
     const int64_t whole = inside / 2 < pairs ? inside / 2 : pairs;
-    const bool aligned = ld % 2 == 0 && reinterpret_cast<uintptr_t>(src) % 4 == 0;
-    if (aligned) rows_to_columns(as_words(src), ld / 2, rows, whole, out);
-    for (int64_t c = aligned ? whole : 0; c < pairs; ++c)
+    const bool in_words = ld % 2 == 0;
+    if (in_words) rows_to_columns(as_words(src), ld / 2, rows, whole, out);
+    for (int64_t c = in_words ? whole : 0; c < pairs; ++c)
         for (int r = 0; r < rows; ++r) {
             bf16 pair[2] = {};
             for (int64_t i = 0; i < 2 && 2 * c + i < inside; ++i) pair[i] = src[r * ld + 2 * c + i];

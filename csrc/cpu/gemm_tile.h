@@ -145,18 +145,15 @@ void multiply_tiles(int64_t m, int64_t n, int64_t k, const void* packed, Pack&& 
     const auto work = [&](Range rows, Range columns) {
         multiply_share<PARTS>(rows, columns, n, k, static_cast<const bf16*>(packed), pack, finish);
     };
-    const int64_t useful = m * n * k / WORTH_A_THREAD + 1;
-    const int threads = int(useful < omp_get_max_threads() ? useful : omp_get_max_threads());
-    if (threads <= 1 || omp_in_parallel()) return work(Range{0, m}, Range{0, n});
-#pragma omp parallel num_threads(threads)
-    {
+    const int threads = threads_for(m * n * k / WORTH_A_THREAD + 1);
+    if (threads <= 1) return work(Range{0, m}, Range{0, n});
+    in_threads(threads, [&](int64_t i, int64_t count) {
         // Rows are cut where every thread gets a good many; else all threads share them and cut the columns.
-        const int64_t count = omp_get_num_threads(), i = omp_get_thread_num();
         int64_t tall = count;
         while (count % tall || (tall > 1 && m / tall < 8 * STRIP)) --tall;
         const Range rows = share(m, STRIP, i % tall, tall), columns = share(n, STRIP, i / tall, count / tall);
         if (rows.size() > 0 && columns.size() > 0) work(rows, columns);
-    }
+    });
 }
 
 // Rows of a matrix as tiles [k / 32][16][32].

@@ -14,18 +14,15 @@ namespace {
 
 template <class T> void column_sums(const WeightGradArgs& g) {
     const T* dy = static_cast<const T*>(g.dy);
-    const int64_t chunks = reduction_chunks(g.m), per_chunk = rows_per_chunk(g.m);
+    const int64_t chunks = reduction_chunks(g.m);
     float* partial = static_cast<float*>(thread_buffer(Scratch::gemm_b, 4 * chunks * g.n));
-    parallel_ranges(chunks, per_chunk * g.n, [&](int64_t begin, int64_t end) {
-        for (int64_t chunk = begin; chunk < end; ++chunk) {
-            float* sums = partial + chunk * g.n;
-            fill(sums, g.n, 0.0f);
-            const int64_t last = (chunk + 1) * per_chunk < g.m ? (chunk + 1) * per_chunk : g.m;
-            for (int64_t row = chunk * per_chunk; row < last; ++row)
-                for_columns(0, g.n, [&](int64_t c, auto lanes) {
-                    store(sums + c, load(sums + c, lanes) + load(dy + row * g.ldy + c, lanes), lanes);
-                });
-        }
+    parallel_chunks(g.m, g.n, [&](int64_t chunk, int64_t first, int64_t last) {
+        float* sums = partial + chunk * g.n;
+        fill(sums, g.n, 0.0f);
+        for (int64_t row = first; row < last; ++row)
+            for_columns(0, g.n, [&](int64_t c, auto lanes) {
+                store(sums + c, load(sums + c, lanes) + load(dy + row * g.ldy + c, lanes), lanes);
+            });
     });
     reduce_chunks(partial, chunks, g.n, g.n, g.db);
 }

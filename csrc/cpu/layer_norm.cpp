@@ -18,25 +18,13 @@ template <class T>
 inline void branch_sum(const LayerNormForwardArgs& a, int64_t row, float* z) {
     const T* x = static_cast<const T*>(a.x) + row * a.cols;
     const T* residual = a.residual ? static_cast<const T*>(a.residual) + row * a.cols : nullptr;
-    const Vec scale = set(a.dropout.scale);
-    for (int64_t c0 = 0; c0 < a.cols; c0 += KEEP_COLUMNS) {
-        const int64_t n = a.cols - c0 < KEEP_COLUMNS ? a.cols - c0 : KEEP_COLUMNS;
-        auto each = [&](auto&& dropped) {
-            for_columns(c0, c0 + n, [&](int64_t c, auto lanes) {
-                Vec v = load(x + c, lanes);
-                if (a.x_bias) v = v + load(a.x_bias + c, lanes);
-                v = dropped(v, c);
-                if (residual) v = v + load(residual + c, lanes);
-                store(z + c, v, lanes);
-            });
-        };
-        if (a.dropout.active()) {
-            const KeepBits bits(row, c0, n, a.dropout);
-            each([&](Vec v, int64_t c) { return keep(v * scale, bits.at(c - c0)); });
-        } else {
-            each([](Vec v, int64_t) { return v; });
-        }
-    }
+    for_kept_columns(a.dropout, row, a.cols, [&](int64_t c, auto lanes, auto&& dropped) {
+        Vec v = load(x + c, lanes);
+        if (a.x_bias) v = v + load(a.x_bias + c, lanes);
+        v = dropped(v);
+        if (residual) v = v + load(residual + c, lanes);
+        store(z + c, v, lanes);
+    });
 }
 
 template <class T> void forward(const LayerNormForwardArgs& a) {
@@ -46,15 +34,10 @@ template <class T> void forward(const LayerNormForwardArgs& a) {
             float* z = a.sum ? a.sum + row * a.cols : scratch;
             branch_sum<T>(a, row, z);
             const float mean = sum_columns(a.cols, [&](int64_t c, auto lanes) { return load(z + c, lanes); }) / a.cols;
-            const Vec m = set(mean);
-            const float square = sum_columns(a.cols, [&](int64_t c, auto lanes) {
-                const Vec d = only(load(z + c, lanes) - m, lanes);
-                return d * d;
-            });
-            const float rstd = 1.0f / __builtin_sqrtf(square / a.cols + a.eps);
+            const float rstd = inverse_deviation(z, a.cols, mean, a.eps);
             a.mean[row] = mean;
             a.rstd[row] = rstd;
-            const Vec r = set(rstd);
+            const Vec m = set(mean), r = set(rstd);
             T* out = static_cast<T*>(a.out) + row * a.cols;
             for_columns(0, a.cols, [&](int64_t c, auto lanes) {
                 const Vec normal = (load(z + c, lanes) - m) * r;
@@ -86,41 +69,27 @@ inline void backward_row(const LayerNormBackwardArgs& a, int64_t row, const Part
         store(partial.dweight + c, load(partial.dweight + c, lanes) + d, lanes);
         return d * load(a.weight + c, lanes);
     });
-    const Vec mean_g = set(sum_g / a.cols), mean_gz = set(sum_gz / a.cols), scale = set(a.dropout.scale);
+    const Vec mean_g = set(sum_g / a.cols), mean_gz = set(sum_gz / a.cols);
     T* dresidual = a.dresidual ? static_cast<T*>(a.dresidual) + row * a.cols : nullptr;
     T* dx = a.dx ? static_cast<T*>(a.dx) + row * a.cols : nullptr;
-    for (int64_t c0 = 0; c0 < a.cols; c0 += KEEP_COLUMNS) {
-        const int64_t n = a.cols - c0 < KEEP_COLUMNS ? a.cols - c0 : KEEP_COLUMNS;
-        auto each = [&](auto&& dropped) {
-            for_columns(c0, c0 + n, [&](int64_t c, auto lanes) {
-                const Vec normal = (load(z + c, lanes) - m) * r;
-                const Vec g = load(dout + c, lanes) * load(a.weight + c, lanes);
-                const Vec dz = r * ((g - mean_g) - normal * mean_gz);
-                if (dresidual) store(dresidual + c, dz, lanes);
-                const Vec branch = dropped(dz, c);
-                if (dx) store(dx + c, branch, lanes);
-                if (partial.dx_bias) store(partial.dx_bias + c, load(partial.dx_bias + c, lanes) + branch, lanes);
-            });
-        };
-        if (a.dropout.active()) {
-            const KeepBits bits(row, c0, n, a.dropout);
-            each([&](Vec v, int64_t c) { return keep(v * scale, bits.at(c - c0)); });
-        } else {
-            each([](Vec v, int64_t) { return v; });
-        }
-    }
+    for_kept_columns(a.dropout, row, a.cols, [&](int64_t c, auto lanes, auto&& dropped) {
+        const Vec normal = (load(z + c, lanes) - m) * r;
+        const Vec g = load(dout + c, lanes) * load(a.weight + c, lanes);
+        const Vec dz = r * ((g - mean_g) - normal * mean_gz);
+        if (dresidual) store(dresidual + c, dz, lanes);
+        const Vec branch = dropped(dz);
+        if (dx) store(dx + c, branch, lanes);
+        if (partial.dx_bias) store(partial.dx_bias + c, load(partial.dx_bias + c, lanes) + branch, lanes);
+    });
 }
 
 template <class T> void backward(const LayerNormBackwardArgs& a) {
-    const int64_t per_chunk = rows_per_chunk(a.rows), chunks = reduction_chunks(a.rows), stride = 3 * a.cols;
-    parallel_ranges(chunks, per_chunk * a.cols, [&](int64_t begin, int64_t end) {
-        for (int64_t chunk = begin; chunk < end; ++chunk) {
-            float* base = a.workspace + chunk * stride;
-            fill(base, stride, 0.0f);
-            const Partial partial{base, base + a.cols, a.dx_bias ? base + 2 * a.cols : nullptr};
-            const int64_t last = (chunk + 1) * per_chunk < a.rows ? (chunk + 1) * per_chunk : a.rows;
-            for (int64_t row = chunk * per_chunk; row < last; ++row) backward_row<T>(a, row, partial);
-        }
+    const int64_t chunks = reduction_chunks(a.rows), stride = 3 * a.cols;
+    parallel_chunks(a.rows, a.cols, [&](int64_t chunk, int64_t first, int64_t last) {
+        float* base = a.workspace + chunk * stride;
+        fill(base, stride, 0.0f);
+        const Partial partial{base, base + a.cols, a.dx_bias ? base + 2 * a.cols : nullptr};
+        for (int64_t row = first; row < last; ++row) backward_row<T>(a, row, partial);
     });
     reduce_chunks(a.workspace, chunks, stride, a.cols, a.dweight);
     reduce_chunks(a.workspace + a.cols, chunks, stride, a.cols, a.dbias);

@@ -51,6 +51,22 @@ struct KeepBits {
     const uint8_t* at(int64_t column) const { return bytes + column / 8; }
 };
 
+// body(c, lanes, dropped) over the columns of a row, where dropped(v) scales v and drops what the mask drops.
+template <class Body> inline void for_kept_columns(const Dropout& d, int64_t row, int64_t cols, Body&& body) {
+    if (!d.active()) {
+        for_columns(0, cols, [&](int64_t c, auto lanes) { body(c, lanes, [](Vec v) { return v; }); });
+        return;
+    }
+    const Vec scale = set(d.scale);
+    for (int64_t c0 = 0; c0 < cols; c0 += KEEP_COLUMNS) {
+        const int64_t n = cols - c0 < KEEP_COLUMNS ? cols - c0 : KEEP_COLUMNS;
+        const KeepBits bits(row, c0, n, d);
+        for_columns(c0, c0 + n, [&](int64_t c, auto lanes) {
+            body(c, lanes, [&](Vec v) { return keep(v * scale, bits.at(c - c0)); });
+        });
+    }
+}
+
 }  // namespace
 }  // namespace FASTBERT_ISA
 }  // namespace fastbert

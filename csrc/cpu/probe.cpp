@@ -10,6 +10,9 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
+#if defined(__AMX_TILE__)
+#include "tile_amx.h"
+#endif
 #include <cstring>
 
 namespace fastbert {
@@ -138,14 +141,7 @@ int64_t int8_loop(const Operands& operands, int64_t iterations, float* sink) {
 #endif
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
-// Eight tiles of 16 rows x 64 bytes: 2 x 2 sums (0..3), two of a (4, 5), two of b (6, 7).
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
+// 2 x 2 sums (tiles 0..3), two of a (4, 5), two of b (6, 7).
 #define FASTBERT_TILE_LOOP(product)                              \
     for (int64_t i = 0; i < iterations; ++i)                     \
         for (int k = 0; k < STEPS; ++k) {                        \
@@ -162,10 +158,7 @@ struct alignas(64) TileConfig {
         }
 
 int64_t tile_loop(const Operands& operands, int64_t iterations, bool is_bf16, float* sink) {
-    const TileConfig config;
-    // GCC 12 declares 8 bytes of the configuration as read and drops the stores to the others.
-    asm volatile("" : : "r"(&config) : "memory");
-    _tile_loadconfig(&config);
+    const Tiles tiles;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -178,7 +171,6 @@ int64_t tile_loop(const Operands& operands, int64_t iterations, bool is_bf16, fl
     alignas(64) unsigned char sums[1024];
     _tile_stored(0, sums, 64);
     *sink += float(sums[0]);
-    _tile_release();
     return iterations * STEPS * 4 * 16 * 16 * (is_bf16 ? 32 : 64) * 2;
 }
 #undef FASTBERT_TILE_LOOP

@@ -14,7 +14,7 @@
 
 #include <omp.h>
 
-#include "types.h"
+#include "fastbert.h"
 
 namespace fastbert {
 namespace FASTBERT_ISA {
@@ -39,19 +39,39 @@ template <class Body> inline void for_columns(int64_t begin, int64_t end, Body&&
 // Fewer elements than this are done faster by one thread than the others wake up.
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 14;
 
+// How many threads a call may have: no more than are useful, and within a parallel region one.
+inline int threads_for(int64_t useful) {
+    const int most = omp_in_parallel() ? 1 : omp_get_max_threads();
+    return int(useful < most ? useful : most);
+}
+
+// body(i, n) in each of n threads.
+template <class Body> inline void in_threads(int threads, Body&& body) {
+    Attempt attempt;
+#pragma omp parallel num_threads(threads)
+    attempt.run([&] { body(int64_t(omp_get_thread_num()), int64_t(omp_get_num_threads())); });
+    attempt.end();
+}
+
 // body(begin, end) over contiguous ranges of 0..count, one a thread.
 template <class Body> inline void parallel_ranges(int64_t count, int64_t elements_each, Body&& body) {
-    const int64_t useful = count * elements_each / PARALLEL_ELEMENTS + 1;
-    const int threads = int(useful < omp_get_max_threads() ? useful : omp_get_max_threads());
-    if (threads <= 1 || omp_in_parallel()) {
+    const int threads = threads_for(count * elements_each / PARALLEL_ELEMENTS + 1);
+    if (threads <= 1) {
         body(int64_t(0), count);
         return;
     }
-#pragma omp parallel num_threads(threads)
-    {
-        const int64_t n = omp_get_num_threads(), i = omp_get_thread_num();
-        body(count * i / n, count * (i + 1) / n);
-    }
+    in_threads(threads, [&](int64_t i, int64_t n) { body(count * i / n, count * (i + 1) / n); });
+}
+
+// body(chunk, first, last) over the chunks that a sum over rows is cut into (reduction_chunks), of rows first..last each.
+template <class Body> inline void parallel_chunks(int64_t rows, int64_t elements_each, Body&& body) {
+    const int64_t per_chunk = rows_per_chunk(rows);
+    parallel_ranges(reduction_chunks(rows), per_chunk * elements_each, [&](int64_t begin, int64_t end) {
+        for (int64_t chunk = begin; chunk < end; ++chunk) {
+            const int64_t first = chunk * per_chunk;
+            body(chunk, first, first + per_chunk < rows ? first + per_chunk : rows);
+        }
+    });
 }
 
 // e^x for x <= 1, to 1 ulp; 0 below -87.3. Cody & Waite's reduction, then a minimax polynomial of

@@ -1,5 +1,5 @@
 // LAMB (You et al. 2020, algorithm 2) over all tensors: the arithmetic, tables and order of sums of the Triton kernels
-// (fastbert/triton_kernels/optimizer.py), to be measured against them. No atomics: two runs give equal bits.
+// (fastbert/triton_kernels/lamb.py), to be measured against them. No atomics: two runs give equal bits.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

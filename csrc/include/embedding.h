@@ -18,7 +18,7 @@ struct EmbeddingArgs {
 };
 
 struct EmbeddingBackwardArgs {
-    EmbeddingArgs forward;  // as the forward had it; its ids have been checked
+    EmbeddingArgs forward;  // as the forward had it
     const void* dout;       // (rows, cols)
     const float* mean;      // (rows)
     const float* rstd;      // (rows)

@@ -40,9 +40,9 @@ struct EncoderBatch {
 
 class Encoder {
 public:
-    explicit Encoder(const EncoderSizes&);  // throws std::bad_alloc
+    explicit Encoder(const EncoderSizes&);  // throws NoMemory
     void set_layer(int64_t index, const LayerParameters&);
-    // Any number of threads may run at once; each keeps a workspace that only grows.
+    // Any number of threads may run at once; each keeps a workspace that only grows. Throws NoMemory.
     void run(const EncoderBatch&) const;
 
 private:

@@ -1,7 +1,8 @@
 // What the kernels of fastbert are: raw pointers and sizes, one table of functions per instruction set.
 //
 // Every tensor is contiguous, rows x cols, row-major. Parameters (bias, weight) and statistics are float32; activations
-// are float32 or bfloat16. Nothing here allocates, throws, or knows torch or Python.
+// are float32 or bfloat16. Nothing here knows torch or Python, allocates anything but scratch (scratch.h) or throws anything
+// but NoMemory.
 #pragma once
 #include "attention.h"
 #include "embedding.h"
@@ -9,6 +10,7 @@
 #include "gemm_int8.h"
 #include "optimizer.h"
 #include "probe.h"
+#include "scratch.h"
 #include "types.h"
 
 namespace fastbert {
@@ -71,9 +73,10 @@ struct Kernels {
     void (*dropout)(DType, const void* x, void* out, int64_t rows, int64_t cols, const Dropout&);
     // keep (num_rows, cols) is 1 where the element at (row_numbers[r], c) is kept.
     void (*keep_mask)(const int64_t* row_numbers, int64_t num_rows, int64_t cols, const Dropout&, bool* keep);
-    // statistics (rows, 2) are kept for backward. Returns the first row whose label is neither ignored nor a column, or -1.
+    // statistics (rows, 2) are kept for backward. Both return the first row whose label is neither ignored nor a column, and
+    // have done nothing then, or -1.
     int64_t (*cross_entropy_forward)(const CrossEntropyArgs&, float* loss, float* statistics);
-    void (*cross_entropy_backward)(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
+    int64_t (*cross_entropy_backward)(const CrossEntropyArgs&, const float* dloss, const float* statistics, void* dlogits);
     void (*attention_forward)(const AttentionArgs&);
     void (*attention_backward)(const AttentionBackwardArgs&);
     bool fast_bf16_attention;  // it multiplies bfloat16 numbers faster than floats
@@ -85,9 +88,9 @@ struct Kernels {
     void (*gemm_f32_winograd)(const GemmArgs&);  // null at levels without
     void (*weight_grad_f32)(const WeightGradArgs&);
     void (*weight_grad_bf16)(const WeightGradArgs&);
-    // Returns the first token of which an id is no row of its table, or -1.
+    // Both return the first token of which an id is no row of its table, and have done nothing then, or -1.
     int64_t (*embedding_forward)(const EmbeddingArgs&, void* out, float* mean, float* rstd);
-    void (*embedding_backward)(const EmbeddingBackwardArgs&);
+    int64_t (*embedding_backward)(const EmbeddingBackwardArgs&);
     void (*adamw)(const OptimizerArgs&);
     void (*lamb)(const OptimizerArgs&);
     double (*grad_norm)(const GradNormTensor* tensors, int64_t count);
@@ -143,13 +146,5 @@ void specialise(Kernels&);
 namespace amx_emulated {
 void specialise(Kernels&);
 }
-
-// Buffers of this thread that its kernels may hold at the same time; each lives as long as the thread and only grows, and
-// starts at a multiple of 64.
-enum class Scratch : int { gemm_a = 0, gemm_b, gemm_c, int8_rows, int8_next, count };
-void* thread_buffer(Scratch which, int64_t bytes);
-
-// A float buffer of this thread that lives as long as the thread and only grows.
-float* thread_scratch(int64_t size);
 
 }  // namespace fastbert

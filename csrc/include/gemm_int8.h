@@ -55,6 +55,8 @@ struct GemmInt8Args {
 
 int64_t int8_packed_size(int64_t n, int64_t k, int64_t num_outliers);
 void pack_int8(const PackInt8Args& args);
+// Whether the buffer's parts lie within it, where that header would have put them: it may come from a file.
+bool is_packed_int8(const void* buffer, int64_t bytes);
 void gemm_int8(const GemmInt8Args& args);
 
 // Where the parts of a packed buffer lie.

@@ -37,6 +37,15 @@ class Bug:
     compiled: str = ""  # the file to compile, where `source` is a header
     level: str = ""  # another level than the tree's, or SHARED; then `words` say which tests are of it
 
+    def path(self, root: Path, level: str) -> Path:
+        return root / "csrc" / ("" if self.level == SHARED else "cpu") / self.source.format(level=level)
+
+    def planted(self, text: str) -> str | None:
+        """The source with the bug in it; None where what becomes the bug is not there."""
+        start = text.find(self.after)
+        at = text.find(self.old, start) if start >= 0 else -1
+        return None if at < 0 else text[:at] + self.new + text[at + len(self.old) :]
+
 
 OPS, OPTIM = "tests/ops/test_cpu_kernels.py", "tests/optim/test_native_optimizers.py"
 ATTENTION, EMBEDDING, GEMM = (f"tests/ops/test_cpu_{name}.py" for name in ("attention", "embedding", "gemm"))
@@ -46,8 +55,8 @@ BUGS = [
     Bug(
         "gelu: the last chunk's bias gradient is lost",
         "gelu.cpp",
-        "workspace, chunks,",
-        "workspace, chunks - 1,",
+        "workspace, reduction_chunks(rows),",
+        "workspace, reduction_chunks(rows) - 1,",
         OPS,
         "gelu",
     ),
@@ -61,23 +70,31 @@ BUGS = [
         after="void backward",
     ),
     Bug(
-        "layer_norm: kept elements are not scaled", "layer_norm.cpp", "keep(v * scale, ", "keep(v, ", OPS, "layer_norm"
+        "layer_norm: kept elements are not scaled",
+        "philox.h",
+        "keep(v * scale, ",
+        "keep(v, ",
+        OPS,
+        "layer_norm",
+        compiled="layer_norm.cpp",
     ),
     Bug(
         "layer_norm: lanes past the end count in the variance",
-        "layer_norm.cpp",
+        "columns.h",
         "only(load(z + c, lanes) - m, lanes)",
         "load(z + c, lanes) - m",
         OPS,
         "layer_norm",
+        compiled="layer_norm.cpp",
     ),
     Bug(
         "dropout: columns past 1,024 get the bits of the first",
-        "dropout.cpp",
+        "philox.h",
         "bits(row, c0, n, d)",
         "bits(row, 0, n, d)",
         OPS,
         "masks",
+        compiled="dropout.cpp",
     ),
     Bug("dropout: another site", "vec_{level}.h", "d.site", "(d.site ^ 1)", OPS, "masks", compiled="dropout.cpp"),
     Bug(
@@ -136,11 +153,12 @@ BUGS = [
     Bug("embedding: a negative id is read", "embedding.cpp", "a.ids[i][token] < 0 || ", "", EMBEDDING, "range"),
     Bug(
         "attention: the causal mask is dropped",
-        "attention_forward.cpp",
-        "a_.causal ? first + r + 1 - key : num_keys",
-        "num_keys",
+        "attention_common.h",
+        "a.causal ? query + 1 - key : count",
+        "count",
         ATTENTION,
         "reference",
+        compiled="attention_forward.cpp",
     ),
     Bug(
         "attention: blocks of keys are joined without their scale",
@@ -194,11 +212,12 @@ BUGS = [
     ),
     Bug(
         "tiles: a weight's gradient loses an odd last pair of tokens",
-        "gemm_train.cpp",
-        "t + 1 < tokens ? dy",
-        "t + 2 < tokens ? dy",
+        "gemm_tile.h",
+        "r + 1 < rows ? x",
+        "r + 2 < rows ? x",
         GEMM,
         "gradients and amx_emulated",
+        compiled="gemm_train.cpp",
         level="amx_emulated",
     ),
     Bug(
@@ -270,8 +289,8 @@ BUGS = [
     Bug(
         "products in pairs: rows are taken to begin at whole words",
         "gemm_pack.h",
-        "ld % 2 == 0 && ",
-        "ld > 0 && ",
+        "ld % 2 == 0",
+        "ld > 0",
         GEMM,
         "pairs",
         compiled="gemm.cpp",
@@ -394,8 +413,8 @@ BUGS = [
     ),
     Bug(
         "read_mask: a negative zero keeps",
-        "bindings.cpp",
-        "Word(~ignored)",
+        "mask.cpp",
+        "Word(~sign)",
         "Word(~Word(0))",
         MASK,
         "zero",
@@ -403,8 +422,8 @@ BUGS = [
     ),
     Bug(
         "read_mask: the sign of a whole number is ignored too",
-        "bindings.cpp",
-        "is_signed_zero ?",
+        "mask.cpp",
+        "m.is_float ?",
         "true ?",
         MASK,
         "whole_number",
@@ -412,7 +431,7 @@ BUGS = [
     ),
     Bug(
         "read_mask: a masked first token of any row but the last is forgotten",
-        "bindings.cpp",
+        "mask.cpp",
         "first_masked |= ",
         "first_masked = ",
         MASK,
@@ -421,7 +440,7 @@ BUGS = [
     ),
     Bug(
         "read_mask: the shortest sequence is that of the last rows",
-        "bindings.cpp",
+        "mask.cpp",
         "std::min(kept.shortest, length)",
         "length",
         MASK,
@@ -430,7 +449,7 @@ BUGS = [
     ),
     Bug(
         "fingerprints: of the last buffer alone",
-        "bindings.cpp",
+        "fingerprint.cpp",
         "all = mixed(all, one)",
         "all = one",
         ENCODER,
@@ -565,14 +584,13 @@ class Tree:
 
     def caught(self, bug: Bug) -> str:
         """The test that caught it, or nothing."""
-        path = self.root / "csrc" / ("" if bug.level == SHARED else "cpu") / bug.source.format(level=self.level)
+        path = bug.path(self.root, self.level)
         before, compiled = path.read_text(), bug.compiled or bug.source
-        start = before.index(bug.after)
-        at = before.find(bug.old, start)
-        if at < 0:
+        planted = bug.planted(before)
+        if planted is None:
             sys.exit(f"{bug.what}: {path.name} has no {bug.old!r} any more: adapt the list")
         good = self.object_of(compiled, bug.level).read_bytes()
-        path.write_text(before[:at] + bug.new + before[at + len(bug.old) :])
+        path.write_text(planted)
         self.make(compiled, bug.level)
         test = self.tests_pass(bug.tests, bug.words, bug.level)[1]
         # The next bug is linked with the good object.

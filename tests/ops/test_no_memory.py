@@ -1,0 +1,43 @@
+"""A kernel that finds no memory for its scratch, in one thread or in several: a MemoryError, not the end of all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fastbert import _native
+
+pytestmark = [
+    pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing())),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to RLIMIT_AS"),
+]
+
+# A thread's scratch is a row. The result finds its memory, then half a row is left.
+_SCRIPT = """
+import resource, sys
+import torch
+from fastbert import ops
+
+torch.set_num_threads(int(sys.argv[1]))
+columns = 20_000_000
+x, weight, bias = torch.ones(2, columns), torch.ones(columns), torch.ones(columns)
+with torch.no_grad(), ops.backend("cpu"):
+    ops.layer_norm(x[:, :99], weight[:99], bias[:99], 1e-12)
+    ops.gelu(torch.ones(64, 4096))  # threads take memory too
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    limit = used + x.nbytes + 2 * columns
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        ops.layer_norm(x, weight, bias, 1e-12)
+    except MemoryError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scratch(threads):
+    done = subprocess.run([sys.executable, "-c", _SCRIPT, str(threads)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "fastbert's kernels need more memory than there is\n"
