@@ -15,10 +15,11 @@ from torch.autograd import profiler
 from torch.overrides import BaseTorchFunctionMode
 
 from .. import _native
-from ..errors import BackendError
+from ..errors import BackendError, InputError
 from ..rng import Dropout
 from ..transforms import is_transformed
 from . import _once
+from ._contract import Contract
 
 library = torch.library.Library("fastbert", "DEF")
 
@@ -75,6 +76,8 @@ def define(
     backward: Callable | None = None,
     setup_context: Callable | None = None,
     key: str = "CPU",
+    tensors: str = "",
+    rest: Callable[..., None] | None = None,
 ) -> Callable:
     """Makes a torch op of a kernel launcher.
 
@@ -85,6 +88,7 @@ def define(
         backward, setup_context: as in `torch.library.register_autograd`; without them the op has no gradient, and
             asking for one (a second derivative) is an error.
         key: torch's dispatch key of the kernel.
+        tensors, rest: what the dispatcher's callers must hand over (`_contract.Contract`).
 
     Returns:
         the op, to be called with all of its arguments in their order; it passes torch's dispatcher by where nobody
@@ -92,7 +96,7 @@ def define(
     """
     name = schema[: schema.index("(")]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(name, kernel, key)
+    library.impl(name, _checked(kernel, Contract(schema, tensors, rest)) if tensors else kernel, key)
     torch.library.register_fake(f"fastbert::{name}", fake, lib=library)
     if backward is None:
 
@@ -110,6 +114,14 @@ def define(
 
     torch.library.register_autograd(f"fastbert::{name}", gradient, setup_context=setup_context, lib=library)
     return _directly(getattr(torch.ops.fastbert, name), kernel, gradient, setup_context)
+
+
+def _checked(kernel: Callable, contract: Contract) -> Callable:
+    def run(*arguments):
+        contract.check(*arguments)
+        return kernel(*arguments)
+
+    return run
 
 
 def _directly(op: Callable, kernel: Callable, backward: Callable, setup_context: Callable | None) -> Callable:
@@ -186,6 +198,7 @@ def reduction_workspace(rows: int, columns: int) -> Tensor:
 # How a schema carries a `Dropout`: threshold 0 means none. Where seed and offset are not known before the op is run, as
 # in a compiler's graph, they are in rng (2,) int64, which nothing writes to.
 DROPOUT_SCHEMA = "int threshold, int seed, int offset, int site, Tensor? rng"
+DROPOUT_TENSORS = "rng: int64 (2)"
 
 
 def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int, Tensor | None]:
@@ -200,6 +213,8 @@ def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int, Tens
 
 def native_dropout(threshold: int, seed: int, offset: int, site: int, rng: Tensor | None):
     """What the kernels take for the arguments that `dropout_arguments` made."""
+    if not 0 <= threshold <= 65536:
+        raise InputError(f"expected a dropout's threshold of 0 to 65536, got {threshold}")
     if rng is not None:
         seed, offset = rng.tolist()
     return _native.extension().Dropout(

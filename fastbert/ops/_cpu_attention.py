@@ -103,12 +103,30 @@ def _gradient(ctx, dout: Tensor, _dlse):
     return *_attention_backward(dout, *ctx.saved_tensors, *ctx.options), *(None,) * 10
 
 
+def _too_large(q: Tensor) -> str | None:
+    largest = _native.extension().ATTENTION_MAX_HEAD_DIM
+    if q.shape[-1] <= largest:
+        return None
+    return f"the CPU kernels take heads of at most {largest}, got {q.shape[-1]}"
+
+
 _OPTIONS = f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_cpu.DROPOUT_SCHEMA}"
+_INPUTS = "q: activation (T, N, D); k: activation (T, N, D); v: activation (T, N, D); cu_seqlens: index (B)"
+
+
+def _check_heads(q: Tensor, *_) -> None:
+    if (reason := _too_large(q)) is not None:
+        raise InputError(reason)
+
+
 _attention_backward = _cpu.define(
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
+    tensors=f"{_INPUTS}; dout: activation (T, N, D); out: activation (T, N, D); lse: float32 (N, T); "
+    f"{_cpu.DROPOUT_TENSORS}",
+    rest=_check_heads,
 )
 _attention = _cpu.define(
     f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool save) -> (Tensor, Tensor)",
@@ -116,14 +134,13 @@ _attention = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
+    tensors=f"{_INPUTS}; {_cpu.DROPOUT_TENSORS}",
+    rest=_check_heads,
 )
 
 
 def _accepts(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **_) -> str | None:
-    largest = _native.extension().ATTENTION_MAX_HEAD_DIM
-    if q.shape[-1] > largest:
-        return f"the CPU kernels take heads of at most {largest}, got {q.shape[-1]}"
-    return _cpu.why_not(q, k, v)
+    return _too_large(q) or _cpu.why_not(q, k, v)
 
 
 @_dispatch.register("attention", "cpu", available=_native.why_missing, accepts=_accepts)

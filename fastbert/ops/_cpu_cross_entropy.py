@@ -18,11 +18,15 @@ def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor,
     bad = _native.extension().cross_entropy_forward(
         _cpu.code(logits), *pointers[0], ignore_index, *pointers[1], *logits.shape
     )
-    if bad >= 0:
-        raise InputError(
-            f"labels must be {ignore_index} (ignored) or in 0..{logits.shape[1] - 1}, got {int(labels[bad])} at {bad}"
-        )
+    _refuse(bad, logits, labels, ignore_index)
     return loss, statistics
+
+
+def _refuse(row: int, logits: Tensor, labels: Tensor, ignore_index: int) -> None:
+    """Raises InputError for the label of a row that a kernel has named; -1 for none."""
+    if row >= 0:
+        allowed = f"{ignore_index} (ignored) or in 0..{logits.shape[1] - 1}"
+        raise InputError(f"labels must be {allowed}, got {int(labels[row])} at {row}")
 
 
 def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -31,12 +35,13 @@ def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Te
 
 
 def _backward(dloss: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor, ignore_index: int) -> Tensor:
-    dloss, logits, labels = dloss.contiguous(), logits.contiguous(), labels.contiguous()
+    dloss, logits, labels, statistics = (t.contiguous() for t in (dloss, logits, labels, statistics))
     dlogits = torch.empty_like(logits)
     pointers = [t.data_ptr() for t in (dloss, logits, labels, statistics)]
-    _native.extension().cross_entropy_backward(
+    bad = _native.extension().cross_entropy_backward(
         _cpu.code(logits), *pointers, ignore_index, dlogits.data_ptr(), *logits.shape
     )
+    _refuse(bad, logits, labels, ignore_index)
     return dlogits
 
 
@@ -59,6 +64,7 @@ _cross_entropy_backward = _cpu.define(
     "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor labels, Tensor statistics, int ignore_index) -> Tensor",
     _backward,
     _backward_fake,
+    tensors="dloss: float32 (N); logits: activation (N, V); labels: int64 (N); statistics: float32 (N, 2)",
 )
 _cross_entropy = _cpu.define(
     "cross_entropy(Tensor logits, Tensor labels, int ignore_index) -> (Tensor, Tensor)",
@@ -66,6 +72,7 @@ _cross_entropy = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
+    tensors="logits: activation (N, V); labels: int64 (N)",
 )
 
 

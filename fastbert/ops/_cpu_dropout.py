@@ -36,6 +36,7 @@ _dropout = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
+    tensors=f"x: activation (..., C); {_cpu.DROPOUT_TENSORS}",
 )
 
 
@@ -56,7 +57,10 @@ def _mask_fake(
 
 
 _keep_mask = _cpu.define(
-    f"keep_mask(Tensor rows, SymInt num_columns, {_cpu.DROPOUT_SCHEMA}) -> Tensor", _mask, _mask_fake
+    f"keep_mask(Tensor rows, SymInt num_columns, {_cpu.DROPOUT_SCHEMA}) -> Tensor",
+    _mask,
+    _mask_fake,
+    tensors=f"rows: int64 (N); {_cpu.DROPOUT_TENSORS}",
 )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from ..errors import InputError
 from ..rng import Dropout
 from . import _cpu, _dispatch, _in_place
 
@@ -36,7 +37,7 @@ def _forward(
     weight, bias = _cpu.as_float32(weight), _cpu.as_float32(bias)
     rows, columns = len(ids[0]), word.shape[1]
     out, mean, rstd = word.new_empty(rows, columns), _cpu.buffer(rows), _cpu.buffer(rows)
-    bad = _native.extension().embedding_forward(
+    bad_token = _native.extension().embedding_forward(
         _cpu.code(word),
         _pointers(ids),
         _pointers(tables),
@@ -49,9 +50,14 @@ def _forward(
         rows,
         columns,
     )
-    if bad >= 0:
-        raise IndexError("index out of range in self")  # torch's words, so the reference's
+    _refuse(bad_token)
     return out, mean, rstd
+
+
+def _refuse(token: int) -> None:
+    """Raises IndexError for the token that a kernel has named; -1 for none."""
+    if token >= 0:
+        raise IndexError("index out of range in self")  # torch's words, so the reference's
 
 
 def _forward_fake(
@@ -68,13 +74,13 @@ def _backward(
 ):  # fmt: skip
     ids = _ids(input_ids, token_type_ids, position_ids)
     tables = [t.contiguous() for t in (word, token_type, position)]
-    dout, weight = dout.contiguous(), _cpu.as_float32(weight)
+    dout, mean, rstd, weight = dout.contiguous(), mean.contiguous(), rstd.contiguous(), _cpu.as_float32(weight)
     rows, columns = dout.shape
     dtables = [torch.zeros_like(t) if want else t.new_empty(0) for t, want in zip(tables, wanted, strict=True)]
     dweight, dbias = _cpu.buffer(columns), _cpu.buffer(columns)
     workspace, dsum = _cpu.reduction_workspace(rows, 2 * columns), _cpu.buffer((rows, columns))
     order = _cpu.buffer(rows + max(len(t) for t in tables) + 1, torch.int32)
-    _native.extension().embedding_backward(
+    bad_token = _native.extension().embedding_backward(
         _cpu.code(dout),
         dout.data_ptr(),
         _pointers(ids),
@@ -89,6 +95,7 @@ def _backward(
         rows,
         columns,
     )
+    _refuse(bad_token)
     return *dtables, dweight, dbias, dsum
 
 
@@ -128,11 +135,25 @@ _INPUTS = (
     "Tensor input_ids, Tensor token_type_ids, Tensor position_ids, Tensor word, Tensor token_type, Tensor position, "
     "Tensor weight"
 )
+_TENSORS = (
+    "word: activation (V, C); token_type: activation (K, C); position: activation (P, C); weight: parameter (C); "
+    f"input_ids: index (T); token_type_ids: index (T); position_ids: index (T); {_cpu.DROPOUT_TENSORS}"
+)
+
+
+def _check_wanted(*arguments) -> None:
+    wanted = arguments[11]
+    if len(wanted) != 3:
+        raise InputError(f"embedding_backward: expected wanted for 3 tables, got {len(wanted)}")
+
+
 _embedding_backward = _cpu.define(
     f"embedding_backward(Tensor dout, {_INPUTS}, Tensor mean, Tensor rstd, int padding_idx, bool[] wanted, "
     f"{_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
+    tensors=f"{_TENSORS}; dout: activation (T, C); mean: float32 (T); rstd: float32 (T)",
+    rest=_check_wanted,
 )
 _embedding = _cpu.define(
     f"embedding({_INPUTS}, Tensor bias, float eps, int padding_idx, {_cpu.DROPOUT_SCHEMA}) -> (Tensor, Tensor, Tensor)",
@@ -140,6 +161,7 @@ _embedding = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
+    tensors=f"{_TENSORS}; bias: parameter (C)",
 )
 
 

@@ -177,11 +177,26 @@ def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
     return x.new_empty(len(tensors) // len(LayerParameters._fields) if keep_states else 1, *x.shape)
 
 
+def _check_of_op(x: Tensor, tensors: list[Tensor], _cu_seqlens, nheads: int, _eps, approximate: str, _states) -> None:
+    if not tensors or len(tensors) % len(LayerParameters._fields):
+        raise InputError(f"encoder: expected {len(LayerParameters._fields)} tensors a layer, got {len(tensors)}")
+    if nheads < 1 or x.shape[1] % nheads:
+        raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
+    if approximate not in ("none", "tanh"):
+        raise InputError(f'encoder: expected approximate "none" or "tanh", got {approximate!r}')
+    # The layers among themselves are looked at when they are packed, which is not in every call.
+    hidden = layers_of(tensors[: len(LayerParameters._fields)])[0].query_bias
+    if hidden.shape != x.shape[1:]:
+        raise InputError(f"encoder: expected x (T, H) of layers for H = {tuple(hidden.shape)}, got {tuple(x.shape)}")
+
+
 _op = _cpu.define(
     "encoder(Tensor x, Tensor[] tensors, Tensor cu_seqlens, int nheads, float eps, str approximate, bool keep_states) "
     "-> Tensor",
     _forward,
     _forward_fake,
+    tensors="x: state (T, C); cu_seqlens: index (B)",
+    rest=_check_of_op,
 )
 
 

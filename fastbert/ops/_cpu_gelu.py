@@ -50,7 +50,10 @@ def _gradient(ctx, dout: Tensor):
 
 
 _gelu_backward = _cpu.define(
-    "gelu_backward(Tensor dout, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)", _backward, _backward_fake
+    "gelu_backward(Tensor dout, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+    tensors="dout: activation (..., C); x: activation (..., C); bias: parameter (C)",
 )
 _gelu = _cpu.define(
     "gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor",
@@ -58,6 +61,7 @@ _gelu = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
+    tensors="x: activation (..., C); bias: parameter (C)",
 )
 
 

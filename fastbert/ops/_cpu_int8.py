@@ -45,9 +45,12 @@ def pack_int8(weight: Tensor, outliers: Tensor | None = None) -> Tensor:
 
 
 def packed_shape(packed: Tensor) -> tuple[int, int]:
-    """[N, K] of what `pack_int8` made; InputError where it is something else."""
+    """[N, K] of what `pack_int8` made; InputError for something else, beyond whose end a kernel would read."""
     if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() < _HEADER:
         raise InputError(f"expected a weight packed by pack_int8, got {_describe(packed)}")
+    packed = packed.contiguous()
+    if not _native.why_missing() and not _native.extension().is_packed_int8(packed.data_ptr(), packed.numel()):
+        raise InputError(f"expected a weight packed by pack_int8, got {_describe(packed)} with another beginning")
     return tuple(packed[:16].numpy().view(np.int64).tolist())
 
 
@@ -106,6 +109,7 @@ def _forward(
 ) -> Tensor:
     out = x.new_empty(*x.shape[:-1], n)
     rows, bias = _rows(x), _cpu.as_float32(bias)
+    packed = packed.contiguous()
     if packed.data_ptr() % 64:
         packed = packed.clone()  # torch's own memory starts at a multiple of 64
     residual = None if residual is None else residual.contiguous()
@@ -132,10 +136,18 @@ def _forward_fake(x: Tensor, packed: Tensor, n, bias, activation, residual) -> T
     return x.new_empty(*x.shape[:-1], n)
 
 
+def _check_of_op(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, activation: int, residual) -> None:
+    _check(x, packed, n, bias, residual)
+    if activation not in _ACTIVATIONS.values():
+        raise InputError(f"linear_int8: expected an activation of 0 to 2, got {activation}")
+
+
 _linear_int8 = _cpu.define(
     "linear_int8(Tensor x, Tensor packed, int n, Tensor? bias, int activation, Tensor? residual) -> Tensor",
     _forward,
     _forward_fake,
+    tensors="x: activation (..., K); bias: parameter (N); residual: activation (..., N); packed: uint8 (P)",
+    rest=_check_of_op,
 )
 
 
@@ -143,7 +155,7 @@ def _check(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, residual: Ten
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, bias, residual)):
         raise InputError("int8 weights have no gradient: expected inputs that need none, or torch.no_grad()")
     if not torch.compiler.is_compiling():
-        held = packed[:16].numpy().view(np.int64).tolist() if packed.numel() >= _HEADER else None
+        held = list(packed_shape(packed))
         if held != [n, x.shape[-1]]:
             raise InputError(
                 f"x must be (..., K) for a packed weight [N, K] = {held}, got {tuple(x.shape)} and N = {n}"

@@ -50,7 +50,8 @@ def _forward_fake(x, weight, bias, eps, x_bias, residual, threshold, seed, offse
 
 
 def _backward(dout, total, mean, rstd, weight, threshold, seed, offset, site, rng, has_residual, has_x_bias):
-    dout, total, weight = dout.contiguous(), total.contiguous(), _cpu.as_float32(weight)
+    dout, total, mean, rstd = (t.contiguous() for t in (dout, total, mean, rstd))
+    weight = _cpu.as_float32(weight)
     rows, columns = _cpu.rows_and_columns(dout)
     # Without dropout one tensor is the gradient of both the branch and the residual.
     apart = threshold != 0
@@ -118,6 +119,8 @@ _layer_norm_backward = _cpu.define(
     f"{_cpu.DROPOUT_SCHEMA}, bool has_residual, bool has_x_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
+    tensors="dout: activation (..., C); total: float32 (..., C); mean: float32 (R); rstd: float32 (R); "
+    f"weight: parameter (C); {_cpu.DROPOUT_TENSORS}",
 )
 _layer_norm = _cpu.define(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps, Tensor? x_bias, Tensor? residual, "
@@ -126,6 +129,8 @@ _layer_norm = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
+    tensors="x: activation (..., C); weight: parameter (C); bias: parameter (C); x_bias: parameter (C); "
+    f"residual: activation (..., C); {_cpu.DROPOUT_TENSORS}",
 )
 
 

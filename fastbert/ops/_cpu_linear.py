@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _native, hardware, reference
+from ..errors import InputError
 from . import _cpu, _dispatch, _invariant
 from ._kept import KeptOfWeights
 
@@ -148,10 +149,17 @@ def _gradient(ctx, dout: Tensor):
     return dx if wants[0] else None, dw if wants[1] else None, db.to(ctx.bias_dtype) if wants[2] else None, None
 
 
+def _check_wants(_dout: Tensor, _x: Tensor, _weight: Tensor, wants: list[bool]) -> None:
+    if len(wants) != 3:
+        raise InputError(f"linear_backward: expected wants for 3 gradients, got {len(wants)}")
+
+
 _linear_backward = _cpu.define(
     "linear_backward(Tensor dout, Tensor x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
+    tensors="dout: activation (..., N); x: activation (..., K); weight: parameter (N, K)",
+    rest=_check_wants,
 )
 _linear = _cpu.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, bool keep) -> Tensor",
@@ -159,6 +167,7 @@ _linear = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
+    tensors="x: activation (..., K); weight: parameter (N, K); bias: parameter (N)",
 )
 
 
@@ -225,6 +234,8 @@ _linear_float32_backward = _cpu.define(
     "linear_float32_backward(Tensor dout, Tensor x, Tensor weight, bool[] wants) -> (Tensor, Tensor, Tensor)",
     _either_backward,
     _backward_fake,
+    tensors="dout: float32 (..., N); x: float32 (..., K); weight: float32 (N, K)",
+    rest=_check_wants,
 )
 _linear_float32 = _cpu.define(
     "linear_float32(Tensor x, Tensor weight, Tensor? bias, bool trains, bool records) -> Tensor",
@@ -232,6 +243,7 @@ _linear_float32 = _cpu.define(
     _either_fake,
     backward=_either_gradient,
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[:2]),
+    tensors="x: float32 (..., K); weight: float32 (N, K); bias: float32 (N)",
 )
 
 

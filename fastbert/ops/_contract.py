@@ -1,0 +1,117 @@
+"""What a torch op demands of its arguments where it is called by its name, from a graph or by hand.
+
+The functions of `fastbert.ops` check what they are given, and go to the kernels directly; kernels read raw memory by
+the sizes that they are told. So whoever comes through torch's dispatcher is checked once more, by a line for each op:
+
+    x: activation (..., C); bias: parameter (C)
+
+A letter is a size, the same wherever it stands; R is the number of rows in front of the last dimension. All activations
+have one dtype. A tensor that the schema has as optional may be missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+_FLOATING = (torch.float32, torch.bfloat16)
+_DTYPES = {
+    "activation": _FLOATING,
+    "parameter": _FLOATING,
+    "state": (*_FLOATING, torch.float16),  # of the encoder, which widens it
+    "float32": (torch.float32,),
+    "int64": (torch.int64,),
+    "index": (torch.int64, torch.int32),
+    "uint8": (torch.uint8,),
+}
+
+
+class _Wanted(NamedTuple):
+    place: int  # among the arguments
+    name: str
+    dtypes: tuple[torch.dtype, ...]
+    sizes: tuple[str, ...]  # "..." first, where there may be more in front
+    is_activation: bool
+
+
+class Contract:
+    """The demands of one op.
+
+    Args:
+        schema: of the op, as torch has it.
+        tensors: as in the module's docstring.
+        rest: takes all arguments, raises InputError for what a shape does not say.
+    """
+
+    def __init__(self, schema: str, tensors: str, rest: Callable[..., None] | None = None) -> None:
+        self.op, _, after = schema.partition("(")
+        names = [argument.split()[-1] for argument in after[: after.index(")")].split(",")]
+        self._rest = rest
+        self._wanted: list[_Wanted] = []
+        self._passed: list[tuple | None] | None = None  # what the call before was, which most calls are like
+        for one in tensors.split(";"):
+            name, kind, sizes = re.fullmatch(r"\s*(\w+): (\w+) \((.*)\)\s*", one).groups()
+            letters = tuple(filter(None, re.split(r",\s*", sizes)))
+            self._wanted.append(_Wanted(names.index(name), name, _DTYPES[kind], letters, kind == "activation"))
+
+    def check(self, *arguments: Any) -> None:
+        """Raises InputError where an argument is not what the kernel will take it for."""
+        tensors = [arguments[wanted.place] for wanted in self._wanted]
+        kinds = [None if x is None else (x.shape, x.dtype, x.layout) for x in tensors]
+        if kinds != self._passed:
+            self._check_tensors(tensors)
+            self._passed = kinds
+        if self._rest is not None:
+            self._rest(*arguments)
+
+    def _check_tensors(self, tensors: Sequence[Tensor | None]) -> None:
+        known: dict[str, Any] = {}
+        activation = None
+        for wanted, x in zip(self._wanted, tensors, strict=True):
+            if x is None:
+                continue
+            dtypes = wanted.dtypes if activation is None or not wanted.is_activation else (activation,)
+            if x.dtype not in dtypes or x.layout is not torch.strided or not _fits(x.shape, wanted.sizes, known):
+                raise InputError(f"{self.op}: {self._expected(wanted, dtypes, known)}, got {_described(x)}")
+            if wanted.is_activation:
+                activation = x.dtype
+
+    def _expected(self, wanted: _Wanted, dtypes: Sequence[torch.dtype], known: dict[str, Any]) -> str:
+        sizes = [str(n) for letter in wanted.sizes for n in _known_sizes(letter, known)]
+        shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+        return f"expected {wanted.name} {shape} in {' or '.join(str(dtype)[6:] for dtype in dtypes)}"
+
+
+def _known_sizes(letter: str, known: dict[str, Any]) -> Sequence[int | str]:
+    if letter == "...":
+        return known.get(letter, ("...",))
+    return (known.get(letter, letter),)
+
+
+def _described(x: Tensor) -> str:
+    layout = "" if x.layout is torch.strided else f" ({str(x.layout)[6:]})"
+    return f"{tuple(x.shape)} in {str(x.dtype)[6:]}{layout}"
+
+
+def _fits(shape: torch.Size, sizes: tuple[str, ...], known: dict[str, Any]) -> bool:
+    """Whether a shape is the wanted one; notes the sizes that it is the first to tell."""
+    if sizes[:1] == ("...",):
+        sizes = sizes[1:]
+        split = len(shape) - len(sizes)
+        if split < 0 or known.setdefault("...", shape[:split]) != shape[:split]:
+            return False
+        known["R"] = math.prod(shape[:split])
+        shape = shape[split:]
+    if len(shape) != len(sizes):
+        return False
+    return all(
+        size == (int(letter) if letter.isdigit() else known.setdefault(letter, size))
+        for size, letter in zip(shape, sizes, strict=True)
+    )
