@@ -33,7 +33,7 @@ def _accepts_device(kind: str, batches: list[Batch], rows: Rows, *_rates) -> str
 
 
 def update(tables, control: Tensor) -> None:
-    """`triton_kernels.optimizer.lamb` by the other kernels."""
+    """`triton_kernels.lamb.lamb` by the other kernels."""
     squares = torch.empty(tables.num_chunks, 2, dtype=torch.float32, device=control.device)
     trusts = torch.empty(tables.num_tensors, dtype=torch.float32, device=control.device)
     memory = (tables.places, tables.rates, tables.chunks, tables.bounds, control, squares, trusts)

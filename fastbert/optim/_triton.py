@@ -84,6 +84,12 @@ def _entries(batches: list[Batch]) -> list[tuple[Batch, int]]:
     return sorted(entries, key=lambda entry: str((entry[0].params[entry[1]].dtype, entry[0].gradients[entry[1]].dtype)))
 
 
+def _update(name: str) -> Callable:
+    from ..triton_kernels import adamw, lamb
+
+    return {"adamw": adamw.adamw, "lamb": lamb.lamb}[name]
+
+
 def run(name: str, batches: list[Batch], scale: Tensor | float, update: Callable | None = None) -> None:
     """``update(tables, control)`` in place of the Triton kernels' own of this name."""
     from ..triton_kernels import optimizer as kernels
@@ -104,7 +110,7 @@ def run(name: str, batches: list[Batch], scale: Tensor | float, update: Callable
     control = _upload([0.0, 1.0 if isinstance(scale, Tensor) else scale, 1.0], torch.float32, device)
     if isinstance(scale, Tensor):
         control[1] = scale
-    (update or getattr(kernels, name))(tables, control)
+    (update or _update(name))(tables, control)
     torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
 
 
@@ -205,6 +211,6 @@ def step_on_device(
     prepared.layouts.setdefault(layout, (tables.chunks, tables.bounds))
     partial = kernels.square_sums(tables)
     control = kernels.control(tables, partial, prepared.hyper, lr, grad_scale, max_norm, most_norm)
-    (update or getattr(kernels, kind))(tables, control)
+    (update or _update(kind))(tables, control)
     torch.autograd.graph.increment_version([p for batch in batches for p in batch.params])
     return Outcome(norm=control[0], finite=control[2])

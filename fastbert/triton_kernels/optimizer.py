@@ -1,13 +1,11 @@
-"""AdamW (Loshchilov & Hutter 2019) and LAMB (You et al. 2020, algorithm 2) over all tensors of a model at once.
+"""What AdamW (adamw.py) and LAMB (lamb.py) over all tensors of a model share: tables, the norm, and the update
 
     g = scale grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  u = m c1 / (sqrt(v) c2 + eps) + decay p
-    AdamW: p -= lr u;   LAMB: p -= lr trust u,  trust = |p| / |u| for each tensor
 
 Tensors are cut into chunks of one size, a program each; tables in device memory say where tensors lie and what their
-rates are, so the number of launches does not grow with the number of tensors: one for AdamW, three for LAMB (|u| must
-be known before anything moves; the third makes u again from p, m and v: 16 bytes an element, where keeping u would
-move 20), two for norm, clipping and step counts; each over chunks once for every kind of element, of which a model has
-one or two. Sums are made chunk by chunk in a fixed order: no atomics, two runs give equal bits.
+rates are, so the number of launches does not grow with the number of tensors: one for AdamW, three for LAMB, two for
+norm, clipping and step counts; each over chunks once for every kind of element, of which a model has one or two. Sums
+are made chunk by chunk in a fixed order: no atomics, two runs give equal bits.
 
 ``control`` (3,) fp32 holds (norm, scale, finite): where finite is 0 nothing changes, and the host need not know.
 """
@@ -26,7 +24,7 @@ from .common import kernel
 CHUNK = tl.constexpr(16384)
 # Four elements a thread, a 128-bit load of each array; eight spill in bf16 on sm_90. Not measured on a GPU yet.
 BLOCK, WARPS = 1024, 8
-_SUMS = 1024  # sums that a program adds up at a time
+SUMS = 1024  # sums that a program adds up at a time
 # Columns of the two tables; csrc/include/optimizer.h has the same order.
 PARAM, GRAD, MASTER, FIRST, SECOND, SIZE, STEP, PLACES = (tl.constexpr(i) for i in range(8))
 LR, EPS, DECAY, RATE1, RATE2, CORRECT1, CORRECT2, HAS_TRUST, LEAST, MOST, RATES = (tl.constexpr(i) for i in range(11))
@@ -35,34 +33,53 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 @triton.jit
-def _pointer(places_ptr, tensor, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+def pointer(places_ptr, tensor, column: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     ptr = tl.load(places_ptr + tensor * PLACES + column).to(tl.pointer_type(DTYPE))
     return tl.multiple_of(ptr, 16) if ALIGNED else ptr
 
 
 @triton.jit
-def _whole_blocks(begin, size, BLOCK: tl.constexpr):
+def part(places_ptr, chunks_ptr, chunk):
+    """(tensor, its element at which the chunk begins, its size)."""
+    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
+    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
+    return tensor, begin, tl.load(places_ptr + tensor * PLACES + SIZE)
+
+
+@triton.jit
+def states(places_ptr, tensor, PARAM_TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Pointers to (parameter, master, first and second moment)."""
+    return (
+        pointer(places_ptr, tensor, PARAM, PARAM_TYPE, ALIGNED),
+        pointer(places_ptr, tensor, MASTER, tl.float32, ALIGNED),
+        pointer(places_ptr, tensor, FIRST, tl.float32, ALIGNED),
+        pointer(places_ptr, tensor, SECOND, tl.float32, ALIGNED),
+    )
+
+
+@triton.jit
+def whole_blocks(begin, size, BLOCK: tl.constexpr):
     """(end of the chunk's whole blocks, its end): blocks under no mask, because one that varies keeps loads narrow."""
     end = tl.minimum(begin + CHUNK, size)
     return begin + (end - begin) // BLOCK * BLOCK, end
 
 
 @triton.jit
-def _block(first, size, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+def block(first, size, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
     """(places, which of them are inside)."""
     at = first + tl.arange(0, BLOCK)
     return at, (tl.full((BLOCK,), True, tl.int1) if WHOLE else at < size)
 
 
 @triton.jit
-def _update(m, v, p, rates):
+def update(m, v, p, rates):
     """u, by correctly rounded roots and quotients: memory sets the speed."""
     root = tl.sqrt_rn(v) * tl.load(rates + CORRECT2) + tl.load(rates + EPS)
     return tl.div_rn(m * tl.load(rates + CORRECT1), root) + tl.load(rates + DECAY) * p
 
 
 @triton.jit
-def _advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates):
+def advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates):
     """Moves the moments; gives u, 0 outside."""
     g = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32) * scale
     m = tl.load(first_ptr + at, mask=inside, other=0.0)
@@ -72,11 +89,11 @@ def _advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates):
     v = v - tl.load(rates + RATE2) * v + tl.load(rates + RATE2) * (g * g)
     tl.store(first_ptr + at, m, mask=inside)
     tl.store(second_ptr + at, v, mask=inside)
-    return tl.where(inside, _update(m, v, p, rates), 0.0)
+    return tl.where(inside, update(m, v, p, rates), 0.0)
 
 
 @triton.jit
-def _write(param_ptr, master_ptr, at, inside, p, HAS_MASTER: tl.constexpr):
+def write(param_ptr, master_ptr, at, inside, p, HAS_MASTER: tl.constexpr):
     if HAS_MASTER:
         tl.store(master_ptr + at, p, mask=inside)
     tl.store(param_ptr + at, p.to(param_ptr.dtype.element_ty), mask=inside)
@@ -93,12 +110,10 @@ def _square_sums_kernel(
     BLOCK: tl.constexpr,
 ):
     chunk = first_chunk + tl.program_id(0)
-    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
-    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
-    size = tl.load(places_ptr + tensor * PLACES + SIZE)
-    grad_ptr = _pointer(places_ptr, tensor, GRAD, GRAD_TYPE, ALIGNED)
+    tensor, begin, size = part(places_ptr, chunks_ptr, chunk)
+    grad_ptr = pointer(places_ptr, tensor, GRAD, GRAD_TYPE, ALIGNED)
     acc = tl.zeros((BLOCK,), tl.float32)
-    whole, end = _whole_blocks(begin, size, BLOCK)
+    whole, end = whole_blocks(begin, size, BLOCK)
     for first in range(begin, whole, BLOCK):
         g = tl.load(grad_ptr + first + tl.arange(0, BLOCK)).to(tl.float32)
         acc += g * g
@@ -150,178 +165,6 @@ def _control_kernel(
         tl.store(rates + LR, tl.load(lr_ptr))
         tl.store(rates + CORRECT1, tl.where(log1 < 0, 1.0 / (1.0 - power1), 1.0).to(tl.float32))
         tl.store(rates + CORRECT2, tl.where(log2 < 0, 1.0 / tl.sqrt(1.0 - power2), 1.0).to(tl.float32))
-
-
-@triton.jit
-def _adamw_block(
-    pointers, first, size, scale, rates, HAS_MASTER: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
-):
-    param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr = pointers
-    at, inside = _block(first, size, WHOLE, BLOCK)
-    p = tl.load(master_ptr + at, mask=inside, other=0.0)
-    u = _advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates)
-    _write(param_ptr, master_ptr, at, inside, p - tl.load(rates + LR) * u, HAS_MASTER)
-
-
-@kernel
-def _adamw_kernel(
-    places_ptr,  # (tensors, PLACES) int64
-    rates_ptr,  # (tensors, RATES) fp32
-    chunks_ptr,  # (chunks, 2) int32
-    control_ptr,  # (3) fp32
-    first_chunk,
-    PARAM_TYPE: tl.constexpr,
-    GRAD_TYPE: tl.constexpr,
-    HAS_MASTER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    if tl.load(control_ptr + 2) == 0.0:
-        return
-    scale = tl.load(control_ptr + 1)
-    chunk = first_chunk + tl.program_id(0)
-    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
-    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
-    size = tl.load(places_ptr + tensor * PLACES + SIZE)
-    rates = rates_ptr + tensor * RATES
-    param_ptr = _pointer(places_ptr, tensor, PARAM, PARAM_TYPE, ALIGNED)
-    grad_ptr = _pointer(places_ptr, tensor, GRAD, GRAD_TYPE, ALIGNED)
-    master_ptr = _pointer(places_ptr, tensor, MASTER, tl.float32, ALIGNED)
-    first_ptr = _pointer(places_ptr, tensor, FIRST, tl.float32, ALIGNED)
-    second_ptr = _pointer(places_ptr, tensor, SECOND, tl.float32, ALIGNED)
-    whole, end = _whole_blocks(begin, size, BLOCK)
-    pointers = (param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr)
-    for first in range(begin, whole, BLOCK):
-        _adamw_block(pointers, first, size, scale, rates, HAS_MASTER, True, BLOCK)
-    if whole < end:
-        _adamw_block(pointers, whole, size, scale, rates, HAS_MASTER, False, BLOCK)
-
-
-@triton.jit
-def _lamb_measure_block(
-    pointers, first, size, scale, rates, has_trust, HAS_MASTER: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """(p^2, u^2)."""
-    param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr = pointers
-    at, inside = _block(first, size, WHOLE, BLOCK)
-    p = tl.load(master_ptr + at, mask=inside, other=0.0)
-    u = _advance(grad_ptr, first_ptr, second_ptr, at, inside, scale, p, rates)
-    if not has_trust:
-        _write(param_ptr, master_ptr, at, inside, p - tl.load(rates + LR) * u, HAS_MASTER)
-    return p * p, u * u
-
-
-@kernel
-def _lamb_measure_kernel(
-    places_ptr,  # (tensors, PLACES) int64
-    rates_ptr,  # (tensors, RATES) fp32
-    chunks_ptr,  # (chunks, 2) int32
-    control_ptr,  # (3) fp32
-    squares_ptr,  # (all chunks, 2) fp32: of p and of u
-    first_chunk,
-    PARAM_TYPE: tl.constexpr,
-    GRAD_TYPE: tl.constexpr,
-    HAS_MASTER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Moves the moments, and what needs no trust ratio altogether; sums p^2 and u^2 of the rest."""
-    if tl.load(control_ptr + 2) == 0.0:
-        return
-    scale = tl.load(control_ptr + 1)
-    chunk = first_chunk + tl.program_id(0)
-    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
-    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
-    size = tl.load(places_ptr + tensor * PLACES + SIZE)
-    rates = rates_ptr + tensor * RATES
-    has_trust = tl.load(rates + HAS_TRUST) != 0.0
-    param_ptr = _pointer(places_ptr, tensor, PARAM, PARAM_TYPE, ALIGNED)
-    grad_ptr = _pointer(places_ptr, tensor, GRAD, GRAD_TYPE, ALIGNED)
-    master_ptr = _pointer(places_ptr, tensor, MASTER, tl.float32, ALIGNED)
-    first_ptr = _pointer(places_ptr, tensor, FIRST, tl.float32, ALIGNED)
-    second_ptr = _pointer(places_ptr, tensor, SECOND, tl.float32, ALIGNED)
-    of_weights = tl.zeros((BLOCK,), tl.float32)
-    of_updates = tl.zeros((BLOCK,), tl.float32)
-    whole, end = _whole_blocks(begin, size, BLOCK)
-    pointers = (param_ptr, grad_ptr, master_ptr, first_ptr, second_ptr)
-    for first in range(begin, whole, BLOCK):
-        p2, u2 = _lamb_measure_block(pointers, first, size, scale, rates, has_trust, HAS_MASTER, True, BLOCK)
-        of_weights += p2
-        of_updates += u2
-    if whole < end:
-        p2, u2 = _lamb_measure_block(pointers, whole, size, scale, rates, has_trust, HAS_MASTER, False, BLOCK)
-        of_weights += p2
-        of_updates += u2
-    tl.store(squares_ptr + 2 * chunk, tl.sum(of_weights, 0))
-    tl.store(squares_ptr + 2 * chunk + 1, tl.sum(of_updates, 0))
-
-
-@kernel
-def _lamb_trust_kernel(
-    rates_ptr,  # (tensors, RATES) fp32
-    bounds_ptr,  # (tensors + 1) int32: the chunks of each tensor
-    squares_ptr,  # (all chunks, 2) fp32
-    trusts_ptr,  # (tensors) fp32
-    SUMS: tl.constexpr,
-):
-    tensor = tl.program_id(0).to(tl.int64)
-    begin, end = tl.load(bounds_ptr + tensor), tl.load(bounds_ptr + tensor + 1)
-    of_weights = tl.zeros((SUMS,), tl.float64)
-    of_updates = tl.zeros((SUMS,), tl.float64)
-    for first in range(begin, end, SUMS):
-        at = first + tl.arange(0, SUMS)
-        of_weights += tl.load(squares_ptr + 2 * at, mask=at < end, other=0.0).to(tl.float64)
-        of_updates += tl.load(squares_ptr + 2 * at + 1, mask=at < end, other=0.0).to(tl.float64)
-    weights, updates = tl.sqrt(tl.sum(of_weights, 0)), tl.sqrt(tl.sum(of_updates, 0))
-    rates = rates_ptr + tensor * RATES
-    trust = tl.maximum((weights / updates).to(tl.float32), tl.load(rates + LEAST))
-    trust = tl.minimum(trust, tl.load(rates + MOST))
-    tl.store(trusts_ptr + tensor, tl.where((weights > 0) & (updates > 0), trust, 1.0))
-
-
-@triton.jit
-def _lamb_move_block(
-    pointers, first, size, rate, rates, HAS_MASTER: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr
-):
-    param_ptr, master_ptr, first_ptr, second_ptr = pointers
-    at, inside = _block(first, size, WHOLE, BLOCK)
-    p = tl.load(master_ptr + at, mask=inside, other=0.0)
-    m = tl.load(first_ptr + at, mask=inside, other=0.0)
-    v = tl.load(second_ptr + at, mask=inside, other=0.0)
-    _write(param_ptr, master_ptr, at, inside, p - rate * _update(m, v, p, rates), HAS_MASTER)
-
-
-@kernel
-def _lamb_move_kernel(
-    places_ptr,  # (tensors, PLACES) int64
-    rates_ptr,  # (tensors, RATES) fp32
-    chunks_ptr,  # (chunks, 2) int32
-    control_ptr,  # (3) fp32
-    trusts_ptr,  # (tensors) fp32
-    first_chunk,
-    PARAM_TYPE: tl.constexpr,
-    HAS_MASTER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    chunk = first_chunk + tl.program_id(0)
-    tensor = tl.load(chunks_ptr + 2 * chunk).to(tl.int64)
-    rates = rates_ptr + tensor * RATES
-    if (tl.load(control_ptr + 2) == 0.0) | (tl.load(rates + HAS_TRUST) == 0.0):
-        return
-    begin = tl.load(chunks_ptr + 2 * chunk + 1).to(tl.int64) * CHUNK
-    size = tl.load(places_ptr + tensor * PLACES + SIZE)
-    rate = tl.load(rates + LR) * tl.load(trusts_ptr + tensor)
-    param_ptr = _pointer(places_ptr, tensor, PARAM, PARAM_TYPE, ALIGNED)
-    master_ptr = _pointer(places_ptr, tensor, MASTER, tl.float32, ALIGNED)
-    first_ptr = _pointer(places_ptr, tensor, FIRST, tl.float32, ALIGNED)
-    second_ptr = _pointer(places_ptr, tensor, SECOND, tl.float32, ALIGNED)
-    whole, end = _whole_blocks(begin, size, BLOCK)
-    pointers = (param_ptr, master_ptr, first_ptr, second_ptr)
-    for first in range(begin, whole, BLOCK):
-        _lamb_move_block(pointers, first, size, rate, rates, HAS_MASTER, True, BLOCK)
-    if whole < end:
-        _lamb_move_block(pointers, whole, size, rate, rates, HAS_MASTER, False, BLOCK)
 
 
 class Tables:
@@ -381,19 +224,7 @@ def control(
     out = torch.empty(3, dtype=torch.float32, device=partial.device)
     _control_kernel[(max(tables.num_tensors, 1),)](
         *(partial, hyper, tables.places, tables.rates, lr, grad_scale, out, tables.num_chunks, max_norm, most_norm),
-        SUMS=_SUMS,
+        SUMS=SUMS,
         num_warps=4,
     )
     return out
-
-
-def adamw(tables: Tables, control: Tensor) -> None:
-    tables.launch(_adamw_kernel, tables.places, tables.rates, tables.chunks, control)
-
-
-def lamb(tables: Tables, control: Tensor) -> None:
-    squares = torch.empty(tables.num_chunks, 2, dtype=torch.float32, device=control.device)
-    trusts = torch.empty(tables.num_tensors, dtype=torch.float32, device=control.device)
-    tables.launch(_lamb_measure_kernel, tables.places, tables.rates, tables.chunks, control, squares)
-    _lamb_trust_kernel[(tables.num_tensors,)](tables.rates, tables.bounds, squares, trusts, SUMS=_SUMS, num_warps=4)
-    tables.launch(_lamb_move_kernel, tables.places, tables.rates, tables.chunks, control, trusts, gradients=False)

@@ -23,12 +23,14 @@ from triton.compiler import ASTSource
 
 from fastbert import fp8
 from fastbert.triton_kernels import (
+    adamw,
     attention,
     attention_backward,
     common,
     cross_entropy,
     dropout,
     gelu,
+    lamb,
     layer_norm,
     optimizer,
 )
@@ -195,12 +197,12 @@ def optimizer_settings():
         gradient, param = {"GRAD_TYPE": kind}, {"PARAM_TYPE": kind, "HAS_MASTER": kind != tl.float32}
         yield f"square_sums {name}", optimizer._square_sums_kernel, "fp32", {**flags, **gradient}, launch
         both = {**flags, **gradient, **param}
-        yield f"adamw {name}", optimizer._adamw_kernel, "fp32", both, launch
-        yield f"lamb_measure {name}", optimizer._lamb_measure_kernel, "fp32", both, launch
-        yield f"lamb_move {name}", optimizer._lamb_move_kernel, "fp32", {**flags, **param}, launch
-    sums = {"SUMS": optimizer._SUMS}
+        yield f"adamw {name}", adamw._adamw_kernel, "fp32", both, launch
+        yield f"lamb_measure {name}", lamb._lamb_measure_kernel, "fp32", both, launch
+        yield f"lamb_move {name}", lamb._lamb_move_kernel, "fp32", {**flags, **param}, launch
+    sums = {"SUMS": optimizer.SUMS}
     yield "optimizer control", optimizer._control_kernel, "fp32", sums, {"num_warps": 4}
-    yield "lamb_trust", optimizer._lamb_trust_kernel, "fp32", sums, {"num_warps": 4}
+    yield "lamb_trust", lamb._lamb_trust_kernel, "fp32", sums, {"num_warps": 4}
 
 
 def _apart(setting: dict) -> tuple[dict, dict]:
