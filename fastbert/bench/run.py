@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError
@@ -10,6 +11,35 @@ from . import results, variants, workloads
 from .session import Session, SessionPlan
 
 KINDS = ("inference", "training", "kernels", "data")
+
+
+@dataclass
+class Request:
+    """What is to be measured.
+
+    Args:
+        kinds: of `KINDS`.
+        threads: of every variant.
+        model: of `models.NAMES`; None as `plans` has it.
+        only: workloads by name; empty for all, and then kernels and data too.
+        peers: of `variants.PEERS`; empty for all.
+        preload: a library; each bf16 and int8 peer runs a second time, with it.
+        quick: a few minutes in place of an hour.
+        rounds: turns of every variant on every workload.
+        corpus, vocab, mb: of data, as `data.run` takes them.
+    """
+
+    kinds: Sequence[str]
+    threads: int
+    model: str | None = None
+    only: Sequence[str] = ()
+    peers: Sequence[str] = ()
+    preload: str | None = None
+    quick: bool = False
+    rounds: int | None = None
+    corpus: Path | None = None
+    vocab: Path | None = None
+    mb: float | None = None
 
 
 def plans(
@@ -37,49 +67,36 @@ def plans(
     return [plan for plan in kept if plan[2]]
 
 
-def run(
-    kinds: Sequence[str],
-    *,
-    model: str | None = None,
-    only: Sequence[str] = (),
-    peers: Sequence[str] = (),
-    preload: str | None = None,
-    quick: bool = False,
-    rounds: int | None = None,
-    threads: int,
-    corpus: Path | None = None,
-    vocab: Path | None = None,
-    mb: float | None = None,
-    command: str,
-    say: Callable[[str], None],
-) -> dict:
-    """Runs what is asked and returns the document that is written as JSON.
+def run(request: Request, command: str, say: Callable[[str], None]) -> dict:
+    """Runs what is asked and returns the document that is written as JSON, ``command`` in it.
 
     Raises:
         InputError: an unknown workload or peer, a library to preload that is not there, or nothing to run.
     """
-    variants.check_peers(peers)
-    if preload is not None and not Path(preload).is_file():
-        raise InputError(f"--preload: expected a shared library, got {preload}, which is no file")
-    preload = str(Path(preload).resolve()) if preload else None
-    todo = plans(kinds, model, only, quick)
-    if only and not todo:
+    r = request
+    variants.check_peers(r.peers)
+    if r.preload is not None and not Path(r.preload).is_file():
+        raise InputError(f"--preload: expected a shared library, got {r.preload}, which is no file")
+    preload = str(Path(r.preload).resolve()) if r.preload else None
+    todo = plans(r.kinds, r.model, r.only, r.quick)
+    if r.only and not todo:
         of_kind = {"inference": workloads.INFERENCE, "training": workloads.TRAINING}
-        there = [w.name for kind in kinds for w in of_kind.get(kind, ())]
-        raise InputError(f"--only must be of {', '.join(there)} in bench {', '.join(kinds)}; got {', '.join(only)}")
-    document = results.header(command, threads, preload) | {"sessions": []}
-    rounds = rounds or (2 if quick else 7)
+        there = [w.name for kind in r.kinds for w in of_kind.get(kind, ())]
+        raise InputError(f"--only must be of {', '.join(there)} in bench {', '.join(r.kinds)}; got {', '.join(r.only)}")
+    document = results.header(command, r.threads, preload) | {"sessions": []}
+    rounds = r.rounds or (2 if r.quick else 7)
     for kind, name, chosen in todo:
-        who = variants.choose(kind, tuple(peers), quick, preload)
-        done = Session(SessionPlan(kind, name, chosen, who, rounds, threads), say).run()
+        who = variants.choose(kind, tuple(r.peers), r.quick, preload)
+        done = Session(SessionPlan(kind, name, chosen, who, rounds, r.threads), say).run()
         document["sessions"].append(results.session_dict(done))
-    if not only and "kernels" in kinds:
+    if not r.only and "kernels" in r.kinds:
         from . import kernels
 
-        document["kernels"] = kernels.run(5 if quick else 15, threads, quick, say)
-    if not only and "data" in kinds:
+        document["kernels"] = kernels.run(5 if r.quick else 15, r.threads, r.quick, say)
+    if not r.only and "data" in r.kinds:
         from . import data
 
-        document |= data.run(corpus, vocab, mb or (2.0 if quick else 20.0), threads, 1 if quick else 3, say)
+        mb = r.mb or (2.0 if r.quick else 20.0)
+        document |= data.run(r.corpus, r.vocab, mb, r.threads, 1 if r.quick else 3, say)
     document["ratios"] = results.ratios(document["sessions"])
     return document

@@ -94,7 +94,7 @@ def _measure(args: Bench) -> None:
 
     from .. import hardware
     from ..bench import plot, results, table
-    from ..bench.run import KINDS
+    from ..bench.run import KINDS, Request
     from ..bench.run import run as run_bench
     from ..files import write_whole
 
@@ -108,21 +108,20 @@ def _measure(args: Bench) -> None:
             else:
                 print(line, file=sys.stderr, flush=True)
 
-        document = run_bench(
+        request = Request(
             KINDS if args.what == "all" else (args.what,),
+            args.threads or hardware.num_cores(),
             model=args.model,
             only=_names(args.only),
             peers=_names(args.peers),
             preload=None if args.preload is None else str(args.preload),
             quick=args.quick,
             rounds=args.rounds,
-            threads=args.threads or hardware.num_cores(),
             corpus=args.corpus,
             vocab=args.vocab,
             mb=args.mb,
-            command=results.command_line(),
-            say=say,
         )
+        document = run_bench(request, results.command_line(), say)
     # A table cut at 80 columns by a pipe would lose its figures.
     screen = Console()
     table.show(document, screen if screen.is_terminal else Console(width=150))
