@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import time
 
 import torch
 
 import fastbert
+from fastbert.bench.turns import timed_in_turn
 
 
 def batch_of(lengths: list[int], vocabulary: int) -> fastbert.PackedBatch:
@@ -25,22 +25,17 @@ def batch_of(lengths: list[int], vocabulary: int) -> fastbert.PackedBatch:
     )
 
 
-def seconds(model, batch, mode) -> float:
-    start = time.perf_counter()
+def run(model, batch, mode) -> None:
     with mode():
         model(batch)
-    return time.perf_counter() - start
 
 
 def ratios(model, batch, rounds: int) -> list[float]:
     """Time with the mode over time without, a number a round; which of the two goes first alternates."""
-    modes = [contextlib.nullcontext, fastbert.batch_invariant]
-    out = []
-    for number in range(rounds + 2):
-        order = modes if number % 2 else modes[::-1]
-        took = {mode: seconds(model, batch, mode) for mode in order}
-        out.append(took[modes[1]] / took[modes[0]])
-    return out[2:]
+    modes = {"without": contextlib.nullcontext, "with": fastbert.batch_invariant}
+    calls = {name: lambda mode=mode: run(model, batch, mode) for name, mode in modes.items()}
+    took = timed_in_turn(calls, rounds, warm=2)
+    return [within / without for within, without in zip(took["with"], took["without"], strict=True)]
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import transformers
 from torch._dynamo.utils import counters
 
 import fastbert
+from fastbert.bench.turns import in_turn
 
 SHAPES = ((16, 48), (16, 56), (12, 64), (16, 40), (8, 72), (14, 33))
 
@@ -69,11 +70,9 @@ def main() -> None:
         graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
         took = time.process_time() - begun
         print(f"{name}: {graphs} graphs for {len(SHAPES)} shapes, {breaks} breaks, compiled in {took:.0f} s")
-    times = {name: [] for name in rows}
-    for _ in range(args.rounds):
-        for name, model in rows.items():
-            times[name].append(seconds(model, batches, args.train) / len(batches) * 1e3)
-    for name, took in times.items():
+    passes = {name: lambda model=model: seconds(model, batches, args.train) for name, model in rows.items()}
+    for name, found in in_turn(passes, args.rounds).items():
+        took = [1e3 * each / len(batches) for each in found]
         print(f"{name:26} {statistics.median(took):7.1f} ms a batch  {min(took):.1f}-{max(took):.1f}")
 
 

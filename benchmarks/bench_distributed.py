@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
 
+import ranks
 import torch
 
 
@@ -84,17 +84,9 @@ class Side:
     """Processes that train together, each started with a number of threads."""
 
     def __init__(self, arguments: list[str], processes: int, threads: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.running = []
-        for rank in range(processes):
-            where = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-            where |= {"MASTER_PORT": port, "OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
-            environment = os.environ | {name: str(value) for name, value in where.items()}
-            command = [sys.executable, __file__, "--threads", str(threads), *arguments]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-            self.running.append(subprocess.Popen(command, env=environment, **pipes))
+        command = [sys.executable, __file__, "--threads", str(threads), *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self.running = [subprocess.Popen(command, env=env, **pipes) for env in ranks.environments(processes, threads)]
 
     def take(self, steps: int) -> tuple[float, float]:
         """Seconds of the slowest process, and the loss of the last step."""

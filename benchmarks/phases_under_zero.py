@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import ranks
 
 RECIPE = """\
 model: {model}
@@ -78,12 +78,7 @@ class Run:
     """All processes of a run, as a launcher would start them; without one, whose death they would outlive."""
 
     def __init__(self, options: argparse.Namespace, data: Path, recipe: Path, run: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         command = ["pretrain", "--config", recipe, "--data", data, "--out", run, "--zero", options.zero]
-        common = {"WORLD_SIZE": options.processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        common |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
         self.run = run
         self.log = run.parent / f"{run.name}.log"
         with open(self.log, "a") as log:
@@ -92,9 +87,9 @@ class Run:
                     [sys.executable, "-m", "fastbert", *map(str, command), "--resume", "auto"],
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **{k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}},
+                    env=environment,
                 )
-                for rank in range(options.processes)
+                for environment in ranks.environments(options.processes, threads=1)
             ]
 
     def finish(self) -> None:

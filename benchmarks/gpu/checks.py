@@ -18,14 +18,12 @@ from pathlib import Path
 
 import fp8_kernels
 import torch
-from kernels import where
+from kernels import DROPOUT, where
 
 from fastbert import fp8, ops
-from fastbert.rng import Dropout
 from fastbert.train.precision import why_no_fp8
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DROPOUT = Dropout(0.1, seed=1, offset=2, site=3)
 
 
 def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 150) -> dict:

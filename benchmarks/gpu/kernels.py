@@ -75,19 +75,24 @@ def ceilings(dry: bool) -> dict:
     return {"TFLOP/s": 2 * size**3 / product / 1e9, "copy GB/s": 8 * source.numel() / copy / 1e6}
 
 
+def whole(function: Callable, leaves: list[torch.Tensor], dout: torch.Tensor) -> Callable[[], None]:
+    """Forward and backward of a function, as in a step whose gradients were cleared."""
+
+    def run() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        function(*leaves).backward(dout)
+
+    return run
+
+
 def _both(function: Callable, leaves: list[torch.Tensor], dry: bool) -> dict:
     """Forward alone, and forward with backward."""
     with torch.no_grad():
         forward = milliseconds(lambda: function(*leaves), dry)
     given = [leaf.detach().requires_grad_() for leaf in leaves]
-    dout = torch.randn_like(function(*leaves))
-
-    def whole() -> None:
-        for leaf in given:
-            leaf.grad = None
-        function(*given).backward(dout)
-
-    return {"forward ms": forward, "forward + backward ms": milliseconds(whole, dry)}
+    both = whole(function, given, torch.randn_like(function(*leaves)))
+    return {"forward ms": forward, "forward + backward ms": milliseconds(both, dry)}
 
 
 def _compiled(function: Callable, dry: bool) -> Callable:

@@ -7,7 +7,6 @@ whatever the competitor does. An op that is further from float64 than the tolera
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from .. import ops, reference
 from ..packing import cu_seqlens_from_lengths
 from ..rng import Dropout
 from .shapes import ATTENTION_SHAPES, LAYER_SHAPES, LOSS_SHAPES, PRODUCT_SHAPES
+from .turns import timed_in_turn
 
 DROPOUT = Dropout(p=0.1, seed=1, offset=0, site=1)
 
@@ -235,13 +235,9 @@ def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: dict[str, float]
         wrong = f"failed: {type(error).__name__}: {error}"
     if wrong:
         return row | dict.fromkeys(figures) | {"reason": wrong}
-    seconds: tuple[list[float], list[float]] = [], []
-    for _ in range(rounds):
-        for function, kept in zip((case.kernel, case.eager), seconds, strict=True):
-            start = time.perf_counter()
-            gradients(function, leaves, case.dout)
-            kept.append(time.perf_counter() - start)
-    ours, torchs = map(statistics.median, seconds)
+    sides = {"ours": case.kernel, "torch": case.eager}
+    calls = {side: lambda function=function: gradients(function, leaves, case.dout) for side, function in sides.items()}
+    ours, torchs = map(statistics.median, timed_in_turn(calls, rounds).values())
     gb_per_s = case.num_bytes * (0.5 if dtype == torch.bfloat16 else 1) / ours / 1e9
     gflops = case.flops / ours / 1e9 if case.flops else None
     return row | {

