@@ -110,6 +110,24 @@ def test_packing_rounds_to_bfloat16_as_torch_does(level):
         torch.testing.assert_close(got, w.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
+def test_bfloat16_at_an_address_that_no_word_may_have(level):
+    """Kernels move two such numbers as one; tests/native/sanitize.sh reports an access that is not at its place."""
+
+    def odd(x):
+        return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+    def results(x, w, dout):
+        with ops.backend("cpu"):
+            x, w = x.requires_grad_(), w.requires_grad_()
+            out = ops.linear(x, w)
+            return out, *torch.autograd.grad(out, (x, w), dout)
+
+    x, w, dout = (torch.randn(*shape).bfloat16() for shape in ((24, 40), (64, 40), (24, 64)))
+    shifted = [odd(t) for t in (x, w, dout)]
+    assert all(t.data_ptr() % 4 for t in shifted)
+    assert all(map(torch.equal, results(*shifted), results(x, w, dout)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_an_earlier_product_held_shows_nowhere(level, dtype):
     """A thread's memory is used again, and an odd K is filled up to whole pairs."""
