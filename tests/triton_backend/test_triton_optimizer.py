@@ -36,6 +36,8 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETING and not torch.cuda.is_available():
     pytest.skip("needs TRITON_INTERPRET=1 or a GPU", allow_module_level=True)
 
+from fastbert.triton_kernels import adamw as adamw_kernels  # noqa: E402
+from fastbert.triton_kernels import lamb as lamb_kernels  # noqa: E402
 from fastbert.triton_kernels import optimizer as kernels  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETING else "cuda"
@@ -171,8 +173,9 @@ def test_launches_do_not_grow_with_the_tensors(monkeypatch):
             launches.append(self.kernel)
             return self.kernel[grid]
 
-    for name in [name for name in vars(kernels) if name.endswith("_kernel")]:
-        monkeypatch.setattr(kernels, name, Counted(getattr(kernels, name)))
+    for module in (adamw_kernels, lamb_kernels, kernels):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Counted(getattr(module, name)))
     counts = []
     for many in (2, 12):
         params = [torch.nn.Parameter(torch.ones(3 + i, device=DEVICE)) for i in range(many)]
