@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from watched_key import Watched
 
 import fastbert
 from fastbert import rng
@@ -206,19 +207,13 @@ def test_dropout_follows_the_seed_and_the_mode(norm_first):
 @every_stack
 def test_every_dropout_has_a_place_of_its_own(norm_first):
     _, ours = pair(norm_first=norm_first, dropout=0.4)
-    asked = []
-
-    class Watched(rng.DropoutKey):
-        def site(self, p, site):
-            asked.append(site)
-            return super().site(p, site)
-
-    with rng.use(Watched(3, 1)):
+    key = Watched(3, 1)
+    with rng.use(key):
         ours(torch.randn(B, S, E, dtype=torch.float64))
-        assert len(set(asked)) == len(asked) == 4 * len(ours.layers)
+        assert len(set(key.asked)) == len(key.asked) == 4 * len(ours.layers)
         ours.layers[1].eval()  # as layers are frozen
         ours(torch.randn(B, S, E, dtype=torch.float64))
-    assert len(asked) == 4 * (2 * len(ours.layers) - 1)
+    assert len(key.asked) == 4 * (2 * len(ours.layers) - 1)
 
 
 def test_a_norm_with_an_epsilon_of_its_own():

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 import pytest
 import torch
+from watched_key import Watched
 
 import fastbert
 from fastbert import BertConfig, PackedBatch, rng
 from fastbert.gpt_config import GPT2Config, GPTConfig
 from fastbert.models.gpt import GPTForPreTraining
 from fastbert.models.gpt_heads import GPTForSequenceClassification
-
-
-@dataclass(frozen=True)
-class Watched(rng.DropoutKey):
-    """A key that keeps which places have asked it for numbers, and the share that each drops."""
-
-    asked: list[tuple[float, int]] = field(default_factory=list)
-
-    def site(self, p, site):
-        self.asked.append((p, site))
-        return super().site(p, site)
-
 
 BERT = BertConfig(
     vocab_size=20,

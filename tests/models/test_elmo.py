@@ -8,6 +8,7 @@ import elmo_by_hand
 import numpy as np
 import pytest
 import torch
+from watched_key import Watched
 
 from fastbert import PackedBatch, rng
 from fastbert.data import characters
@@ -263,16 +264,10 @@ def test_dropout_is_each_directions_own_and_repeatable():
     masks = [encoder.dropout(x, number, side, key) for number in range(3) for side in range(2)]
     assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 6
     # A pass drops at the input of each layer and after the last, and takes no place twice.
-    asked = []
-
-    class Watched(rng.DropoutKey):
-        def site(self, p, site):
-            asked.append(site)
-            return super().site(p, site)
-
-    with rng.use(Watched(3, 1)):
+    key = Watched(3, 1)
+    with rng.use(key):
         model(batch_of())
-    assert len(set(asked)) == len(asked) == 2 * (model.config.num_hidden_layers + 1)
+    assert len(set(key.asked)) == len(key.asked) == 2 * (model.config.num_hidden_layers + 1)
     assert model.eval()(batch_of()).loss == model(batch_of()).loss
 
 
