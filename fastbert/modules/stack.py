@@ -46,7 +46,8 @@ def run_stack(
     """The layers of a `BertEncoder` in one op, or None where they must be called one by one.
 
     That is with attention probabilities, under a trace, in a compiler's graph on a GPU, where a module is not the one
-    that fastbert put there, has a hook, or was given another ``forward``; on a CPU also in training and left to right.
+    that fastbert put there, has a hook, or was given another ``forward``; on a CPU also in training, left to right, and
+    recorded by autograd once a backward pass has come.
 
     Args:
         all_of_last: False where some tokens alone are wanted of the last layer, which may then be left to the caller.
@@ -58,11 +59,13 @@ def run_stack(
     compiling = torch.compiler.is_compiling()
     if type(layout) is not PackedLayout or type(x) is not Tensor or (compiling and not on_cpu):
         return None
-    if on_cpu and (key is not None or layout.causal or (torch.is_grad_enabled() and x.requires_grad)):
-        return None  # the CPU's call has none of them
+    if on_cpu and (key is not None or layout.causal):
+        return None  # the CPU's call has neither
+    stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
+    if on_cpu and torch.is_grad_enabled() and x.requires_grad and (compiling or stack.packed.is_differentiated):
+        return None
     if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
-    stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     modules = list(encoder.layer)
     kind = _kind(modules, encoder.config)
     layers = None if kind is None else _plain_parameters(modules, stack, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
-from . import _cpu, _cpu_linear, _dispatch
+from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
 from ._cpu_int8 import int8_attention_dtype
 from ._kept import KeptOfWeights
 from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8, layers_of
@@ -39,12 +40,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, **_options) -> str | None:
+def _accepts(
+    x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, keep_states=False, **_options
+) -> str | None:
     if dropouts is not None or causal:
         return "the whole-encoder kernel has no dropout and no causal attention"
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
-    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
-        return "the whole-encoder kernel has no gradient"
+    if _cpu_encoder_gradient.is_recorded(x, tensors):
+        reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not(keep_states)
+        if reason:
+            return reason
     level = _LEVEL if torch.compiler.is_compiling() else _native.isa()
     if not level.startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not int8:
         # Layer by layer the dense products are torch's, which knows the processor: ours would take five times as long.
@@ -173,6 +178,11 @@ def _forward(
     return states.to(given.dtype)
 
 
+def _last_state(*arguments, held: dict[str, object]) -> Tensor:
+    """(T, H), and not a view of what `_forward` returns: autograd forbids its owner to write to one."""
+    return _forward(*arguments, keep_states=False, held=held).squeeze_(0)
+
+
 def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states) -> Tensor:
     return x.new_empty(len(tensors) // len(LayerParameters._fields) if keep_states else 1, *x.shape)
 
@@ -222,4 +232,8 @@ def _encoder(
     held = {} if packed is None else packed.held
     if packed is not None and not held:  # a compiled model packs no second time
         _held.keep(tensors[_LAST_MATRIX], held)
+    if _cpu_encoder_gradient.is_recorded(x, tensors):
+        call = _cpu_encoder_gradient.Call(max_seqlen, nheads, eps, approximate, packed or PackedEncoder())
+        last = partial(_last_state, held=held)
+        return [_cpu_encoder_gradient.deferred(last, x, tensors, cu_seqlens, call)]
     return list(_forward(*arguments, held).unbind())

@@ -62,6 +62,8 @@ class PackedEncoder:
 
     def __init__(self) -> None:
         self.held: dict[str, object] = {}
+        # A backward pass has come through a call that keeps nothing for one.
+        self.is_differentiated = False
         # A tuple of layers, the tensors in it, and what they were checked for: in one, for threads that share it.
         self._known: tuple[Sequence[LayerParameters] | None, list[Tensor], tuple] = (None, [], ())
 
@@ -158,7 +160,8 @@ def encoder(
         causal: whether a token attends only to itself and to earlier tokens.
 
     Returns:
-        a list of (T, H), dtype of the products. The CPU kernels have no gradient, no dropout and no causal attention.
+        a list of (T, H), dtype of the products. The CPU kernels have no dropout and no causal attention, and compute
+        everything again, op by op, for a gradient.
 
     Raises:
         InputError: shapes do not fit, or x and weights have two dtypes without autocast.

@@ -8,7 +8,7 @@ from .attention import attention, attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout, keep_mask, philox_4x32
 from .embedding import embedding
-from .encoder import encoder
+from .encoder import Steps, encoder
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
@@ -16,6 +16,7 @@ from .linear_fp8 import dequantize_fp8, linear_fp8, quantize_fp8
 from .linear_int8 import linear_int8
 
 __all__ = [
+    "Steps",
     "attention",
     "attention_padded",
     "cross_entropy",

@@ -5,6 +5,9 @@ a = LN(x + dropout(W_o attention(W_q x, W_k x, W_v x)));   y = LN(a + dropout(W_
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from torch import Tensor
 
 from .attention import attention
@@ -19,6 +22,18 @@ def product(x: Tensor, weight: Tensor | Int8Weight, bias: Tensor) -> Tensor:
     return linear_int8(x, weight, bias, dtype=x.dtype) if isinstance(weight, Int8Weight) else linear(x, weight, bias)
 
 
+class Steps(NamedTuple):
+    """What computes an encoder's steps: functions that take what those of this package take."""
+
+    product: Callable[..., Tensor]
+    attention: Callable[..., Tensor]
+    gelu: Callable[..., Tensor]
+    layer_norm: Callable[..., Tensor]
+
+
+_STEPS = Steps(product, attention, gelu, layer_norm)
+
+
 def encoder(
     x: Tensor,
     layers,
@@ -30,26 +45,27 @@ def encoder(
     approximate: str,
     dropouts=None,
     causal: bool = False,
+    steps: Steps = _STEPS,
 ) -> list[Tensor]:
     """x (T, H) -> the hidden states after each layer; ``layers`` and ``dropouts`` are as `fastbert.ops.encoder` takes
-    them."""
+    them. Kernels in the place of ``steps`` compute the same, and may have a gradient that is quicker."""
     states = []
     for number, p in enumerate(layers):
         on_probs, on_attention, on_output = (None,) * 3 if dropouts is None else dropouts[number]
         q, k, v = (
-            product(x, weight, bias).unflatten(-1, (nheads, -1))
+            steps.product(x, weight, bias).unflatten(-1, (nheads, -1))
             for weight, bias in (
                 (p.query_weight, p.query_bias),
                 (p.key_weight, p.key_bias),
                 (p.value_weight, p.value_bias),
             )
         )
-        context = attention(q, k, v, cu_seqlens, max_seqlen, dropout=on_probs, causal=causal).flatten(-2)
-        branch = product(context, p.attention_out_weight, p.attention_out_bias)
+        context = steps.attention(q, k, v, cu_seqlens, max_seqlen, dropout=on_probs, causal=causal).flatten(-2)
+        branch = steps.product(context, p.attention_out_weight, p.attention_out_bias)
         norm = p.attention_norm_weight, p.attention_norm_bias, eps
-        a = layer_norm(branch, *norm, residual=x, dropout=on_attention)
-        wide = gelu(product(a, p.intermediate_weight, p.intermediate_bias), approximate=approximate)
-        branch = product(wide, p.out_weight, p.out_bias)
-        x = layer_norm(branch, p.norm_weight, p.norm_bias, eps, residual=a, dropout=on_output)
+        a = steps.layer_norm(branch, *norm, residual=x, dropout=on_attention)
+        wide = steps.gelu(steps.product(a, p.intermediate_weight, p.intermediate_bias), approximate=approximate)
+        branch = steps.product(wide, p.out_weight, p.out_bias)
+        x = steps.layer_norm(branch, p.norm_weight, p.norm_bias, eps, residual=a, dropout=on_output)
         states.append(x)
     return states

@@ -48,6 +48,7 @@ def test_the_kernels_are_measured(rehearse, backend):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # it took 23 minutes beside other work
 def test_steps_are_measured_and_checked(rehearse):
     """On the reference: Triton's interpreter takes minutes a step."""
     rows = rehearse("checks,training,inference", backend="reference")

@@ -1,0 +1,97 @@
+"""The gradient of the CPU's call for a whole encoder: nothing is kept for it, and it is computed when it is asked for.
+
+In evaluation most passes are recorded by autograd only because nobody told it not to, and no backward pass follows.
+They take the one call as if nothing were recorded. Should a backward pass come, the layers are computed again, op by
+op, and the ops' own gradients are taken. That is a forward pass too many; hence a stack through which a backward pass
+has come is recorded op by op from then on (`PackedEncoder.is_differentiated`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import fp8, reference
+from . import _cpu, _invariant, _once, _recompute
+from .attention import attention
+from .encoder import LayerParameters, PackedEncoder, layers_of
+from .gelu import gelu
+from .layer_norm import layer_norm
+from .linear import linear
+
+_STEPS = reference.Steps(linear, attention, gelu, layer_norm)
+# Whether somebody wants to see what is saved for the backward pass, as checkpointing does, which counts on the same
+# tensors when it computes again. Torch has no public word for it: without one, what is recorded is computed op by op.
+_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _ignored: True)
+
+
+def is_recorded(x: Tensor, tensors: list[Tensor]) -> bool:
+    """Whether autograd records a pass of x through layers with these tensors."""
+    return torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors))
+
+
+def why_not(keep_states: bool) -> str | None:
+    """None where a recorded pass can take the one call, else why not."""
+    if torch.compiler.is_compiling():
+        return "the whole-encoder kernel has no gradient in a compiler's graph"
+    if keep_states:
+        return "of states that are all kept, each has a gradient by those before it"
+    if _invariant.active() or torch.are_deterministic_algorithms_enabled():
+        return "a pass that is recorded would have other bits than one after a backward pass"
+    if fp8.is_in_use() or _cpu.is_traced() or _saving_hooks(True):
+        return "somebody looks at the ops, or at what they save for their gradients"
+    return None
+
+
+class Call(NamedTuple):
+    """What all layers share, beside the tensors."""
+
+    max_seqlen: int
+    nheads: int
+    eps: float
+    approximate: str
+    packed: PackedEncoder
+
+
+class _Deferred(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run: Callable[..., Tensor], call: Call, cu_seqlens: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.call, ctx.as_now, ctx.autocast = call, _recompute.recomputation()[1], _autocast()
+        ctx.save_for_backward(cu_seqlens, x, *tensors)
+        return run(x, list(tensors), cu_seqlens, call.nheads, call.eps, call.approximate)
+
+    @staticmethod
+    @_once.once_differentiable(_once.by_reference("the encoder's gradient"))
+    def backward(ctx, dy: Tensor):
+        ctx.call.packed.is_differentiated = True
+        cu_seqlens, *saved = ctx.saved_tensors
+        # Copies of what was given, which have neither its hooks nor a place to leave the gradient.
+        given = [t.detach().requires_grad_(n) for t, n in zip(saved, ctx.needs_input_grad[3:], strict=True)]
+        with torch.enable_grad(), ctx.as_now, ctx.autocast():
+            y = _op_by_op(given[0], layers_of(given[1:]), cu_seqlens, ctx.call)
+        gradients = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy))
+        return None, None, None, *(next(gradients) if t.requires_grad else None for t in given)
+
+
+def _autocast() -> Callable[[], torch.autocast]:
+    """A block with today's autocast, to be entered later."""
+    enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return lambda: torch.autocast("cpu", dtype, enabled, cache_enabled=False)
+
+
+def _op_by_op(x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, call: Call) -> Tensor:
+    options = {"nheads": call.nheads, "eps": call.eps, "approximate": call.approximate}
+    return reference.encoder(x, layers, cu_seqlens, call.max_seqlen, **options, steps=_STEPS)[-1]
+
+
+def deferred(run: Callable[..., Tensor], x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, call: Call) -> Tensor:
+    """The last state (T, H), which ``run`` computes, with a gradient that is computed when it is asked for.
+
+    Args:
+        run: the one call, (x, tensors, cu_seqlens, nheads, eps, approximate) -> (T, H).
+        x: (T, H). tensors: the layers' in a row. cu_seqlens: (B+1,).
+    """
+    return _Deferred.apply(run, call, cu_seqlens, x, *tensors)

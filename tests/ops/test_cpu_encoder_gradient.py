@@ -1,0 +1,282 @@
+"""A whole encoder's one call that is recorded by autograd, and the gradient that is computed when it is asked for."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from close import assert_close
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fastbert
+from fastbert import BertConfig, BertEncoder, _native, ops, reference
+from fastbert.errors import BackendError, InputError
+from fastbert.modules import stack
+
+pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+
+OPTIONS = {"nheads": 3, "eps": 1e-3, "approximate": "none"}
+CU_SEQLENS = torch.tensor([0, 11, 11, 12, 40], dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def by_name():
+    """Else the layers serve one by one at the level "scalar"."""
+    with fastbert.backend("cpu"):
+        yield
+
+
+def new_encoder(dtype=torch.float32, **changes) -> BertEncoder:
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 200, "num_hidden_layers": 3}
+    encoder = BertEncoder(BertConfig(**sizes, layer_norm_eps=OPTIONS["eps"], vocab_size=40, **changes))
+    for p in encoder.parameters():
+        nn.init.normal_(p, 1.0 if p.dim() == 1 else 0.0, 0.1)
+    return encoder.to(dtype).eval()
+
+
+def given(dtype=torch.float32, requires_grad: bool = True) -> Tensor:
+    generator = torch.Generator().manual_seed(6)
+    return torch.randn(40, 96, generator=generator).to(dtype).requires_grad_(requires_grad)
+
+
+def run(encoder: BertEncoder, x: Tensor, **options) -> Tensor:
+    return encoder(x, cu_seqlens=CU_SEQLENS, max_seqlen=28, **options).last_hidden_state
+
+
+def loss(y: Tensor) -> Tensor:
+    return (3 * y.float()).sin().sum()
+
+
+def layers_of(encoder: BertEncoder, dtype: torch.dtype) -> tuple[ops.LayerParameters, ...]:
+    modules = list(encoder.layer)
+    layers = stack._plain_parameters(modules, stack._Stack(), stack._kind(modules, encoder.config))
+    return tuple(
+        ops.LayerParameters(*(t.detach().to(dtype).requires_grad_(t.requires_grad) for t in layer)) for layer in layers
+    )
+
+
+def gradients_of(run_layers, encoder: BertEncoder, dtype: torch.dtype, upstream: Tensor) -> list[Tensor]:
+    """Those of x and of all parameters that want one, of the layers in this dtype."""
+    layers, x = layers_of(encoder, dtype), given().to(dtype).detach().requires_grad_()
+    y = run_layers(x, layers, CU_SEQLENS, 28, **OPTIONS)[-1]
+    inputs = [x, *(t for layer in layers for t in layer if t.requires_grad)]
+    return torch.autograd.grad(y, inputs, upstream.to(dtype))
+
+
+def assert_same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Gradients of parameters but for rounding, also of the keys' biases, whose true ones are 0."""
+    largest = max(float(gradient.abs().max()) for gradient in expected)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=max(1e-4 * float(b.abs().max()), 1e-6 * largest))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the one call was taken."""
+    counted = []
+    true = ops.fused_encoder
+
+    def count(*args, **kwargs):
+        states = true(*args, **kwargs)
+        counted.extend([1] * (states is not None))
+        return states
+
+    monkeypatch.setattr(ops, "fused_encoder", count)
+    return counted
+
+
+@pytest.mark.parametrize("trained", ["all", "one layer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_is_right(dtype, trained):
+    encoder = new_encoder(dtype)
+    if trained == "one layer":
+        encoder.requires_grad_(False).layer[1].requires_grad_()
+    upstream = torch.randn(40, 96, generator=torch.Generator().manual_seed(7))
+    got = gradients_of(ops.encoder, encoder, dtype, upstream)
+    same, truth = (gradients_of(reference.encoder, encoder, d, upstream) for d in (dtype, torch.float64))
+    assert len(got) == (1 + 48 if trained == "all" else 1 + 16)
+    names = ["x", *ops.LayerParameters._fields * 3]
+    for name, *gradients in zip(names, got, truth, same, strict=False):
+        if name == "key_bias":  # which changes all scores of a query alike: what there is, is the tokens' rounding
+            assert gradients[1].abs().max() < 1e-10
+            assert gradients[0].abs().max() < len(got[0]) * torch.finfo(dtype).eps * got[0].abs().max()
+        else:
+            assert_close(*gradients, gradient=True, what=name)
+
+
+def test_recorded_or_not_it_is_the_one_call_until_a_backward_pass_comes(calls):
+    encoder, x = new_encoder(), given()
+    with torch.no_grad():
+        expected = run(encoder, x)
+    first, second = run(encoder, x), run(encoder, x)
+    assert torch.equal(first, expected)
+    assert torch.equal(second, expected)
+    assert len(calls) == 3
+    loss(second).backward()
+    by_layers = run(encoder, x)
+    assert len(calls) == 3
+    torch.testing.assert_close(by_layers, expected)
+    kept = [p.grad.clone() for p in encoder.parameters()]
+    encoder.zero_grad()
+    loss(by_layers).backward()
+    assert_same([p.grad for p in encoder.parameters()], kept)
+    with torch.no_grad():
+        assert torch.equal(run(encoder, x), expected)
+    assert len(calls) == 4
+    run(copy.deepcopy(encoder), x)  # through which no backward pass has come
+    assert len(calls) == 5
+
+
+WATCHED = {
+    "deterministic": lambda run: _deterministic(run),
+    "batch-invariant": lambda run: _within(fastbert.batch_invariant(), run),
+    "saved tensors are looked at": lambda run: _within(
+        torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), run
+    ),
+    "a mode": lambda run: _within(torch.device("cpu"), run),
+}
+
+
+def _within(block, run) -> Tensor:
+    with block:
+        return run()
+
+
+def _deterministic(run) -> Tensor:
+    torch.use_deterministic_algorithms(True)
+    try:
+        return run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("why", WATCHED)
+def test_where_somebody_counts_on_what_is_recorded_the_layers_are_called_one_by_one(why, calls):
+    encoder, x = new_encoder(), given()
+    with fastbert.backend("auto"):
+        y = WATCHED[why](lambda: run(encoder, x))
+    assert calls == []
+    assert y.requires_grad
+
+
+def test_states_that_are_all_kept_have_gradients_by_each_other(calls):
+    encoder, x = new_encoder(), given()
+    out = encoder(x, cu_seqlens=CU_SEQLENS, max_seqlen=28, output_hidden_states=True)
+    (slope,) = torch.autograd.grad(loss(out.last_hidden_state), out.hidden_states[1])
+    assert slope.abs().max() > 0
+    assert calls == []
+    with fastbert.backend("cpu"), pytest.raises(BackendError, match="all kept"):
+        ops.encoder(x, layers_of(encoder, torch.float32), CU_SEQLENS, 28, **OPTIONS, keep_states=True)
+
+
+def test_a_parameters_hook_sees_its_gradient_once():
+    encoder, seen = new_encoder(), []
+    expected, bias = (
+        torch.autograd.grad(loss(run(new_encoder(), x := given())), x)[0],
+        encoder.layer[1].output.dense.bias,
+    )
+    bias.register_hook(lambda grad: seen.append(grad) or 2 * grad)
+    y = run(encoder, x)
+    plain = torch.autograd.grad(loss(run(new_encoder(), x)), x)[0]
+    assert torch.equal(plain, expected)
+    loss(y).backward()
+    assert len(seen) == 1
+    torch.testing.assert_close(bias.grad, 2 * seen[0])
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_a_parameter_that_was_written_to_is_told():
+    encoder = new_encoder()
+    y = run(encoder, given())
+    with torch.no_grad():
+        encoder.layer[2].output.dense.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss(y).backward()
+
+
+def test_the_gradient_is_of_the_parameters_that_were_there(calls):
+    """As torch.func.functional_call lends others for a call."""
+    encoder, x = new_encoder(), given()
+    lent = {name: (1.1 * p.detach()).requires_grad_() for name, p in encoder.named_parameters()}
+    arguments = (x,), {"cu_seqlens": CU_SEQLENS, "max_seqlen": 28}
+    y = torch.func.functional_call(encoder, lent, *arguments).last_hidden_state
+    assert calls == [1]
+    got = torch.autograd.grad(loss(y), list(lent.values()))
+    with fastbert.backend("reference"):
+        y = torch.func.functional_call(encoder, lent, *arguments).last_hidden_state
+        expected = torch.autograd.grad(loss(y), list(lent.values()))
+    assert_same(got, expected)
+
+
+def test_what_comes_back_can_be_written_to():
+    encoder, x = new_encoder(), given()
+    y = run(encoder, x)
+    with fastbert.backend("reference"):
+        loss(run(encoder, x).mul(2)).backward()
+    expected, x.grad = x.grad, None
+    loss(y.mul_(2)).backward()
+    torch.testing.assert_close(x.grad, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_graph_that_is_kept_is_gone_through_twice():
+    x = given()
+    y = run(new_encoder(), x)
+    first, second = (torch.autograd.grad(loss(y), x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    torch.autograd.grad(loss(y), x)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss(y), x)
+
+
+def test_the_gradient_is_computed_as_the_pass_was(monkeypatch):
+    """By the backend, and under the autocast, of the pass; also on another thread, which has chosen neither."""
+    x, encoder = given(), new_encoder()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = run(encoder, x)
+        expected = torch.autograd.grad(loss(run(new_encoder(), x)), x)[0]
+    assert y.grad_fn.name().startswith("ToCopy")  # widened, as transformers' is
+    used, true = [], ops._dispatch.current_backend
+    monkeypatch.setattr(ops._dispatch, "current_backend", lambda: used.append(true()) or used[-1])
+    thread = threading.Thread(target=lambda: loss(y).backward())
+    thread.start()
+    thread.join()
+    assert set(used) == {"cpu"}
+    assert torch.equal(x.grad, expected)
+
+
+def test_two_passes_in_one_graph_under_checkpointing():
+    """What is computed again must save what it saved before, though a backward pass has come between the two."""
+    encoder, x = new_encoder(), given()
+    first = checkpoint(lambda x: run(encoder, x), x, use_reentrant=False)
+    second = checkpoint(lambda x: run(encoder, 2 * x), x, use_reentrant=False)
+    (got,) = torch.autograd.grad(loss(first) + loss(second), x)
+    with fastbert.backend("reference"):
+        (expected,) = torch.autograd.grad(loss(run(encoder, x)) + loss(run(encoder, 2 * x)), x)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_many_gradients_at_once():
+    """As torch.autograd.functional asks with vectorize=True."""
+    encoder, x = new_encoder(), given()
+    y = run(encoder, x)
+    upstream = torch.randn(2, *y.shape, generator=torch.Generator().manual_seed(8))
+    (got,) = torch.autograd.grad(y, x, upstream, retain_graph=True, is_grads_batched=True)
+    each = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in upstream]
+    torch.testing.assert_close(got, torch.stack(each), rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_is_refused():
+    x = given()
+    (slope,) = torch.autograd.grad(loss(run(new_encoder(), x)), x, create_graph=True)
+    with pytest.raises(BackendError, match="the encoder's gradient has no gradient of its own"):
+        slope.square().sum().backward()
+
+
+def test_int8_weights_have_none():
+    with pytest.raises((InputError, BackendError), match="int8 weights have no gradient"):
+        run(fastbert.quantize(new_encoder()), given())
