@@ -23,11 +23,13 @@ from .. import ops
 from ..errors import InputError
 from ..modules import hooks
 from ..modules.encoder import BertEncoder
+from ..modules.quantized_linear import check_trainable
 from ..transforms import is_exported, is_transformed
 from . import patch_torch
 from .patch_checks import OwnPart, Unservable
 from .patch_families import Family, family_of
 from .patch_pass import PADS_KEY, Pass
+from .patch_quantize import quantizable
 from .patch_view import check_hooks, forget, our_config, view_for
 
 _log = logging.getLogger("fastbert")
@@ -208,8 +210,14 @@ def patched_class(original: type, family: Family | None) -> type:
         # Copies and pickles name the original class: ours is made anew on the other side, which may be another process.
         return _blank, (original,), object.__reduce_ex__(self, max(protocol, 2))[2]
 
+    def train(self, mode: bool = True):
+        check_trainable(self, mode)
+        return original.train(self, mode)
+
     body = {
         "forward": forward,
+        "train": train,
+        "_fastbert_quantizable": quantizable,
         "__reduce_ex__": __reduce_ex__,
         "_fastbert_original": original,
         "__module__": original.__module__,

@@ -8,8 +8,9 @@ weights and shows on any input: they are found by running the model once on rand
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,22 @@ Model = TypeVar("Model")
 # Input channels of a layer that stay float32.
 OUTLIERS = 16
 # The probe: enough tokens that the largest of each channel is seen, few enough to take a second for BERT-base.
-_PROBE_SEQUENCES, _PROBE_LENGTH = 32, 32
+_PROBE_SEQUENCES, PROBE_LENGTH = 32, 32
+
+
+class Quantizable(NamedTuple):
+    """What of one encoder becomes int8.
+
+    Args:
+        places: (parent, name) of each dense layer.
+        probe: a pass of `probe_ids` that calls each of them; run in evaluation, without gradients.
+        is_ours: False for modules of a library's, which would write the weights that are there now as if they were its
+            own.
+    """
+
+    places: list[tuple[nn.Module, str]]
+    probe: Callable[[], object]
+    is_ours: bool = True
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -45,23 +61,36 @@ def _encoder_linears(encoder: BertEncoder) -> Iterator[tuple[nn.Module, str]]:
         yield from ((parent, name) for parent, name in places if is_plain(getattr(parent, name)))
 
 
+def probe_ids(vocab_size: int, length: int) -> Tensor:
+    """(B, length) random tokens, always the same ones."""
+    return torch.randint(vocab_size, (_PROBE_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
+
+
 def _probe(model: nn.Module, encoder: BertEncoder) -> None:
-    """One forward pass of random tokens, always the same ones."""
+    """One forward pass of random tokens."""
     config = encoder.config
-    generator = torch.Generator().manual_seed(0)
-    length = min(_PROBE_LENGTH, config.max_position_embeddings)
+    length = min(PROBE_LENGTH, config.max_position_embeddings)
     owners = (m for m in model.modules() if getattr(m, "encoder", None) is encoder and hasattr(m, "embeddings"))
     base = next(owners, None)
     if base is None or not hasattr(base, "encode"):
         # No embeddings of ours: hidden states as a LayerNorm makes them.
+        generator = torch.Generator().manual_seed(0)
         x = torch.randn(_PROBE_SEQUENCES, length, config.hidden_size, generator=generator)
         encoder(x.to(next(encoder.parameters()).dtype))
         return
-    ids = torch.randint(config.vocab_size, (_PROBE_SEQUENCES, length), generator=generator)
-    base(PackedBatch.from_sequences(list(ids)))
+    base(PackedBatch.from_sequences(list(probe_ids(config.vocab_size, length))))
 
 
-def _largest_channels(model: nn.Module, encoder: BertEncoder, linears: list[nn.Linear]) -> dict[nn.Linear, Tensor]:
+def _quantizable(model: nn.Module) -> Iterator[Quantizable]:
+    """Every encoder inside a model, also those that `patch` has made ours to compute."""
+    for module in model.modules():
+        if isinstance(module, BertEncoder):
+            yield Quantizable(list(_encoder_linears(module)), partial(_probe, model, module))
+        elif hasattr(type(module), "_fastbert_quantizable"):
+            yield module._fastbert_quantizable()
+
+
+def _largest_channels(linears: list[nn.Linear], probe: Callable[[], object]) -> dict[nn.Linear, Tensor]:
     """The input channels of each layer with the largest magnitudes."""
     found: dict[nn.Linear, Tensor] = {}
 
@@ -72,7 +101,7 @@ def _largest_channels(model: nn.Module, encoder: BertEncoder, linears: list[nn.L
     hooks = [linear.register_forward_pre_hook(look) for linear in linears]
     try:
         with torch.no_grad():
-            _probe(model, encoder)
+            probe()
     finally:
         for hook in hooks:
             hook.remove()
@@ -86,7 +115,8 @@ def quantize(model: Model) -> Model:
     before; quantising again after loading takes seconds). Use `copy.deepcopy` first to keep the original.
 
     Args:
-        model: a fastbert model, `BertEncoder` or `SentenceEncoder`, on the CPU.
+        model: a fastbert model, `BertEncoder` or `SentenceEncoder`, or a model of transformers that `patch` was given;
+            on the CPU.
 
     Returns:
         the same model.
@@ -98,41 +128,34 @@ def quantize(model: Model) -> Model:
     _native.extension()
     inner = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     modules = list(inner.modules()) if isinstance(inner, nn.Module) else []
-    encoders = [m for m in modules if isinstance(m, BertEncoder)]
-    places = {encoder: list(_encoder_linears(encoder)) for encoder in encoders}
-    if not any(places.values()):
+    found = [] if not modules else list(_quantizable(inner))
+    if not any(encoder.places for encoder in found):
         hint = ""
         if modules and is_quantized(inner):
             hint = ", which is quantised already"
         elif any(type(module).__module__.startswith("transformers.") for module in modules):
             # Its name is often that of a class here, so that the sentence without this would make no sense.
-            hint = (
-                " of transformers' modules: load its directory with fastbert's class of that name, or with "
-                "fastbert.SentenceEncoder"
-            )
+            hint = " of transformers' modules: quantize(fastbert.patch(model))"
         raise InputError(
             f"quantize needs a model with fastbert's BertEncoder of float layers, got {type(model).__name__}{hint}"
         )
     elsewhere = next((p.device for p in inner.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         raise InputError(f"quantize needs a model on the CPU, got a parameter on {elsewhere}")
-    for (parent, name), layer in _quantized(inner, places).items():
+    for parent, name, layer in _quantized(inner, found):
         setattr(parent, name, layer)
     inner.eval().requires_grad_(False)
     hardware.give_back_freed_memory()  # the float weights'
     return model
 
 
-def _quantized(
-    model: nn.Module, places: dict[BertEncoder, list[tuple[nn.Module, str]]]
-) -> dict[tuple[nn.Module, str], QuantizedLinear]:
+def _quantized(model: nn.Module, found: list[Quantizable]) -> list[tuple[nn.Module, str, QuantizedLinear]]:
     """The layer for each place."""
-    made = {}
+    made = []
     with evaluating(model):
-        for encoder, found in places.items():
-            linears = [getattr(parent, name) for parent, name in found]
-            channels = _largest_channels(model, encoder, linears)
-            made |= {
-                place: QuantizedLinear(linear, channels[linear]) for place, linear in zip(found, linears, strict=True)
-            }
+        for places, probe, is_ours in found:
+            linears = [getattr(parent, name) for parent, name in places]
+            channels = _largest_channels(linears, probe)
+            for (parent, name), linear in zip(places, linears, strict=True):
+                made.append((parent, name, QuantizedLinear(linear, channels[linear], saves=is_ours)))
     return made

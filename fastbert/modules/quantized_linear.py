@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .. import ops
-from ..errors import InputError
+from ..errors import CheckpointError, InputError
 
 
 def check_trainable(module: nn.Module, mode: bool) -> None:
@@ -15,12 +15,21 @@ def check_trainable(module: nn.Module, mode: bool) -> None:
         raise InputError("a quantised model is for inference: expected eval(), got train()")
 
 
+UNSAVABLE = "expected float weights to save, got int8 ones: save the model before quantize"
+
+
+def _refuse_to_save(*_) -> None:
+    raise CheckpointError(UNSAVABLE)
+
+
 class QuantizedLinear(nn.Module):
     """act(x W^T + b) with W as int8; for inference only.
 
     Args:
         linear: the layer to take the place of; its weight is finite and on the CPU.
         outliers: (O,) its input channels that stay float32, or None.
+        saves: whether it has a ``state_dict``; a library that writes its model's would take the int8 numbers for its
+            own weights.
 
     Raises:
         InputError: the weight cannot be quantised.
@@ -29,12 +38,14 @@ class QuantizedLinear(nn.Module):
 
     fuses_gelu = True  # `apply_gelu` of modules/linear.py
 
-    def __init__(self, linear: nn.Linear, outliers: Tensor | None = None) -> None:
+    def __init__(self, linear: nn.Linear, outliers: Tensor | None = None, saves: bool = True) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("packed", ops.pack_int8(linear.weight, outliers))
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
         super().train(False)
+        if not saves:
+            self.register_state_dict_pre_hook(_refuse_to_save)
 
     def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
         """x (..., K) -> (..., N); ``activation`` "none" or "tanh" adds that form of GELU."""

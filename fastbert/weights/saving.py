@@ -15,6 +15,7 @@ from ..errors import CheckpointError
 from ..files import flush
 from ..modules.linear import is_plain_tensor
 from ..modules.quantized import is_quantized
+from ..modules.quantized_linear import UNSAVABLE
 from .names import is_computed, unwrapped_name
 from .reading import SAFETENSORS
 
@@ -78,9 +79,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def tensors_of(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """What the file holds: each tensor once, contiguous, on the CPU; those given, or the model's own."""
     if is_quantized(model):
-        raise CheckpointError(
-            f"{type(model).__name__}: expected float weights to save, got int8 ones: save the model before quantize"
-        )
+        raise CheckpointError(f"{type(model).__name__}: {UNSAVABLE}")
     state: dict[str, Tensor] = {}
     seen: set[Any] = set()
     for name, tensor in (model.state_dict(keep_vars=True) if given is None else given).items():

@@ -13,6 +13,8 @@ from sentence_library import losses, modules
 from tiny_bert import save as save_tiny
 
 import fastbert
+from fastbert import _native
+from fastbert.errors import CheckpointError
 
 TEXTS = ["the film was great .", "paris", "a bad , dull and poor book of france is not good ."]
 
@@ -71,3 +73,14 @@ def test_poolings_know_no_neighbours(mode, tmp_path):
         together = model.encode(texts, batch_size=8)
     np.testing.assert_array_equal(together, alone)
     np.testing.assert_allclose(together, usual, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+def test_int8_sentence_vectors(tmp_path):
+    model = st.SentenceTransformer(str(save_tiny(tmp_path, "BertModel", hidden_size=48)), device="cpu")
+    exact = model.encode(TEXTS)
+    fastbert.quantize(fastbert.patch(model))
+    difference = np.abs(model.encode(TEXTS) - exact).max()
+    assert 0 < difference < 0.1 * np.abs(exact).max()
+    with pytest.raises(CheckpointError, match="save the model before quantize"):
+        model.save(str(tmp_path / "int8"))

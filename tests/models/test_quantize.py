@@ -183,18 +183,6 @@ def test_refusals(tmp_path):
         fastbert.quantize("model")
 
 
-@pytest.mark.parametrize("patched", [False, True])
-def test_a_model_of_transformers_is_told_what_to_load(patched):
-    """Its class may have the name of one that is quantised."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **sizes))
-    if patched:
-        fastbert.patch(model)
-    with pytest.raises(InputError, match="BertForSequenceClassification of transformers' modules: load its directory"):
-        fastbert.quantize(model)
-
-
 @pytest.mark.parametrize("part", ["head", "model", "encoder", "around"])
 def test_a_model_that_refuses_to_train_stays_in_evaluation(part):
     """Half in training it would drop out from then on."""

@@ -1,0 +1,50 @@
+"""What of a patched encoder `fastbert.quantize` turns into int8: the same dense layers as of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+from ..modules.linear import is_plain
+from ..modules.quantized import PROBE_LENGTH, Quantizable, probe_ids
+from .patch_checks import Unservable
+from .patch_families import LEAVES, Family, family_of, find
+from .patch_view import View, view_for
+
+
+def quantizable(model: nn.Module) -> Quantizable:
+    """The dense layers of a patched encoder, and a pass that shows their inputs.
+
+    Raises:
+        InputError: it is torch's, whose layers multiply in functions of torch; or it holds what cannot be served.
+    """
+    family = family_of(type(model))
+    if family is None:
+        raise InputError(f"quantize takes encoders of transformers, got torch's {type(model).__name__}")
+    try:
+        view = view_for(model, family)
+    except Unservable as reason:
+        raise InputError(f"quantize: this {type(model).__name__} is computed by its own code: {reason}") from reason
+
+    def probe() -> None:
+        config = model.config
+        # Positions of RoBERTa's family begin behind that of the pads.
+        positions = config.max_position_embeddings - (config.pad_token_id or 0) - 1
+        ids = probe_ids(config.vocab_size, max(1, min(PROBE_LENGTH, positions)))
+        # By transformers' own code, which calls every module.
+        type(model)._fastbert_original.forward(model, input_ids=ids, attention_mask=torch.ones_like(ids))
+
+    return Quantizable(list(_places(view, family)), probe, is_ours=False)
+
+
+def _places(view: View, family: Family) -> Iterator[tuple[nn.Module, str]]:
+    for layer in view.layers:
+        for name in LEAVES:
+            path = family.path(name)
+            owner, _, leaf = path.rpartition(".")
+            parent = find(layer, owner) if owner else layer
+            if is_plain(getattr(parent, leaf)):
+                yield parent, leaf
