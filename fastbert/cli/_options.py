@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
@@ -37,6 +37,8 @@ class PredictOptions:
     """Longest sequence in tokens; by default the one that the run was trained with."""
     token_budget: int = 8192
     """Tokens in a batch."""
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Precision of the computation: int8 is the quicker one on CPUs, and `fastbert evaluate` says what it costs."""
     null_threshold: float | None = None
     """squad2: "no answer" where its odds are above this; by default the best value on the run's dev file."""
     text_columns: Annotated[tuple[str, ...] | None, arg(metavar="COLUMN [COLUMN]")] = None

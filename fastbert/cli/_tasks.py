@@ -142,7 +142,7 @@ class Trained:
     def __init__(self, name: str, run: Path, options: PredictOptions, *, labelled: bool):
         from ..models.encoders import read_config
 
-        self.task, self._token_budget = registry.get(name), options.token_budget
+        self.task, self._token_budget, self._precision = registry.get(name), options.token_budget, options.precision
         if options.null_threshold is not None:
             if not hasattr(self.task, "null_threshold"):
                 raise InputError(f"--null-threshold belongs to squad2, got the task {name}")
@@ -174,7 +174,7 @@ class Trained:
         from .. import load_tokenizer
 
         self._tokenizer = load_tokenizer(self._directory)
-        self._model = load_trained(self.task.model, self._directory, f"; {self._first}")
+        self._model = load_trained(self.task.model, self._directory, f"; {self._first}", self._precision)
         self.task.adopt(self._model.config)
         check_fit(self._tokenizer, self._model.config, self._max_seqlen)
 

@@ -21,7 +21,7 @@ from ..data.truncation import cut_at, encode_beginnings
 from ..errors import InputError
 from ..models import BertModel
 from ..modules.mode import evaluating, plain_outputs
-from ..modules.quantized import quantize
+from ..modules.precision import device_for, in_precision
 from ..packing import PackedBatch
 from ..weights.distilbert import read_bert_config
 from .sentence_files import checked_modes, read_settings
@@ -30,7 +30,6 @@ from .sentence_modules import dim_after, pool
 _TOKENIZE_AT_ONCE = 4096
 # Tokens computed at a time where the caller says nothing: a group of sequences for each thread (csrc/encoder.cpp).
 _TOKENS_A_THREAD, _LEAST_TOKENS = 512, 4096
-PRECISIONS = ("fp32", "bf16", "int8")
 
 
 class SentenceEncoder:
@@ -110,21 +109,12 @@ class SentenceEncoder:
             CheckpointError: the weights are missing or damaged.
             BackendError: int8 needs the C++ extension, and it was not built.
         """
-        if precision not in PRECISIONS:
-            raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
-        if device is None:
-            device = "cpu" if precision == "int8" else hardware.default_device()
-        device = _checked_device(device)
-        if precision == "int8" and device.type != "cpu":
-            raise InputError(f"device must be the CPU for int8, got {device}")
+        device = device_for(precision, None if device is None else _checked_device(device))
         settings = read_settings(Path(directory))
         config = read_bert_config(settings.model_directory)
         model = BertModel.from_pretrained(settings.model_directory, config=config, add_pooling_layer=False)
-        if precision == "bf16":
-            model = model.bfloat16()
-        model.to(device)
         encoder = cls(
-            model,
+            in_precision(model, precision, device),
             load_tokenizer(settings.model_directory),
             pooling=settings.pooling if pooling is None else pooling,
             modules=settings.modules,
@@ -137,7 +127,7 @@ class SentenceEncoder:
             truncate_dim=settings.truncate_dim,
         )
         encoder.config = dict(settings.config)
-        return quantize(encoder) if precision == "int8" else encoder
+        return encoder
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Writes a sentence-transformers directory: the BERT, its tokenizer, pooling, modules, prompts.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import hardware
 from ..errors import CheckpointError, InputError
 from ..hints import adapter_hint, download_hint
+from ..modules.precision import in_precision
 from ..text_files import read_json, read_yaml
 from .config import FinetuneConfig, TaskOptions
 
@@ -92,13 +92,18 @@ def warnings_held() -> Iterator[list[logging.LogRecord]]:
         logger.removeFilter(keep)
 
 
-def load_trained(load: Callable[[Path], nn.Module], directory: Path, without_head: str = "") -> nn.Module:
+def load_trained(
+    load: Callable[[Path], nn.Module], directory: Path, without_head: str = "", precision: str = "fp32"
+) -> nn.Module:
     """Loads a model to use it, on the GPU if there is one; every tensor, its head's too, must be in the directory.
 
     Args:
         without_head: what a person can do about a model that has no head of this kind, added to the message.
+        precision: as `in_precision` takes it; "int8" is computed on the CPU.
 
     Raises:
+        InputError: a model that cannot be int8.
+        BackendError: int8 needs the C++ extension, and it was not built.
         CheckpointError: a tensor is missing and would be random; the message lists those, or says how large the
             directory's head is.
     """
@@ -115,4 +120,4 @@ def load_trained(load: Callable[[Path], nn.Module], directory: Path, without_hea
         raise CheckpointError(f"{directory}: {expected}, got {got}")
     for record in warnings:
         logging.getLogger("fastbert").handle(record)
-    return model.to(hardware.default_device())
+    return in_precision(model, precision)

@@ -358,6 +358,12 @@ def test_finetune_evaluate_predict(model, data, tmp_path, capsys):
     assert score["rows"] == 16
     assert score["accuracy"] == 1.0
     assert score["loss"] == pytest.approx(json.loads((out / "dev_metrics.json").read_text())["dev_loss"], rel=1e-5)
+    for precision in ("bf16", "int8"):
+        assert run("evaluate", "sst2", "--model", out, "--data", data, "--precision", precision) == 0
+        rounded = json.loads(capsys.readouterr().out)
+        assert rounded["accuracy"] == 1.0
+        assert rounded["loss"] != score["loss"]
+        assert rounded["loss"] == pytest.approx(score["loss"], abs=0.05)
     test = tmp_path / "test.tsv"
     test.write_text("index\tsentence\n" + "".join(f"{i}\t{text}\n" for i, (text, _) in enumerate(ROWS)))
     predictions = tmp_path / "SST-2.tsv"

@@ -87,6 +87,13 @@ def test_a_sentence_encoder_is_put_on_the_gpu_but_for_int8(place, elsewhere):
         where(precision="int8", device="meta")
 
 
+@pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_int8_is_computed_on_the_cpu(place, elsewhere, monkeypatch, command):
+    monkeypatch.chdir(place)
+    assert main([*COMMANDS[command].split(), "--precision", "int8"]) == 0
+
+
 def test_one_process_leaves_a_model_on_the_gpu_that_it_is_on():
     model = torch.nn.Linear(2, 2, device="meta")  # to which no default device of this machine is equal
     distributed.place(model, distributed.World())

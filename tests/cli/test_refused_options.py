@@ -85,7 +85,8 @@ def test_a_threshold_is_a_number(capsys):
     assert "--na-prob-threshold must be a number, got nan" in refused(capsys, *given, "--na-prob-threshold", "nan")
 
 
-@pytest.mark.parametrize("option", ["--max-seqlen", "--token-budget", "--null-threshold"])
+@pytest.mark.parametrize("option", ["--max-seqlen", "--token-budget", "--null-threshold", "--precision"])
 def test_predictions_are_final(capsys, option):
-    given = ["evaluate", "squad2", "--data", "dev.json", "--predictions", "predictions.json", option, "16"]
+    value = "int8" if option == "--precision" else "16"
+    given = ["evaluate", "squad2", "--data", "dev.json", "--predictions", "predictions.json", option, value]
     assert f"{option} belongs to --model, got it with --predictions" in refused(capsys, *given)

@@ -1,0 +1,44 @@
+"""The numbers in which a trained model computes."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from .. import hardware
+from ..errors import InputError
+from .quantized import quantize
+
+PRECISIONS = ("fp32", "bf16", "int8")
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def device_for(precision: str, device: torch.device | None = None) -> torch.device:
+    """The device of a model in this precision: the one that is given; else the GPU if there is one, and the CPU for
+    int8.
+
+    Raises:
+        InputError: there is no such precision, or the device is not the CPU for int8.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r:.50}")
+    if device is None:
+        return torch.device("cpu") if precision == "int8" else hardware.default_device()
+    if precision == "int8" and device.type != "cpu":
+        raise InputError(f"device must be the CPU for int8, got {device}")
+    return device
+
+
+def in_precision(model: Model, precision: str, device: torch.device | None = None) -> Model:
+    """A loaded model on its device, to be used: "fp32" leaves its numbers as they are, "bf16" rounds all of them, and
+    "int8" is `quantize`.
+
+    Raises:
+        InputError: as `device_for` and `quantize` do.
+        BackendError: int8 needs the C++ extension, and it was not built.
+    """
+    model = (model.bfloat16() if precision == "bf16" else model).to(device_for(precision, device))
+    return quantize(model) if precision == "int8" else model
