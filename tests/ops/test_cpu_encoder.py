@@ -57,21 +57,6 @@ def restore_isa():
     _native.extension().set_isa(before)
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """Counts the calls that went through the one op."""
-    counted = []
-    true = ops.fused_encoder
-
-    def count(*args, **kwargs):
-        states = true(*args, **kwargs)
-        counted.extend([1] * (states is not None))
-        return states
-
-    monkeypatch.setattr(ops, "fused_encoder", count)
-    return counted
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("act", ["gelu", "gelu_new"])

@@ -75,21 +75,6 @@ def assert_same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=max(1e-4 * float(b.abs().max()), 1e-6 * largest))
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """How often the one call was taken."""
-    counted = []
-    true = ops.fused_encoder
-
-    def count(*args, **kwargs):
-        states = true(*args, **kwargs)
-        counted.extend([1] * (states is not None))
-        return states
-
-    monkeypatch.setattr(ops, "fused_encoder", count)
-    return counted
-
-
 @pytest.mark.parametrize("trained", ["all", "one layer"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_is_right(dtype, trained):
