@@ -51,9 +51,9 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
     """Makes every BERT-like encoder inside a model compute without padding, with fastbert's kernels; in place.
 
     Args:
-        model: a BertModel, RobertaModel (or XLM-RoBERTa, CamemBERT), ElectraModel or DistilBertModel of transformers,
-            a `torch.nn.TransformerEncoder`, or any module that contains some of these: a model with a head, a PEFT
-            model, a SentenceTransformer.
+        model: a BertModel, RobertaModel, ElectraModel, DistilBertModel or one of their kin (docs/drop-in.md) of
+            transformers, a `torch.nn.TransformerEncoder`, or any module that contains some of these: a model with a
+            head, a PEFT model, a SentenceTransformer.
         pads: "zeros" skips masked tokens, whose outputs are then zero; "computed" computes them as transformers does,
             at its cost. None chooses "zeros", except where a loss or a head is known to read those outputs (question
             answering, next words, a ColBERT of sentence-transformers whose query expansion is not attended to, an
@@ -82,7 +82,7 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         if any(isinstance(module, BertEncoder) for module in model.modules()):
             raise InputError(f"patch needs a model of transformers or torch, got fastbert's own {type(model).__name__}")
         raise InputError(
-            f"patch needs a BertModel of transformers, or one of its RoBERTa, ELECTRA and DistilBERT kin, or a "
+            f"patch needs a BertModel of transformers, or one of its kin as RoBERTa, ELECTRA and DistilBERT are, or a "
             f"TransformerEncoder of torch inside the model; {type(model).__name__} holds none"
         )
     if pads == "computed" and any(family is None for _, family in found):

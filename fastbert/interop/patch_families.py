@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..weights import distilbert
@@ -53,6 +54,7 @@ class Family:
         rename: our names of a layer's parts to the family's; those of BERT where not given, None for what it lacks.
         config: our configuration's fields to the family's.
         embed: None where the embeddings are BERT's own, else model and keywords to (B, S, H).
+        inputs: what the family's embeddings take besides what BERT's take.
     """
 
     module: str
@@ -62,6 +64,7 @@ class Family:
     rename: tuple[tuple[str, str | None], ...] = ()
     config: tuple[tuple[str, str], ...] = ()
     embed: Callable[[nn.Module, dict[str, Any]], Tensor] | None = None
+    inputs: tuple[str, ...] = ()
 
     def model_class(self) -> type:
         return getattr(importlib.import_module(self.module), self.model)
@@ -100,12 +103,28 @@ def is_before_5() -> bool:
     return Version(transformers.__version__) < Version("5.0.0.dev0")
 
 
-def _embed(model: nn.Module, given: dict[str, Any]) -> Tensor:
+_INPUTS = ("input_ids", "position_ids", "token_type_ids", "inputs_embeds")
+
+
+def _embed(model: nn.Module, given: dict[str, Any], *more: str) -> Tensor:
     """The family's own embeddings of the (B, S) rectangle: their positions follow the pads, so they need them."""
-    names = ("input_ids", "position_ids", "token_type_ids", "inputs_embeds")
-    x = model.embeddings(**{name: given.get(name) for name in names})
-    project = model._modules.get("embeddings_project")
+    x = model.embeddings(**{name: given.get(name) for name in (*_INPUTS, *more)})
+    project = model._modules.get("embeddings_project") or model.encoder._modules.get("embedding_hidden_mapping_in")
     return x if project is None else project(x)
+
+
+def _embed_more(*inputs: str) -> Callable[[nn.Module, dict[str, Any]], Tensor]:
+    """`_embed` of a family with further ``inputs``."""
+    return lambda model, given: _embed(model, given, *inputs)
+
+
+def _embed_boxes(model: nn.Module, given: dict[str, Any]) -> Tensor:
+    """Without places on a page, LayoutLM takes all words to be in its corner."""
+    boxes = given.get("bbox")
+    if boxes is None:
+        tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+        boxes = torch.zeros(*tokens.shape[:2], 4, dtype=torch.int64, device=tokens.device)
+    return _embed(model, {**given, "bbox": boxes}, "bbox")
 
 
 def _embed_distilbert(model: nn.Module, given: dict[str, Any]) -> Tensor:
@@ -114,8 +133,10 @@ def _embed_distilbert(model: nn.Module, given: dict[str, Any]) -> Tensor:
     return model.embeddings(given.get("input_ids"), given.get("inputs_embeds"), *rest)
 
 
-def _roberta(name: str, model: str) -> Family:
-    return Family(f"transformers.models.{name}.modeling_{name}", model, embed=_embed)
+def _kin(room: str, model: str, **changes: Any) -> Family:
+    """A family whose layers are BERT's in every name."""
+    where, _, file = room.rpartition(".")
+    return Family(f"transformers.models.{where or file}.modeling_{file}", model, **{"embed": _embed, **changes})
 
 
 BERT = Family("transformers.models.bert.modeling_bert", "BertModel")
@@ -128,17 +149,23 @@ DISTILBERT = Family(
     config=distilbert.FIELDS,
     embed=_embed_distilbert,
 )
+_WITH_POOLING = "BaseModelOutputWithPooling"
+_PATHS = ("xpath_tags_seq", "xpath_subs_seq")
 FAMILIES = (
     BERT,
-    _roberta("roberta", "RobertaModel"),
-    _roberta("xlm_roberta", "XLMRobertaModel"),
-    _roberta("camembert", "CamembertModel"),
-    Family(
-        "transformers.models.electra.modeling_electra",
-        "ElectraModel",
-        output="BaseModelOutputWithPastAndCrossAttentions",
-        embed=_embed,
-    ),
+    _kin("roberta", "RobertaModel"),
+    _kin("xlm_roberta", "XLMRobertaModel"),
+    _kin("camembert", "CamembertModel"),
+    _kin("data2vec.data2vec_text", "Data2VecTextModel"),
+    _kin("electra", "ElectraModel", output="BaseModelOutputWithPastAndCrossAttentions"),
+    _kin("ernie", "ErnieModel", embed=_embed_more("task_type_ids"), inputs=("task_type_ids",)),
+    _kin("rembert", "RemBertModel"),
+    _kin("splinter", "SplinterModel", output="BaseModelOutput"),
+    _kin("layoutlm", "LayoutLMModel", output=_WITH_POOLING, embed=_embed_boxes, inputs=("bbox",)),
+    _kin("markuplm", "MarkupLMModel", output=_WITH_POOLING, embed=_embed_more(*_PATHS), inputs=_PATHS),
+    # The towers of texts in models of images and of sounds.
+    _kin("chinese_clip", "ChineseCLIPTextModel", output=_WITH_POOLING),
+    _kin("clap", "ClapTextModel", output=_WITH_POOLING),
     DISTILBERT,
 )
 

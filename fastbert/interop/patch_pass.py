@@ -42,7 +42,7 @@ class Pass:
     def __init__(self, model: nn.Module, family: Family, given: dict[str, Any]) -> None:
         self.model, self.family, self.given = model, family, given
         config = model.config
-        _check_call(config, given)
+        _check_call(config, given, family.inputs)
         self.packed = given.get("cu_seq_lens_q") is not None
         shape = _shape_of(given)
         _check_mask(given.get("attention_mask"), shape, self.packed, config)
@@ -160,14 +160,20 @@ class Pass:
         return output.to_tuple()
 
 
-def _check_call(config: Any, given: dict[str, Any]) -> None:
-    """Raises Unservable for a configuration, or an argument, that asks for what our encoder does not compute."""
+def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> None:
+    """Raises Unservable for a configuration, or an argument, that asks for what our encoder does not compute, and is
+    none of the ``inputs`` of the family's embeddings."""
     own = _someones_attention(config)
     if own is not None:
         raise Unservable(f"the attention named {own} is of someone's own")
     for name, value in given.items():
         ignored = value is None or value is False or name in _IGNORED
-        if name in _SERVED or ignored or (isinstance(value, (list, tuple)) and all(v is None for v in value)):
+        if (
+            name in _SERVED
+            or name in inputs
+            or ignored
+            or (isinstance(value, (list, tuple)) and all(v is None for v in value))
+        ):
             continue
         raise Unservable(f"the argument {name} was given")
     for name in ("is_decoder", "add_cross_attention"):  # `patch` has looked, but both may be set later

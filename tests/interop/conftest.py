@@ -15,7 +15,8 @@ def only_ours(monkeypatch):
         raise AssertionError("transformers' own attention was called")
 
     def forbid(module="bert", names=("BertSelfAttention",)):
-        room = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+        where, _, file = module.rpartition(".")
+        room = importlib.import_module(f"transformers.models.{where or file}.modeling_{file}")
         for name in names:
             # Not its forward: a pass of ours that finds another one there leaves it to transformers.
             monkeypatch.setattr(getattr(room, name), "__call__", run_by_transformers)
