@@ -86,12 +86,28 @@ class BertEncoder(nn.Module):
         states, count, ran = [shown], 0, None
         # Of states that a caller is shown with a gradient, each layer reads what he was shown of the one before.
         shows = keep_states and show is not None and records
-        if not (recompute or (shows and (x.requires_grad or any(p.requires_grad for p in self.parameters())))):
-            ran = run_stack(self, x, layout, key, keep_states=keep_states, all_of_last=rows is None)
+        shows = shows and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
+
+        def go_on_with(state: Tensor) -> Tensor:
+            shown, following = show(state)
+            states.append(shown)
+            return following
+
+        if not recompute:
+            ran = run_stack(
+                self,
+                first if shows else x,
+                layout,
+                key,
+                keep_states=keep_states,
+                all_of_last=rows is None,
+                between=go_on_with if shows else None,
+            )
         x = first
         if ran is not None:
             count, after = ran
-            states += after if show is None else [show(state)[0] for state in after]
+            if not shows:
+                states += after if show is None else [show(state)[0] for state in after]
             x = after[-1] if rows is None or count < len(self.layer) else after[-1].index_select(0, rows)
         attentions: list[Tensor | None] = [None] * count
         for number, layer in enumerate(list(self.layer)[count:], count + 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -42,6 +43,7 @@ def run_stack(
     *,
     keep_states: bool,
     all_of_last: bool,
+    between: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, list[Tensor]] | None:
     """The layers of a `BertEncoder` in one op, or None where they must be called one by one.
 
@@ -51,6 +53,8 @@ def run_stack(
 
     Args:
         all_of_last: False where some tokens alone are wanted of the last layer, which may then be left to the caller.
+        between: of a pass that is recorded, called with the state after each layer; what it returns is what the next
+            one reads.
 
     Returns:
         how many layers were run, and the hidden states (T, H) after each of them, or after the last of them alone.
@@ -59,11 +63,11 @@ def run_stack(
     compiling = torch.compiler.is_compiling()
     if type(layout) is not PackedLayout or type(x) is not Tensor or (compiling and not on_cpu):
         return None
+    if compiling and torch.is_grad_enabled() and x.requires_grad:
+        return None  # in a compiler's graph the CPU's call has no gradient
     if on_cpu and (key is not None or layout.causal):
         return None  # the CPU's call has neither
     stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
-    if on_cpu and torch.is_grad_enabled() and x.requires_grad and (compiling or stack.packed.is_differentiated):
-        return None
     if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
     modules = list(encoder.layer)
@@ -82,6 +86,7 @@ def run_stack(
         packed=stack.packed,
         causal=layout.causal,
         dropouts=None if key is None else [module.dropouts(key) for module in modules],
+        between=between,
     )
     return None if states is None else (len(layers), states)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import torch
@@ -16,7 +15,7 @@ from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
 from ._cpu_int8 import int8_attention_dtype
 from ._kept import KeptOfWeights
-from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8, layers_of
+from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8, is_recorded, layers_of
 
 # Asked of some two hundred tensors in every call.
 _DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("_version")
@@ -40,14 +39,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _accepts(
-    x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, keep_states=False, **_options
-) -> str | None:
+def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, **_options) -> str | None:
     if dropouts is not None or causal:
         return "the whole-encoder kernel has no dropout and no causal attention"
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
-    if _cpu_encoder_gradient.is_recorded(x, tensors):
-        reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not(keep_states)
+    if is_recorded(x, tensors):
+        reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not()
         if reason:
             return reason
     level = _LEVEL if torch.compiler.is_compiling() else _native.isa()
@@ -178,11 +175,6 @@ def _forward(
     return states.to(given.dtype)
 
 
-def _last_state(*arguments, held: dict[str, object]) -> Tensor:
-    """(T, H), and not a view of what `_forward` returns: autograd forbids its owner to write to one."""
-    return _forward(*arguments, keep_states=False, held=held).squeeze_(0)
-
-
 def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states) -> Tensor:
     return x.new_empty(len(tensors) // len(LayerParameters._fields) if keep_states else 1, *x.shape)
 
@@ -224,6 +216,7 @@ def _encoder(
     packed: PackedEncoder | None = None,
     dropouts: None = None,
     causal: bool = False,
+    between: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     tensors = (packed or PackedEncoder()).tensors(layers)
     arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
@@ -232,8 +225,8 @@ def _encoder(
     held = {} if packed is None else packed.held
     if packed is not None and not held:  # a compiled model packs no second time
         _held.keep(tensors[_LAST_MATRIX], held)
-    if _cpu_encoder_gradient.is_recorded(x, tensors):
+    if is_recorded(x, tensors):
+        states = _forward(*arguments, held).unbind()
         call = _cpu_encoder_gradient.Call(max_seqlen, nheads, eps, approximate, packed or PackedEncoder())
-        last = partial(_last_state, held=held)
-        return [_cpu_encoder_gradient.deferred(last, x, tensors, cu_seqlens, call)]
+        return _cpu_encoder_gradient.deferred(states, x, tensors, cu_seqlens, call, between)
     return list(_forward(*arguments, held).unbind())

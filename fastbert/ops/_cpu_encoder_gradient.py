@@ -28,17 +28,10 @@ _STEPS = reference.Steps(linear, attention, gelu, layer_norm)
 _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _ignored: True)
 
 
-def is_recorded(x: Tensor, tensors: list[Tensor]) -> bool:
-    """Whether autograd records a pass of x through layers with these tensors."""
-    return torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors))
-
-
-def why_not(keep_states: bool) -> str | None:
+def why_not() -> str | None:
     """None where a recorded pass can take the one call, else why not."""
     if torch.compiler.is_compiling():
         return "the whole-encoder kernel has no gradient in a compiler's graph"
-    if keep_states:
-        return "of states that are all kept, each has a gradient by those before it"
     if _invariant.active() or torch.are_deterministic_algorithms_enabled():
         return "a pass that is recorded would have other bits than one after a backward pass"
     if fp8.is_in_use() or _cpu.is_traced() or _saving_hooks(True):
@@ -47,7 +40,7 @@ def why_not(keep_states: bool) -> str | None:
 
 
 class Call(NamedTuple):
-    """What all layers share, beside the tensors."""
+    """What all layers share, beside the bounds."""
 
     max_seqlen: int
     nheads: int
@@ -57,11 +50,14 @@ class Call(NamedTuple):
 
 
 class _Deferred(torch.autograd.Function):
+    """y after some layers of x, which has been computed already."""
+
     @staticmethod
-    def forward(ctx, run: Callable[..., Tensor], call: Call, cu_seqlens: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx, y: Tensor, call: Call, cu_seqlens: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         ctx.call, ctx.as_now, ctx.autocast = call, _recompute.recomputation()[1], _autocast()
         ctx.save_for_backward(cu_seqlens, x, *tensors)
-        return run(x, list(tensors), cu_seqlens, call.nheads, call.eps, call.approximate)
+        # Neither the tensor that was given nor a view of it: their owner could not write to what he gets.
+        return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
     @staticmethod
     @_once.once_differentiable(_once.by_reference("the encoder's gradient"))
@@ -87,11 +83,26 @@ def _op_by_op(x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, 
     return reference.encoder(x, layers, cu_seqlens, call.max_seqlen, **options, steps=_STEPS)[-1]
 
 
-def deferred(run: Callable[..., Tensor], x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, call: Call) -> Tensor:
-    """The last state (T, H), which ``run`` computes, with a gradient that is computed when it is asked for.
+def deferred(
+    states: Sequence[Tensor],
+    x: Tensor,
+    tensors: list[Tensor],
+    cu_seqlens: Tensor,
+    call: Call,
+    between: Callable[[Tensor], Tensor] | None,
+) -> list[Tensor]:
+    """States that have been computed, with gradients that are computed when they are asked for.
 
     Args:
-        run: the one call, (x, tensors, cu_seqlens, nheads, eps, approximate) -> (T, H).
+        states: (T, H) after the last layer, or after each of them, which then has a gradient by the one before.
         x: (T, H). tensors: the layers' in a row. cu_seqlens: (B+1,).
+        between: of `fused_encoder`.
     """
-    return _Deferred.apply(run, call, cu_seqlens, x, *tensors)
+    each = len(tensors) // len(states)
+    recorded = []
+    for number, state in enumerate(states):
+        x = x.to(state.dtype)  # under autocast a caller gets wider ones
+        x = _Deferred.apply(state, call, cu_seqlens, x, *tensors[number * each : (number + 1) * each])
+        x = x if between is None else between(x)
+        recorded.append(x)
+    return recorded

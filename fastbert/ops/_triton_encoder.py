@@ -192,7 +192,11 @@ class _Layer(torch.autograd.Function):
         return None if dx is None else dx.to(ctx.dtype), None, None, *of_parameters
 
 
-def _accepts(x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, approximate="none", **_options) -> str | None:
+def _accepts(
+    x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, approximate="none", between=None, **_options
+) -> str | None:
+    if between is not None:
+        return "states that are looked at between the layers are computed one by one"
     if _invariant.active():
         return "results that do not depend on the batch are computed op by op"
     if is_int8(layers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -175,17 +175,37 @@ def encoder(
     return _dispatch.call("encoder", x, layers, cu_seqlens, max_seqlen, **options)
 
 
+def is_recorded(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd records a pass of x through layers with these tensors."""
+    return torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors))
+
+
 def fused_encoder(
-    x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, max_seqlen: int, **options: Any
+    x: Tensor,
+    layers: Sequence[LayerParameters],
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    between: Callable[[Tensor], Tensor] | None = None,
+    **options: Any,
 ) -> list[Tensor] | None:
     """`encoder` where a kernel serves the whole stack, else None; the same arguments.
 
     Layers that are handed over as a tuple, the same in every call, are looked at once.
+
+    Args:
+        between: with ``keep_states``, called with the state (T, H) after each layer; the next one, and the list that is
+            returned, has what it returns: the same numbers, maybe by way of what a caller gets of them.
     """
+    if between is not None:
+        options["between"] = between
+    packed = options.get("packed")
+    if packed is not None and packed.is_differentiated and is_recorded(x, packed.tensors(layers)):
+        return None  # a step would compute everything twice
     kernel = _dispatch.fused("encoder", x, layers, cu_seqlens, max_seqlen, **options)
     if kernel is None:
         return None
-    _check(x, layers, options["nheads"], options.get("packed"))
+    _check(x, layers, options["nheads"], packed)
     return kernel(x, layers, cu_seqlens, max_seqlen, **options)
 
 

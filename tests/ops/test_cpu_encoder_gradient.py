@@ -149,14 +149,74 @@ def test_where_somebody_counts_on_what_is_recorded_the_layers_are_called_one_by_
     assert y.requires_grad
 
 
-def test_states_that_are_all_kept_have_gradients_by_each_other(calls):
-    encoder, x = new_encoder(), given()
-    out = encoder(x, cu_seqlens=CU_SEQLENS, max_seqlen=28, output_hidden_states=True)
-    (slope,) = torch.autograd.grad(loss(out.last_hidden_state), out.hidden_states[1])
-    assert slope.abs().max() > 0
-    assert calls == []
-    with fastbert.backend("cpu"), pytest.raises(BackendError, match="all kept"):
-        ops.encoder(x, layers_of(encoder, torch.float32), CU_SEQLENS, 28, **OPTIONS, keep_states=True)
+@pytest.mark.parametrize("form", ["packed", "padded", "autocast"])
+def test_states_that_are_all_kept_have_gradients_by_each_other(form, calls):
+    """As transformers' have: who asks what a state does to the last one gets that."""
+    generator = torch.Generator().manual_seed(6)
+    x, mask = torch.randn(3, 9, 96, generator=generator, requires_grad=True), torch.ones(3, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    arguments = (x, mask) if form != "packed" else (given(),)
+    bounds = {} if form != "packed" else {"cu_seqlens": CU_SEQLENS, "max_seqlen": 28}
+
+    def slopes(encoder: BertEncoder) -> tuple[list[Tensor], list[Tensor]]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=form == "autocast"):
+            out = encoder(*arguments, **bounds, output_hidden_states=True)
+        assert torch.equal(out.hidden_states[-1], out.last_hidden_state)
+        parameters = encoder.layer[2].output.dense.weight, encoder.layer[0].intermediate.dense.bias
+        asked = [*out.hidden_states[:-1], *parameters]
+        of_last = torch.autograd.grad(loss(out.last_hidden_state), asked, retain_graph=True)
+        of_middle = torch.autograd.grad(loss(out.hidden_states[2]), asked, allow_unused=True)
+        assert [gradient is None for gradient in of_middle] == [False, False, False, True, False]
+        return list(out.hidden_states), [g for g in (*of_last, *of_middle) if g is not None]
+
+    states, got = slopes(new_encoder())
+    assert calls == [1]
+    with fastbert.backend("reference"):
+        expected_states, expected = slopes(new_encoder())
+    assert calls == [1]
+    close = {"rtol": 0.05, "atol": 0.05} if form == "autocast" else {}
+    for a, b in zip(states, expected_states, strict=True):
+        torch.testing.assert_close(a, b, **close)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        error = float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
+        assert error < (0.05 if form == "autocast" else 1e-4)
+
+
+def test_the_op_by_name_keeps_all_states():
+    layers = layers_of(new_encoder(), torch.float32)
+    states = ops.encoder(given(), layers, CU_SEQLENS, 28, **OPTIONS, keep_states=True)
+    assert len(states) == 3
+    (got,) = torch.autograd.grad(loss(states[-1]), states[0])
+    with fastbert.backend("reference"):
+        states = ops.encoder(given(), layers, CU_SEQLENS, 28, **OPTIONS, keep_states=True)
+    (expected,) = torch.autograd.grad(loss(states[-1]), states[0])
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_once_a_backward_pass_has_come_nothing_is_computed_twice(calls):
+    """Also where the embeddings are frozen, and what is trained are the layers."""
+    encoder, x = new_encoder(), given(requires_grad=False)
+    loss(run(encoder, x)).backward()
+    loss(run(encoder, x)).backward()
+    assert calls == [1]
+    encoder.requires_grad_(False)
+    assert not run(encoder, x).requires_grad
+    assert calls == [1, 1]
+
+
+def test_torchs_encoder_that_is_patched(calls):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, activation="gelu", batch_first=True)
+    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    ours, x = fastbert.patch(copy.deepcopy(plain)), torch.randn(2, 7, 32)
+    for number in range(2):
+        got, expected = ours(x), plain(x)
+        torch.testing.assert_close(got, expected)
+        loss(got).backward()
+        loss(expected).backward()
+        assert_same([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+        assert calls == [1], number
 
 
 def test_a_parameters_hook_sees_its_gradient_once():
