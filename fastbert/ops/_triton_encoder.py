@@ -10,7 +10,7 @@ stands between them, and the weights as they were multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -192,11 +192,7 @@ class _Layer(torch.autograd.Function):
         return None if dx is None else dx.to(ctx.dtype), None, None, *of_parameters
 
 
-def _accepts(
-    x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, approximate="none", between=None, **_options
-) -> str | None:
-    if between is not None:
-        return "states that are looked at between the layers are computed one by one"
+def _accepts(x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, approximate="none", **_options) -> str | None:
     if _invariant.active():
         return "results that do not depend on the batch are computed op by op"
     if is_int8(layers):
@@ -228,6 +224,7 @@ def _encoder(
     packed: PackedEncoder | None = None,
     dropouts: Sequence[LayerDropouts] | None = None,
     causal: bool = False,
+    between: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     call = _Call(cu_seqlens, max_seqlen, nheads, eps, approximate == "tanh", causal, product_dtype(x))
     records, states = torch.is_grad_enabled(), []
@@ -238,5 +235,6 @@ def _encoder(
             x = _Layer.apply(x, call, random, *p)
         else:
             x, _ = _forward(x, p, call, random, keep=False)
+        x = x if between is None else between(x)
         states = [*states, x] if keep_states else [x]
     return states

@@ -172,7 +172,7 @@ def test_frozen_parameters_get_no_gradient(ran, monkeypatch):
         torch.testing.assert_close(one, apart[name], rtol=0, atol=1e-5, msg=name)
 
 
-def test_states_that_are_shown_keep_their_gradients(monkeypatch):
+def test_states_that_are_shown_keep_their_gradients(ran, monkeypatch):
     """A caller's loss on an inner state, and its retained gradient, see the layers above it."""
     bert, found = model().train(), []
     for by_layers in (False, True):
@@ -185,6 +185,7 @@ def test_states_that_are_shown_keep_their_gradients(monkeypatch):
             states[1].retain_grad()
             (states[2].sum(-1) * states[1].sum(-1)).sum().backward()
             found.append(states[1].grad)
+    assert len(ran) == 2
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
