@@ -250,6 +250,8 @@ def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Ten
         return None
     if torch.is_autocast_enabled(x.device.type) or _drops(encoder):
         return None
+    if x.device.type == "cpu" and encoder.training and torch.is_grad_enabled():
+        return None  # as of a `BertEncoder` (modules/stack.py)
     layers = []
     for layer in encoder.layers:
         attention, rest = layer.self_attn, (layer.norm1, layer.linear1, layer.linear2, layer.norm2)

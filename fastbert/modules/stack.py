@@ -67,6 +67,8 @@ def run_stack(
         return None  # in a compiler's graph the CPU's call has no gradient
     if on_cpu and (key is not None or layout.causal):
         return None  # the CPU's call has neither
+    if on_cpu and encoder.training and torch.is_grad_enabled():
+        return None  # a backward pass will come, also where nothing is dropped
     stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))

@@ -16,6 +16,7 @@ import fastbert
 from fastbert import BertConfig, BertEncoder, _native, ops, reference
 from fastbert.errors import BackendError, InputError
 from fastbert.modules import stack
+from fastbert.modules.layout import PackedLayout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
@@ -205,10 +206,27 @@ def test_once_a_backward_pass_has_come_nothing_is_computed_twice(calls):
     assert calls == [1, 1]
 
 
-def test_torchs_encoder_that_is_patched(calls):
+def torchs_encoder() -> nn.TransformerEncoder:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, activation="gelu", batch_first=True)
-    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def test_training_is_recorded_layer_by_layer_from_the_first_step(calls):
+    """Also where nothing is dropped: a run that is resumed computes its first step as one that was not interrupted."""
+    encoder, x = new_encoder(), given()
+    fastbert.patch(torchs := torchs_encoder())
+    layout = PackedLayout(CU_SEQLENS, 28, False)
+    for mode, expected in ((True, []), (False, [1, 1])):
+        for module in (encoder, torchs):
+            module.train(mode)
+        assert encoder.run(x, layout, None)[0].requires_grad
+        assert torchs(torch.ones(1, 3, 32)).requires_grad
+        assert calls == expected
+
+
+def test_torchs_encoder_that_is_patched(calls):
+    plain = torchs_encoder().eval()
     ours, x = fastbert.patch(copy.deepcopy(plain)), torch.randn(2, 7, 32)
     for number in range(2):
         got, expected = ours(x), plain(x)
