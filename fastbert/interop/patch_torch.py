@@ -250,8 +250,6 @@ def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Ten
         return None
     if torch.is_autocast_enabled(x.device.type) or _drops(encoder):
         return None
-    if x.device.type == "cpu" and encoder.training and torch.is_grad_enabled():
-        return None  # as of a `BertEncoder` (modules/stack.py)
     layers = []
     for layer in encoder.layers:
         attention, rest = layer.self_attn, (layer.norm1, layer.linear1, layer.linear2, layer.norm2)
@@ -269,6 +267,8 @@ def _run_whole(encoder: nn.TransformerEncoder, x: Tensor, layout: Layout) -> Ten
     )
     if activation == "relu" or not alike:
         return None
+    if x.device.type == "cpu" and encoder.training and ops.is_recorded(x, [t for layer in layers for t in layer]):
+        return None  # as of a `BertEncoder` (modules/stack.py)
     arguments = (x, layers, layout.cu_seqlens, layout.max_seqlen)
     options = {"nheads": first.self_attn.num_heads, "eps": eps, "approximate": activation}
     states = ops.fused_encoder(*arguments, **options, packed=_packed.setdefault(encoder, ops.PackedEncoder()))

@@ -67,8 +67,6 @@ def run_stack(
         return None  # in a compiler's graph the CPU's call has no gradient
     if on_cpu and (key is not None or layout.causal):
         return None  # the CPU's call has neither
-    if on_cpu and encoder.training and torch.is_grad_enabled():
-        return None  # a backward pass will come, also where nothing is dropped
     stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
@@ -79,6 +77,8 @@ def run_stack(
         layers = stack.found[2]
     if not layers:
         return None
+    if on_cpu and encoder.training and ops.is_recorded(x, stack.packed.tensors(layers)):
+        return None  # a backward pass will come, also where nothing is dropped
     states = ops.fused_encoder(
         *(x, layers, layout.cu_seqlens, layout.max_seqlen),
         nheads=kind.nheads,

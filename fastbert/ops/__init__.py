@@ -38,7 +38,7 @@ from .attention_padded import attention_padded
 from .cross_entropy import cross_entropy
 from .dropout import dropout
 from .embedding import embedding
-from .encoder import LayerDropouts, LayerParameters, PackedEncoder, encoder, fused_encoder, is_int8
+from .encoder import LayerDropouts, LayerParameters, PackedEncoder, encoder, fused_encoder, is_int8, is_recorded
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
@@ -68,6 +68,7 @@ __all__ = [
     "is_batch_invariant",
     "is_fused",
     "is_int8",
+    "is_recorded",
     "layer_norm",
     "linear",
     "linear_fp8",

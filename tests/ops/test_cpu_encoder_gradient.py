@@ -223,6 +223,12 @@ def test_training_is_recorded_layer_by_layer_from_the_first_step(calls):
         assert encoder.run(x, layout, None)[0].requires_grad
         assert torchs(torch.ones(1, 3, 32)).requires_grad
         assert calls == expected
+    # What is frozen is not recorded.
+    for module in (encoder, torchs):
+        module.train().requires_grad_(False)
+    assert not encoder.run(x.detach(), layout, None)[0].requires_grad
+    assert not torchs(torch.ones(1, 3, 32)).requires_grad
+    assert calls == [1] * 4
 
 
 def test_torchs_encoder_that_is_patched(calls):
