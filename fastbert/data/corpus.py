@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import DataError, InputError
 from ..parquet_files import SUFFIXES as PARQUET
@@ -17,6 +18,9 @@ from ..parquet_files import opened_parquet
 from ..text_files import binary_lines, check_text_file, opened, without_gz
 from ..wording import counted
 from .sentences import segment_lines
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _log = logging.getLogger("fastbert")
 
@@ -334,10 +338,7 @@ def _parquet_documents(path: Path, errors: str, on_bytes: Callable[[int], None] 
     with opened_parquet(path) as file:
         import pyarrow
 
-        columns = file.schema_arrow.names
-        column = next((name for name in _FIELDS if name in columns), None)
-        if column is None:
-            raise DataError(f"{path}: expected a column 'text', got {', '.join(columns):.200}")
+        column = _column_of_texts(path, file.schema_arrow)
         number = 0
         for batch in file.iter_batches(_ROWS, columns=[column]):
             for value in batch[0].cast(pyarrow.large_binary()):
@@ -353,6 +354,25 @@ def _parquet_documents(path: Path, errors: str, on_bytes: Callable[[int], None] 
                     yield RawDocument(f"{path}:{number}", document)
             if on_bytes is not None:
                 on_bytes(batch.nbytes)
+
+
+def _column_of_texts(path: Path, schema: pyarrow.Schema) -> str:
+    """The first name of `_FIELDS` that a column of texts has: what else is called so is passed over, as in JSON."""
+    import pyarrow
+
+    def has_texts(kind: pyarrow.DataType) -> bool:
+        try:
+            pyarrow.nulls(0, kind).cast(pyarrow.large_binary())
+        except pyarrow.ArrowException:
+            return False
+        return True
+
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    column = next((name for name in _FIELDS if name in kinds and has_texts(kinds[name])), None)
+    if column is None:
+        got = ", ".join(f"{name} ({kind})" if name in _FIELDS else name for name, kind in kinds.items()) or "none"
+        raise DataError(f"{path}: expected a column 'text' of texts, got {got:.200}")
+    return column
 
 
 def _paragraphs(text: str) -> list[str]:

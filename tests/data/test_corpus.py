@@ -250,9 +250,26 @@ def test_parquet(tmp_path, monkeypatch):
     parquet(path, [b"fine"], "content")
     assert sentences(path) == [["fine"]]
     parquet(path, [b"fine"], "title")
-    refused(path, f"{path}: expected a column 'text', got id, title")
+    refused(path, f"{path}: expected a column 'text' of texts, got id, title")
     path.write_bytes(b"PAR1 and nothing more")
     refused(path, f"{path}: expected a Parquet file")
+
+
+def test_a_column_of_parquet_has_texts_if_its_type_says_so(tmp_path):
+    path = tmp_path / "a.parquet"
+
+    def write(**columns):
+        pq.write_table(pa.table(columns), path)
+
+    write(text=pa.array(["a", "b", "a"]).dictionary_encode())  # pandas' categories
+    assert sentences(path) == [["a"], ["b"], ["a"]]
+    write(text=pa.array(["a"], pa.large_string()), content=["c"])
+    assert sentences(path) == [["a"]]
+    for other in ([1.5], [["a"]], [{"en": "a"}]):  # which is no text in JSON either
+        write(text=other, raw_content=["c"])
+        assert sentences(path) == [["c"]]
+    write(id=[1], text=[2])
+    refused(path, f"{path}: expected a column 'text' of texts, got id, text (int64)")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"\xef\xbb\xbf"])
