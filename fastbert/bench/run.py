@@ -51,16 +51,16 @@ def plans(
     takes mini in place of all.
 
     Raises:
-        InputError: ``only`` names a workload that is none.
+        InputError: ``only`` names a workload that is none of these kinds'.
     """
-    known = {w.name: w for w in (*workloads.INFERENCE, *workloads.TRAINING)}
+    of_kinds = {"inference": workloads.INFERENCE, "training": workloads.TRAINING}
+    of_kinds = {kind: found for kind, found in of_kinds.items() if kind in kinds}
+    known = [w.name for found in of_kinds.values() for w in found]
     for name in only:
         if name not in known:
-            raise InputError(f"--only must be of {', '.join(known)}; got {name!r}")
-    chosen = []
-    for kind, of_kind in (("inference", workloads.INFERENCE), ("training", workloads.TRAINING)):
-        if kind in kinds:
-            chosen.append((kind, model or ("mini" if quick else "base"), of_kind))
+            where = "" if len(of_kinds) == 2 else f" in bench {', '.join(kinds)}"
+            raise InputError(f"--only must be of {', '.join(known) or 'none'}{where}; got {name!r}")
+    chosen = [(kind, model or ("mini" if quick else "base"), found) for kind, found in of_kinds.items()]
     if "training" in kinds and model is None and not quick:
         chosen.append(("training", "4x256", workloads.TRAINING[:1]))
     kept = [(kind, name, [w for w in of_kind if not only or w.name in only]) for kind, name, of_kind in chosen]
@@ -73,30 +73,25 @@ def run(request: Request, command: str, say: Callable[[str], None]) -> dict:
     Raises:
         InputError: an unknown workload or peer, a library to preload that is not there, or nothing to run.
     """
-    r = request
-    variants.check_peers(r.peers)
-    if r.preload is not None and not Path(r.preload).is_file():
-        raise InputError(f"--preload: expected a shared library, got {r.preload}, which is no file")
-    preload = str(Path(r.preload).resolve()) if r.preload else None
-    todo = plans(r.kinds, r.model, r.only, r.quick)
-    if r.only and not todo:
-        of_kind = {"inference": workloads.INFERENCE, "training": workloads.TRAINING}
-        there = [w.name for kind in r.kinds for w in of_kind.get(kind, ())]
-        raise InputError(f"--only must be of {', '.join(there)} in bench {', '.join(r.kinds)}; got {', '.join(r.only)}")
-    document = results.header(command, r.threads, preload) | {"sessions": []}
-    rounds = r.rounds or (2 if r.quick else 7)
+    variants.check_peers(request.peers)
+    if request.preload is not None and not Path(request.preload).is_file():
+        raise InputError(f"--preload: expected a shared library, got {request.preload}, which is no file")
+    preload = str(Path(request.preload).resolve()) if request.preload else None
+    todo = plans(request.kinds, request.model, request.only, request.quick)
+    document = results.header(command, request.threads, preload) | {"sessions": []}
+    rounds = request.rounds or (2 if request.quick else 7)
     for kind, name, chosen in todo:
-        who = variants.choose(kind, tuple(r.peers), r.quick, preload)
-        done = Session(SessionPlan(kind, name, chosen, who, rounds, r.threads), say).run()
+        who = variants.choose(kind, tuple(request.peers), request.quick, preload)
+        done = Session(SessionPlan(kind, name, chosen, who, rounds, request.threads), say).run()
         document["sessions"].append(results.session_dict(done))
-    if not r.only and "kernels" in r.kinds:
+    if not request.only and "kernels" in request.kinds:
         from . import kernels
 
-        document["kernels"] = kernels.run(5 if r.quick else 15, r.threads, r.quick, say)
-    if not r.only and "data" in r.kinds:
+        document["kernels"] = kernels.run(5 if request.quick else 15, request.threads, request.quick, say)
+    if not request.only and "data" in request.kinds:
         from . import data
 
-        mb = r.mb or (2.0 if r.quick else 20.0)
-        document |= data.run(r.corpus, r.vocab, mb, r.threads, 1 if r.quick else 3, say)
+        mb = request.mb or (2.0 if request.quick else 20.0)
+        document |= data.run(request.corpus, request.vocab, mb, request.threads, 1 if request.quick else 3, say)
     document["ratios"] = results.ratios(document["sessions"])
     return document

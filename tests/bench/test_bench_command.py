@@ -12,7 +12,8 @@ from fastbert.cli import main as cli
     ("options", "sentence"),
     [
         (["--only", "W1,W9"], "--only must be of W1, W2, W3, W4, T1, T2; got 'W9'"),
-        (["inference", "--only", "T1"], "--only must be of W1, W2, W3, W4 in bench inference; got T1"),
+        (["inference", "--only", "T1"], "--only must be of W1, W2, W3, W4 in bench inference; got 'T1'"),
+        (["training", "--only", "T1,W2"], "--only must be of T1, T2 in bench training; got 'W2'"),
         (["--peers", "sdpa,keras"], "--peers must be of reference, eager, sdpa"),
         (
             ["--preload", "/no/such/lib.so"],
