@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from .pool import module_command
+from .turns import in_turn
 
 PEERS = ("encode_batch", "encode_batch_fast")
 
@@ -87,12 +88,14 @@ def measure(what: str, corpus: Path, vocab: Path, threads: int, shard_tokens: in
 def compare(
     corpus: Path, size: int, vocab: Path, threads: int, rounds: int, say: Callable[[str], None] = lambda line: None
 ) -> list[dict]:
-    """Interleaved rounds, medians, ratios: a row for each way of tokenising."""
-    rates = {name: [] for name in (*PEERS, "prepare")}
-    for number in range(1, rounds + 1):
-        for name, found in rates.items():
-            found.append(size / 1e6 / measure(name, corpus, vocab, threads)["seconds"])
-        say(f"round {number}: " + ", ".join(f"{name} {found[-1]:.2f} MB/s" for name, found in rates.items()))
+    """Rounds in turn, medians, ratios: a row for each way of tokenising."""
+
+    def rate(name: str) -> float:
+        found = size / 1e6 / measure(name, corpus, vocab, threads)["seconds"]
+        say(f"{name} {found:.2f} MB/s")
+        return found
+
+    rates = in_turn({name: lambda name=name: rate(name) for name in (*PEERS, "prepare")}, rounds)
     medians = {name: statistics.median(found) for name, found in rates.items()}
     return [
         {

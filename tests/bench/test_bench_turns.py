@@ -1,8 +1,10 @@
 """Who is measured when."""
 
+from pathlib import Path
+
 import pytest
 
-from fastbert.bench import turns
+from fastbert.bench import data, turns
 
 
 def test_rounds_take_all_in_turn_and_every_other_one_backwards():
@@ -23,3 +25,18 @@ def test_seconds_are_the_clocks():
     assert found == {"a": [0.5], "b": [2.0]}
     with pytest.raises(ZeroDivisionError):
         turns.seconds(lambda: 1 / 0)
+
+
+def test_ways_of_tokenising_take_turns(monkeypatch):
+    calls, said = [], []
+
+    def measure(what, *_):
+        calls.append(what)
+        return {"seconds": 1.0 + len(calls)}
+
+    monkeypatch.setattr(data, "measure", measure)
+    rows = data.compare(Path("text"), 10_000_000, Path("vocab.txt"), 1, 2, said.append)
+    names = ["encode_batch", "encode_batch_fast", "prepare"]
+    assert calls == [*names, *reversed(names)]
+    assert rows[0]["mb_per_s"] == pytest.approx((10 / 2 + 10 / 7) / 2)
+    assert said[0] == "encode_batch 5.00 MB/s"
