@@ -11,6 +11,7 @@ import glob
 import hashlib
 import itertools
 import logging
+import numbers
 import os
 import shutil
 import uuid
@@ -104,7 +105,9 @@ def prepare(
             of no document, or the disk is full; ``out`` is then as it was before.
     """
     out = Path(out)
-    _check_options(heldout, segment)
+    heldout = _share_or_names(heldout)
+    if segment not in ("auto", "always", "never"):
+        raise InputError(f"segment: expected 'auto', 'always' or 'never', got {segment!r}")
     tokenizer = vocab if isinstance(vocab, Tokenizer) else load_tokenizer(vocab)
     _check_target(out, overwrite)
     dtype = Manifest.dtype_for(vocab_size(tokenizer))
@@ -112,7 +115,7 @@ def prepare(
     _check_pieces(tokenizer)
     path = None if isinstance(vocab, Tokenizer) else vocab
     # Names of documents that are yet to come.
-    awaited = set() if isinstance(heldout, (int, float)) else set(heldout)
+    awaited = set() if isinstance(heldout, float) else set(heldout)
     jobs = _batches(_raw(corpus, errors, progress, path), heldout, awaited)
     temporary = out.parent / f".{out.name}.tmp-{uuid.uuid4().hex[:12]}"
     try:
@@ -137,13 +140,15 @@ def prepare(
     return manifest
 
 
-def _check_options(heldout: float | Collection[str], segment: str) -> None:
+def _share_or_names(heldout: float | Collection[str]) -> float | frozenset[str]:
+    """Names as a set: each document is looked for among them."""
     if isinstance(heldout, str):
         raise InputError(f"heldout: expected a share, or a set of names of documents, got the text {heldout!r:.50}")
-    if isinstance(heldout, (int, float)) and not 0 <= heldout < 1:
+    if not isinstance(heldout, numbers.Real):
+        return frozenset(heldout)
+    if not 0 <= heldout < 1:
         raise InputError(f"heldout: expected a share from 0 up to 1, got {heldout}")
-    if segment not in ("auto", "always", "never"):
-        raise InputError(f"segment: expected 'auto', 'always' or 'never', got {segment!r}")
+    return float(heldout)
 
 
 @dataclass
@@ -236,7 +241,7 @@ def _given(documents, progress) -> Iterator[Document]:
 
 
 def _batches(
-    documents: Iterator[RawDocument | Document], heldout: float | Collection[str], awaited: set[str]
+    documents: Iterator[RawDocument | Document], heldout: float | frozenset[str], awaited: set[str]
 ) -> Iterator[Job]:
     """Documents for the workers; of those that ``heldout`` names, each is taken from ``awaited`` as it comes."""
     batch, sides, size, side = [], [], 0, False
@@ -245,7 +250,7 @@ def _batches(
         lines = document.sentences if cut else document.lines
         # The parts of a long document stay on one side.
         if cut or not document.part:
-            by_share = isinstance(heldout, (int, float))
+            by_share = isinstance(heldout, float)
             side = is_heldout(lines, heldout) if by_share else document.name in heldout
             awaited.discard(document.name)
         batch.append((cut, lines))
@@ -288,9 +293,9 @@ def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | No
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _remedy(split: str, heldout: float | Collection[str]) -> str:
+def _remedy(split: str, heldout: float | frozenset[str]) -> str:
     """What to do about a split without documents, for a message."""
-    if isinstance(heldout, (int, float)):
+    if isinstance(heldout, float):
         change = "larger" if split == "heldout" else "smaller"
         return f"each is put on a side by a hash of its text: give a {change} share, or more documents"
     return "give names that " + ("documents have" if split == "heldout" else "not all documents have")
@@ -301,7 +306,7 @@ def _write(
     tokenizer: Tokenizer,
     encoded: Iterator[EncodedDocuments],
     shard_tokens: int,
-    heldout: float | Collection[str],
+    heldout: float | frozenset[str],
 ) -> tuple[Manifest, _Lost]:
     """Writes all files; returns the manifest, and what a model will not learn from."""
     size = vocab_size(tokenizer)
@@ -335,7 +340,7 @@ def _write(
     return manifest, lost
 
 
-def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, heldout: float | Collection[str]) -> None:
+def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, heldout: float | frozenset[str]) -> None:
     """Raises DataError for a split without documents, or text without a word of the vocabulary."""
     every = [entry for of_split in entries.values() for entry in of_split]
     if not every:
@@ -343,8 +348,9 @@ def _check_written(entries: dict[str, tuple[ShardEntry, ...]], unknown: int, hel
     for split, of_split in entries.items():
         if not of_split:
             count = sum(entry.documents for entry in every)
+            given = heldout if isinstance(heldout, float) else sorted(heldout, key=str)
             raise DataError(
-                f"heldout = {heldout!r:.60}: expected some of the {count} documents for each of two splits, "
+                f"heldout = {given!r:.60}: expected some of the {count} documents for each of two splits, "
                 f"got none for {split}; {_remedy(split, heldout)}"
             )
     tokens = sum(entry.tokens for entry in every)

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastbert import files
@@ -150,6 +151,19 @@ def test_names_of_no_document(vocab, tmp_path):
     with pytest.raises(DataError, match=r"^heldout: expected names of documents, got 'd7' and 1 more, which none has$"):
         prepare(documents, vocab, tmp_path / "data", heldout=["d1", "d8", "d7"])
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("form", [iter, np.array, dict.fromkeys, set], ids=["iterator", "array", "dict", "set"])
+def test_names_in_any_form(vocab, tmp_path, form):
+    documents = [(f"d{n}", [f"story {n}"]) for n in range(5)]
+    counts = prepare(documents, vocab, tmp_path / "data", heldout=form(["d1", "d3"])).counts
+    assert [counts[split]["documents"] for split in ("train", "heldout")] == [3, 2]
+
+
+def test_a_share_in_numpys_numbers(vocab, tmp_path):
+    documents = [(f"d{n}", [f"story {n}"]) for n in range(50)]
+    made = [prepare(documents, vocab, tmp_path / kind.__name__, heldout=kind(0.5)) for kind in (float, np.float32)]
+    assert made[0].files == made[1].files
 
 
 def test_parts_of_a_long_document_stay_together(vocab, tmp_path, monkeypatch):
