@@ -146,13 +146,15 @@ class Squad(Task):
         """Writes the official file, without questions that a file of predictions had none for; and beside it what is
         known of the answers besides: nbest_predictions.json, and null_odds.json for version 2.0."""
         pairs = zip(rows, predictions, strict=True)
-        first = next(pairs)
+        first = list(itertools.islice(pairs, 1))
         # Those of `beside` that the predictions have, all of them or none: of a file of texts nothing else is known.
-        beside = {name: known for name, known in self.beside.items() if getattr(first[1], known) is not None}
+        beside = {
+            name: k for name, k in self.beside.items() if any(getattr(answer, k) is not None for _, answer in first)
+        }
         files = companions(path, beside)
         with contextlib.ExitStack() as stack:
             add_text, *adders = (stack.enter_context(written_values(file)) for file in (path, *files))
-            for row, answer in itertools.chain([first], pairs):
+            for row, answer in itertools.chain(first, pairs):
                 if answer.text is not None:
                     add_text(row.id, answer.text)
                 for known, add in zip(beside.values(), adders, strict=False):  # no files beside standard output

@@ -504,6 +504,14 @@ def test_predictions_that_have_no_text_make_an_empty_object(tmp_path):
     assert (tmp_path / "p.json").read_text() == "{}\n"
 
 
+@pytest.mark.parametrize("name", ["squad1", "squad2"])
+def test_no_questions_make_an_empty_object(name, tmp_path):
+    """As other tasks write files without rows; nothing is known of answers that are not there."""
+    registry.get(name).write_predictions([], [], tmp_path / "predictions.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.json"]
+    assert (tmp_path / "predictions.json").read_text() == "{}\n"
+
+
 def test_odds_of_questions_without_a_prediction_are_not_asked_for(tmp_path):
     task = registry.get("squad2")
     rows = task.read(write(tmp_path, squad(("q", "what", [("film", 4)]), ("r", "what", []), ("s", "what", []))))
