@@ -111,6 +111,19 @@ def test_every_trial_is_a_finetuning_and_the_best_is_kept(directory, tmp_path):
     assert all(torch.equal(value.cpu(), reloaded[name]) for name, value in model.state_dict().items())
 
 
+def test_of_trials_that_are_equally_good_the_first_is_the_best(directory, tmp_path):
+    """At rates that change no prediction."""
+    task, tokenizer = registry.get("sst2"), fastbert.load_tokenizer(directory)
+    configs = SearchConfig(grid=True, grid_batch_sizes=(16,), grid_lrs=(3e-12, 1e-12, 2e-12), grid_epochs=(1,))
+    configs = configs.trials(config())
+    given = [lambda: task.model(directory), tokenizer, rows_of(32, 1), rows_of(20, 2), configs]
+    torch.manual_seed(configs[0].seed)
+    result, _ = search(task, task.model(directory), *given, out=tmp_path / "run")
+    assert len({line["accuracy"] for line in result.trials}) == 1
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["lr"] == 3e-12
+    assert [line[0] for line in trials_table(result.trials, task.metrics)[1:]] == [1, 2, 3]
+
+
 def test_the_table_has_the_best_first():
     same = {"seed": 0, "wall_seconds": 1.0}
     trials = [
