@@ -184,8 +184,6 @@ class BertConfig(ModelConfig):
         layer = 4 * (h * h + h) + h * f + f + f * h + h + 4 * h
         return tables + self.num_hidden_layers * layer + h * h + h
 
-    # --- named sizes ---
-
     @classmethod
     def base(cls, **values: Any) -> BertConfig:
         """BERT-base: 12 layers of 768, 12 heads."""

@@ -218,9 +218,6 @@ def current() -> Policy | None:
     return _current.get()
 
 
-# --- the 8 bits of a tensor travel with it ---
-
-
 def attach(x: Tensor, data: Tensor) -> None:
     """Leaves with x its 8 bits, for those who multiply it."""
     x.fastbert_fp8 = (x._version, data)

@@ -80,8 +80,7 @@ class GPTConfig(ModelConfig):
     extract_token_id: int | None
     tie_word_embeddings: bool
 
-    # --- the words that all kinds of models share ---
-
+    # What every kind of configuration has, by one name in all; GPT's own names are the fields.
     is_decoder = True
     objectives = ("causal",)
     # Segments are told by the delimiter between them; ids of segments in a batch are not looked at.

@@ -169,8 +169,6 @@ class ModelConfig(abc.ABC):
     def num_parameters(self) -> int:
         """Parameters of the model without heads."""
 
-    # --- files and dictionaries ---
-
     def __contains__(self, name: object) -> bool:
         """Whether it has a field, or an unknown key, of this name; PEFT asks before it puts prompts in front."""
         return name in vars(self) or name in self._kept

@@ -84,8 +84,6 @@ class PreTrainedModel(nn.Module):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
 
-    # --- weights in and out ---
-
     @property
     def architecture(self) -> str:
         """What config.json says of the class, so that other libraries know the file."""
@@ -209,8 +207,6 @@ class PreTrainedModel(nn.Module):
         """The other way: what `save_pretrained` writes, made of the tensors of ``state_dict``."""
         return state
 
-    # --- parts ---
-
     @property
     def base_model(self) -> nn.Module:
         """The model below the head; of a model without a head, itself."""
@@ -326,8 +322,6 @@ class PreTrainedModel(nn.Module):
         self.tie_weights()
         return new
 
-    # --- activation checkpointing, under both of transformers' names ---
-
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **_kwargs: Any) -> None:
         """Keeps only each layer's input for the backward pass and computes the rest again."""
         self._stack().gradient_checkpointing = True
@@ -345,6 +339,7 @@ class PreTrainedModel(nn.Module):
         """The module that calls the layers one after the other."""
         return self.base_model.encoder
 
+    # transformers has both names.
     activation_checkpointing_enable = gradient_checkpointing_enable
     activation_checkpointing_disable = gradient_checkpointing_disable
     is_activation_checkpointing = is_gradient_checkpointing

@@ -250,8 +250,6 @@ class Training:
             self._callbacks.on_epoch(record)
         self._place = _Place(place.epoch + 1)
 
-    # --- going on ---
-
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """What `restore` needs: tensors, and what JSON can hold; the same on every rank."""
         tensors, state = self.stepper.engine.state()

@@ -208,8 +208,6 @@ class LocalEngine:
         table = self.reduce([0.0] * (rank * count) + list(values) + [0.0] * ((size - 1 - rank) * count))
         return [table[r * count : (r + 1) * count] for r in range(size)]
 
-    # --- checkpoints ---
-
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """Weights and optimiser state for a checkpoint, tensors and what JSON can hold; the same on every rank.
 

@@ -117,8 +117,6 @@ class PretrainLoop:
         self.checkpoints = RunCheckpoints(self)
         self.evaluated_at: int | None = None
 
-    # --- phases ---
-
     def enter(self, phase: phases.RunPhase) -> None:
         """Makes training samples, held-out samples and steps of this phase's size from now on."""
         self.phase = phase
@@ -145,8 +143,6 @@ class PretrainLoop:
             sizes = f"{self.batches.accumulate} x {phase.token_budget}"
             self.console.say(f"step {self.step}: {phase.name}, {sizes} tokens a step")
 
-    # --- time and progress ---
-
     @property
     def seconds(self) -> float:
         """Seconds of training, across resumes; on several ranks, those of rank 0 at the start of the last step."""
@@ -165,8 +161,6 @@ class PretrainLoop:
         if total and by_clock < _CLOCK_COUNTS_FROM:
             return min(by_steps, 1.0)
         return min(max(by_steps, by_clock), 1.0)
-
-    # --- the run ---
 
     def run(self) -> PretrainResult:
         """Trains to the end, or to a signal."""

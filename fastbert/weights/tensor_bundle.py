@@ -91,9 +91,6 @@ def _messages() -> tuple[type, type]:
     )
 
 
-# --- reading ---
-
-
 def read_index(path) -> tuple[int, dict[str, Entry]]:
     """The number of data files, and name -> entry, of an index file.
 
@@ -176,9 +173,6 @@ def _read_tensor(prefix, num_shards: int, name: str, entry: Entry) -> Tensor:
     if not count:
         return torch.empty(entry.shape, dtype=dtype)
     return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
-
-
-# --- writing ---
 
 
 def write_data(tensors: Mapping[str, Tensor], file: BinaryIO) -> dict[str, Entry]:

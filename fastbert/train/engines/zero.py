@@ -161,8 +161,6 @@ class DeepSpeedEngine(LocalEngine):
     def reduce(self, values: Sequence[float]) -> list[float]:
         return distributed.total(values)
 
-    # --- checkpoints ---
-
     def state(self) -> tuple[dict[str, Tensor], dict]:
         """No tensors: each rank writes its shards itself, in `writing`."""
         form = {"world_size": self.world.size, "stage": self.stage, "precision": self.precision}
