@@ -124,6 +124,7 @@ def test_epochs_and_seeds_differ(small_numbered):
     # The same run of sentences is masked anew in each epoch: of 15 % few are chosen twice.
     plan = data.plan(0)
     data._plan = lambda _version: plan
+    assert data.plan(1) is plan, "the same samples in both epochs"
     chosen = [set(data.collate(epoch, np.arange(len(plan))).mlm_positions.tolist()) for epoch in range(2)]
     assert len(chosen[0] & chosen[1]) < 0.3 * len(chosen[0])
 

@@ -103,7 +103,9 @@ def test_windows_change_no_answer_of_squad(tmp_path, monkeypatch, capsys):
     """Its file is read whole; what its questions become, and what the model says of them, is many times as large."""
     model = tiny_bert.save(tmp_path / "model", "BertForQuestionAnswering", max_position_embeddings=64)
     texts = [row.texts[0] for row in tiny_bert.rows_of(7, 0)]
-    asked = [{"id": f"q{i}", "question": text, "context": f"{text} \u00e9"} for i, text in enumerate(texts)]
+    asked = [
+        {"id": f"q{i}", "question": text, "context": f"{text} \u00e9 " * (1 + i % 3)} for i, text in enumerate(texts)
+    ]
     data = tmp_path / "test.jsonl"
     data.write_text("".join(json.dumps(question) + "\n" for question in asked))
     sizes, encode = [], squad.encode_windows
@@ -116,11 +118,19 @@ def test_windows_change_no_answer_of_squad(tmp_path, monkeypatch, capsys):
         assert main([str(word) for word in command]) == 0, capsys.readouterr().err
         found.append({path.name: path.read_text(encoding="utf-8") for path in out.iterdir()})
     assert sizes == [7, 3, 3, 1]
-    assert found[0] == found[1]
-    assert set(found[0]) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
-    for text in found[0].values():
-        assert text == json.dumps(json.loads(text), ensure_ascii=False, indent=2) + "\n"
-        assert list(json.loads(text)) == [question["id"] for question in asked]
+    for files in found:
+        assert set(files) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
+        for text in files.values():
+            assert text == json.dumps(json.loads(text), ensure_ascii=False, indent=2) + "\n"
+            assert list(json.loads(text)) == [question["id"] for question in asked]
+    # Which questions are computed together may show in the last bits of a score.
+    names = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+    answers, best, odds = ([json.loads(files[name]) for files in found] for name in names)
+    assert answers[0] == answers[1]
+    assert odds[0] == pytest.approx(odds[1], rel=1e-4, abs=1e-5)
+    for name, entries in best[0].items():
+        assert [entry.pop("text") for entry in entries] == [entry.pop("text") for entry in best[1][name]]
+        assert entries == [pytest.approx(entry, rel=1e-4, abs=1e-5) for entry in best[1][name]]
 
 
 def test_a_bad_row_far_down_a_file_is_told_before_anything_is_computed(model, tmp_path, windows, capsys):
