@@ -161,10 +161,11 @@ class _Lost:
 
 def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
     """Warns where a model learns nothing of many tokens: they are unknown, or no pair of sentences holds them; where
-    documents were left out; and of what a pre-training with pairs would refuse."""
+    documents were left out; and of what a pre-training with pairs would refuse. A GPT is trained without pairs."""
+    has_pairs = manifest.special_ids.mask != manifest.special_ids.sep
     if lost.empty:
         _log.warning("%s: %s left out: the tokenizer leaves nothing of the text", out, counted(lost.empty, "document"))
-    if manifest.counts.get("heldout", {}).get("documents") == 1:
+    if has_pairs and manifest.counts.get("heldout", {}).get("documents") == 1:
         _log.warning(
             "%s: 1 document is held out, of which no pairs of sentences can be made: hold out more, or pre-train with "
             "--samples.no-nsp",
@@ -179,7 +180,7 @@ def _warn_of_lost(out: Path, manifest: Manifest, lost: _Lost) -> None:
             out,
             100 * unknown,
         )
-    if lost.behind > MANY_BEHIND * tokens:
+    if has_pairs and lost.behind > MANY_BEHIND * tokens:
         _log.warning(
             "%s: pairs of sentences leave out %.1f %% of the tokens, which stand behind the %dth of their sentence: is "
             "this text without the full stops that prepare knows? (a sentence a line, or --samples.no-nsp of pretrain, "

@@ -17,6 +17,7 @@ import pytest
 
 from fastbert import files
 from fastbert.data import prepare as module
+from fastbert.data.bpe import train_bpe
 from fastbert.data.corpus import Document, read_documents
 from fastbert.data.prepare import prepare
 from fastbert.data.shards import ShardSet
@@ -217,6 +218,20 @@ def test_documents_that_are_left_out_are_counted(vocab, tmp_path, caplog):
     caplog.clear()
     prepare([documents[0], documents[3], documents[4]], vocab, tmp_path / "one", heldout=["d"])
     assert "one: 1 document is held out, of which no pairs of sentences can be made" in caplog.text
+
+
+def test_of_a_gpts_data_nothing_is_told_about_pairs(tmp_path, caplog):
+    """It is trained without; of BERT's data both would be told."""
+    documents = [("a", ["the film"]), ("b", ["the book " * 600]), ("c", ["is bad"])]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film", "book", "is", "bad"]
+    vocabularies = {
+        "gpt": train_bpe([text for _, [text] in documents], 300),
+        "bert": build_tokenizer({word: index for index, word in enumerate(words)}, Normalisation()),
+    }
+    for name, vocab in vocabularies.items():
+        prepare(documents, vocab, tmp_path / name, heldout=["a"])
+    assert {message.split(":")[0] for message in caplog.messages} == {str(tmp_path / "bert")}
+    assert len(caplog.messages) == 2
 
 
 def nothing_left(directory, allowed):
