@@ -40,7 +40,7 @@ class Bug:
     new: str
     words: str  # for pytest -k
     after: str = ""
-    short: bool = False  # one of those that every test run plants
+    short: bool = False  # one of those that a run of the slow tests plants
 
 
 ATTENTION = "test_attention and dtype0 and "
