@@ -73,8 +73,8 @@ def encode_beginnings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encodi
 def _ends_words_at_blanks(tokenizer: Tokenizer) -> bool:
     parts = (tokenizer.normalizer, BertNormalizer), (tokenizer.pre_tokenizer, BertPreTokenizer)
     is_bert = all(isinstance(part, kind) for part, kind in (*parts, (tokenizer.model, WordPiece)))
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    return is_bert and not any(blank in content for content in added for blank in _BLANKS)
+    added = "".join(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    return is_bert and not any(map(str.isspace, added))  # the normalizer makes blanks of all kinds one
 
 
 def _beginning(text: str, size: int) -> str:

@@ -83,6 +83,13 @@ def test_of_prose_little_is_looked_at(tokenizer):
     assert same(tokenizer, [text]) == len(text)
 
 
+@pytest.mark.parametrize("blank", [" ", "\u00a0", "\t"])
+def test_an_added_token_of_several_words_may_go_on_behind_any_blank(tokenizer, blank):
+    tokenizer.add_tokens([AddedToken(blank.join(["film", "is", "very", "good"]))])
+    tokenizer.enable_truncation(4)
+    same(tokenizer, ["x" * count + " film is very good" * 50 for count in range(64)])
+
+
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
 def test_tokenizers_of_other_kinds_look_at_the_whole_text(tokenizer, part):
     other = {"normalizer": normalizers.NFKC(), "pre_tokenizer": pre_tokenizers.Whitespace()}[part]
