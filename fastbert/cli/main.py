@@ -126,6 +126,7 @@ def parse(options: type, prog: str, argv: Sequence[str], default=None):
             if isinstance(cause, FastbertError):
                 raise cause from None
             cause = cause.__context__
+        _check_taken(options, argv, told.getvalue())
         sys.stderr.write(told.getvalue())
         raise
 
@@ -157,16 +158,37 @@ def _wrapped(text: str) -> str:
     return "\n".join(line if line.startswith(" ") else fill(line) for line in lines[1:])
 
 
+def _lists(options: type) -> dict[str, set[str]]:
+    """The options of several values: by the names of their fields, what they may be called."""
+    fields = (field for field in dataclasses.fields(options) if ", ...]" in field.type)
+    return {field.name: {f"--{field.name}", f"--{field.name.replace('_', '-')}"} for field in fields}
+
+
 def _check_lists(found: object, argv: Sequence[str]) -> None:
     """Raises InputError for an option of several values that has none, which tyro passes over, or is there twice, of
     which tyro keeps the last."""
-    for field in dataclasses.fields(found):
-        names = {f"--{field.name}", f"--{field.name.replace('_', '-')}"}
-        given = sum(word.partition("=")[0] in names for word in argv) if ", ...]" in field.type else 0
-        if given and not getattr(found, field.name):
+    for field, names in _lists(type(found)).items():
+        given = sum(word.partition("=")[0] in names for word in argv)
+        if given and not getattr(found, field):
             raise InputError(f"expected a value or several after {min(names)}, got none")
         if given > 1:
             raise InputError(f"expected {min(names)} once, with all its values after it, got it {given} times")
+
+
+def _check_taken(options: type, argv: Sequence[str], told: str) -> None:
+    """Raises InputError where tyro misses a word that belongs to no option, and one of several values has taken it."""
+    alone = (field.name.upper() for field in dataclasses.fields(options) if field.type.startswith("Positional"))
+    missing = next((name for name in alone if re.search(rf"^\W*{name}\W*$", told, re.MULTILINE)), None)
+    names = set().union(*_lists(options).values())
+    option, values = "", []
+    for word in (*argv, "--"):
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if missing is not None and option in names and len(values) > 1:
+            took = f"which takes all words up to the next option; the last is {values[-1]}"
+            raise InputError(f"expected {missing} before {option}, {took}")
+        option, values = word, []
 
 
 def _join_lines_of_help(options: type) -> None:

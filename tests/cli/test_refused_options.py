@@ -55,6 +55,15 @@ def test_finetune_refuses_what_it_need_not_read_rows_for(model, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
+def test_a_task_that_an_option_of_several_values_has_taken(model, capsys):
+    given = ["--train", "train.tsv", "sst2", "--model", model, "--dev", "dev.tsv", "--out", "RUN"]
+    said = "expected TASK before --train, which takes all words up to the next option; the last is sst2"
+    assert said in refused(capsys, "finetune", *given)
+    given.remove("sst2")  # no option has taken it
+    assert main(["finetune", *map(str, given)]) == 2
+    assert "Missing from fastbert finetune" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", ["0", "1", "-1", "nan"])
 def test_finetune_refuses_a_share_that_is_none(model, tmp_path, monkeypatch, capsys, share):
     monkeypatch.chdir(tmp_path)
