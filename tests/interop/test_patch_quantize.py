@@ -127,6 +127,17 @@ def test_channels_that_are_far_larger_stay_apart():
     assert spread(logits(model), exact) < 0.05
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_few_positions(family):
+    """Fewer than the probe's tokens; of RoBERTa's those up to the pads' are nobody's."""
+    head, config, sizes = FAMILIES[family]
+    small = getattr(transformers, config)(**sizes | {"max_position_embeddings": 12})
+    model = fastbert.patch(getattr(transformers, head)(small).eval())
+    ids = IDS[:, :9]
+    exact = model(ids).logits
+    assert 0 < spread(fastbert.quantize(model)(ids).logits, exact) < 0.05
+
+
 def test_it_is_for_inference():
     model = int8()
     with pytest.raises(InputError, match=r"expected eval\(\), got train\(\)"):

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fastbert
-from fastbert import BertConfig, BertEncoder, _native, ops, reference
+from fastbert import BertConfig, BertEncoder, _native, fp8, ops, reference
 from fastbert.errors import BackendError, InputError
 from fastbert.modules import stack
+from fastbert.modules.fp8 import policy
 from fastbert.modules.layout import PackedLayout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -125,7 +126,14 @@ WATCHED = {
         torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), run
     ),
     "a mode": lambda run: _within(torch.device("cpu"), run),
+    "8 bits": lambda run: _within(fp8.use(policy(_some_model())), run),
 }
+
+
+def _some_model() -> fastbert.BertModel:
+    """Of whose dense layers there is a policy for products in 8 bits."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1}
+    return fastbert.BertModel(BertConfig(**sizes, vocab_size=40))
 
 
 def _within(block, run) -> Tensor:
