@@ -1,7 +1,8 @@
-"""Files of other people's: lines, texts in UTF-8, YAML and JSON, which may hold anything."""
+"""Files of other people's: lines, texts in UTF-8, YAML, JSON and Python, which may hold anything."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gzip
 import json
@@ -191,3 +192,12 @@ def read_json(
     if not isinstance(value, kind):
         raise raises(f"{path}: expected a JSON {_JSON_KINDS[kind]}, got {type(value).__name__}")
     return value
+
+
+def parse_python(source: str | bytes) -> ast.Module:
+    """The syntax tree of Python's source, with its docstrings; under ``python -OO`` ast.parse drops them from 3.14 on.
+
+    Raises:
+        SyntaxError, ValueError: as ast.parse.
+    """
+    return compile(source, "<unknown>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True, optimize=0)

@@ -24,6 +24,7 @@ from types import ModuleType
 
 from ..errors import FastbertError, InputError
 from ..files import NO_ROOM
+from ..text_files import parse_python
 
 COMMANDS = {
     "demo": "train and use a small BERT on a built-in corpus, with a report; no download",
@@ -135,7 +136,7 @@ def _docstring(options: type) -> str:
     """The docstring of a command; under ``python -OO``, which strips them, that of its source."""
     if sys.flags.optimize < 2:
         return inspect.cleandoc(options.__doc__ or "")
-    return ast.get_docstring(ast.parse(inspect.getsource(options)).body[0]) or ""
+    return ast.get_docstring(parse_python(inspect.getsource(options)).body[0]) or ""
 
 
 def _wrapped(text: str) -> str:

@@ -4,7 +4,7 @@ It is made of `pydoc_data.topics` (the language reference as `help()` shows it) 
 of the standard library, about 2.0 MB in 570 documents on CPython 3.11. Nothing is downloaded, and the
 same interpreter always gives the same text in the same order.
 
-Python modules are parsed with `ast`, never imported: an import may open a window (`turtledemo`), a browser
+Python modules are parsed, never imported: an import may open a window (`turtledemo`), a browser
 (`antigravity`) or print a poem (`this`). Only modules written in C, whose docstrings exist nowhere but in
 the binary, are imported, and only those of a list known to have no side effect.
 """
@@ -19,6 +19,8 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+
+from ..text_files import parse_python
 
 # Tests hold no documentation; encodings and pydoc_data hold tables; ensurepip, site-packages and dist-packages
 # hold other people's code, and differ between machines.
@@ -139,7 +141,7 @@ def _from_source(path: Path) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in old modules are not the user's business
-            tree = ast.parse(path.read_bytes())
+            tree = parse_python(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return
 

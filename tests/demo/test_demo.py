@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -18,6 +20,13 @@ from fastbert.errors import InputError
 @pytest.fixture(scope="module")
 def documents():
     return list(builtin_corpus.documents())
+
+
+def test_the_corpus_is_whole_where_python_strips_docstrings(documents):
+    code = "from fastbert.data import builtin_corpus as b; print(*(name for name, _ in b.documents()), sep=chr(10))"
+    command = [sys.executable, "-OO", "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert told.split() == [name for name, _ in documents]
 
 
 def test_validation_and_test_are_disjoint_and_of_the_size_asked_for(documents):
