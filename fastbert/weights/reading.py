@@ -131,7 +131,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
     _refuse_pointer(path)
     try:
-        with held_signals():  # the library makes an error of an exception that one raises, and blames the file
+        # The library makes an error of an exception that a signal raises, and blames the file. Before 0.6 it puts the
+        # tensors on torch's default device, which may be the meta device.
+        with held_signals(), torch.device("cpu"):
             return load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{path}: expected a safetensors file, got one that cannot be read: {error}") from error
