@@ -35,7 +35,7 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[...,
         # Lines printed meanwhile go above the bar, but only where both are on one screen.
         redirect_stdout=sys.stdout.isatty(),
     )
-    with bar:
+    with contextlib.nullcontext() if bar.disable else bar:  # one not drawn ends in an empty line before rich 14.3
         task = bar.add_task(label, total=total)
 
         def advance(count: int, total: int | None = None, label: str | None = None) -> None:

@@ -43,7 +43,8 @@ class Console:
         return self
 
     def __exit__(self, *_exception) -> None:
-        self._bar.stop()
+        if not self._bar.disable:  # one that is not drawn ends in an empty line before rich 14.3
+            self._bar.stop()
 
     def say(self, text: str) -> None:
         """Prints a line. On a full disk, where a batch system may keep what is printed, it waits for the next one: that
