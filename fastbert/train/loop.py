@@ -168,10 +168,10 @@ class PretrainLoop:
             self.console.say("the one step is the first of the warm-up, at a rate of 0: no weight changes (--warmup 0)")
         stopped = None
         self.model.train()
-        self.clock.start()
         log = self._open_log()
         watch = StallWatch(self.run_dir, self.config.stall_minutes, self.engine.world.rank)
         with StopRequest() as stop, log, self.console, watch, self.checkpoints:
+            self.clock.start()  # with the log open: TensorBoard imports TensorFlow where there is one, for many seconds
             self._log, self._stop = log, stop
             self._rows = StepRows(self.run_dir / "steps.jsonl" if self.engine.world.first else None, self.step)
             self._rows.begin(self.window)
