@@ -107,14 +107,14 @@ def attention_padded(
     """
     batch_size, nheads, length, head_dim = q.shape
     scores = torch.matmul(q * (head_dim**-0.5 if softmax_scale is None else softmax_scale), k.transpose(-1, -2))
-    if mask is not None:
-        scores = scores + mask
     if mask is None:
         probs = _softmax(scores)
     else:
-        # Before the softmax too: the gradient of one over nothing but -inf is NaN, and 0 times NaN is NaN.
-        blocked = (scores == float("-inf")).all(-1, keepdim=True)
-        probs = _softmax(scores.masked_fill(blocked, 0.0)).masked_fill(blocked, 0.0)
+        # A row of nothing but -inf has a softmax of NaN, and a gradient of NaN even where 0 takes its place. Looked for
+        # in the mask, which is mostly smaller than the scores; halved, as a score may be added to it in float16.
+        some = (mask != float("-inf")).any(-1, keepdim=True)
+        scores = scores + mask.clamp(min=torch.finfo(mask.dtype).min / 2)
+        probs = _softmax(scores) * some.to(scores.dtype)
     dropped = probs
     if dropout is not None:
         device = q.device

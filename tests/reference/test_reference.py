@@ -133,6 +133,18 @@ def test_attention_packed_equals_padded():
     assert torch.equal(empty, torch.zeros_like(empty))
 
 
+@pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float16).min])
+def test_a_row_without_keys_has_finite_results_and_gradients(lowest):
+    # In float16 a negative score beside the lowest number is -inf, for every key of the row.
+    q = torch.full((1, 1, 2, 4), -8.0, dtype=torch.float16, requires_grad=True)
+    k = torch.full((1, 1, 2, 4), 8.0, dtype=torch.float16, requires_grad=True)
+    mask = torch.tensor([[0.0, 0.0], [lowest, lowest]], dtype=torch.float16)[None, None]
+    out, probs = reference.attention_padded(q, k, torch.ones_like(k), mask)
+    assert torch.equal(probs[0, 0, 0], torch.tensor([0.5, 0.5], dtype=torch.float16))
+    out.sum().backward()
+    assert all(x.isfinite().all() for x in (out, probs, q.grad, k.grad))
+
+
 def test_cross_entropy_hand_worked():
     logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0], [5.0, 1.0]], dtype=torch.float64)
     labels = torch.tensor([1, 0, -100])
