@@ -33,6 +33,8 @@ _TABLES = tuple(_TABLE_SIZES)
 # Hooks that transformers and PEFT put there themselves, and that mind no shape.
 _BENIGN_MODULES = ("transformers.utils.output_capturing", "transformers.utils.generic")
 _BENIGN_NAMES = ("make_inputs_require_grad", "make_inputs_require_grads")
+# Those by which torch makes a weight before its module is called, from a mask or a norm: they look at no input.
+_WEIGHT_MODULES = tuple(f"torch.nn.utils.{name}" for name in ("prune", "weight_norm", "spectral_norm"))
 
 
 def our_config(config: Any, family: Family) -> BertConfig:
@@ -239,10 +241,11 @@ def _with_inside(module: nn.Module | None) -> list[nn.Module | None]:
     return [module] if module is None or not module._modules else list(module.modules())
 
 
-def check_hooks(parts: list[nn.Module | None]) -> None:
+def check_hooks(parts: list[nn.Module | None], makes_weights: bool = False) -> None:
     """Raises Unservable for a hook on a module inside, or a forward put in the place of its own or of its class's.
 
-    Both expect (B, S, ...) tensors, and a packed pass does not call all modules.
+    Both expect (B, S, ...) tensors, and a packed pass does not call all modules. With ``makes_weights`` the hooks by
+    which torch prunes and normalises weights are let be: the pass calls every module that has a weight and a hook.
     """
     if hooks.on_all_modules():
         raise Unservable("there is a hook on all modules")
@@ -256,12 +259,17 @@ def check_hooks(parts: list[nn.Module | None]) -> None:
         if hooks.is_forward_replaced(module):
             raise Unservable(f"{type(module).__name__}.forward has been replaced")
         for own in map(state.__getitem__, hooks.KINDS):
-            if own and not all(map(_is_benign, own.values())):
+            if own and not all(_is_benign(hook) or (makes_weights and _is_of_weight(hook)) for hook in own.values()):
                 raise Unservable(f"there is a hook on a {type(module).__name__}")
 
 
 def _is_benign(hook) -> bool:
     return getattr(hook, "__module__", "") in _BENIGN_MODULES or getattr(hook, "__name__", "") in _BENIGN_NAMES
+
+
+def _is_of_weight(hook) -> bool:
+    """Whether a hook's code, which a pruning method of the caller's own inherits, is torch's."""
+    return getattr(type(hook).__call__, "__module__", "") in _WEIGHT_MODULES
 
 
 # Kept outside of the models, so that they are copied, pickled and saved as they were.
@@ -275,7 +283,7 @@ def view_of(model: nn.Module, family: Family) -> View:
         Unservable: it must be computed by its own code.
     """
     parts = parts_of(model, family)
-    check_hooks(parts)
+    check_hooks(parts, makes_weights=True)
     return _view(model, family, parts)
 
 

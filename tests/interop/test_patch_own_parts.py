@@ -11,6 +11,7 @@ import torch
 import transformers
 from patched import V5, arguments, assert_same, twins
 from torch import nn
+from torch.nn.utils import prune
 
 import fastbert
 from fastbert.errors import InputError
@@ -283,7 +284,34 @@ def _two_in_a_row(model):
     model.encoder.layer[1].output.dense = nn.Sequential(nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 32))
 
 
-@pytest.mark.parametrize("change", [_norm_weights, _two_in_a_row])
+class _EveryThird(prune.BasePruningMethod):
+    PRUNING_TYPE = "unstructured"
+
+    def compute_mask(self, t, default_mask):
+        mask = default_mask.clone()
+        mask.view(-1)[::3] = 0
+        return mask
+
+
+def _prune(model):
+    prune.l1_unstructured(model.embeddings.word_embeddings, "weight", amount=0.4)
+    for layer in model.encoder.layer:
+        prune.l1_unstructured(layer.attention.self.query, "weight", amount=0.4)
+        prune.ln_structured(layer.intermediate.dense, "weight", amount=0.4, n=2, dim=0)
+        prune.random_unstructured(layer.intermediate.dense, "bias", amount=0.4)
+        prune.l1_unstructured(layer.intermediate.dense, "weight", amount=0.1)  # a container of two methods
+        prune.random_unstructured(layer.output.LayerNorm, "weight", amount=0.4)
+        _EveryThird.apply(layer.output.dense, "weight")
+
+
+def _norm_weights_by_hooks(model):
+    for layer in model.encoder.layer:
+        nn.utils.spectral_norm(layer.output.dense)
+        nn.utils.weight_norm(layer.attention.self.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("change", [_norm_weights, _norm_weights_by_hooks, _prune, _two_in_a_row])
 def test_what_computes_each_token_by_itself_is_packed(change, only_ours):
     theirs, ours = twins("BertModel")
     given = arguments("BertModel")
