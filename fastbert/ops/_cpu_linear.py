@@ -17,6 +17,7 @@ from .. import _native, hardware, reference
 from ..errors import InputError
 from . import _cpu, _dispatch, _invariant
 from ._kept import KeptOfWeights
+from ._wanted import wanted
 
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
@@ -144,7 +145,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _gradient(ctx, dout: Tensor):
     x, weight = ctx.saved_tensors
-    wants = list(ctx.needs_input_grad[:3])
+    wants = wanted(ctx, ctx.needs_input_grad[:3])
     dx, dw, db = _linear_backward(dout, x, weight, wants)
     return dx if wants[0] else None, dw if wants[1] else None, db.to(ctx.bias_dtype) if wants[2] else None, None
 
@@ -225,7 +226,7 @@ def _either_backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool])
 
 def _either_gradient(ctx, dout: Tensor):
     x, weight = ctx.saved_tensors
-    wants = list(ctx.needs_input_grad[:3])
+    wants = wanted(ctx, ctx.needs_input_grad[:3])
     gradients = _linear_float32_backward(dout, x, weight, wants)
     return *(g if wanted else None for g, wanted in zip(gradients, wants, strict=True)), None, None
 

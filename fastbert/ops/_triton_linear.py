@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import reference
 from . import _dispatch, _once, _triton
+from ._wanted import wanted
 from .linear_fp8 import product_dtype
 
 # The fast products want rows of whole 16 bytes, and Triton's loads look for multiples of 16 elements. BERT's vocabulary
@@ -54,7 +55,7 @@ class _Filled(torch.autograd.Function):
     def backward(ctx, dout: Tensor):
         rows, wide = ctx.saved_tensors
         shape, dtype, of_weight, of_bias = ctx.like
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias = wanted(ctx, ctx.needs_input_grad)
         features, whole = dout.shape[-1], getattr(dout, "fastbert_whole", None)
         dout = dout.reshape(-1, features)
         if whole is None:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import _native, ops, reference
-from fastbert.ops import _cpu
+from fastbert.ops import _cpu, _cpu_linear
 from fastbert.rng import Dropout
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -198,3 +198,35 @@ def test_nothing_comes_back_from_what_follows(op, context):
     _GivesNothingBack.apply(out).sum().backward()
     for leaf in (x, w):
         assert leaf.grad is None or not leaf.grad.any()
+
+
+def test_gradients_that_nobody_asks_for_are_not_computed(monkeypatch):
+    asked, plain = [], _cpu_linear._linear_backward
+
+    def noted(dout, x, weight, wants):
+        asked.append("".join(name for name, want in zip("xwb", wants, strict=True) if want))
+        return plain(dout, x, weight, wants)
+
+    monkeypatch.setattr(_cpu_linear, "_linear_backward", noted)
+    leaf, weight, bias = (torch.randn(*shape).bfloat16().requires_grad_() for shape in ((5, 16), (24, 16), (24,)))
+    x = leaf * 2
+    loss = ops.linear(x, weight, bias).float().square().sum()
+    loss.backward(retain_graph=True)
+    slopes = torch.autograd.grad(loss, (x, weight, bias), retain_graph=True)
+    assert torch.equal(weight.grad, slopes[1])
+    for of, slope, names in (
+        (x, slopes[0], "x"),
+        (leaf, leaf.grad, "x"),
+        (weight, slopes[1], "w"),
+        (bias, slopes[2], "b"),
+    ):
+        asked.clear()
+        assert torch.equal(torch.autograd.grad(loss, of, retain_graph=True)[0], slope)
+        assert asked == [names]
+    asked.clear()
+    loss.backward(inputs=[bias], retain_graph=True)
+    assert asked == ["b"]
+    without = ops.linear(leaf, weight).float().square().sum()
+    assert torch.autograd.grad(without, leaf, retain_graph=True)[0].any()
+    without.backward()
+    assert asked == ["b", "x", "xw"]

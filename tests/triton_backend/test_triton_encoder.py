@@ -133,6 +133,20 @@ def test_under_autocast_it_is_as_near_to_float32_as_layer_by_layer(ran, monkeypa
         assert error < 1.4 * usual + 1e-6, f"{name} is off by {error:.3g}, layer by layer by {usual:.3g}"
 
 
+def test_gradients_that_nobody_asks_for_are_not_computed(monkeypatch):
+    needed, plain = [], _triton_encoder._backward
+    monkeypatch.setattr(_triton_encoder, "_backward", lambda *given: (needed.append(sum(given[-1])), plain(*given))[1])
+    (layer,) = parameters(1, torch.float32)
+    leaves = [torch.randn(sum(LENGTHS), HIDDEN, device=DEVICE), *layer]
+    x, *given = (leaf.requires_grad_() for leaf in leaves)
+    states = ops.encoder(x, [LayerParameters(*given)], BOUNDS, max(LENGTHS), nheads=NHEADS, eps=1e-12)
+    loss = states[-1].square().sum()
+    loss.backward(retain_graph=True)
+    for of in (x, given[0], given[-1]):
+        torch.testing.assert_close(torch.autograd.grad(loss, of, retain_graph=True)[0], of.grad)
+    assert needed == [len(leaves), 1, 1, 1]
+
+
 def test_gradients_are_widened_in_one_launch_a_layer(monkeypatch):
     """None that has its parameter's dtype already is copied."""
     launches, copy, widened = [], torch._foreach_copy_, _triton_encoder._widened
