@@ -138,7 +138,7 @@ class Pass:
                     'pads are computed where a head reads their outputs; patch(model, pads="zeros") leaves them out'
                 )
                 keep = keep.to(tokens.cu_seqlens.device)
-                return replace(tokens, layout=PaddedLayout(additive_mask(keep), *shape))
+                return replace(tokens, layout=PaddedLayout(additive_mask(keep), *shape, self.attentions))
         elif tokens.shape.keep is not None:
             return replace(tokens, shape=replace(tokens.shape, keep=with_first_column(tokens.shape.keep)))
         return tokens

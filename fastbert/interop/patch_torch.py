@@ -136,7 +136,7 @@ def encode(
         layout: Layout = PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal)
     else:
         packing = Packing.full(batch_size, seqlen, x.device)
-        layout = PaddedLayout(_added(scores, bias, causal, keep, x), batch_size, seqlen)
+        layout = PaddedLayout(_added(scores, bias, causal, keep, x), batch_size, seqlen, probabilities=False)
     # Under autocast layers compute in its dtype, and torch's residuals keep their own.
     out = packing.unpack(_run(encoder, packing.pack(x), layout).to(x.dtype))
     if keep is not None and type(layout) is PaddedLayout:

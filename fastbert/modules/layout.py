@@ -38,20 +38,23 @@ class PackedLayout:
 
 @dataclass(frozen=True)
 class PaddedLayout:
-    """A (B, S) rectangle under an additive mask (broadcastable to (B, nheads, S, S)) or None; pads are computed."""
+    """A (B, S) rectangle under an additive mask (broadcastable to (B, nheads, S, S)) or None; pads are computed.
+    ``probabilities`` says whether those of attention are wanted."""
 
     mask: Tensor | None
     batch_size: int
     seqlen: int
+    probabilities: bool
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
-        """q, k, v (B*S, nheads, head_dim) -> context of that shape, and probabilities (B, nheads, S, S)."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout | None) -> tuple[Tensor, Tensor | None]:
+        """q, k, v (B*S, nheads, head_dim) -> context of that shape, and probabilities (B, nheads, S, S) or None."""
 
         def heads_first(x: Tensor) -> Tensor:
             return x.unflatten(0, (self.batch_size, self.seqlen)).transpose(1, 2)
 
         mask = None if self.mask is None else self.mask.to(q.dtype)
-        context, probs = ops.attention_padded(heads_first(q), heads_first(k), heads_first(v), mask, dropout=dropout)
+        options = {"dropout": dropout, "probabilities": self.probabilities}
+        context, probs = ops.attention_padded(heads_first(q), heads_first(k), heads_first(v), mask, **options)
         return context.transpose(1, 2).flatten(0, 1), probs
 
 
@@ -154,7 +157,7 @@ def lay_out(
 
     def rectangle(mask: Tensor | None, keep: Tensor | None) -> tuple[Packing, PaddedLayout, Tensor | None]:
         mask = _causal_mask(mask, seqlen, device) if causal else mask
-        return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen), keep
+        return Packing.full(batch_size, seqlen, device), PaddedLayout(mask, batch_size, seqlen, probabilities), keep
 
     square = attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == seqlen
     if square:

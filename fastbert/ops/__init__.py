@@ -3,6 +3,7 @@
 # A kernel enters the dispatcher's table by being imported.
 from . import (  # noqa: F401
     _cpu_attention,
+    _cpu_attention_padded,
     _cpu_cross_entropy,
     _cpu_dropout,
     _cpu_embedding,

@@ -9,7 +9,11 @@ from ..errors import InputError
 from ..rng import Dropout
 from . import _dispatch, _invariant
 
-_dispatch.register("attention_padded", "reference")(reference.attention_padded)
+
+@_dispatch.register("attention_padded", "reference")
+def _reference(*args, probabilities: bool, **options) -> tuple[Tensor, Tensor | None]:
+    out, probs = reference.attention_padded(*args, **options)
+    return out, probs if probabilities else None
 
 
 def attention_padded(
@@ -20,16 +24,18 @@ def attention_padded(
     *,
     softmax_scale: float | None = None,
     dropout: Dropout | None = None,
-) -> tuple[Tensor, Tensor]:
+    probabilities: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """dropout(softmax(scale * Q K^T + mask)) V, and the probabilities before dropout.
 
     Args:
         q, k, v: (B, nheads, S, head_dim) floating.
         mask: additive, broadcastable to (B, nheads, S, S), or None. A query whose keys are all at -inf gets zeros.
         softmax_scale, dropout: as in `attention`; the row of a token is its place in the (B, S) batch.
+        probabilities: whether they are wanted. Without them and without dropout the CPU keeps no (S, S) matrix.
 
     Returns:
-        (B, nheads, S, head_dim) and (B, nheads, S, S).
+        (B, nheads, S, head_dim) and (B, nheads, S, S), or None.
 
     Raises:
         InputError: shapes that do not fit.
@@ -37,4 +43,5 @@ def attention_padded(
     if q.dim() != 4 or q.shape != k.shape or q.shape != v.shape:
         raise InputError(f"q, k and v must all be (B, nheads, S, head_dim), got {[tuple(x.shape) for x in (q, k, v)]}")
     _invariant.refuse("a batch took the padded path (a mask of queries, attention probabilities, or computed pads)")
-    return _dispatch.call("attention_padded", q, k, v, mask, softmax_scale=softmax_scale, dropout=dropout)
+    options = {"softmax_scale": softmax_scale, "dropout": dropout, "probabilities": probabilities}
+    return _dispatch.call("attention_padded", q, k, v, mask, **options)

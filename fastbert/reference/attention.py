@@ -94,12 +94,14 @@ def attention_padded(
     *,
     softmax_scale: float | None = None,
     dropout=None,
+    keep_mask: Callable[[Tensor, int, object], Tensor] = reference_keep_mask,
 ) -> tuple[Tensor, Tensor]:
     """Attention of a rectangular batch under any additive mask; it is slow and keeps the probabilities.
 
     Args:
         q, k, v: (B, nheads, S, head_dim).
         mask: additive, broadcastable to (B, nheads, S, S), 0 = keep and a very negative number = drop; or None.
+        keep_mask: as in `attention`.
 
     Returns:
         The output (B, nheads, S, head_dim) and the probabilities (B, nheads, S, S) before dropout.
@@ -120,6 +122,6 @@ def attention_padded(
         device = q.device
         tokens = torch.arange(batch_size * length, device=device).reshape(batch_size, 1, length)
         rows = tokens * nheads + torch.arange(nheads, device=device)[:, None]
-        keep = reference_keep_mask(rows.flatten(), length, dropout)
+        keep = keep_mask(rows.flatten(), length, dropout)
         dropped = probs * keep.reshape(probs.shape) * dropout.scale
     return torch.matmul(dropped, v), probs

@@ -12,6 +12,7 @@ from patched import V5, arguments, assert_same, twins
 from torch import nn
 
 import fastbert
+from fastbert import reference
 from fastbert.errors import InputError
 
 
@@ -203,6 +204,15 @@ def test_masked_tokens_are_zero_unless_they_are_asked_for():
         assert not fastbert.patch(copy.deepcopy(theirs))(**given).last_hidden_state[pads].any()
         computed = fastbert.patch(copy.deepcopy(theirs), pads="computed")(**given)
     hf.assert_near(computed.last_hidden_state, wanted.last_hidden_state, torch.float32, "pads")
+
+
+def test_pads_that_are_computed_take_no_matrix_of_scores(monkeypatch):
+    """With one a reader of answers took 1.6 times as long as transformers by SDPA, for windows of 384 tokens."""
+    theirs, _ = hf.pair("BertForQuestionAnswering")
+    ours, given = fastbert.patch(copy.deepcopy(theirs)), arguments("BertForQuestionAnswering")
+    wanted = theirs(**given).loss
+    monkeypatch.setattr(reference, "attention_padded", None)
+    hf.assert_near(ours(**given).loss, wanted, torch.float32, "loss")
 
 
 @pytest.mark.skipif(not V5, reason="version 4 converts ready 4-D masks")

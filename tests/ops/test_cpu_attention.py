@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from close import assert_close
 from levels import ALL_LEVELS, TILES
 
 import fastbert
-from fastbert import _native, ops
+from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
 from fastbert.ops import _cpu
 from fastbert.rng import Dropout
@@ -385,3 +386,66 @@ def test_compiles_into_one_graph():
     assert torch.equal(eager, compiled)
     for a, b in zip(torch.autograd.grad(eager, leaves, dout), torch.autograd.grad(compiled, leaves, dout), strict=True):
         assert torch.equal(a, b)
+
+
+def _masks_of_rectangles() -> dict[str, torch.Tensor | None]:
+    """For 3 sequences of 7 tokens and 2 heads: no mask, keys, keys and queries; a row of nothing but -inf in each."""
+    keys = torch.zeros(3, 1, 1, 7).masked_fill(
+        torch.arange(7) >= torch.tensor([7, 3, 0])[:, None, None, None], -math.inf
+    )
+    square = torch.randn(3, 2, 7, 7).masked_fill(torch.rand(3, 2, 7, 7) < 0.4, -math.inf)
+    square[0, 1, 2] = -math.inf
+    return {"none": None, "keys": keys, "square": square, "lowest": keys.clamp(min=torch.finfo(torch.float32).min)}
+
+
+@pytest.mark.parametrize("dropout", [None, Dropout(0.3, 7, 1, 2)])
+@pytest.mark.parametrize("probabilities", [False, True])
+@pytest.mark.parametrize("mask", ["none", "keys", "square", "lowest"])
+def test_a_rectangle_is_the_references(mask, probabilities, dropout):
+    added = _masks_of_rectangles()[mask]
+    given, dout = torch.randn(3, 3, 2, 7, 8), torch.randn(3, 2, 7, 8)
+    if mask == "lowest":
+        # A row without keys, which nobody reads. Torch's gradient for it would be too large, by the sum of its
+        # exponentials, whose logarithm is lost beside such numbers.
+        dout[2] = 0
+    found = []
+    for backend in ("cpu", "reference"):
+        q, k, v = leaves = [x.clone().requires_grad_() for x in given]
+        with ops.backend(backend):
+            out, probs = ops.attention_padded(q, k, v, added, dropout=dropout, probabilities=probabilities)
+        assert (probs is None) is not probabilities
+        found.append([out, *([] if probs is None else [probs]), *torch.autograd.grad(out, leaves, dout)])
+    for ours, wanted in zip(*found, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+    if mask == "keys":
+        assert not found[0][0][2].any()
+
+
+def test_a_rectangle_under_a_mask_that_learns():
+    mask = torch.randn(1, 2, 7, 7)
+    gradients = []
+    for backend in ("cpu", "reference"):
+        learned = mask.clone().requires_grad_()
+        torch.manual_seed(0)
+        with ops.backend(backend):
+            out, _ = ops.attention_padded(*torch.randn(3, 3, 2, 7, 8), learned, probabilities=False)
+        gradients += torch.autograd.grad(out.square().sum(), learned)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_rectangle_of_bfloat16():
+    q, k, v = torch.randn(3, 3, 2, 7, 8, dtype=torch.bfloat16)
+    mask = _masks_of_rectangles()["keys"].bfloat16()
+    with ops.backend("cpu"):
+        out, _ = ops.attention_padded(q, k, v, mask, probabilities=False)
+    exact, _ = reference.attention_padded(*(x.double() for x in (q, k, v)), mask.double())
+    assert out.dtype == torch.bfloat16
+    assert_close(out, exact, reference.attention_padded(q, k, v, mask)[0], what="rectangle")
+
+
+def test_no_matrix_of_scores_is_made_where_nobody_wants_it(monkeypatch):
+    monkeypatch.setattr(reference, "attention_padded", None)
+    with ops.backend("cpu"):
+        out, _ = ops.attention_padded(*torch.randn(3, 1, 2, 7, 8), torch.zeros(1, 1, 1, 7), probabilities=False)
+    assert out.shape == (1, 2, 7, 8)
