@@ -15,14 +15,16 @@ from fastbert.study import cells, corpus, page, run, senses
 from fastbert.train.engine import TrainingDiverged
 
 CUT = ["key", "measured", "figures", "no number", "no time", "no rows", "a truth", "no sentences", "no guess"]
+NO_RESULT = [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", *CUT]
 
 
-@pytest.mark.parametrize("damaged", [b"", b'{\n  "key": "1', b"\xff\xfe", b"[]", b"{}", *CUT])
-def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, damaged, caplog):
-    cache = tmp_path / "cache"
-    shutil.copytree(done[0], cache)
-    before, study = study_runs.kept(cache), study_runs.read(place, seeds=(0,))
-    work, figures = run.work_of(study, cache), ("metrics", "heldout")
+@pytest.fixture
+def damaged(request, place, done, tmp_path) -> tuple:
+    """A finished study of one seed, of whose first cell and first model the results are no more what was written."""
+    how = request.param
+    cache = shutil.copytree(done[0], tmp_path / "cache")
+    study, figures = study_runs.read(place, seeds=(0,)), ("metrics", "heldout")
+    work = run.work_of(study, cache)
     files = [work.cells[0].path, work.models[0].directory / "result.json"]
     for file in files:
         whole = json.loads(file.read_bytes())
@@ -35,12 +37,25 @@ def test_a_damaged_result_is_made_anew_to_the_same_bits(place, done, tmp_path, d
         cut["no sentences"] = {**whole, "heldout": {**whole.get("heldout", {}), "nsp_acc": None}, "guess": {"f1": "x"}}
         curve = [{**point, "nsp_acc": None} for point in whole.get("curve", [])]
         cut["no guess"] = {**whole, "guess": {"f1": math.nan}, "curve": curve}
-        file.write_bytes(json.dumps(cut[damaged]).encode() if damaged in cut else damaged)
+        file.write_bytes(json.dumps(cut[how]).encode() if how in cut else how)
+    return study, cache, [f"{file} is damaged: its result is made anew" for file in files]
+
+
+@pytest.mark.parametrize("damaged", NO_RESULT, indirect=True)
+def test_a_damaged_result_is_left_to_be_made(damaged, caplog):
+    study, cache, told = damaged
+    work = run.work_of(study, cache)
+    assert work.missing == (work.models[:1], work.cells[:1])
+    assert [record.message for record in caplog.records] == told
+
+
+@pytest.mark.parametrize("damaged", [b"", "no guess"], indirect=True)
+def test_a_damaged_result_is_made_anew_to_the_same_bits(damaged, done, caplog):
+    study, cache, told = damaged
     _, lines = study_runs.complete(study, cache)
     assert len(lines) == 2
-    told = [f"{file} is damaged: its result is made anew" for file in files]
     assert [record.message for record in caplog.records] == told
-    assert study_runs.kept(cache) == before
+    assert study_runs.kept(cache) == study_runs.kept(done[0])
 
 
 def _with(values: dict, value: object) -> dict:
