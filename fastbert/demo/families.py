@@ -96,15 +96,15 @@ def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple
     """
     corpus = docstrings()
     parts = {part for module, _, _ in corpus if family_of(module) in FAMILIES for part in module.split(".")}
-    names = sorted(set(_FAMILY_OF) | {part for part in parts if len(part) > 2}, key=len, reverse=True)
-    module_name = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b", re.IGNORECASE)
+    names = {name.lower() for name in (*_FAMILY_OF, *(part for part in parts if len(part) > 2))}
     seen: set[str] = set()
     train, test = [], []
     for module, name, text in corpus:
         family = family_of(module)
         if family not in FAMILIES or module in validation:
             continue
-        text = " ".join(module_name.sub(" ", " ".join(docstring_sentences(text))).split())
+        text = " ".join(docstring_sentences(text))
+        text = " ".join(re.sub(r"\w+", lambda word: " " if word[0].lower() in names else word[0], text).split())
         words = " ".join(re.findall(r"\w+", text.lower()))
         if len(text) < _SHORTEST_TEXT or words in seen:
             continue
