@@ -158,6 +158,9 @@ class FinetuneRun:
         self.out, self._identity = Path(out), identity
         self._source = {"task": task.name, **source}
         (self.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        for left in self.out.glob(".tmp-*"):  # by a process that was killed while it wrote one of the run's files
+            if left.name.endswith(("-config.yaml", "-trials.jsonl", f"-{ENDED}")) or "-dev_" in left.name:
+                left.unlink(missing_ok=True)
         self._write_config(config)
 
     def _write_config(self, config: FinetuneConfig) -> None:

@@ -241,6 +241,17 @@ def test_a_damaged_record_of_an_ended_run_says_how_to_go_on(directory, whole, tm
     runs.assert_same_run(out, whole[0])
 
 
+def test_what_a_kill_left_of_a_file_goes(directory, whole, stopped):
+    """Of the run's own: another command may be writing a file of its own there."""
+    other = stopped / ".tmp-0123456789ab-vectors.npy"
+    other.write_text("half")
+    for name in ("config.yaml", "trials.jsonl", "ended.json", "dev_metrics.json"):
+        (stopped / f".tmp-0123456789ab-{name}").write_text("half")
+    runs.run(directory, stopped, resume="auto")
+    other.unlink()
+    runs.assert_same_run(stopped, whole[0])
+
+
 @pytest.mark.parametrize("place", ["model", "dev_errors.jsonl", "ended.json"])
 def test_killed_while_results_are_written(directory, whole, tmp_path, monkeypatch, place):
     """At the end all is trained, and not all is written."""
