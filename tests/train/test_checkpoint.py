@@ -352,7 +352,6 @@ class Disk:
         self.kind, self.left, self.code = kind, fail_at, code
         self.failed = False
         self.lock = threading.Lock()  # two files are written at the same time
-        monkeypatch.setattr(os, "fsync", lambda _: None)  # nobody pulls the plug here, and it takes most of the time
         for name in ("fsync", "rename", "mkdir", "replace"):
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
         if hasattr(pathlib, "_normal_accessor"):  # Python 3.10's, which holds on to os.mkdir
@@ -412,6 +411,7 @@ BLOCK = 100
 @pytest.mark.parametrize(("kind", "times"), OPERATIONS)
 def test_a_failing_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, kind, times, again, code):
     monkeypatch.setattr(tensor_file, "_BLOCK", BLOCK)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # nobody pulls the plug here, and it takes most of the time
     if kind == "write":
         sample = checkpoint.save(tmp_path / "sample", 1, some_tensors(0), {"n": 1})
         times = sum(-(-path.stat().st_size // BLOCK) for path in sample.iterdir())
