@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-# Every kind of head, and of model.
-FINETUNED = "step_for_step or whole_story or learns_to_answer or learns_and_writes or by_the_command or in_commands"
+# Every kind of head, and of model. SQuAD 2.0's is that of 1.1, and null answers are looked at besides.
+FINETUNED = (
+    "step_for_step or whole_story or squad2 and learns_to_answer or learns_and_writes or by_the_command or in_commands"
+)
 TASKS = ("finetune", "squad", "swag", "gpt_tasks", "features_of_kinds")
 
 
