@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import fp8, reference
 from . import _cpu, _invariant, _once, _recompute
+from ._wanted import wanted
 from .attention import attention
 from .encoder import LayerParameters, PackedEncoder, layers_of
 from .gelu import gelu
@@ -65,7 +66,9 @@ class _Deferred(torch.autograd.Function):
         ctx.call.packed.is_differentiated = True
         cu_seqlens, *saved = ctx.saved_tensors
         # Copies of what was given, which have neither its hooks nor a place to leave the gradient.
-        given = [t.detach().requires_grad_(n) for t, n in zip(saved, ctx.needs_input_grad[3:], strict=True)]
+        of_state, _, *others = ctx.needs_input_grad  # the second is of the call, which is no tensor
+        _, _, *wants = wanted(ctx, [of_state, *others])
+        given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
         with torch.enable_grad(), ctx.as_now, ctx.autocast():
             y = _op_by_op(given[0], layers_of(given[1:]), cu_seqlens, ctx.call)
         gradients = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy))

@@ -18,6 +18,7 @@ from fastbert.errors import BackendError, InputError
 from fastbert.modules import stack
 from fastbert.modules.fp8 import policy
 from fastbert.modules.layout import PackedLayout
+from fastbert.ops import _cpu_encoder_gradient
 
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
@@ -249,6 +250,24 @@ def test_torchs_encoder_that_is_patched(calls):
         loss(expected).backward()
         assert_same([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
         assert calls == [1], number
+
+
+def test_gradients_that_nobody_asks_for_are_not_computed(monkeypatch):
+    """As those of the weights where a saliency map asks for the embeddings'."""
+    encoder, x = new_encoder(), given()
+    y, asked, true = run(encoder, x), [], _cpu_encoder_gradient._op_by_op
+
+    def noted(x, layers, *rest):
+        asked.append([x.requires_grad, *(t.requires_grad for layer in layers for t in layer)])
+        return true(x, layers, *rest)
+
+    monkeypatch.setattr(_cpu_encoder_gradient, "_op_by_op", noted)
+    bias = encoder.layer[1].output.dense.bias
+    for inputs, number in ((x, 1), (bias, 1), ((x, bias), 2)):
+        torch.autograd.grad(loss(y), inputs, retain_graph=True)
+        assert sum(asked.pop()) == number
+    loss(y).backward()
+    assert all(asked.pop())
 
 
 def test_a_parameters_hook_sees_its_gradient_once():
