@@ -69,7 +69,9 @@ class _Deferred(torch.autograd.Function):
         of_state, _, *others = ctx.needs_input_grad  # the second is of the call, which is no tensor
         _, _, *wants = wanted(ctx, [of_state, *others])
         given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
-        with torch.enable_grad(), ctx.as_now, ctx.autocast():
+        # Also within inference_mode(), which records nothing and whose tensors cannot be saved.
+        dy = dy.clone() if dy.is_inference() else dy
+        with torch.inference_mode(False), torch.enable_grad(), ctx.as_now, ctx.autocast():
             y = _op_by_op(given[0], layers_of(given[1:]), cu_seqlens, ctx.call)
         gradients = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy))
         return None, None, None, *(next(gradients) if t.requires_grad else None for t in given)

@@ -329,6 +329,23 @@ def test_a_graph_that_is_kept_is_gone_through_twice():
         torch.autograd.grad(loss(y), x)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_backward_pass_within_inference_mode(keep):
+    """Where nothing is recorded, and tensors that come from there cannot be saved."""
+    x, encoder = given(), new_encoder()
+
+    def total() -> Tensor:
+        out = encoder(x[None], output_hidden_states=keep)
+        return sum(map(loss, out.hidden_states)) if keep else loss(out.last_hidden_state)
+
+    with fastbert.backend("reference"):
+        (expected,) = torch.autograd.grad(total(), x)
+    recorded = total()
+    with torch.inference_mode():
+        recorded.backward()
+    torch.testing.assert_close(x.grad.clone(), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
 def test_the_gradient_is_computed_as_the_pass_was(monkeypatch):
     """By the backend, and under the autocast, of the pass; also on another thread, which has chosen neither."""
     x, encoder = given(), new_encoder()
