@@ -55,6 +55,7 @@ class Family:
         config: our configuration's fields to the family's.
         embed: None where the embeddings are BERT's own, else model and keywords to (B, S, H).
         inputs: what the family's embeddings take besides what BERT's take.
+        as_in_4: whether its code in version 5 of transformers is still written as all of version 4 was.
     """
 
     module: str
@@ -65,6 +66,7 @@ class Family:
     config: tuple[tuple[str, str], ...] = ()
     embed: Callable[[nn.Module, dict[str, Any]], Tensor] | None = None
     inputs: tuple[str, ...] = ()
+    as_in_4: bool = False
 
     def model_class(self) -> type:
         return getattr(importlib.import_module(self.module), self.model)
@@ -83,6 +85,10 @@ class Family:
 
     def field(self, name: str) -> str:
         return dict(self.config).get(name, name)
+
+    def is_as_before_5(self) -> bool:
+        """Whether the code that is there is written as that of version 4 was."""
+        return self.as_in_4 or is_before_5()
 
 
 def find(module: nn.Module, path: str | tuple[str, ...]) -> nn.Module | None:
@@ -159,7 +165,7 @@ FAMILIES = (
     _kin("data2vec.data2vec_text", "Data2VecTextModel"),
     _kin("electra", "ElectraModel", output="BaseModelOutputWithPastAndCrossAttentions"),
     _kin("ernie", "ErnieModel", embed=_embed_more("task_type_ids"), inputs=("task_type_ids",)),
-    _kin("rembert", "RemBertModel"),
+    _kin("rembert", "RemBertModel", as_in_4=True),
     _kin("splinter", "SplinterModel", output="BaseModelOutput"),
     _kin("layoutlm", "LayoutLMModel", output=_WITH_POOLING, embed=_embed_boxes, inputs=("bbox",)),
     _kin("markuplm", "MarkupLMModel", output=_WITH_POOLING, embed=_embed_more(*_PATHS), inputs=_PATHS),

@@ -148,14 +148,15 @@ class Pass:
         cls = self.family.output_class()
         if "pooler_output" in cls.__dataclass_fields__:
             fields["pooler_output"] = pooled
-        if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not is_before_5():
+        old = self.family.is_as_before_5()
+        if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not old:
             # transformers 5 answers for the cross-attention that an encoder has not, too.
             fields["cross_attentions"] = ()
         output = cls(**fields)
         if self.return_dict:
             return output
         # Version 4's tuple of a model without a pooler has a None for it.
-        if "pooler_output" in fields and is_before_5():
+        if "pooler_output" in fields and old:
             return (last, pooled, *(x for x in (states, attentions) if x is not None))
         return output.to_tuple()
 

@@ -22,7 +22,7 @@ from ..modules.encoder import BertEncoder
 from ..modules.layer import BertLayer
 from ..modules.norm import is_plain_norm
 from .patch_checks import Unservable, approximation, check, check_heads, compiled, scoring_of
-from .patch_families import BERT, INNER, LEAVES, Family, find, is_before_5
+from .patch_families import BERT, INNER, LEAVES, Family, find
 
 _TABLE_SIZES = {
     "word_embeddings": "vocab_size",
@@ -166,7 +166,7 @@ class View:
             raise Unservable("the attention of a layer is causal")
         check_heads(self.config, *scoring)
         on_probs, on_attention, on_output = dropouts
-        probs = _share_of_probs(attention, on_probs)
+        probs = _share_of_probs(self.family, attention, on_probs)
         hidden = on_output.p if on_output.training else 0.0
         after = 0.0 if on_attention is None or not on_attention.training else on_attention.p
         if hidden != after:
@@ -197,15 +197,16 @@ def _paths(family: Family, names: tuple[str, ...]) -> tuple[tuple[str, ...] | No
     return tuple(None if path is None else tuple(path.split(".")) for path in paths)
 
 
-def _share_of_probs(attention: nn.Module, dropout: nn.Module) -> float:
+def _share_of_probs(family: Family, attention: nn.Module, dropout: nn.Module) -> float:
     """What a layer drops of attention's probabilities: transformers asks the attention whether, its dropout how much.
-    Version 4 asks the dropout both, and in the attention by SDPA the attention, which keeps a number of its own.
+    Version 4 asks the dropout both. Where the attention keeps a number of its own, as some families' do in both
+    versions and the others' in the attention by SDPA of version 4, that says how much, and the attention whether.
     """
-    if not is_before_5():
-        return dropout.p if attention.training else 0.0
-    share = attention.__dict__.get("dropout_prob")
-    asked, share = (dropout, dropout.p) if share is None else (attention, share)
-    return share if asked.training else 0.0
+    own = attention.__dict__.get("attention_dropout", attention.__dict__.get("dropout_prob"))
+    if own is not None:
+        return own if attention.training else 0.0
+    asked = dropout if family.is_as_before_5() else attention
+    return dropout.p if asked.training else 0.0
 
 
 def _in_a_line(module: nn.Module) -> str:

@@ -134,6 +134,53 @@ def test_what_other_families_embed_beside_words(name, only_ours):
     assert float((wanted.last_hidden_state - without.last_hidden_state)[keep].abs().max()) > 0.1
 
 
+def _small(room: str, **changes) -> nn.Module:
+    name, _, own = _KIN[room]
+    sizes = {key: getattr(hf.hf_config(), key) for key in ("vocab_size", "hidden_size", "num_attention_heads")}
+    sizes |= {"num_hidden_layers": 2, "intermediate_size": 64, "hidden_dropout_prob": 0.0}
+    config = getattr(transformers, name).config_class(**sizes, **own, **changes)
+    config._attn_implementation = "eager"
+    torch.manual_seed(2)
+    return getattr(transformers, name)(config)
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+@pytest.mark.parametrize("room", ["rembert", "ernie"])
+def test_what_is_there_of_attention_that_an_encoder_has_not(room, return_dict, only_ours):
+    """Version 5 answers for cross-attention where its code was written anew, which RemBERT's was not."""
+    theirs = _small(room).eval()
+    ours = fastbert.patch(copy.deepcopy(theirs))
+    given = arguments("BertModel") | {"output_attentions": True, "return_dict": return_dict}
+    with torch.no_grad():
+        wanted, got = theirs(**given), ours(**given)
+    if return_dict:
+        assert list(got.keys()) == list(wanted.keys())
+    else:
+        assert [type(x) for x in got] == [type(x) for x in wanted]
+
+
+@pytest.mark.parametrize("room", [*_SOFTMAX_IN_FLOAT32, "rembert"])
+@pytest.mark.parametrize("what", ["number", "dropout", "mode"])
+def test_attentions_probabilities_are_dropped_where_other_families_drop_them(room, what):
+    """Most keep a number of their own beside a dropout that they do not call; RemBERT has the dropout alone, and
+    calls it."""
+    if (room, what) == ("rembert", "number"):
+        pytest.skip("it has none")
+    theirs = _small(room, attention_probs_dropout_prob=0.3).train()
+    for layer in theirs.encoder.layer:
+        attention = layer.attention.self
+        if what == "number":
+            attention.attention_dropout = 0.0
+        elif what == "dropout":
+            attention.dropout.p = 0.0
+        else:
+            attention.dropout.eval()
+    models = theirs, fastbert.patch(copy.deepcopy(theirs))
+    given = {"input_ids": hf.inputs()["input_ids"].clamp(min=2), "attention_mask": hf.masks()["prefix"]}
+    repeats = [torch.equal(*(model(**given)[0] for _ in range(2))) for model in models]
+    assert repeats == [(what == "number") != (room == "rembert")] * 2
+
+
 def test_sentence_transformers(minilm, only_ours):
     library = pytest.importorskip("sentence_transformers", exc_type=ImportError)
     model = library.SentenceTransformer(str(minilm), device="cpu")
