@@ -33,7 +33,9 @@ def quantizable(model: nn.Module) -> Quantizable:
         config = model.config
         # Positions of RoBERTa's family begin behind that of the pads.
         positions = config.max_position_embeddings - (config.pad_token_id or 0) - 1
-        ids = probe_ids(config.vocab_size, max(1, min(PROBE_LENGTH, positions)))
+        table = getattr(model.get_input_embeddings(), "weight", None)  # one that was cut is smaller than is said
+        words = min(config.vocab_size, table.shape[0]) if isinstance(table, torch.Tensor) else config.vocab_size
+        ids = probe_ids(words, max(1, min(PROBE_LENGTH, positions)))
         # By transformers' own code, which calls every module.
         type(model)._fastbert_original.forward(model, input_ids=ids, attention_mask=torch.ones_like(ids))
 

@@ -133,6 +133,8 @@ def quantize(model: Model) -> Model:
         hint = ""
         if modules and is_quantized(inner):
             hint = ", which is quantised already"
+        elif found:
+            hint = ", whose dense layers have hooks, as accelerate's, or are of another class than torch's Linear"
         elif any(type(module).__module__.startswith("transformers.") for module in modules):
             # Its name is often that of a class here, so that the sentence without this would make no sense.
             hint = " of transformers' modules: quantize(fastbert.patch(model))"

@@ -138,6 +138,15 @@ def test_few_positions(family):
     assert 0 < spread(fastbert.quantize(model)(ids).logits, exact) < 0.05
 
 
+def test_a_table_that_was_cut():
+    model = fastbert.patch(new())
+    model.bert.embeddings.word_embeddings = nn.Embedding.from_pretrained(torch.randn(50, 64))
+    ids = IDS % 50
+    exact = model(ids).logits
+    assert model.config.vocab_size == 90
+    assert 0 < spread(fastbert.quantize(model)(ids).logits, exact) < 0.05
+
+
 def test_it_is_for_inference():
     model = int8()
     with pytest.raises(InputError, match=r"expected eval\(\), got train\(\)"):
@@ -197,8 +206,16 @@ REFUSED = {
         lambda: fastbert.patch(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, activation="gelu"), 1).eval()),
         "encoders of transformers, got torch's TransformerEncoder",
     ),
+    "hooks": (lambda: _watched(fastbert.patch(new())), "dense layers have hooks, as accelerate's, or"),
     "not finite": (lambda: _with_nan(fastbert.patch(new())), "finite"),
 }
+
+
+def _watched(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda *_: None)
+    return model
 
 
 def _with_nan(model: nn.Module) -> nn.Module:
