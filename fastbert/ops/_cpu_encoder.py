@@ -111,7 +111,7 @@ def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float,
     for index, p in enumerate(layers):
         weights = _int8_weights(p, copies) if int8 else _weights(p, x.dtype)
         vectors = (
-            torch.cat([p.query_bias.detach(), p.key_bias.detach(), p.value_bias.detach()]),
+            _in_a_row((p.query_bias, p.key_bias, p.value_bias), torch.float32),
             *(t.detach() for t in (p.attention_out_bias, p.intermediate_bias, p.out_bias)),
             *(t.detach() for t in (p.attention_norm_weight, p.attention_norm_bias, p.norm_weight, p.norm_bias)),
         )
@@ -121,9 +121,14 @@ def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float,
     return native, copies
 
 
+def _in_a_row(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """Converted one by one: under an autocast to bfloat16, torch does not lay float16 ones end to end."""
+    return torch.cat([t.detach().to(dtype) for t in tensors])
+
+
 def _weights(p: LayerParameters, dtype: torch.dtype) -> list[Tensor | None]:
     """In the order of csrc/include/encoder.h, query, key and value as one."""
-    qkv = torch.cat([p.query_weight.detach(), p.key_weight.detach(), p.value_weight.detach()])
+    qkv = _in_a_row((p.query_weight, p.key_weight, p.value_weight), dtype)
     others = (p.attention_out_weight.detach(), p.intermediate_weight.detach(), p.out_weight.detach())
     return [*(w.to(dtype).contiguous() for w in (qkv, *others)), None, None]
 

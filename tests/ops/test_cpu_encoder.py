@@ -401,6 +401,16 @@ def test_two_python_threads_at_once():
     assert wrong == []
 
 
+def test_a_float16_model_under_an_autocast_to_bfloat16():
+    encoder = small_encoder(torch.float16).eval()
+    x, *bounds = batch(dtype=torch.float16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        got = run(encoder, x, *bounds)
+        with fastbert.backend("reference"):
+            expected = run(encoder, x, *bounds)
+    torch.testing.assert_close(got.float(), expected.float(), rtol=0, atol=0.1)
+
+
 def test_no_tokens_at_all():
     x, cu_seqlens, _ = batch(lengths=(0, 0))
     assert run(small_encoder(), x, cu_seqlens, 0).shape == (0, 96)
