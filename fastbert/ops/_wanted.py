@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
+# Torch has no public word for it: one that has lost this has all gradients computed.
+_will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
+
 
 def wanted(ctx, needed: Sequence[bool]) -> list[bool]:
     """For each of an op's first inputs whether its gradient is used in this backward pass.
@@ -24,6 +27,6 @@ def wanted(ctx, needed: Sequence[bool]) -> list[bool]:
 
 def _is_run(node) -> bool:
     try:
-        return torch._C._will_engine_execute_node(node)
+        return _will_run(node)
     except RuntimeError:  # torch does not tell of a leaf whose gradient is what was asked for
         return True
