@@ -157,10 +157,16 @@ def is_watched() -> bool:
     return not _WATCHERS_ARE_KNOWN or profiler._is_profiler_enabled or is_traced()
 
 
-def is_traced() -> bool:
+def is_traced(own_modes: int = 0) -> bool:
     """Whether a mode, a trace or a transform would miss what passes torch's dispatcher by; also where a torch of
-    another release has no word for it."""
-    if not _WATCHERS_ARE_KNOWN or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    another release has no word for it.
+
+    Args:
+        own_modes: how many modes of torch's functions are this package's, and miss nothing.
+    """
+    if not _WATCHERS_ARE_KNOWN or torch._C._len_torch_dispatch_stack():
+        return True
+    if torch._C._len_torch_function_stack() > own_modes:
         return True
     return is_transformed()
 

@@ -44,7 +44,7 @@ def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, caus
         return "the whole-encoder kernel has no dropout and no causal attention"
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
     if is_recorded(x, tensors):
-        reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not()
+        reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not(x)
         if reason:
             return reason
     level = _LEVEL if torch.compiler.is_compiling() else _native.isa()

@@ -29,13 +29,15 @@ _STEPS = reference.Steps(linear, attention, gelu, layer_norm)
 _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _ignored: True)
 
 
-def why_not() -> str | None:
-    """None where a recorded pass can take the one call, else why not."""
+def why_not(x: Tensor) -> str | None:
+    """None where a recorded pass of x can take the one call, else why not."""
     if torch.compiler.is_compiling():
         return "the whole-encoder kernel has no gradient in a compiler's graph"
-    if _invariant.active() or torch.are_deterministic_algorithms_enabled():
+    # In float32 batch-invariant products have the same bits by either way.
+    same_bits_matter = _invariant.active() and x.dtype != torch.float32
+    if same_bits_matter or torch.are_deterministic_algorithms_enabled():
         return "a pass that is recorded would have other bits than one after a backward pass"
-    if fp8.is_in_use() or _cpu.is_traced() or _saving_hooks(True):
+    if fp8.is_in_use() or _cpu.is_traced(own_modes=_invariant.active()) or _saving_hooks(True):
         return "somebody looks at the ops, or at what they save for their gradients"
     return None
 
