@@ -111,22 +111,14 @@ def labelled_texts(validation: frozenset[str], testing: frozenset[str]) -> tuple
         seen.add(words)
         (test if module in testing else train).append(Row(f"{module}.{name}", (text,), family))
     both = {row.label for row in train} & {row.label for row in test}
-    return [row for row in train if row.label in both], _capped([row for row in test if row.label in both])
+    train, test = ([row for row in rows if row.label in both] for rows in (train, test))
+    return train, few_labels(test, _MOST_TEST_TEXTS, seed=0)
 
 
 def classes(rows: list[Row]) -> tuple[str, ...]:
     """The families of rows, in their order."""
     found = {row.label for row in rows}
     return tuple(family for family in FAMILIES if family in found)
-
-
-def _capped(rows: list[Row]) -> list[Row]:
-    draw = random.Random(0)
-    kept = []
-    for family in FAMILIES:
-        mine = [row for row in rows if row.label == family]
-        kept += draw.sample(mine, min(_MOST_TEST_TEXTS, len(mine)))
-    return kept
 
 
 def few_labels(rows: list[Row], each: int, seed: int) -> list[Row]:
