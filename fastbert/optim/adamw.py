@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..ops import _dispatch
-from .base import Batch, MasterWeightOptimizer, scaled_gradients, write_back
+from .base import Batch, MasterWeightOptimizer, advance, scaled_gradients, write_back
 
 
 class AdamW(MasterWeightOptimizer):
@@ -50,13 +50,9 @@ class AdamW(MasterWeightOptimizer):
 def _adamw(batches: list[Batch], scale: float = 1.0) -> None:
     """The update in torch's own multi-tensor arithmetic."""
     for batch in batches:
-        group, targets, first, second = batch.group, batch.targets, batch.first, batch.second
-        gradients = scaled_gradients(batch, scale)
+        group, targets = batch.group, batch.targets
         beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        roots = torch._foreach_sqrt(second)
+        roots = advance(batch, scaled_gradients(batch, scale))
         rate = float(group["lr"])  # which may be a tensor, and torch takes numbers alone or tensors alone
         if group["correct_bias"]:
             torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in batch.steps])
@@ -66,5 +62,5 @@ def _adamw(batches: list[Batch], scale: float = 1.0) -> None:
         torch._foreach_add_(roots, group["eps"])
         if group["weight_decay"]:
             torch._foreach_mul_(targets, 1 - rate * group["weight_decay"])
-        torch._foreach_addcdiv_(targets, first, roots, rates)
+        torch._foreach_addcdiv_(targets, batch.first, roots, rates)
         write_back(batch)

@@ -231,6 +231,15 @@ def scaled_gradients(batch: Batch, scale: Tensor | float) -> list[Tensor]:
     return [g * (scale.to(g.device) if isinstance(scale, Tensor) else scale) for g in gradients]
 
 
+def advance(batch: Batch, gradients: list[Tensor]) -> list[Tensor]:
+    """Updates both moments; returns the roots of the second, which are nobody else's."""
+    beta1, beta2 = batch.group["betas"]
+    torch._foreach_lerp_(batch.first, gradients, 1 - beta1)
+    torch._foreach_mul_(batch.second, beta2)
+    torch._foreach_addcmul_(batch.second, gradients, gradients, 1 - beta2)
+    return list(torch._foreach_sqrt(batch.second))
+
+
 def write_back(batch: Batch) -> None:
     """Rounds the master weights into the parameters."""
     for p, target in zip(batch.params, batch.targets, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InputError
 from ..ops import _dispatch
-from .base import Batch, MasterWeightOptimizer, global_norm, scaled_gradients, write_back
+from .base import Batch, MasterWeightOptimizer, advance, global_norm, scaled_gradients, write_back
 from .rates import divides_by_norm, has_trust
 
 VARIANTS = ("nvlamb", "apex", "clamped")
@@ -79,16 +79,13 @@ def _lamb(batches: list[Batch], scale: torch.Tensor | float = 1.0) -> None:
 
 def directions(batch: Batch, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """Updates the moments; u of each tensor."""
-    group, first, second = batch.group, batch.first, batch.second
+    group = batch.group
     beta1, beta2 = group["betas"]
-    torch._foreach_lerp_(first, gradients, 1 - beta1)
-    torch._foreach_mul_(second, beta2)
-    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-    roots = torch._foreach_sqrt(second)
-    numerators = first
+    roots = advance(batch, gradients)
+    numerators = batch.first
     if group["variant"] != "clamped":
         torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in batch.steps])
-        numerators = torch._foreach_div(first, [1 - beta1**step for step in batch.steps])
+        numerators = torch._foreach_div(numerators, [1 - beta1**step for step in batch.steps])
     torch._foreach_add_(roots, group["eps"])
     updates = torch._foreach_div(numerators, roots)
     if group["weight_decay"]:
