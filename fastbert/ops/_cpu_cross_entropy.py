@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _dispatch
-from .cross_entropy import reduced
+from .cross_entropy import backward_fake, reduced, setup_context
 
 
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -45,17 +45,6 @@ def _backward(dloss: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor,
     return dlogits
 
 
-def _backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, statistics: Tensor, ignore_index: int) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    logits, labels, ctx.ignore_index = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, labels, output[1])
-
-
 def _gradient(ctx, dloss: Tensor, _dstatistics):
     return _cross_entropy_backward(dloss, *ctx.saved_tensors, ctx.ignore_index), None, None
 
@@ -63,7 +52,7 @@ def _gradient(ctx, dloss: Tensor, _dstatistics):
 _cross_entropy_backward = _cpu.define(
     "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor labels, Tensor statistics, int ignore_index) -> Tensor",
     _backward,
-    _backward_fake,
+    backward_fake,
     tensors="dloss: float32 (N); logits: activation (N, V); labels: int64 (N); statistics: float32 (N, 2)",
 )
 _cross_entropy = _cpu.define(
@@ -71,7 +60,7 @@ _cross_entropy = _cpu.define(
     _forward,
     _forward_fake,
     backward=_gradient,
-    setup_context=_setup_context,
+    setup_context=setup_context,
     tensors="logits: activation (N, V); labels: int64 (N)",
 )
 

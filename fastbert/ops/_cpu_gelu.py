@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from . import _cpu, _dispatch
+from .gelu import backward_fake, forward_fake, setup_context
 
 
 def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
@@ -16,10 +17,6 @@ def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     pointers = [_cpu.pointer(t) for t in (x, bias, out)]
     _native.extension().gelu_forward(_cpu.code(x), tanh, *pointers, rows, columns)
     return out
-
-
-def _forward_fake(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
@@ -33,16 +30,6 @@ def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple
     return dx, dbias
 
 
-def _backward_fake(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return dx, x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    x, bias, ctx.tanh = inputs
-    ctx.save_for_backward(x, bias)
-
-
 def _gradient(ctx, dout: Tensor):
     x, bias = ctx.saved_tensors
     dx, dbias = _gelu_backward(dout, x, bias, ctx.tanh)
@@ -52,15 +39,15 @@ def _gradient(ctx, dout: Tensor):
 _gelu_backward = _cpu.define(
     "gelu_backward(Tensor dout, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
     _backward,
-    _backward_fake,
+    backward_fake,
     tensors="dout: activation (..., C); x: activation (..., C); bias: parameter (C)",
 )
 _gelu = _cpu.define(
     "gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor",
     _forward,
-    _forward_fake,
+    forward_fake,
     backward=_gradient,
-    setup_context=_setup_context,
+    setup_context=setup_context,
     tensors="x: activation (..., C); bias: parameter (C)",
 )
 

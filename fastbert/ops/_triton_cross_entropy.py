@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _cpu, _dispatch, _triton, _triton_linear
-from .cross_entropy import reduced
+from .cross_entropy import backward_fake, reduced, setup_context
 
 
 def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
@@ -29,17 +29,6 @@ def _backward(
     return cross_entropy.cross_entropy_backward(dloss, _triton.whole_rows(logits), labels, lse, ignore_index, width)
 
 
-def _backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    logits, labels, ctx.ignore_index = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, labels, output[1])
-
-
 def _gradient(ctx, dloss: Tensor, _dlse):
     logits, labels, lse = ctx.saved_tensors
     width = None
@@ -55,14 +44,14 @@ def _gradient(ctx, dloss: Tensor, _dlse):
 _cross_entropy_backward = _triton.define(
     "triton_cross_entropy_backward(Tensor dloss, Tensor logits, Tensor labels, Tensor lse, int ignore_index) -> Tensor",
     _backward,
-    _backward_fake,
+    backward_fake,
 )
 _cross_entropy = _triton.define(
     "triton_cross_entropy(Tensor logits, Tensor labels, int ignore_index) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,
     backward=_gradient,
-    setup_context=_setup_context,
+    setup_context=setup_context,
 )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from . import _dispatch, _triton
+from .gelu import backward_fake, forward_fake, setup_context
 
 
 def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
@@ -14,25 +14,11 @@ def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     return gelu.gelu_forward(_triton.flat(x), bias, tanh).view(x.shape)
 
 
-def _forward_fake(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
     from ..triton_kernels import gelu
 
     dx, dbias = gelu.gelu_backward(_triton.flat(dout), _triton.flat(x), bias, tanh)
     return dx.view(x.shape), dbias
-
-
-def _backward_fake(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return dx, x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    x, bias, ctx.tanh = inputs
-    ctx.save_for_backward(x, bias)
 
 
 def _gradient(ctx, dout: Tensor):
@@ -44,14 +30,14 @@ def _gradient(ctx, dout: Tensor):
 _gelu_backward = _triton.define(
     "triton_gelu_backward(Tensor dout, Tensor x, Tensor? bias, bool tanh) -> (Tensor, Tensor)",
     _backward,
-    _backward_fake,
+    backward_fake,
 )
 _gelu = _triton.define(
     "triton_gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor",
     _forward,
-    _forward_fake,
+    forward_fake,
     backward=_gradient,
-    setup_context=_setup_context,
+    setup_context=setup_context,
 )
 
 

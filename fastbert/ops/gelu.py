@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import reference
@@ -33,3 +34,18 @@ def gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Te
     if bias is not None and bias.shape != x.shape[-1:]:
         raise InputError(f"bias must have shape {tuple(x.shape[-1:])} for x {tuple(x.shape)}, got {tuple(bias.shape)}")
     return _dispatch.call("gelu", x, bias, approximate)
+
+
+# The ops of both kernels are (x, bias, tanh) -> out and (dout, x, bias, tanh) -> dx, dbias in float32.
+def forward_fake(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def backward_fake(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> tuple[Tensor, Tensor]:
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return dx, x.new_empty(0 if bias is None else x.shape[-1], dtype=torch.float32)
+
+
+def setup_context(ctx, inputs, output) -> None:
+    x, bias, ctx.tanh = inputs
+    ctx.save_for_backward(x, bias)
