@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .common import empty_rng, keep_bits, kernel, next_power_of_2, rows_per_program, whole
-from .layer_norm import mean_of, sum_rows, warps
+from .layer_norm import normalised, sum_gradient, sum_rows, warps
 
 CHUNK = tl.constexpr(32)
 PARTS = 16  # of a run, added up at a time
@@ -66,12 +66,7 @@ def _embedding_fwd_kernel(
     columns = tl.arange(0, BLOCK_N)[None, :]
     inside = columns < N
     z = _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns)
-    mean = mean_of(tl.where(inside, z, 0.0), N)
-    centred = tl.where(inside, z - mean[:, None], 0.0)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(mean_of(centred * centred, N) + eps))
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    out = centred * rstd[:, None] * weight + bias
+    out, mean, rstd = normalised(tl.where(inside, z, 0.0), columns, inside, N, eps, weight_ptr, bias_ptr)
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
         keep = keep_bits(seed, offset, site, threshold, tl.zeros((1,), tl.int64) + token, 0, 1, BLOCK_N)
@@ -125,11 +120,7 @@ def _embedding_bwd_kernel(
             keep = keep_bits(seed, offset, site, threshold, tl.zeros((1,), tl.int64) + token, 0, 1, BLOCK_N)
             dout = tl.where(keep, dout * scale, 0.0)
         mean, rstd = tl.load(mean_ptr + token), tl.load(rstd_ptr + token)
-        normal = tl.where(inside, (z - mean) * rstd, 0.0)
-        g = dout * weight
-        mean_g = mean_of(g, N)[:, None]
-        mean_gz = mean_of(g * normal, N)[:, None]
-        dz = rstd * (g - mean_g - normal * mean_gz)
+        dz, normal = sum_gradient(dout, z, mean, rstd, weight, inside, N)
         tl.store(dsum_ptr + token * N + columns, dz.to(dsum_ptr.dtype.element_ty), mask=inside)
         dweight += dout * normal
         dbias += dout

@@ -29,11 +29,32 @@ def warps(block: int) -> int:
 
 
 @triton.jit
-def mean_of(x, N):
+def _mean(x, N):
     """Of each row of a tile, which is zero beyond column N. By a correctly rounded quotient: a GPU's own is 2 ulp off,
     and costs no less beside reading the row.
     """
     return tl.div_rn(tl.sum(x, 1), tl.full((1,), N, tl.float32))
+
+
+@triton.jit
+def normalised(z, columns, inside, N, eps, weight_ptr, bias_ptr):
+    """LN(z) of rows that are zero beyond column N, with their mean and rstd; all fp32."""
+    mean = _mean(z, N)
+    centred = tl.where(inside, z - mean[:, None], 0.0)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(_mean(centred * centred, N) + eps))
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    return centred * rstd[:, None] * weight + bias, mean, rstd
+
+
+@triton.jit
+def sum_gradient(dout, z, mean, rstd, weight, inside, N):
+    """dz and zhat of one row. Beyond column N dz is nothing that is to be read, and zhat is zero."""
+    normal = tl.where(inside, (z - mean) * rstd, 0.0)
+    g = dout * weight
+    mean_g = _mean(g, N)[:, None]
+    mean_gz = _mean(g * normal, N)[:, None]
+    return rstd * (g - mean_g - normal * mean_gz), normal
 
 
 @kernel
@@ -80,12 +101,8 @@ def _layer_norm_fwd_kernel(
         z += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if SAVE_SUM:
         tl.store(sum_ptr + at, z.to(sum_ptr.dtype.element_ty), mask=inside)
-    mean = mean_of(z, N)
-    centred = tl.where(inside, z - mean[:, None], 0.0)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(mean_of(centred * centred, N) + eps))
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    out = (centred * rstd[:, None] * weight + bias).to(out_ptr.dtype.element_ty)
+    out, mean, rstd = normalised(z, columns, inside, N, eps, weight_ptr, bias_ptr)
+    out = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, out, mask=inside)
     if LIMIT > 0:
         wide = out.to(tl.float32)
@@ -134,11 +151,7 @@ def _layer_norm_bwd_kernel(
         dout = tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32)
         z = tl.load(sum_ptr + at, mask=inside, other=0.0).to(tl.float32)
         mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
-        normal = tl.where(inside, (z - mean) * rstd, 0.0)
-        g = dout * weight
-        mean_g = mean_of(g, N)[:, None]
-        mean_gz = mean_of(g * normal, N)[:, None]
-        dz = tl.where(inside, rstd * (g - mean_g - normal * mean_gz), 0.0)
+        dz, normal = sum_gradient(dout, z, mean, rstd, weight, inside, N)
         dx = dz
         if HAS_DROPOUT:
             if HAS_RESIDUAL:
