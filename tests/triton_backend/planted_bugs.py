@@ -1,6 +1,7 @@
 """Plants bugs of one line in copies of the Triton kernels and demands that their tests catch every one.
 
 Use:  python tests/triton_backend/planted_bugs.py [--short] [--only WORD]     (no GPU; about a minute, --short 15 s)
+      python tests/triton_backend/planted_bugs.py --check     (only whether every bug has its place, and tests)
 
 The package of kernels is copied to a temporary place, patched there and run in Triton's interpreter by
 test_triton_kernels.py and test_triton_fp8.py until the first failure. Without a bug the same tests must pass. Exits
@@ -369,7 +370,7 @@ BUGS = [
         "layer_norm.py",
         "to_fp8(wide, tl.load(slot_scale_ptr)",
         "to_fp8(wide, tl.load(slot_scale_ptr) * 2",
-        "test_layer_norm and shape0 and not dtype0 and not dtype1",
+        "fp8 and test_layer_norm and shape0",
     ),
 ]
 
@@ -383,18 +384,43 @@ def use_kernels(directory: Path) -> None:
     importlib.invalidate_caches()
 
 
+def run(words: str, *more: str) -> tuple[int, str]:
+    """pytest's exit code for the tests of these words, and what it said."""
+    out = io.StringIO()
+    options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", *more)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = pytest.main([*options, "-k", words, *(str(HERE / name) for name in TESTS)])
+    return int(code), out.getvalue()
+
+
 def first_failure(words: str) -> str:
     """The first test that fails among those of these words, or nothing."""
-    out = io.StringIO()
-    options = ("-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-k", words)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = pytest.main([*options, *(str(HERE / name) for name in TESTS)])
+    code, said = run(words)
     if code not in (0, 1):
-        sys.exit(f"{out.getvalue()}\nthe tests of {words!r} did not run")
-    failed = [line for line in out.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))]
+        sys.exit(f"{said}\nthe tests of {words!r} did not run")
+    failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
     if code and not failed:
-        sys.exit(f"{out.getvalue()}\na test failed without a name")
+        sys.exit(f"{said}\na test failed without a name")
     return failed[0].split(" - ")[0].partition("::")[2] if code else ""
+
+
+def planted(bug: Bug, text: str) -> str:
+    """The source with the bug in it."""
+    at = text.find(bug.old, max(text.find(bug.after), 0))
+    if at < 0 or bug.after not in text:
+        sys.exit(f"{bug.what}: {bug.source} has no {bug.old!r} any more: adapt the list")
+    return text[:at] + bug.new + text[at + len(bug.old) :]
+
+
+def check(bugs: list[Bug], good: Path) -> None:
+    """Ends the process where a bug of the list has no place in the sources, or no test, any more."""
+    for bug in bugs:
+        planted(bug, (good / bug.source).read_text())
+    for words in dict.fromkeys(bug.words for bug in bugs):
+        code, said = run(words, "--collect-only")
+        if code:
+            sys.exit(f"{said}\nno test has the words {words!r} any more: adapt the list")
+    print(f"{len(bugs)} bugs have their place and their tests")
 
 
 def caught(bug: Bug, number: int, good: Path, place: Path) -> str:
@@ -403,11 +429,7 @@ def caught(bug: Bug, number: int, good: Path, place: Path) -> str:
     directory = place / f"bug{number}"
     shutil.copytree(good, directory, ignore=shutil.ignore_patterns("__pycache__"))
     path = directory / bug.source
-    text = path.read_text()
-    at = text.find(bug.old, text.index(bug.after))
-    if at < 0:
-        sys.exit(f"{bug.what}: {bug.source} has no {bug.old!r} any more: adapt the list")
-    path.write_text(text[:at] + bug.new + text[at + len(bug.old) :])
+    path.write_text(planted(bug, path.read_text()))
     use_kernels(directory)
     return first_failure(bug.words)
 
@@ -416,10 +438,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--short", action="store_true", help="one bug of each kind")
     parser.add_argument("--only", default="", help="only the bugs whose description has this word")
+    parser.add_argument("--check", action="store_true", help="plant none, and look whether the list fits the sources")
     options = parser.parse_args()
     bugs = [bug for bug in BUGS if options.only in bug.what and (bug.short or not options.short)]
     torch.set_num_threads(1)
     good = Path(triton_kernels.__file__).parent
+    if options.check:
+        check(bugs, good)
+        return
     # In a test run the tests themselves have just passed.
     for words in dict.fromkeys(bug.words for bug in bugs if not options.short):
         failed = first_failure(words)

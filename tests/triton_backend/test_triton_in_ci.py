@@ -66,6 +66,11 @@ def test_what_launches_are_given_compiles():
     assert out.endswith(" kernels\n"), out
 
 
+def test_planted_bugs_have_their_place_and_their_tests():
+    out = run(str(HERE / "planted_bugs.py"), "--check", interpret=True)
+    assert out.endswith(" bugs have their place and their tests\n"), out
+
+
 @pytest.mark.slow  # of the tests, not of the kernels
 def test_planted_bugs_are_caught():
     """One of each kind; python tests/triton_backend/planted_bugs.py plants them all."""
