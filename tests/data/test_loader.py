@@ -55,6 +55,14 @@ def test_resuming_anywhere_gives_what_would_have_come(data, num_workers):
         assert_same(list(islice(loader, len(rest))), rest)
 
 
+def test_a_rank_gets_its_share(data):
+    wanted = direct(data, 2)
+    for rank in range(3):
+        share = wanted[rank + 1 :: 3]
+        loader = make_loader(data, BUDGET, start=(0, 1), rank=rank, world_size=3)
+        assert_same(list(islice(loader, len(share))), share)
+
+
 def test_workers_make_the_same_batches(data):
     wanted = list(islice(make_loader(data, BUDGET), 20))
     assert wanted[-1][0] >= 1

@@ -170,6 +170,12 @@ def test_samples_are_like_those_of_the_paper(numbered, max_seqlen, short_seq_pro
         assert (total < limit).mean() == pytest.approx((wanted < limit).mean(), abs=0.02)
 
 
+def test_a_shorter_length_may_be_any_up_to_the_whole():
+    """Documents of ten sentences of a token: a run is as long as it was to be, and the most is room for 5 tokens."""
+    plan = plan_pairs(np.arange(1001), np.arange(0, 1001, 10), 8, 1.0, 0, 0)
+    assert set(plan.lengths[~plan.is_random].tolist()) == {5, 6, 7, 8}
+
+
 def test_random_partners_are_from_all_over_the_corpus(numbered):
     token_starts, document_starts = starts_of(numbered.shards)
     partners = []

@@ -125,6 +125,17 @@ def test_the_last_token_is_pooled(way):
     torch.testing.assert_close(logits, model.classifier(pooled), rtol=0, atol=1e-5)
 
 
+def test_a_sequence_without_tokens_is_pooled_as_zeros_on_every_path():
+    torch.manual_seed(2)
+    model = BertForSequenceClassification(BertConfig(**CONFIG, num_labels=3)).eval()
+    mask = torch.tensor([[1] * 8, [0] * 8])
+    with torch.no_grad():
+        nothing = model.classifier(torch.tanh(model.bert.pooler.dense(torch.zeros(32))))
+        for attentions in (False, True):
+            logits = model(ids(2, 8), attention_mask=mask, output_attentions=attentions).logits
+            torch.testing.assert_close(logits[1], nothing, rtol=0, atol=1e-6)
+
+
 def test_fine_tuned_and_saved_it_stays_causal(tmp_path):
     torch.manual_seed(2)
     BertForPreTraining(BertConfig(**CONFIG)).save_pretrained(tmp_path / "pretrained")

@@ -370,6 +370,15 @@ def test_parameters_that_come_and_go_leave_the_others_their_counts():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
 
 
+def test_a_frozen_parameter_has_no_state_on_the_device():
+    trained, frozen = random_pair(1)[:2]
+    frozen.requires_grad_(False)
+    optimizer = AdamW([trained, frozen], lr=1e-2)
+    trained.grad = torch.ones_like(trained)
+    device_step(optimizer, torch.tensor([1e-2]))
+    assert list(optimizer.state) == [trained]
+
+
 def test_another_optimisers_state_is_refused():
     (p, *_) = params = random_pair(1, torch.float32)
     feed(params, 0)

@@ -82,6 +82,14 @@ def test_stopped_it_goes_on_to_the_same_bits(directory, whole, tmp_path, step, n
     assert all(torch.equal(value, written[name]) for name, value in model.state_dict().items())
 
 
+def test_the_time_of_a_training_goes_on(directory, tmp_path):
+    out, taken = tmp_path / "run", []
+    for steps, resume in ((13, None), (1, "auto")):
+        stopped, _ = runs.run(directory, out, callbacks=runs.stop_after(steps), resume=resume)
+        taken.append(checkpoint.load(stopped.paths[0])[1]["training"]["wall_seconds"])
+    assert 0 < taken[0] < taken[1]
+
+
 def test_equality_means_something(directory, whole, tmp_path):
     runs.run(directory, tmp_path / "run", seed=1)
     with pytest.raises(AssertionError):

@@ -147,3 +147,5 @@ def test_the_share_is_met_as_nearly_as_whole_sources_allow():
         assert not {row.source for row in kept} & {row.source for row in held}
         assert kept
         assert abs(len(held) - share * len(rows)) <= 20
+    alike = [Row(f"{n}-{i}", (f"{n}-{i}",), "1", source=f"s{n}") for n in range(10) for i in range(10)]
+    assert [len(hold_out(alike, share, SST2.sources)[1]) for share in (0.22, 0.28)] == [20, 30]

@@ -659,11 +659,10 @@ def test_an_answer_that_is_not_found_costs_no_other_its_place_in_the_loss(direct
     model, records = task.model(directory), []
     for questions in (given, [*given, ("c", "who", [("paris", 0)])], [("c", "who", [("paris", 0)])]):
         rows = task.read(write(tmp_path, squad(*questions)))
-        for budget in (8192, 1):
+        for budget in (8192, 1, 48):  # all at once, each alone, three at a time
             examples = task.encode(rows, tokenizer, 16)
             records.append(run_model(task, model, examples, budget).loss)
-    alone, one_by_one, beside, beside_one_by_one, *nothing = records
+    alone, one_by_one, by_threes, beside, *others = records
     assert beside == pytest.approx(alone, rel=1e-6)
-    assert beside_one_by_one == pytest.approx(alone, rel=1e-5)
-    assert one_by_one == pytest.approx(alone, rel=1e-5)
-    assert nothing == [None, None]
+    assert [one_by_one, by_threes, *others[:2]] == pytest.approx([alone] * 4, rel=1e-5)
+    assert others[2:] == [None, None, None]

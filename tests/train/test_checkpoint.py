@@ -130,6 +130,14 @@ def test_one_that_is_written_again_while_it_is_read_is_no_mixture(tmp_path, monk
         checkpoint.load(tmp_path / "step_1")
 
 
+def test_the_tensors_of_a_file_begin_at_whole_words(tmp_path):
+    """Eight bytes each, as the format's own library writes them: whoever maps the file reads whole numbers."""
+    for length in range(1, 9):
+        path = tmp_path / "a"
+        tensor_file.write_tensors(path, {"x" * length: torch.zeros(1)})
+        assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
+
+
 def test_nothing_there(tmp_path):
     assert checkpoint.latest_valid(tmp_path / "missing") == (None, [])
     assert checkpoint.latest_valid(tmp_path) == (None, [])

@@ -15,7 +15,7 @@ from fastbert.errors import CheckpointError
 from fastbert.interop.convert import convert
 from fastbert.interop.sentence_files import read_settings
 from fastbert.weights.reading import read_state_dict
-from fastbert.weights.saving import save_directory
+from fastbert.weights.saving import save_directory, write_all
 
 CLASSES = [
     "BertModel",
@@ -246,3 +246,13 @@ def test_a_model_without_values_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="meta device"):
         save_directory(model, tmp_path / "out", {})
     assert not (tmp_path / "out").exists()
+
+
+def test_directories_that_were_made_for_nothing_are_removed(tmp_path):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        write_all(tmp_path / "kept" / "a" / "b", {"c/d/one": lambda path: path.write_text(""), "two": full})
+    assert list(tmp_path.rglob("*")) == [tmp_path / "kept"]
