@@ -14,6 +14,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import transformers
@@ -21,16 +22,19 @@ import transformers
 import fastbert
 from fastbert.bench.turns import timed_in_turn
 
+# The defaults are those of the largest ALBERT.
+ALBERT_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 KIN = {
     "bert": (transformers.BertModel, transformers.BertConfig),
     "roberta": (transformers.RobertaModel, transformers.RobertaConfig),
     "distilbert": (transformers.DistilBertModel, transformers.DistilBertConfig),
+    "albert": (transformers.AlbertModel, partial(transformers.AlbertConfig, **ALBERT_BASE)),
     "electra": (transformers.ElectraModel, transformers.ElectraConfig),
 }
 
 
 def model_of(name: str) -> torch.nn.Module:
-    """A family's model of its default size, or a BERT of a named size."""
+    """A family's model of its usual size, or a BERT of a named size."""
     torch.manual_seed(0)
     if name in KIN:
         cls, config = KIN[name]

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -276,19 +277,20 @@ void bind_embedding(py::module_& m) {
 
 void bind_encoder(py::module_& m) {
     py::class_<Encoder>(m, "Encoder")
-        .def(py::init([](int dtype, int attention, bool tanh, float eps, int64_t layers, int64_t hidden,
+        .def(py::init([](int dtype, int attention, bool tanh, float eps, std::vector<int64_t> order, int64_t hidden,
                          int64_t intermediate, int64_t nheads, bool int8, int packed) {
             const Activation gelu = tanh ? Activation::gelu_tanh : Activation::gelu;
-            return new Encoder({DType(dtype), DType(attention), gelu, eps, layers, hidden, intermediate, nheads, int8,
-                                DType(packed)});
+            return new Encoder({DType(dtype), DType(attention), gelu, eps, hidden, intermediate, nheads, int8,
+                                DType(packed)},
+                               std::move(order));
         }))
-        .def("set_layer",
-             [](Encoder& self, int64_t index, const std::array<Pointer, 6>& weights, const std::array<Pointer, 8>& v) {
+        .def("set_parameters",
+             [](Encoder& self, int64_t number, const std::array<Pointer, 6>& weights, const std::array<Pointer, 8>& v) {
                  py::gil_scoped_release release;
-                 self.set_layer(index, {at(weights[0]), at(weights[1]), at(weights[2]), at(weights[3]),
-                                        at(weights[4]), at(weights[5]),
-                                        at<float>(v[0]), at<float>(v[1]), at<float>(v[2]), at<float>(v[3]),
-                                        at<float>(v[4]), at<float>(v[5]), at<float>(v[6]), at<float>(v[7])});
+                 self.set_parameters(number, {at(weights[0]), at(weights[1]), at(weights[2]), at(weights[3]),
+                                              at(weights[4]), at(weights[5]),
+                                              at<float>(v[0]), at<float>(v[1]), at<float>(v[2]), at<float>(v[3]),
+                                              at<float>(v[4]), at<float>(v[5]), at<float>(v[6]), at<float>(v[7])});
              })
         .def("run",
              [](const Encoder& self, Pointer x, Pointer states, int64_t state_step, int64_t tokens, Pointer cu_seqlens,

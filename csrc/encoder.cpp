@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "gemm_int8.h"
 #include "huge_pages.h"
@@ -150,7 +151,8 @@ struct Workspace {
 
 void Encoder::Free::operator()(void* memory) const { std::free(memory); }
 
-Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(sizes.layers)) {
+Encoder::Encoder(const EncoderSizes& sizes, std::vector<int64_t> order) : sizes_(sizes), order_(std::move(order)) {
+    for (const int64_t number : order_) layers_.resize(std::max(layers_.size(), size_t(number) + 1));
     const int64_t h = sizes.hidden, wide = sizes.intermediate;
     auto lay_out = [&](Parts& parts) {
         auto linear = [&](int64_t n, int64_t k) {
@@ -171,8 +173,8 @@ Encoder::Encoder(const EncoderSizes& sizes) : sizes_(sizes), layers_(size_t(size
     lay_out(parts);
 }
 
-void Encoder::set_layer(int64_t index, const LayerParameters& p) {
-    Layer& layer = layers_.at(size_t(index));
+void Encoder::set_parameters(int64_t number, const LayerParameters& p) {
+    Layer& layer = layers_.at(size_t(number));
     const int64_t h = sizes_.hidden, wide = sizes_.intermediate;
     auto linear = [&](Linear& to, const void* weight, const float* bias, int64_t n, int64_t k) {
         if (sizes_.int8) {
@@ -299,8 +301,8 @@ void Encoder::run_group(const EncoderBatch& batch, int64_t begin, int64_t end) c
     const Workspace parts(sizes_, group.tokens, thread_buffer(Scratch::encoder, bytes));
     const void* x = static_cast<const char*>(batch.x) + first * row;
     char* out = static_cast<char*>(batch.states) + first * row;
-    for (const Layer& one : layers_) {
-        run_layer(one, group, parts, x, out);
+    for (const int64_t number : order_) {
+        run_layer(layers_[size_t(number)], group, parts, x, out);
         x = out;
         out += batch.state_step * element_size(sizes_.dtype);
     }

@@ -14,7 +14,7 @@ struct EncoderSizes {
     DType attention;  // of queries, keys, values and their result: dtype, or with int8 weights also bfloat16
     Activation gelu;
     float eps;        // of the LayerNorms
-    int64_t layers, hidden, intermediate, nheads;
+    int64_t hidden, intermediate, nheads;
     bool int8;     // weights come packed by pack_int8
     DType packed;  // else: the form in which weights are packed
 };
@@ -40,8 +40,10 @@ struct EncoderBatch {
 
 class Encoder {
 public:
-    explicit Encoder(const EncoderSizes&);  // throws NoMemory
-    void set_layer(int64_t index, const LayerParameters&);
+    // order: which parameters each layer has, by a number from 0 on. Layers that share theirs, as ALBERT's do, have the same
+    // number, and these are packed and held once. Throws NoMemory.
+    Encoder(const EncoderSizes&, std::vector<int64_t> order);
+    void set_parameters(int64_t number, const LayerParameters&);
     // Any number of threads may run at once; each keeps a workspace that only grows. Throws NoMemory.
     void run(const EncoderBatch&) const;
 
@@ -70,7 +72,8 @@ private:
 
     EncoderSizes sizes_;
     std::unique_ptr<char, Free> memory_;
-    std::vector<Layer> layers_;
+    std::vector<int64_t> order_;
+    std::vector<Layer> layers_;  // by number
 };
 
 }  // namespace fastbert

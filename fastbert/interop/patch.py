@@ -51,9 +51,9 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
     """Makes every BERT-like encoder inside a model compute without padding, with fastbert's kernels; in place.
 
     Args:
-        model: a BertModel, RobertaModel, ElectraModel, DistilBertModel or one of their kin (docs/drop-in.md) of
-            transformers, a `torch.nn.TransformerEncoder`, or any module that contains some of these: a model with a
-            head, a PEFT model, a SentenceTransformer.
+        model: a BertModel, RobertaModel, ElectraModel, AlbertModel, DistilBertModel or one of their kin
+            (docs/drop-in.md) of transformers, a `torch.nn.TransformerEncoder`, or any module that contains some of
+            these: a model with a head, a PEFT model, a SentenceTransformer.
         pads: "zeros" skips masked tokens, whose outputs are then zero; "computed" computes them as transformers does,
             at its cost. None chooses "zeros", except where a loss or a head is known to read those outputs (question
             answering, next words, a ColBERT of sentence-transformers whose query expansion is not attended to, an

@@ -38,10 +38,13 @@ def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family:
     """Raises Unservable for a model that holds something that computes otherwise than its family's own code."""
     if not layers:
         raise Unservable("it has no layers")
+    encoder = model._modules[family.encoder]
     inner = [family.part(layer, name) for layer in layers for name in INNER]
     # transformers' activations and torch's dropouts are others' by right; the rest must be the family's own code.
-    own = [m for m in (*inner, *layers, model._modules[family.encoder], model._modules["embeddings"]) if m is not None]
+    own = (*inner, *layers, *family.layers(encoder)[0], encoder, model._modules["embeddings"])
     for module in own:
+        if module is None:
+            continue
         strange = type(module).__module__ not in (family.module, "transformers.activations")
         if strange and type(module).forward not in (nn.Dropout.forward, nn.GELU.forward):
             raise Unservable(

@@ -1,7 +1,7 @@
 """The encoders of transformers whose layers compute what ours compute, and where each keeps its parts.
 
-A layer is Vaswani et al. 2017, section 3 (post-LN, full attention, GELU); families differ in names, in their embeddings
-and in what their models return.
+A layer is Vaswani et al. 2017, section 3 (post-LN, full attention, GELU); families differ in names, in their
+embeddings, in whether layers share their parameters and in what their models return.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ INNER = (
 )
 
 
+def _own_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
+    stack = encoder._modules.get("layer")
+    return None if stack is None else ([], list(stack._modules.values()))
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture.
@@ -50,10 +55,13 @@ class Family:
         module: where transformers keeps it.
         model: the name of its model class there.
         output: the class in transformers.modeling_outputs that the model returns.
-        encoder: the attribute of the model that holds ``layer``.
+        encoder: the attribute of the model that holds the layers.
+        layers: the encoder to the modules whose code calls the layers, if it is not the encoder's alone, and to the
+            layers in the order in which they run, one that runs several times as often; None where they are not there.
         rename: our names of a layer's parts to the family's; those of BERT where not given, None for what it lacks.
         config: our configuration's fields to the family's.
         embed: None where the embeddings are BERT's own, else model and keywords to (B, S, H).
+        pool: None where the model's pooler reads (B, S, H), else model and first tokens (B, H) to what it returns.
         inputs: what the family's embeddings take besides what BERT's take.
         as_in_4: whether its code in version 5 of transformers is still written as all of version 4 was.
     """
@@ -62,9 +70,11 @@ class Family:
     model: str
     output: str = "BaseModelOutputWithPoolingAndCrossAttentions"
     encoder: str = "encoder"
+    layers: Callable[[nn.Module], tuple[list[nn.Module], list[nn.Module]] | None] = _own_layers
     rename: tuple[tuple[str, str | None], ...] = ()
     config: tuple[tuple[str, str], ...] = ()
     embed: Callable[[nn.Module, dict[str, Any]], Tensor] | None = None
+    pool: Callable[[nn.Module, Tensor], Tensor] | None = None
     inputs: tuple[str, ...] = ()
     as_in_4: bool = False
 
@@ -139,6 +149,17 @@ def _embed_distilbert(model: nn.Module, given: dict[str, Any]) -> Tensor:
     return model.embeddings(given.get("input_ids"), given.get("inputs_embeds"), *rest)
 
 
+def _albert_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
+    """Lan et al. 2020, section 3.1: a group's layers run in each of its share of the layers."""
+    held = encoder._modules.get("albert_layer_groups")
+    if held is None:
+        return None
+    groups, config = list(held._modules.values()), encoder.config
+    share = config.num_hidden_layers / config.num_hidden_groups
+    runs = [groups[int(number / share)] for number in range(config.num_hidden_layers)]
+    return groups, [layer for group in runs for layer in group._modules["albert_layers"]._modules.values()]
+
+
 def _kin(room: str, model: str, **changes: Any) -> Family:
     """A family whose layers are BERT's in every name."""
     where, _, file = room.rpartition(".")
@@ -156,6 +177,29 @@ DISTILBERT = Family(
     embed=_embed_distilbert,
 )
 _WITH_POOLING = "BaseModelOutputWithPooling"
+ALBERT = Family(
+    "transformers.models.albert.modeling_albert",
+    "AlbertModel",
+    output=_WITH_POOLING,
+    layers=_albert_layers,
+    rename=(
+        ("attention.self", None),
+        *((f"attention.self.{name}", f"attention.{name}") for name in ("query", "key", "value")),
+        ("attention.self.dropout", "attention.attention_dropout"),
+        ("attention.output", None),
+        *((f"attention.output.{name}", f"attention.{name}") for name in ("dense", "LayerNorm")),
+        ("attention.output.dropout", "attention.output_dropout"),
+        ("intermediate", None),
+        ("intermediate.dense", "ffn"),
+        ("intermediate.intermediate_act_fn", "activation"),
+        ("output", None),
+        ("output.dense", "ffn_output"),
+        ("output.LayerNorm", "full_layer_layer_norm"),
+        ("output.dropout", None),  # its layers hold one, which they do not call
+    ),
+    embed=_embed,
+    pool=lambda model, first: model.pooler_activation(model.pooler(first)),
+)
 _PATHS = ("xpath_tags_seq", "xpath_subs_seq")
 FAMILIES = (
     BERT,
@@ -173,6 +217,7 @@ FAMILIES = (
     _kin("chinese_clip", "ChineseCLIPTextModel", output=_WITH_POOLING),
     _kin("clap", "ClapTextModel", output=_WITH_POOLING),
     DISTILBERT,
+    ALBERT,
 )
 
 

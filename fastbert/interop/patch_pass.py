@@ -68,19 +68,24 @@ class Pass:
             show=tokens.shape.show if self.states else None,
             mask_dtype=self._mask_dtype(hidden),
         )
-        pooled = None
-        pooler = self.model._modules.get("pooler")
-        if pooler is not None:
-            # transformers' own reads column 0 alone; whoever took its place, or listens to it, may read all of them.
-            own = type(pooler).__module__ == self.family.module
-            reads_first = own and (self.packed or not is_watched(pooler))
-            pooled = pooler(tokens.pooled_tokens(last)[:, None] if reads_first else tokens.unpack(last))
         return self._output(
             tokens.unpack(last),
-            pooled,
+            self._pooled(tokens, last),
             tuple(states) if states else None,
             tuple(attentions) if self.attentions else None,
         )
+
+    def _pooled(self, tokens: Tokens, last: Tensor) -> Tensor | None:
+        """What the model's pooler makes of the last state (T, H); None where it has none."""
+        pooler = self.model._modules.get("pooler")
+        if pooler is None:
+            return None
+        if self.family.pool is not None:
+            return self.family.pool(self.model, tokens.pooled_tokens(last))
+        # transformers' own reads column 0 alone; whoever took its place, or listens to it, may read all of them.
+        own = type(pooler).__module__ == self.family.module
+        reads_first = own and (self.packed or not is_watched(pooler))
+        return pooler(tokens.pooled_tokens(last)[:, None] if reads_first else tokens.unpack(last))
 
     def _mask_dtype(self, hidden: Tensor) -> torch.dtype | None:
         """The dtype of the mask that transformers adds to its scores, where probabilities are asked for: from version 5

@@ -43,7 +43,7 @@ def quantizable(model: nn.Module) -> Quantizable:
 
 
 def _places(view: View, family: Family) -> Iterator[tuple[nn.Module, str]]:
-    for layer in view.layers:
+    for layer in view.different:
         for name in LEAVES:
             path = family.path(name)
             owner, _, leaf = path.rpartition(".")

@@ -22,7 +22,7 @@ from ..modules.encoder import BertEncoder
 from ..modules.layer import BertLayer
 from ..modules.norm import is_plain_norm
 from .patch_checks import Unservable, approximation, check, check_heads, compiled, scoring_of
-from .patch_families import BERT, INNER, LEAVES, Family, find
+from .patch_families import BERT, INNER, LEAVES, Family, find, is_before_5
 
 _TABLE_SIZES = {
     "word_embeddings": "vocab_size",
@@ -55,6 +55,9 @@ def our_config(config: Any, family: Family) -> BertConfig:
         raise InputError("is_decoder must be false: patch computes encoders; load the weights into a BertModel of ours")
     if ours.position_embedding_type != "absolute":
         raise InputError(f"position_embedding_type must be 'absolute', got {ours.position_embedding_type!r}")
+    inside = getattr(config, "inner_group_num", 1)
+    if inside != 1 and is_before_5():
+        raise InputError(f"inner_group_num must be 1 for transformers 4, which hides what is in a group, got {inside}")
     return ours
 
 
@@ -71,9 +74,10 @@ class View:
         self.kinds = list(map(type, parts))
         self.config = our_config(model.config, family)
         self.source = model._modules[family.encoder]
-        self.layers = list(self.source._modules["layer"]._modules.values())
+        _, self.layers = family.layers(self.source)
         self.config.num_hidden_layers = len(self.layers)
-        check(model, self.layers, self.config, family)
+        self.different = list(dict.fromkeys(self.layers))
+        check(model, self.different, self.config, family)
         # On the meta device: a view's own weights would be made only to be replaced.
         with torch.device("meta"):
             self.encoder = BertEncoder(self.config)
@@ -98,7 +102,7 @@ class View:
         first = self.encoder.layer[0]
         self.config.layer_norm_eps = first.output.LayerNorm.eps
         self.config.hidden_act = "gelu" if first.intermediate.approximate == "none" else "gelu_new"
-        self.norms = [family.part(layer, name) for layer in self.layers for name in LEAVES if "LayerNorm" in name]
+        self.norms = [family.part(layer, name) for layer in self.different for name in LEAVES if "LayerNorm" in name]
         self.scoring = [scoring_of(layer, family) for layer in self.layers]
         self.dropouts = [
             tuple(family.part(layer, f"{name}.dropout") for name in ("attention.self", "attention.output", "output"))
@@ -165,14 +169,15 @@ class View:
         if getattr(attention, "is_causal", False):
             raise Unservable("the attention of a layer is causal")
         check_heads(self.config, *scoring)
-        on_probs, on_attention, on_output = dropouts
+        on_probs, *on_branches = dropouts
         probs = _share_of_probs(self.family, attention, on_probs)
-        hidden = on_output.p if on_output.training else 0.0
-        after = 0.0 if on_attention is None or not on_attention.training else on_attention.p
-        if hidden != after:
+        after, hidden = (d.p if d is not None and d.training else 0.0 for d in on_branches)
+        if after and hidden and after != hidden:
             raise Unservable("a layer drops different shares after attention and after its feed-forward network")
-        ours.config.attention_probs_dropout_prob, ours.config.hidden_dropout_prob = probs, hidden
-        return bool(probs or hidden)
+        ours.config.attention_probs_dropout_prob, ours.config.hidden_dropout_prob = probs, max(after, hidden)
+        # A branch that drops nothing is in evaluation mode.
+        ours.attention.output.training, ours.output.training = after > 0, hidden > 0
+        return bool(probs or after or hidden)
 
     def _follow_embeddings(self) -> bool:
         """`follow` of the embeddings; whether they drop anything."""
@@ -221,16 +226,16 @@ def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
         Unservable: the model is not built as its family is.
     """
     source = model._modules.get(family.encoder)
-    stack = None if source is None else source._modules.get("layer")
+    found = None if source is None else family.layers(source)
     embeddings = model._modules.get("embeddings")
-    if stack is None or embeddings is None:
-        raise Unservable(compiled(source) or f"it has no embeddings and {family.encoder}.layer")
-    parts = [source, stack, embeddings]
+    if found is None or embeddings is None:
+        raise Unservable(compiled(source) or f"it has no embeddings and layers in its {family.encoder}")
+    callers, layers = found
+    parts = [source, embeddings, *callers, *layers]
     for child in embeddings._modules.values():
         parts += _with_inside(child)
     inner, leaves = _paths(family, INNER), _paths(family, LEAVES)
-    for layer in stack._modules.values():
-        parts.append(layer)
+    for layer in dict.fromkeys(layers):
         parts += [None if path is None else find(layer, path) for path in inner]
         for path in leaves:
             parts += _with_inside(None if path is None else find(layer, path))

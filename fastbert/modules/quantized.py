@@ -92,11 +92,12 @@ def _quantizable(model: nn.Module) -> Iterator[Quantizable]:
 
 def _largest_channels(linears: list[nn.Linear], probe: Callable[[], object]) -> dict[nn.Linear, Tensor]:
     """The input channels of each layer with the largest magnitudes."""
-    found: dict[nn.Linear, Tensor] = {}
+    largest: dict[nn.Linear, Tensor] = {}
 
     def look(linear: nn.Linear, inputs: tuple[Tensor]) -> None:
-        largest = inputs[0].detach().float().abs().flatten(0, -2).amax(0)
-        found[linear] = largest.topk(min(OUTLIERS, linear.in_features)).indices
+        now = inputs[0].detach().float().abs().flatten(0, -2).amax(0)
+        # One that several layers share is called by each of them.
+        largest[linear] = torch.maximum(largest[linear], now) if linear in largest else now
 
     hooks = [linear.register_forward_pre_hook(look) for linear in linears]
     try:
@@ -105,7 +106,7 @@ def _largest_channels(linears: list[nn.Linear], probe: Callable[[], object]) -> 
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return {linear: sizes.topk(min(OUTLIERS, linear.in_features)).indices for linear, sizes in largest.items()}
 
 
 def quantize(model: Model) -> Model:

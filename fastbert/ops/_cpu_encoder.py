@@ -15,7 +15,16 @@ from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
 from ._cpu_int8 import int8_attention_dtype
 from ._kept import KeptOfWeights
-from .encoder import LayerParameters, PackedEncoder, check_int8, check_shapes, is_int8, is_recorded, layers_of
+from .encoder import (
+    LayerParameters,
+    PackedEncoder,
+    check_int8,
+    check_shapes,
+    each_once,
+    is_int8,
+    is_recorded,
+    layers_of,
+)
 
 # Asked of some two hundred tensors in every call.
 _DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("_version")
@@ -99,16 +108,17 @@ class _Packed:
 
 
 def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int):
-    """A native encoder, and the copies that it reads."""
+    """A native encoder, and the copies that it reads: one of what several layers share."""
     int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
     if int8:
         check_int8(layers)
     attention = _cpu.code_of(int8_attention_dtype(x) if int8 else x.dtype)
+    first, order = each_once(tuple(map(id, p)) for p in layers)
     native = _native.extension().Encoder(
-        _cpu.code(x), attention, approximate == "tanh", eps, len(layers), x.shape[1], wide, nheads, int8, form
+        _cpu.code(x), attention, approximate == "tanh", eps, order, x.shape[1], wide, nheads, int8, form
     )
     copies = []
-    for index, p in enumerate(layers):
+    for number, p in enumerate(layers[place] for place in first):
         weights = _int8_weights(p, copies) if int8 else _weights(p, x.dtype)
         vectors = (
             _in_a_row((p.query_bias, p.key_bias, p.value_bias), torch.float32),
@@ -117,7 +127,8 @@ def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float,
         )
         # The lists keep the converted tensors alive until they are copied.
         vectors = [v.to(torch.float32).contiguous() for v in vectors]
-        native.set_layer(index, [0 if t is None else t.data_ptr() for t in weights], [t.data_ptr() for t in vectors])
+        addresses = [0 if t is None else t.data_ptr() for t in weights]
+        native.set_parameters(number, addresses, [t.data_ptr() for t in vectors])
     return native, copies
 
 

@@ -18,7 +18,7 @@ from .. import fp8, reference
 from . import _cpu, _invariant, _once, _recompute
 from ._wanted import wanted
 from .attention import attention
-from .encoder import LayerParameters, PackedEncoder, layers_of
+from .encoder import LayerParameters, PackedEncoder, each_once, layers_of
 from .gelu import gelu
 from .layer_norm import layer_norm
 from .linear import linear
@@ -53,11 +53,17 @@ class Call(NamedTuple):
 
 
 class _Deferred(torch.autograd.Function):
-    """y after some layers of x, which has been computed already."""
+    """y after some layers of x, which has been computed already.
+
+    Each tensor is given once, so that one that layers share has one gradient, added up on the way, and not one for
+    every layer; ``order`` has the number of each that stands in the layers.
+    """
 
     @staticmethod
-    def forward(ctx, y: Tensor, call: Call, cu_seqlens: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.call, ctx.as_now, ctx.autocast = call, _recompute.recomputation()[1], _autocast()
+    def forward(
+        ctx, y: Tensor, call: Call, order: list[int], cu_seqlens: Tensor, x: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        ctx.call, ctx.order, ctx.as_now, ctx.autocast = call, order, _recompute.recomputation()[1], _autocast()
         ctx.save_for_backward(cu_seqlens, x, *tensors)
         # Neither the tensor that was given nor a view of it: their owner could not write to what he gets.
         return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
@@ -68,15 +74,16 @@ class _Deferred(torch.autograd.Function):
         ctx.call.packed.is_differentiated = True
         cu_seqlens, *saved = ctx.saved_tensors
         # Copies of what was given, which have neither its hooks nor a place to leave the gradient.
-        of_state, _, *others = ctx.needs_input_grad  # the second is of the call, which is no tensor
+        of_state, _, _, *others = ctx.needs_input_grad  # the second and the third are of no tensors
         _, _, *wants = wanted(ctx, [of_state, *others])
         given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
         # Also within inference_mode(), which records nothing and whose tensors cannot be saved.
         dy = dy.clone() if dy.is_inference() else dy
         with torch.inference_mode(False), torch.enable_grad(), ctx.as_now, ctx.autocast():
-            y = _op_by_op(given[0], layers_of(given[1:]), cu_seqlens, ctx.call)
+            x, *tensors = given
+            y = _op_by_op(x, layers_of([tensors[number] for number in ctx.order]), cu_seqlens, ctx.call)
         gradients = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy))
-        return None, None, None, *(next(gradients) if t.requires_grad else None for t in given)
+        return None, None, None, None, *(next(gradients) if t.requires_grad else None for t in given)
 
 
 def _autocast() -> Callable[[], torch.autocast]:
@@ -109,7 +116,9 @@ def deferred(
     recorded = []
     for number, state in enumerate(states):
         x = x.to(state.dtype)  # under autocast a caller gets wider ones
-        x = _Deferred.apply(state, call, cu_seqlens, x, *tensors[number * each : (number + 1) * each])
+        own = tensors[number * each : (number + 1) * each]
+        first, order = each_once(map(id, own))
+        x = _Deferred.apply(state, call, order, cu_seqlens, x, *(own[place] for place in first))
         x = x if between is None else between(x)
         recorded.append(x)
     return recorded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,6 +47,19 @@ def layers_of(tensors: Sequence[Tensor]) -> tuple[LayerParameters, ...]:
     """The layers whose tensors stand in a row."""
     each = len(LayerParameters._fields)
     return tuple(LayerParameters(*tensors[i : i + each]) for i in range(0, len(tensors), each))
+
+
+def each_once(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
+    """Of keys that may come several times, as those of layers that share parameters do: where each comes first, and
+    every key's number among these."""
+    numbers: dict[Hashable, int] = {}
+    first, order = [], []
+    for place, key in enumerate(keys):
+        if key not in numbers:
+            numbers[key] = len(first)
+            first.append(place)
+        order.append(numbers[key])
+    return first, order
 
 
 # A layer's: of the attention's probabilities, of the attention's branch and of the feed-forward one.

@@ -52,6 +52,7 @@ _KIN = {
     "roberta": ("RobertaModel", ("RobertaSelfAttention",), {"pad_token_id": 1}),
     "xlm_roberta": ("XLMRobertaModel", ("XLMRobertaSelfAttention",), {"pad_token_id": 1}),
     "camembert": ("CamembertModel", ("CamembertSelfAttention",), {"pad_token_id": 1}),
+    "albert": ("AlbertModel", ("AlbertAttention",), {"embedding_size": 16}),
     "electra": ("ElectraModel", ("ElectraSelfAttention",), {"embedding_size": 16}),
     "distilbert": (
         "DistilBertModel",
@@ -219,6 +220,9 @@ def _wrapped(model):
     return model
 
 
+_TINY = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+
+
 class _Overridden(transformers.BertModel):
     def forward(self, input_ids):
         return super().forward(input_ids)
@@ -236,10 +240,7 @@ class _Overridden(transformers.BertModel):
         (lambda: _wrapped(transformers.BertModel(hf.hf_config())), "its forward has been replaced"),
         (lambda: _wrapped(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)), "its forward has been replaced"),
         (lambda: _Overridden(hf.hf_config()), "expected the forward of transformers' BertModel"),
-        (
-            lambda: transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=2)),
-            "holds none",
-        ),
+        (lambda: transformers.MPNetModel(transformers.MPNetConfig(**_TINY)), "holds none"),
         (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
         (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),
     ],

@@ -32,6 +32,7 @@ FAMILIES = {
     "xlm_roberta": ("XLMRobertaForTokenClassification", "XLMRobertaConfig", SIZES | {"pad_token_id": 1}),
     "camembert": ("CamembertForTokenClassification", "CamembertConfig", SIZES | {"pad_token_id": 1}),
     "electra": ("ElectraForTokenClassification", "ElectraConfig", SIZES | {"embedding_size": 24}),
+    "albert": ("AlbertForTokenClassification", "AlbertConfig", SIZES | {"embedding_size": 24, "num_hidden_groups": 2}),
     "distilbert": ("DistilBertForTokenClassification", "DistilBertConfig", DISTIL),
     "rembert": ("RemBertForTokenClassification", "RemBertConfig", SIZES | {"input_embedding_size": 24}),
     "layoutlm": ("LayoutLMForTokenClassification", "LayoutLMConfig", SIZES),
