@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 
-def counted(number: float, one: str, many: str | None = None) -> str:
-    """A number with what it counts: "1 row", "2,000 rows", "0.5 hours".
-
-    Args:
-        one: a single of them.
-        many: several, where that is not ``one`` with an s.
-    """
+def counted(number: float, one: str) -> str:
+    """A number with what it counts: "1 row", "2,000 rows", "0.5 hours". ``one`` is a single of them."""
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
-    return f"{shown} {one if number == 1 else many or f'{one}s'}"
+    return f"{shown} {one if number == 1 else f'{one}s'}"
 
 
 def figure(value: object) -> str:

@@ -252,7 +252,7 @@ def config_text(tokenizer: Tokenizer) -> str:
     return json.dumps(settings, indent=2) + "\n"
 
 
-def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> SpecialIds:
+def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     """Ids of [PAD] [UNK] [CLS] [SEP] [MASK], whatever their names, and of every other special token; of a byte-pair
     encoding, the token that stands between texts in their place.
 
@@ -260,11 +260,11 @@ def special_ids(tokenizer: Tokenizer, source: str = "the vocabulary") -> Special
         InputError: one of the five is missing.
     """
     if bpe.is_bpe(tokenizer):
-        return bpe.boundary_ids(tokenizer, source)
+        return bpe.boundary_ids(tokenizer, "the vocabulary")
     names = names_of(tokenizer)
     ids = [tokenizer.token_to_id(token) for token in names]
     if None in ids:
-        require([t for t, i in zip(names, ids, strict=True) if i is not None], names, source)
+        require([t for t, i in zip(names, ids, strict=True) if i is not None], names, "the vocabulary")
     added = [index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     return SpecialIds(*ids, others=tuple(sorted(set(added) - set(ids))))
 

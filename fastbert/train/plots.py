@@ -28,7 +28,6 @@ def loss_plot(
     path: str | os.PathLike,
     *,
     baseline: float | None = None,
-    title: str | None = None,
     words: str = "masked-LM",
 ) -> Path:
     """Draws the loss of predicted words and, where there is one, the next-sentence accuracy against the step.
@@ -37,7 +36,6 @@ def loss_plot(
         rows: of metrics.jsonl; kinds "train" and "heldout".
         path: .png or .svg.
         baseline: the unigram entropy of the held-out targets, drawn as a line.
-        title: above the picture.
         words: which words are predicted.
     """
     path = Path(path)
@@ -59,8 +57,6 @@ def loss_plot(
         axis.set_axisbelow(True)
         if axis.lines:
             axis.legend(frameon=False, fontsize="small")
-    if title:
-        figure.suptitle(title)
     return save_figure(figure, path)
 
 

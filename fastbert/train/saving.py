@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,13 +27,12 @@ class RunCheckpoints:
 
     Attributes:
         failed: how many checkpoints could not be written.
-        blocked: seconds for which training stood still to save.
     """
 
     def __init__(self, loop: PretrainLoop) -> None:
         self._loop, self._background = loop, BackgroundSave()
         self.saved_at: int | None = None
-        self.failed, self.blocked = 0, 0.0
+        self.failed = 0
 
     def save(self, *, last: bool = False) -> None:
         """Writes a checkpoint of the present step, or begins to.
@@ -56,7 +54,7 @@ class RunCheckpoints:
             return
         options = {"keep": loop.config.keep, "protect": [loop.best["step"]] if loop.best else []}
         options["world_size"] = loop.engine.world.size
-        directory, began = loop.run_dir / "checkpoints", time.perf_counter()
+        directory = loop.run_dir / "checkpoints"
         try:
             self._settle()
             if loop.config.async_save and not last:
@@ -66,8 +64,6 @@ class RunCheckpoints:
             self.saved_at = loop.step
         except CheckpointError as error:
             self._failure(error, last)
-        finally:
-            self.blocked += time.perf_counter() - began
 
     def check(self) -> None:
         """After every step: an error of the background comes to light. Raises as `save`."""

@@ -129,12 +129,10 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def rows_per_program(rows: int, programs: int = 528) -> int:
-    """Rows that one program of a reduction sums: by the number of rows alone, so the bits do not depend on the GPU.
-
-    528 programs are four for each multiprocessor of a Hopper GPU.
-    """
-    return max((rows + programs - 1) // programs, 1)
+def rows_per_program(rows: int) -> int:
+    """Rows that one program of a reduction sums: by the number of rows alone, so the bits do not depend on the GPU."""
+    programs = 528  # four for each multiprocessor of a Hopper GPU
+    return max(triton.cdiv(rows, programs), 1)
 
 
 def whole(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:

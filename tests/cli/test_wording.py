@@ -11,8 +11,6 @@ from fastbert.wording import counted, duration, figure
         (counted(1, "row"), "1 row"),
         (counted(0, "row"), "0 rows"),
         (counted(2000, "row"), "2,000 rows"),
-        (counted(1, "study", "studies"), "1 study"),
-        (counted(2, "study", "studies"), "2 studies"),
         (counted(1.0, "minute"), "1 minute"),
         (counted(0.5, "minute"), "0.5 minutes"),
         (duration(0.84), "0.8 seconds"),

@@ -64,9 +64,7 @@ def rows(nsp: bool, steps: int = 50) -> list[dict]:
 @pytest.mark.parametrize("baseline", [None, 6.5])
 def test_pictures_open(tmp_path, nsp, baseline):
     image = pytest.importorskip("PIL.Image")
-    png, svg = (
-        loss_plot(rows(nsp), tmp_path / f"loss.{end}", baseline=baseline, title="run") for end in ("png", "svg")
-    )
+    png, svg = (loss_plot(rows(nsp), tmp_path / f"loss.{end}", baseline=baseline) for end in ("png", "svg"))
     with image.open(png) as picture:
         picture.load()
         assert picture.size == ((1350 if nsp else 900), 540)
