@@ -154,6 +154,15 @@ def test_a_sentence_directory_keeps_what_it_says(tmp_path):
     assert (told.pooling, told.normalize, told.max_seqlen, told.prompt) == (("cls",), True, 5, "the book ")
 
 
+def test_a_sentence_directory_says_no_more_than_the_model_can_read(tmp_path):
+    """sentence-transformers takes the number as it is written."""
+    source = save(tmp_path / "model", "BertModel")
+    (source / "tokenizer_config.json").write_text('{"do_lower_case": true, "model_max_length": 100000}')
+    convert(source, tmp_path / "out", to="sentence-transformers")
+    positions = json.loads((source / "config.json").read_text())["max_position_embeddings"]
+    assert json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())["max_seq_length"] == positions
+
+
 def test_what_another_form_leaves_out_of_a_sentence_directory_is_named(tmp_path, capsys):
     source = save(tmp_path / "model", "BertModel")
     encoder = fastbert.SentenceEncoder(
