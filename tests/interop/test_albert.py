@@ -15,6 +15,7 @@ import fastbert
 from fastbert import _native
 from fastbert.errors import InputError
 from fastbert.interop.patch import is_patched
+from fastbert.modules import quantized
 from fastbert.ops import _cpu_encoder, _cpu_encoder_gradient
 
 _native_only = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -116,13 +117,20 @@ def test_a_shared_weight_has_one_gradient(monkeypatch):
 
 
 @_native_only
-def test_what_shared_layers_read_is_seen_in_all_of_them():
-    """A channel that is large in one of the layers alone stays float32 there, and so in all."""
+def test_int8():
     theirs, model = twins()
     exact, got = kept(theirs)[0], kept(fastbert.quantize(model))[0]
     assert 0 < float((got - exact).detach().square().mean().sqrt() / exact.detach().std()) < 0.05
     held = [m for m in model.modules() if type(m).__name__ == "QuantizedLinear"]
     assert len(held) == 6
+
+
+def test_the_largest_channels_are_those_of_all_layers_that_share_a_weight():
+    linear, first, last = nn.Linear(64, 8), torch.zeros(1, 64), torch.zeros(1, 64)
+    first[0, : quantized.OUTLIERS] = 9.0
+    last[0, quantized.OUTLIERS : 2 * quantized.OUTLIERS] = 1.0
+    found = quantized._largest_channels([linear], lambda: (linear(first), linear(last)))[linear]
+    assert sorted(found.tolist()) == list(range(quantized.OUTLIERS))
 
 
 HEADS = {
