@@ -270,7 +270,7 @@ def _row(article: Hashable, context: Any, question: Any, impossible: bool, ignor
 
 
 def _answers(question: dict, impossible: bool) -> Answers | None:
-    values, marked = question.get("answers"), bool(question.get("is_impossible", False))
+    values, marked = question.get("answers"), _is_impossible(question.get("is_impossible"))
     if values is None:
         return Answers() if marked and impossible else None
     if isinstance(values, list) and all(isinstance(v, str) for v in values):
@@ -295,6 +295,14 @@ def _answers(question: dict, impossible: bool) -> Answers | None:
         raise ValueError("expected no answer to an impossible question, got one")
     texts, starts = tuple(v["text"] for v in values), tuple(_start(v.get("answer_start")) for v in values)
     return Answers(texts, starts, tuple(_detected(question.get("detected_answers"))))
+
+
+def _is_impossible(value: Any) -> bool:
+    """Whether a question has no answer. Tables write the word as a text, of which "false" would be true in Python."""
+    word = str(False if value is None else value).lower()
+    if word not in ("true", "false", "1", "0", "1.0", "0.0"):
+        raise ValueError(f"expected is_impossible to be true or false, got {shorten(repr(value))}")
+    return word in ("true", "1", "1.0")
 
 
 def _detected(values: Any) -> Iterator[tuple[int, int]]:

@@ -114,6 +114,20 @@ def test_bad_files_are_named(tmp_path, value, reason):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("yes", "no"), [(True, False), ("true", "false"), ("True", "False"), (1, 0), (1.0, 0.0), ("1", "0"), (True, None)]
+)
+def test_what_says_that_there_is_no_answer(tmp_path, yes, no):
+    value = squad(("q", "what is good", [("film", 4)]), ("r", "what", []))
+    answered, impossible = value["data"][0]["paragraphs"][0]["qas"]
+    answered["is_impossible"], impossible["is_impossible"] = no, yes
+    rows = registry.get("squad2").read(write(tmp_path, value))
+    assert [row.label.texts for row in rows] == [("film",), ()]
+    answered["is_impossible"] = "n/a"
+    with pytest.raises(DataError, match="question q: expected is_impossible to be true or false, got 'n/a'"):
+        registry.get("squad2").read(write(tmp_path, value))
+
+
 @pytest.mark.parametrize("name", ["f.json", "hub.jsonl", "hub.json"])
 def test_questions_without_an_answer_are_said_to_be_squad2_s(tmp_path, name):
     """A hub's squad_v2 says it by empty lists alone."""
