@@ -19,7 +19,9 @@ _LINES = (
     # TREC's questions have two labels, DESC:manner, of which data-set hubs make columns of these names.
     re.compile(r"(?P<fine_label>(?P<coarse_label>ABBR|DESC|ENTY|HUM|LOC|NUM):[a-z]+)[ \t]+(?P<text>.+)"),
     re.compile(r"__label__(?P<label>\S+)[ \t]+(?!__label__)(?P<text>.+)"),  # fastText's
+    re.compile(r"\((?P<label>[0-4]) (?P<tree>\([0-4] .+\)|[^\s()]+)\)"),  # Stanford's sentiment trees, SST-5
 )
+_LEAF = re.compile(r"\([0-4] ([^\s()]+)\)")
 UNLABELLED = "unsup"
 """IMDB's directory of texts without a class."""
 
@@ -43,6 +45,8 @@ def _matched(
         found, where = form.fullmatch(line.strip()), f"{called(path)}, line {number}"
         if found is not None:
             values = found.groupdict()
+            if values.pop("tree", None) is not None:  # a class for every phrase; the sentence's is that of the root
+                values["text"] = " ".join(_LEAF.findall(line))
             yield Record(where, {"label": values.get("coarse_label"), **values})
         elif line.strip():
             bad_rows.refuse(f"{where}: expected one label and a text, as in the first line, got {shorten(line)!r}")

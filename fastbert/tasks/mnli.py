@@ -32,7 +32,9 @@ class MNLI(Classification):
     label_column = "gold_label"
 
     def parse(self, text: str) -> str:
-        return super().parse(_LABELS.get(text, text))
+        lower = text.lower()  # SICK writes them in capitals
+        label = _LABELS.get(lower, lower)
+        return super().parse(label if label in self.labels else text)
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
         rows = super().rows(path)

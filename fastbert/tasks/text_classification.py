@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,14 @@ class OwnFiles(TextTask):
     def plain(self, text: str) -> str:
         # pandas writes CSV's quotes between tabs as well.
         return unquoted(text)
+
+    def check_texts(self, texts: Sequence[str], labelled: bool) -> None:
+        # Of Yahoo's questions half have a title alone, and some of Amazon's reviews have none.
+        super().check_texts(texts, labelled=False)
+
+    def sources(self, row: Row) -> tuple[Hashable | None, ...]:
+        """The first text that is not empty: rows without a title are not of one source."""
+        return row.source, next(filter(None, row.texts))
 
 
 class TextClassification(OwnFiles, Classification):

@@ -29,6 +29,14 @@ def test_rows_are_held_out_the_same_way_each_time():
             hold_out(rows, share, SST2.sources)
 
 
+def test_rows_without_a_title_are_no_copies_of_each_other():
+    task = registry.get("text-classification")
+    rows = [Row(str(i), ("", f"text {i // 2}"), "1") for i in range(40)]
+    kept, held = hold_out(rows, 0.2, task.sources)
+    assert len(held) == 8
+    assert not {row.texts for row in kept} & {row.texts for row in held}
+
+
 def write_squad(path, articles: int, paragraphs: int, questions: int) -> None:
     data = [
         {

@@ -68,6 +68,14 @@ def test_fasttext_s_lines(tmp_path):
     assert "line 2: expected one label" in task.bad_rows.reasons[0]
 
 
+def test_sentiment_trees_have_the_class_of_their_root(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("(3 (2 (2 The) (1 -LRB-)) (4 (2 is) (2 so)))\n(2 Ja)\n(0 no)\tx\n")
+    task = task_of(skip=True)
+    assert task.read(path) == [Row("0", ("The -LRB- is so",), "3"), Row("1", ("Ja",), "2")]
+    assert "line 3: expected one label" in task.bad_rows.reasons[0]
+
+
 def test_lines_are_looked_at_where_columns_have_no_names(tmp_path):
     """A text may look so too, in a column of its own."""
     path = tmp_path / "f.tsv"

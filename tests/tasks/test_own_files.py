@@ -30,6 +30,18 @@ FORMS = {
         "1",
         [Row("0", ('Wall St. "Bears"', "Short-sellers, Wall\\nStreet"), "3"), Row("1", ("T", "D"), "4")],
     ),
+    "amazon.csv": (
+        '"2","","No title"\n"1","Title",""\n',
+        ("2", "3"),
+        "1",
+        [Row("0", ("", "No title"), "2"), Row("1", ("Title", ""), "1")],
+    ),
+    "halves.tsv": (
+        "text1\ttext2\tlabel\n\tb\t2\na\t\t1\n",
+        ("text1", "text2"),
+        None,
+        [Row("0", ("", "b"), "2"), Row("1", ("a", ""), "1")],
+    ),
     "yelp.csv": (
         '"1","Bad, ""very"""\n"2","two\nlines"\n',
         ("2",),
@@ -158,6 +170,17 @@ def test_parquet_names_the_classes_of_the_column_that_is_chosen(tmp_path):
     for column, labels in (("coarse_label", ["DESC", "ABBR"]), ("fine_label", ["manner", "cremat"])):
         rows = task_of("text-classification", None, column).read(tmp_path / "f.parquet")
         assert [row.label for row in rows] == labels
+
+
+def test_sick_s_labels_are_mnlis_in_capitals(tmp_path):
+    path = tmp_path / "SICK_train.txt"
+    header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\tA\tB\t4.5\tNEUTRAL\n"
+    path.write_text(f"{header}2\tC\tD\t3\tENTAILMENT\n")
+    task = task_of("mnli", ("sentence_A", "sentence_B"), "entailment_judgment")
+    assert [row.label for row in task.read(path)] == ["neutral", "entailment"]
+    path.write_text(f"{header}2\tC\tD\t3\tSAME\n")
+    with pytest.raises(DataError, match=r"line 3: expected the label to be one of .*, got 'SAME'"):
+        task.read(path)
 
 
 def test_glue_s_tasks_read_columns_of_other_names_too(tmp_path):
