@@ -103,6 +103,9 @@ def _words_and_tags(
 ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     column = next((name for name in WORDS if name in record.values), None)
     words = record.values.get(column)
+    if column is None:
+        got = shorten(", ".join(record.values)) or "nothing"
+        raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got the columns {got}")
     if not isinstance(words, list) or not words:
         raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got {shorten(repr(words))}")
     for word in words:

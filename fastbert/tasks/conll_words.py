@@ -17,6 +17,10 @@ _PART = re.compile(r"\d+[-.]\d+")
 _TYPE = re.compile(r"(?![A-Za-z]([\W_]|$))\w[\w/&.-]+(?<![\W_][A-Za-z])")
 # A part of speech is an entity of one word, so that its F1 is the share of words that are tagged right.
 _OF_CONLL_U = """awk -F '\\t' '/^\\r?$/ {print ""} NF == 10 && $1 !~ /[-.]/ {print $2 "\\tB-" $4}' FILE"""
+_OF_COMMAS = (
+    """python3 -X utf8 -c "import csv; [print('\\n' * (n > 1 and r[0] != '') + r[1] + '\\t' + r[-1]) """
+    """for n, r in enumerate(csv.reader(open('FILE'))) if n]\""""
+)
 _OF_2012 = (
     """awk '/^#/ {next} NF < 11 {print ""; tag = ""; next} """
     """$11 ~ /[(]/ {tag = $11; gsub(/[(*)]/, "", tag); begin = "B-"} """
@@ -46,7 +50,9 @@ def check_words(path: str, lines: Lines, columns: Columns) -> None:
         )
     texts = [text for sentence in lines for _, text in sentence]
     if 2 * sum("," in text and _WITH_COMMAS.fullmatch(text) is not None for text in texts) > len(texts):
-        raise DataError(f"{where} columns separated by blanks or tabs, got commas: {shorten(first)!r}")
+        numbered = first.startswith("Sentence #,")  # a corpus of Kaggle's, in which each sentence's first line has it
+        hint = f"; take words and tags ({_OF_COMMAS} does)" if numbered else ""
+        raise DataError(f"{where} columns separated by blanks or tabs, got commas: {shorten(first)!r}{hint}")
     found = [of_line for sentence in columns for of_line in sentence]
     width = len(found[0])
     # Of two columns the second may be the tags of words that are numbers; GermEval's test file has no tags.

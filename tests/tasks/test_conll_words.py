@@ -75,7 +75,7 @@ def test_what_is_no_word_is_refused_and_the_command_helps(tmp_path, content, lin
 
 def mended(path, error):
     """What the command in an error's message makes of the file."""
-    command = re.search(r"\((awk .*?) does", error)[1].replace("FILE", str(path))
+    command = re.search(r"\(((?:awk|python3) .*?) does", error)[1].replace("FILE", str(path))
     return subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
 
 
@@ -123,6 +123,15 @@ def test_commas_part_no_columns(tmp_path, content):
     for predicting in (False, True):
         with pytest.raises(DataError, match="line 1: expected columns separated by blanks or tabs, got commas"):
             read(tmp_path / "f.csv", content, predicting)
+
+
+def test_sentences_of_a_table_are_refused_with_what_makes_columns_of_them(tmp_path):
+    path = tmp_path / "ner_dataset.csv"
+    text = 'Sentence #,Word,POS,Tag\nSentence: 1,The,DT,O\n,"""x,",NN,O\n,\u00c9,NNP,B-geo\nSentence: 2,Ja,UH,O\n'
+    with pytest.raises(DataError, match="got commas: 'Sentence #,Word,POS,Tag'; take words and tags") as refused:
+        read(path, text)
+    expected = [(("The", '"x,', "\u00c9"), ("O", "O", "B-geo")), (("Ja",), ("O",))]
+    assert read(tmp_path / "f.txt", mended(path, str(refused.value))) == expected
 
 
 @pytest.mark.parametrize(
