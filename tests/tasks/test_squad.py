@@ -668,15 +668,17 @@ def test_an_answer_that_is_not_found_costs_no_other_its_place_in_the_loss(direct
     """The mean is over the windows of all other questions, and not over the batches that are free of it; without any
     answer that is found there is no loss."""
     task = registry.get("squad1")
-    given = [("a", "what is good", [("film", 4)]), ("b", "what is bad", [("book", 20)])]
+    given = [("a", "what is good", [("film", 4)]), ("b", "what is bad", [("book", 23)])]
+    lost = ("c", "what is it", [("paris", 0)])
     task.configure(FinetuneConfig(doc_stride=6))
     model, records = task.model(directory), []
-    for questions in (given, [*given, ("c", "who", [("paris", 0)])], [("c", "who", [("paris", 0)])]):
+    for questions in (given, [lost, *given], [lost]):
         rows = task.read(write(tmp_path, squad(*questions)))
-        for budget in (8192, 1, 48):  # all at once, each alone, three at a time
+        for budget in (8192, 1, 32):  # all at once, each alone, the lost one with one of the others
             examples = task.encode(rows, tokenizer, 16)
+            assert [(e.num_tokens, e.label is None) for e in examples] == [(16, q is lost) for q in questions]
             records.append(run_model(task, model, examples, budget).loss)
-    alone, one_by_one, by_threes, beside, *others = records
+    alone, one_by_one, by_twos, beside, *others = records
     assert beside == pytest.approx(alone, rel=1e-6)
-    assert [one_by_one, by_threes, *others[:2]] == pytest.approx([alone] * 4, rel=1e-5)
+    assert [one_by_one, by_twos, *others[:2]] == pytest.approx([alone] * 4, rel=1e-5)
     assert others[2:] == [None, None, None]
