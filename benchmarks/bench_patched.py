@@ -29,6 +29,7 @@ KIN = {
     "roberta": (transformers.RobertaModel, transformers.RobertaConfig),
     "distilbert": (transformers.DistilBertModel, transformers.DistilBertConfig),
     "albert": (transformers.AlbertModel, partial(transformers.AlbertConfig, **ALBERT_BASE)),
+    "mpnet": (transformers.MPNetModel, transformers.MPNetConfig),
     "electra": (transformers.ElectraModel, transformers.ElectraConfig),
 }
 

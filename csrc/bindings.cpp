@@ -106,17 +106,23 @@ bool bounds_fit(const int32_t* bounds, int64_t batch_size, int64_t num_tokens) {
 }
 
 void bind_attention(py::module_& m) {
+    py::class_<RelativeBias>(m, "RelativeBias")
+        .def(py::init([](Pointer rows, int64_t stride, int64_t zero) {
+            return RelativeBias{at<float>(rows), stride, zero};
+        }));
     py::class_<AttentionArgs>(m, "AttentionArgs")
         .def(py::init([](int dtype, std::array<Pointer, 3> qkv, std::array<int64_t, 3> strides, Pointer out,
                          int64_t out_stride, Pointer lse, Pointer cu_seqlens, int64_t batch_size, int64_t max_seqlen,
-                         int64_t nheads, int64_t head_dim, float softmax_scale, bool causal, const Dropout& dropout) {
+                         int64_t nheads, int64_t head_dim, float softmax_scale, bool causal, const Dropout& dropout,
+                         const RelativeBias& bias) {
                  return AttentionArgs{DType(dtype), at(qkv[0]), at(qkv[1]), at(qkv[2]), strides[0], strides[1],
                                       strides[2], at(out), out_stride, at<float>(lse), at<int32_t>(cu_seqlens),
-                                      batch_size, max_seqlen, nheads, head_dim, softmax_scale, causal, dropout};
+                                      batch_size, max_seqlen, nheads, head_dim, softmax_scale, causal, dropout, bias};
              }),
              py::kw_only(), py::arg("dtype"), py::arg("qkv"), py::arg("strides"), py::arg("out"), py::arg("out_stride"),
              py::arg("lse"), py::arg("cu_seqlens"), py::arg("batch_size"), py::arg("max_seqlen"), py::arg("nheads"),
-             py::arg("head_dim"), py::arg("softmax_scale"), py::arg("causal"), py::arg("dropout"))
+             py::arg("head_dim"), py::arg("softmax_scale"), py::arg("causal"), py::arg("dropout"),
+             py::arg("bias") = RelativeBias{})
         .def("bounds_fit", [](const AttentionArgs& args, int64_t num_tokens) {
             return bounds_fit(args.cu_seqlens, args.batch_size, num_tokens);
         });
@@ -125,11 +131,15 @@ void bind_attention(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
     m.def("attention_backward",
           [](const AttentionArgs& args, Pointer dout, int64_t dout_stride, std::array<Pointer, 3> gradients,
-             std::array<int64_t, 3> strides) {
+             std::array<int64_t, 3> strides, Pointer dbias) {
               kernels().attention_backward({args, at(dout), dout_stride, at(gradients[0]), at(gradients[1]),
-                                            at(gradients[2]), strides[0], strides[1], strides[2]});
+                                            at(gradients[2]), strides[0], strides[1], strides[2], at<float>(dbias)});
           },
-          py::call_guard<py::gil_scoped_release>());
+          py::arg("args"), py::arg("dout"), py::arg("dout_stride"), py::arg("gradients"), py::arg("strides"),
+          py::arg("dbias") = 0, py::call_guard<py::gil_scoped_release>());
+    m.def("longest_sequence", [](Pointer cu_seqlens, int64_t batch_size) {
+        return longest_sequence(at<int32_t>(cu_seqlens), batch_size);
+    });
 }
 
 void bind_gemm_int8(py::module_& m) {
@@ -294,16 +304,16 @@ void bind_encoder(py::module_& m) {
              })
         .def("run",
              [](const Encoder& self, Pointer x, Pointer states, int64_t state_step, int64_t tokens, Pointer cu_seqlens,
-                int64_t batch_size) {
+                int64_t batch_size, const RelativeBias& bias) {
                  const int32_t* bounds = at<int32_t>(cu_seqlens);
                  if (!bounds_fit(bounds, batch_size, tokens)) return false;
-                 int64_t longest = 0;
-                 for (int64_t b = 0; b < batch_size; ++b)
-                     longest = std::max<int64_t>(longest, bounds[b + 1] - bounds[b]);
-                 self.run({at(x), at(states), state_step, tokens, bounds, batch_size, longest});
+                 const int64_t longest = longest_sequence(bounds, batch_size);
+                 self.run({at(x), at(states), state_step, tokens, bounds, batch_size, longest, bias});
                  return true;
              },
-             py::call_guard<py::gil_scoped_release>(), "False, and nothing done, where the bounds do not fit.");
+             py::arg("x"), py::arg("states"), py::arg("state_step"), py::arg("tokens"), py::arg("cu_seqlens"),
+             py::arg("batch_size"), py::arg("bias") = RelativeBias{}, py::call_guard<py::gil_scoped_release>(),
+             "False, and nothing done, where the bounds do not fit.");
 }
 
 void bind_packing(py::module_& m) {

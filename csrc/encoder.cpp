@@ -234,6 +234,7 @@ void Encoder::attend(const EncoderBatch& batch, const Workspace& w) const {
     args.nheads = sizes_.nheads;
     args.head_dim = sizes_.hidden / sizes_.nheads;
     args.softmax_scale = 1.0f / __builtin_sqrtf(float(args.head_dim));
+    args.bias = batch.bias;
     kernels().attention_forward(args);
 }
 

@@ -130,8 +130,8 @@ private:
 }  // namespace
 
 void attention_forward(const AttentionArgs& a) {
-    if (a.dtype != DType::bf16) return below::attention_forward(a);
-    const int64_t longest = longest_sequence(a), most_blocks = divide_up(longest, QUERY_BLOCK);
+    if (a.dtype != DType::bf16 || a.bias.rows) return below::attention_forward(a);
+    const int64_t longest = longest_sequence(a.cu_seqlens, a.batch_size), most_blocks = divide_up(longest, QUERY_BLOCK);
     parallel_units(a.batch_size * a.nheads * most_blocks, count_scores(a), [&] {
         return [&a, most_blocks, work = Forward(a, longest)](int64_t unit) mutable {
             const int64_t block = unit % most_blocks, head = unit / most_blocks % a.nheads;

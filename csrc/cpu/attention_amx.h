@@ -9,7 +9,7 @@
 #include "gemm_tile.h"
 
 namespace fastbert {
-// The level below computes float32.
+// The level below computes float32, and what has a bias in bfloat16 too.
 #if defined(FASTBERT_LEVEL_AMX) || defined(FASTBERT_PAIRS)
 namespace below = avx512;
 namespace avx512 {

@@ -311,8 +311,8 @@ private:
 
 void attention_backward(const AttentionBackwardArgs& args) {
     const AttentionArgs& a = args.forward;
-    if (a.dtype != DType::bf16) return below::attention_backward(args);
-    const int64_t longest = longest_sequence(a);
+    if (a.dtype != DType::bf16 || a.bias.rows) return below::attention_backward(args);
+    const int64_t longest = longest_sequence(a.cu_seqlens, a.batch_size);
     parallel_units(longest ? a.batch_size * a.nheads : 0, count_scores(a), [&] {
         return [&a, work = Backward(args, longest)](int64_t unit) mutable {
             work.head(unit / a.nheads, unit % a.nheads);

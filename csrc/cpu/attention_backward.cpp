@@ -1,7 +1,7 @@
 // The gradient of attention (Dao et al. 2022, appendix B.2). With Q scaled, P = e^(Q K^T - lse) made again from the
 // scores, and B = keep / (1 - p) the dropout's factors, drawn again:
 //
-//     dV = (P B)^T dO;  dS = P (B (dO V^T) - delta);  dQ = scale dS K;  dK = dS^T Q
+//     dV = (P B)^T dO;  dS = P (B (dO V^T) - delta);  dQ = scale dS K;  dK = dS^T Q;  dbias: sums of dS's diagonals
 //     delta = rowsum(P B (dO V^T)) = rowsum(dO O)
 // A row of up to KEY_BLOCK scores is on chip as a whole: P is then divided by its own sum, which takes out the rounding
 // of lse, and delta is the first form, which a rounded O does not touch. Longer rows take lse and the second form.
@@ -110,6 +110,7 @@ template <class T> class Backward {
         pack(k, a_.k_stride, n, dim, one, base_ + plan_.keys, plan_.row_panel);
         fill(base_ + plan_.dk, plan_.heads * plan_.row_panel, 0.0f);
         fill(base_ + plan_.dv, plan_.heads * plan_.row_panel, 0.0f);
+        if (b_.dbias) dbias_ = b_.dbias + (sequence * a_.nheads + head) * a_.bias.stride + a_.bias.zero;
         fetch_ahead(sequence, head, span);
         const int64_t blocks = divide_up(n, QUERY_BLOCK);
         for (int64_t block = 0; block < blocks; ++block)
@@ -168,12 +169,14 @@ template <class T> class Backward {
                     NR, ahead_);
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t n = keys_seen(a_, first + r, key, num_keys);
+            if (a_.bias.rows) add_row(probs + r * LD, bias_row(a_, head, first + r, key), n);
             if (a_.dropout.active()) {
                 const KeepBits bits((token + r) * a_.nheads + head, key, num_keys, a_.dropout);
                 row<true>(token, head, r, n, num_keys, whole, bits.bytes);
             } else {
                 row<false>(token, head, r, n, num_keys, whole, nullptr);
             }
+            if (dbias_) add_row(dbias_ + key - first - r, dscores + r * LD, n);
         }
         OverQueries::run(num_keys, dim, rows, probs, base_ + plan_.dout_panels, plan_.query_panel,
                          base_ + plan_.dv + key * NR, plan_.row_panel, ahead_);
@@ -200,12 +203,13 @@ template <class T> class Backward {
     const Plan plan_;
     float* const base_;
     const int64_t num_tokens_;
+    float* dbias_ = nullptr;  // of this sequence and head, where a query's own key adds
     Ahead ahead_;
 };
 
 template <class T> void backward(const AttentionBackwardArgs& args) {
     const AttentionArgs& a = args.forward;
-    const int64_t longest = longest_sequence(a);
+    const int64_t longest = longest_sequence(a.cu_seqlens, a.batch_size);
     parallel_units(longest ? a.batch_size * a.nheads : 0, count_scores(a), [&] {
         return [&a, work = Backward<T>(args, longest)](int64_t unit) mutable {
             work.head(unit / a.nheads, unit % a.nheads);

@@ -81,19 +81,20 @@ struct Span {
     Span(const int32_t* bounds, int64_t b) : begin(bounds[b]), length(int64_t(bounds[b + 1]) - bounds[b]) {}
 };
 
-inline int64_t longest_sequence(const AttentionArgs& a) {
-    int64_t longest = 0;
-    for (int64_t b = 0; b < a.batch_size; ++b) {
-        const int64_t n = Span(a.cu_seqlens, b).length;
-        longest = n > longest ? n : longest;
-    }
-    return longest;
-}
-
 // How many of `count` keys from `key` on a query of its sequence sees.
 inline int64_t keys_seen(const AttentionArgs& a, int64_t query, int64_t key, int64_t count) {
     const int64_t seen = a.causal ? query + 1 - key : count;
     return seen < 0 ? 0 : seen < count ? seen : count;
+}
+
+// A row of scores or their gradients: its first n numbers, in whole vectors, added to another's.
+inline void add_row(float* to, const float* from, int64_t n) {
+    for (int64_t c = 0; c < n; c += W) store(to + c, load(to + c) + load(from + c));
+}
+
+// The bias of a query's keys from `key` on; which there is.
+inline const float* bias_row(const AttentionArgs& a, int64_t head, int64_t query, int64_t key) {
+    return a.bias.rows + head * a.bias.stride + a.bias.zero + key - query;
 }
 
 // Scores computed in all: what a call is worth in threads.

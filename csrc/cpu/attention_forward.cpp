@@ -145,6 +145,7 @@ template <class T> class Forward {
         for (int64_t r = 0; r < rows; ++r) {
             float* s = scores + r * LD;
             const int64_t n = keys_seen(a_, first + r, key, num_keys);
+            if (a_.bias.rows) add_row(s, bias_row(a_, head, first + r, key), n);
             const float highest = row_maximum(s, n), before = m[r];
             m[r] = highest < before ? before : highest;
             float total;
@@ -174,7 +175,7 @@ template <class T> class Forward {
 };
 
 template <class T> void forward(const AttentionArgs& a) {
-    const int64_t longest = longest_sequence(a), most_blocks = divide_up(longest, QUERY_BLOCK);
+    const int64_t longest = longest_sequence(a.cu_seqlens, a.batch_size), most_blocks = divide_up(longest, QUERY_BLOCK);
     parallel_units(a.batch_size * a.nheads * most_blocks, count_scores(a), [&] {
         return [&a, most_blocks, work = Forward<T>(a, longest)](int64_t unit) mutable {
             const int64_t block = unit % most_blocks, head = unit / most_blocks % a.nheads;

@@ -36,6 +36,7 @@ struct EncoderBatch {
     int64_t tokens;
     const int32_t* cu_seqlens;
     int64_t batch_size, max_seqlen;
+    RelativeBias bias;  // of every layer's attention
 };
 
 class Encoder {

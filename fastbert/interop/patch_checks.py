@@ -53,6 +53,8 @@ def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family:
     for layer in layers:
         _check_layer(layer, family)
         check_heads(config, *scoring_of(layer, family))
+    if family.table is not None and not is_tokenwise(encoder._modules[family.table]):
+        raise OwnPart(f"{family.table} is {_kind(encoder._modules[family.table])}{_OWN}")
     if family is BERT:
         _check_embeddings(model._modules["embeddings"]._modules)
 
@@ -103,7 +105,7 @@ def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dens
 def scoring_of(layer: nn.Module, family: Family) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
     """The module that computes a layer's scores, the one that holds it, and its three dense layers before them."""
     owner = find(layer, "attention")
-    return find(owner, "self") or owner, owner, [family.part(layer, name) for name in LEAVES[:3]]
+    return family.part(layer, "attention.self") or owner, owner, [family.part(layer, name) for name in LEAVES[:3]]
 
 
 def _kind(module: nn.Module | None) -> str:

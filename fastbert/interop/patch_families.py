@@ -61,6 +61,8 @@ class Family:
         rename: our names of a layer's parts to the family's; those of BERT where not given, None for what it lacks.
         config: our configuration's fields to the family's.
         embed: None where the embeddings are BERT's own, else model and keywords to (B, S, H).
+        bias: None where scores have none, else the encoder and R to (nheads, 2R-1) as `ops.attention` takes it.
+        table: the attribute of the encoder from which ``bias`` looks it up.
         pool: None where the model's pooler reads (B, S, H), else model and first tokens (B, H) to what it returns.
         inputs: what the family's embeddings take besides what BERT's take.
         as_in_4: whether its code in version 5 of transformers is still written as all of version 4 was.
@@ -74,6 +76,8 @@ class Family:
     rename: tuple[tuple[str, str | None], ...] = ()
     config: tuple[tuple[str, str], ...] = ()
     embed: Callable[[nn.Module, dict[str, Any]], Tensor] | None = None
+    bias: Callable[[nn.Module, int], Tensor] | None = None
+    table: str | None = None
     pool: Callable[[nn.Module, Tensor], Tensor] | None = None
     inputs: tuple[str, ...] = ()
     as_in_4: bool = False
@@ -160,6 +164,14 @@ def _albert_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]
     return groups, [layer for group in runs for layer in group._modules["albert_layers"]._modules.values()]
 
 
+def _mpnet_bias(encoder: nn.Module, longest: int) -> Tensor:
+    """Of all distances of a key from its query by their buckets (Raffel et al. 2020, section 2.1)."""
+    table = encoder._modules["relative_attention_bias"]
+    weight = next(table.parameters())
+    distances = torch.arange(1 - longest, longest, device=weight.device)
+    return table(encoder.relative_position_bucket(distances)).transpose(0, 1)
+
+
 def _kin(room: str, model: str, **changes: Any) -> Family:
     """A family whose layers are BERT's in every name."""
     where, _, file = room.rpartition(".")
@@ -200,6 +212,24 @@ ALBERT = Family(
     embed=_embed,
     pool=lambda model, first: model.pooler_activation(model.pooler(first)),
 )
+MPNET = Family(
+    "transformers.models.mpnet.modeling_mpnet",
+    "MPNetModel",
+    output=_WITH_POOLING,
+    rename=(
+        ("attention.self", "attention.attn"),
+        *((f"attention.self.{name}", f"attention.attn.{name[0]}") for name in ("query", "key", "value")),
+        ("attention.self.dropout", "attention.attn.dropout"),
+        ("attention.output", None),
+        ("attention.output.dense", "attention.attn.o"),
+        ("attention.output.LayerNorm", "attention.LayerNorm"),
+        ("attention.output.dropout", "attention.dropout"),
+    ),
+    embed=_embed,
+    bias=_mpnet_bias,
+    table="relative_attention_bias",
+    as_in_4=True,
+)
 _PATHS = ("xpath_tags_seq", "xpath_subs_seq")
 FAMILIES = (
     BERT,
@@ -218,6 +248,7 @@ FAMILIES = (
     _kin("clap", "ClapTextModel", output=_WITH_POOLING),
     DISTILBERT,
     ALBERT,
+    MPNET,
 )
 
 

@@ -13,7 +13,7 @@ from .. import ops, rng
 from ..errors import InputError
 from ..models.inputs import Tokens, open_packed, open_padded
 from ..modules.encoder import IGNORED
-from ..modules.layout import PaddedLayout, additive_mask, keys_kept, with_first_column
+from ..modules.layout import PaddedLayout, additive_mask, keys_kept, with_bias, with_first_column
 from ..modules.linear import is_watched
 from ..packing import PackedBatch
 from .patch_checks import Unservable
@@ -44,7 +44,8 @@ class Pass:
         config = model.config
         _check_call(config, given, family.inputs)
         self.packed = given.get("cu_seq_lens_q") is not None
-        shape = _shape_of(given)
+        ids_or_embeds = _tokens_of(given)
+        shape = tuple(ids_or_embeds.shape[:2])
         _check_mask(given.get("attention_mask"), shape, self.packed, config)
         for name in ("token_type_ids", "position_ids"):
             more = given.get(name)
@@ -54,6 +55,8 @@ class Pass:
         self.attentions = _flag(given, "output_attentions", config.output_attentions)
         if self.packed and (self.attentions or family.embed is not None):
             raise Unservable("packed tokens")
+        if family.bias is not None and ids_or_embeds.device.type != "cpu":
+            raise Unservable("its attention adds a bias to its scores, which fastbert's kernels do on the CPU alone")
         asked = given.get("return_dict")
         self.return_dict = getattr(config, "return_dict", True) if asked is None else asked
         self.view = view_of(model, family)
@@ -61,9 +64,10 @@ class Pass:
 
     def run(self):
         tokens, hidden = self._embedded()
+        layout, bias = tokens.layout, self.family.bias
         last, states, attentions = self.view.encoder.run_as_transformers(
             hidden,
-            tokens.layout,
+            layout if bias is None else with_bias(layout, partial(bias, self.view.source)),
             self.key,
             show=tokens.shape.show if self.states else None,
             mask_dtype=self._mask_dtype(hidden),
@@ -187,8 +191,8 @@ def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> 
             raise Unservable(f"{name} of its configuration is true")
 
 
-def _shape_of(given: dict[str, Any]) -> tuple[int, int]:
-    """(B, S) of the tokens that were given.
+def _tokens_of(given: dict[str, Any]) -> Tensor:
+    """The ids (B, S), or the embeddings (B, S, E), that were given.
 
     Raises:
         Unservable: not one of ids and embeddings, or of other dimensions.
@@ -200,7 +204,7 @@ def _shape_of(given: dict[str, Any]) -> tuple[int, int]:
     tokens = ids if embeds is None else embeds
     if (ids is None) == (embeds is None) or tokens.dim() != (2 if embeds is None else 3):
         raise Unservable("it must refuse this input itself")
-    return tuple(tokens.shape[:2])
+    return tokens
 
 
 def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, config: Any) -> None:

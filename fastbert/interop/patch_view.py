@@ -234,6 +234,8 @@ def parts_of(model: nn.Module, family: Family) -> list[nn.Module | None]:
     parts = [source, embeddings, *callers, *layers]
     for child in embeddings._modules.values():
         parts += _with_inside(child)
+    if family.table is not None:
+        parts += _with_inside(find(source, family.table))
     inner, leaves = _paths(family, INNER), _paths(family, LEAVES)
     for layer in dict.fromkeys(layers):
         parts += [None if path is None else find(layer, path) for path in inner]

@@ -6,7 +6,8 @@ Everything else in a layer is token by token; a layout is the one thing that kno
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -24,15 +25,16 @@ _log = logging.getLogger("fastbert")
 @dataclass(frozen=True)
 class PackedLayout:
     """Sequences end to end: cu_seqlens (B+1,) int32, max_seqlen tokens in the longest; a token sees its whole sequence,
-    or where the layout is causal itself and those before it."""
+    or where the layout is causal itself and those before it. bias (nheads, 2R-1) is what `ops.attention` adds."""
 
     cu_seqlens: Tensor
     max_seqlen: int
     causal: bool = False
+    bias: Tensor | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Dropout | None) -> tuple[Tensor, None]:
         """q, k, v (T, nheads, head_dim) -> context (T, nheads, head_dim); no probabilities are kept."""
-        options = {"dropout": dropout, "causal": self.causal}
+        options = {"dropout": dropout, "causal": self.causal, "bias": self.bias}
         return ops.attention(q, k, v, self.cu_seqlens, self.max_seqlen, **options), None
 
 
@@ -59,6 +61,18 @@ class PaddedLayout:
 
 
 Layout = PackedLayout | PaddedLayout
+
+
+def with_bias(layout: Layout, bias_of: Callable[[int], Tensor]) -> Layout:
+    """A layout whose scores have a bias by the distance of a key.
+
+    Args:
+        bias_of: R to (nheads, 2R-1), as `ops.attention` takes it.
+    """
+    if isinstance(layout, PackedLayout):
+        return replace(layout, bias=bias_of(layout.max_seqlen))
+    square = ops.relative_bias(bias_of(layout.seqlen), layout.seqlen)
+    return replace(layout, mask=square[None] if layout.mask is None else square + layout.mask)
 
 
 def _causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:

@@ -77,7 +77,7 @@ def run_stack(
         layers = stack.found[2]
     if not layers:
         return None
-    if on_cpu and encoder.training and ops.is_recorded(x, stack.packed.tensors(layers)):
+    if on_cpu and encoder.training and ops.is_recorded(x, stack.packed.tensors(layers), layout.bias):
         return None  # a backward pass will come, also where nothing is dropped
     states = ops.fused_encoder(
         *(x, layers, layout.cu_seqlens, layout.max_seqlen),
@@ -87,6 +87,7 @@ def run_stack(
         keep_states=keep_states,
         packed=stack.packed,
         causal=layout.causal,
+        bias=layout.bias,
         dropouts=None if key is None else [module.dropouts(key) for module in modules],
         between=between,
     )

@@ -1,5 +1,7 @@
 """The ops of BERT, one public contract each; `backend` chooses who computes them."""
 
+from ..reference.attention import relative_bias
+
 # A kernel enters the dispatcher's table by being imported.
 from . import (  # noqa: F401
     _cpu_attention,
@@ -80,6 +82,7 @@ __all__ = [
     "read_mask",
     "recomputation",
     "refuse_variant",
+    "relative_bias",
     "served",
     "unpack_int8",
 ]

@@ -7,11 +7,13 @@ q, k and v may be views of one fused (T, 3 nheads head_dim) matrix, which is the
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _dispatch
+from .attention import check_bias
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -21,7 +23,37 @@ def _rows(x: Tensor) -> Tensor:
     return x if adjacent else x.contiguous()
 
 
-def _arguments(q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, dropout):
+# What a kernel may read behind a row of the bias that it was told of (csrc/include/attention.h).
+_BEHIND_A_ROW = 15
+
+
+def bias_rows(bias: Tensor | None, cu_seqlens: Tensor) -> Tensor | None:
+    """A bias (nheads, 2R-1) as the kernels read it.
+
+    Args:
+        cu_seqlens: (B+1,) int32, contiguous.
+
+    Raises:
+        InputError: it is too short for one of the sequences.
+    """
+    if bias is None:
+        return None
+    longest = _native.extension().longest_sequence(cu_seqlens.data_ptr(), cu_seqlens.numel() - 1)
+    check_bias(bias, bias.shape[0], longest)  # max_seqlen is what a caller says
+    return F.pad(bias.detach().to(torch.float32), (0, _BEHIND_A_ROW)).contiguous()
+
+
+def native_bias(rows: Tensor | None):
+    """What the kernels take for `bias_rows`, which must outlive it."""
+    relative = _native.extension().RelativeBias
+    return relative(0, 0, 0) if rows is None else relative(rows.data_ptr(), rows.stride(0), _middle(rows))
+
+
+def _middle(rows: Tensor) -> int:
+    return (rows.shape[1] - _BEHIND_A_ROW) // 2
+
+
+def _arguments(q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, dropout, rows):
     """What forward and backward have in common, for the kernels; the tensors must outlive it."""
     num_tokens, nheads, head_dim = q.shape
     arguments = _native.extension().AttentionArgs(
@@ -39,6 +71,7 @@ def _arguments(q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal,
         softmax_scale=softmax_scale,
         causal=causal,
         dropout=_cpu.native_dropout(*dropout),
+        bias=native_bias(rows),
     )
     if not arguments.bounds_fit(num_tokens):
         raise InputError(f"cu_seqlens must ascend from 0 to the {num_tokens} tokens of q, got {cu_seqlens.tolist()}")
@@ -49,58 +82,70 @@ def _bounds(cu_seqlens: Tensor) -> Tensor:
     return cu_seqlens.to(torch.int32).contiguous()
 
 
-def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng, save):
+def _forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng, bias, save):
     q, k, v, bounds = _rows(q), _rows(k), _rows(v), _bounds(cu_seqlens)
+    rows = bias_rows(bias, bounds)
     num_tokens, nheads, _ = q.shape
     out = _cpu.buffer(q.shape, q.dtype)
     lse = _cpu.buffer((nheads, num_tokens) if save else 0)
     dropout = (threshold, seed, offset, site, rng)
-    arguments = _arguments(q, k, v, out, lse if save else None, bounds, max_seqlen, softmax_scale, causal, dropout)
+    lse_kept = lse if save else None
+    arguments = _arguments(q, k, v, out, lse_kept, bounds, max_seqlen, softmax_scale, causal, dropout, rows)
     _native.extension().attention_forward(arguments)
     return out, lse
 
 
-def _forward_fake(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng, save):
+def _forward_fake(
+    q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng, bias, save
+):
     num_tokens, nheads, _ = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     return out, q.new_empty((nheads, num_tokens) if save else (0,), dtype=torch.float32)
 
 
 def _backward(
-    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng
-):
+    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng, bias,
+    learns_bias
+):  # fmt: skip
     dout, q, k, v, out, bounds = *(_rows(x) for x in (dout, q, k, v, out)), _bounds(cu_seqlens)
-    lse = lse.contiguous()
+    lse, rows = lse.contiguous(), bias_rows(bias, bounds)
     gradients = [_cpu.buffer(q.shape, q.dtype) for _ in range(3)]
+    # Sequences come in any order, each with a sum of its own; these are added up in theirs.
+    sums = _cpu.buffer((bounds.numel() - 1, *rows.shape)).zero_() if learns_bias else None
     dropout = (threshold, seed, offset, site, rng)
-    arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout)
+    arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout, rows)
     _native.extension().attention_backward(
         arguments,
         dout.data_ptr(),
         dout.stride(0),
         [x.data_ptr() for x in gradients],
         [x.stride(0) for x in gradients],
+        _cpu.pointer(sums),
     )
-    return tuple(gradients)
+    dbias = _cpu.buffer(0) if sums is None else sums.sum(0)[:, : bias.shape[1]].to(bias.dtype).contiguous()
+    return *gradients, dbias
 
 
-def _backward_fake(
-    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, threshold, seed, offset, site, rng
-):
-    return tuple(torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3))
+def _backward_fake(dout, q, k, v, out, lse, *options):
+    bias, learns_bias = options[-2:]
+    gradients = (torch.empty_like(q, memory_format=torch.contiguous_format) for _ in range(3))
+    return *gradients, bias.new_empty(bias.shape) if learns_bias else q.new_empty(0, dtype=torch.float32)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, cu_seqlens, *options, _save = inputs
+    q, k, v, cu_seqlens, *options, bias, _save = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+    ctx.save_for_backward(q, k, v, out, lse, cu_seqlens, bias)
     ctx.options = options
 
 
 def _gradient(ctx, dout: Tensor, _dlse):
-    return *_attention_backward(dout, *ctx.saved_tensors, *ctx.options), *(None,) * 10
+    *tensors, bias = ctx.saved_tensors
+    learns_bias = ctx.needs_input_grad[-2]
+    dq, dk, dv, dbias = _attention_backward(dout, *tensors, *ctx.options, bias, learns_bias)
+    return dq, dk, dv, *(None,) * 9, dbias if learns_bias else None, None
 
 
 def _too_large(q: Tensor) -> str | None:
@@ -110,8 +155,11 @@ def _too_large(q: Tensor) -> str | None:
     return f"the CPU kernels take heads of at most {largest}, got {q.shape[-1]}"
 
 
-_OPTIONS = f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_cpu.DROPOUT_SCHEMA}"
-_INPUTS = "q: activation (T, N, D); k: activation (T, N, D); v: activation (T, N, D); cu_seqlens: index (B)"
+_OPTIONS = (
+    f"Tensor cu_seqlens, SymInt max_seqlen, float softmax_scale, bool causal, {_cpu.DROPOUT_SCHEMA}, Tensor? bias"
+)
+_INPUTS = "q: activation (T, N, D); k: activation (T, N, D); v: activation (T, N, D); cu_seqlens: index (B); "
+_INPUTS += f"{_cpu.DROPOUT_TENSORS}; bias: parameter (N, W)"
 
 
 def _check_heads(q: Tensor, *_) -> None:
@@ -121,11 +169,10 @@ def _check_heads(q: Tensor, *_) -> None:
 
 _attention_backward = _cpu.define(
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"{_OPTIONS}, bool learns_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
-    tensors=f"{_INPUTS}; dout: activation (T, N, D); out: activation (T, N, D); lse: float32 (N, T); "
-    f"{_cpu.DROPOUT_TENSORS}",
+    tensors=f"{_INPUTS}; dout: activation (T, N, D); out: activation (T, N, D); lse: float32 (N, T)",
     rest=_check_heads,
 )
 _attention = _cpu.define(
@@ -134,13 +181,15 @@ _attention = _cpu.define(
     _forward_fake,
     backward=_gradient,
     setup_context=_setup_context,
-    tensors=f"{_INPUTS}; {_cpu.DROPOUT_TENSORS}",
+    tensors=_INPUTS,
     rest=_check_heads,
 )
 
 
-def _accepts(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **_) -> str | None:
-    return _too_large(q) or _cpu.why_not(q, k, v)
+def _accepts(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, bias: Tensor | None = None, **_
+) -> str | None:
+    return _too_large(q) or _cpu.why_not(q, k, v, parameters=(bias,))
 
 
 @_dispatch.register("attention", "cpu", available=_native.why_missing, accepts=_accepts)
@@ -154,8 +203,9 @@ def attention(
     softmax_scale: float | None = None,
     dropout=None,
     causal: bool = False,
+    bias: Tensor | None = None,
 ) -> Tensor:
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    save = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    options = (max_seqlen, scale, causal, *_cpu.dropout_arguments(dropout), save)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias))
+    options = (max_seqlen, scale, causal, *_cpu.dropout_arguments(dropout), bias, save)
     return _attention(q, k, v, cu_seqlens, *options)[0]

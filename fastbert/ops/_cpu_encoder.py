@@ -13,8 +13,10 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
+from ._cpu_attention import bias_rows, native_bias
 from ._cpu_int8 import int8_attention_dtype
 from ._kept import KeptOfWeights
+from .attention import check_bias
 from .encoder import (
     LayerParameters,
     PackedEncoder,
@@ -48,11 +50,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, **_options) -> str | None:
+def _accepts(
+    x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, causal=False, bias=None, **_options
+) -> str | None:
     if dropouts is not None or causal:
         return "the whole-encoder kernel has no dropout and no causal attention"
     tensors, int8 = (packed or PackedEncoder()).tensors(layers), is_int8(layers)
-    if is_recorded(x, tensors):
+    if is_recorded(x, tensors, bias):
         reason = "int8 weights have no gradient" if int8 else _cpu_encoder_gradient.why_not(x)
         if reason:
             return reason
@@ -60,6 +64,8 @@ def _accepts(x, layers, cu_seqlens, max_seqlen, packed=None, dropouts=None, caus
     if not level.startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not int8:
         # Layer by layer the dense products are torch's, which knows the processor: ours would take five times as long.
         return "without AVX2 torch's own dense products are quicker"
+    if bias is not None and (reason := _cpu.why_not(x, parameters=(bias,), widened=_WIDENED)):
+        return reason
     at_once = not torch.compiler.is_compiling() and all(map(_IS_CPU, tensors))  # a compiler follows no map of these
     if at_once and set(map(_DTYPE, tensors)) <= {torch.uint8, x.dtype}:
         # Of two hundred tensors one is all, and before a short sentence the time counts.
@@ -164,7 +170,7 @@ _LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters
 
 def _forward(
     x: Tensor, tensors: list[Tensor], cu_seqlens: Tensor, nheads: int, eps: float, approximate: str, keep_states: bool,
-    held: dict[str, object] | None = None,
+    bias: Tensor | None, held: dict[str, object] | None = None,
 ) -> Tensor:  # fmt: skip
     """The states (L, T, H) after every layer, or (1, T, H) after the last.
 
@@ -184,24 +190,29 @@ def _forward(
         # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
         packed = held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
         native, _copies = packed.native(given, tensors, nheads, eps, approximate, form, in_graph)
-    states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
+    states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
     step, sequences = x.numel() if keep_states else 0, cu_seqlens.numel() - 1
-    if not native.run(x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences):
+    rows = bias_rows(bias, cu_seqlens)
+    batch = (x.data_ptr(), states.data_ptr(), step, x.shape[0], cu_seqlens.data_ptr(), sequences, native_bias(rows))
+    if not native.run(*batch):
         raise InputError(f"cu_seqlens must ascend from 0 to the {x.shape[0]} tokens of x, got {cu_seqlens.tolist()}")
     return states.to(given.dtype)
 
 
-def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states) -> Tensor:
+def _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias) -> Tensor:
     return x.new_empty(len(tensors) // len(LayerParameters._fields) if keep_states else 1, *x.shape)
 
 
-def _check_of_op(x: Tensor, tensors: list[Tensor], _cu_seqlens, nheads: int, _eps, approximate: str, _states) -> None:
+def _check_of_op(
+    x: Tensor, tensors: list[Tensor], _cu_seqlens, nheads: int, _eps, approximate: str, _states, bias: Tensor | None
+) -> None:
     if not tensors or len(tensors) % len(LayerParameters._fields):
         raise InputError(f"encoder: expected {len(LayerParameters._fields)} tensors a layer, got {len(tensors)}")
     if nheads < 1 or x.shape[1] % nheads:
         raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
     if approximate not in ("none", "tanh"):
         raise InputError(f'encoder: expected approximate "none" or "tanh", got {approximate!r}')
+    check_bias(bias, nheads, 0)  # the kernel's launcher knows how long sequences are
     # The layers among themselves are looked at when they are packed, which is not in every call.
     hidden = layers_of(tensors[: len(LayerParameters._fields)])[0].query_bias
     if hidden.shape != x.shape[1:]:
@@ -209,11 +220,11 @@ def _check_of_op(x: Tensor, tensors: list[Tensor], _cu_seqlens, nheads: int, _ep
 
 
 _op = _cpu.define(
-    "encoder(Tensor x, Tensor[] tensors, Tensor cu_seqlens, int nheads, float eps, str approximate, bool keep_states) "
-    "-> Tensor",
+    "encoder(Tensor x, Tensor[] tensors, Tensor cu_seqlens, int nheads, float eps, str approximate, bool keep_states, "
+    "Tensor? bias) -> Tensor",
     _forward,
     _forward_fake,
-    tensors="x: state (T, C); cu_seqlens: index (B)",
+    tensors="x: state (T, C); cu_seqlens: index (B); bias: state (N, W)",
     rest=_check_of_op,
 )
 
@@ -232,17 +243,19 @@ def _encoder(
     packed: PackedEncoder | None = None,
     dropouts: None = None,
     causal: bool = False,
+    bias: Tensor | None = None,
     between: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     tensors = (packed or PackedEncoder()).tensors(layers)
-    arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states)
+    arguments = (x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
     if torch.compiler.is_compiling():
         return list(_op(*arguments).unbind())
     held = {} if packed is None else packed.held
     if packed is not None and not held:  # a compiled model packs no second time
         _held.keep(tensors[_LAST_MATRIX], held)
-    if is_recorded(x, tensors):
+    if is_recorded(x, tensors, bias):
         states = _forward(*arguments, held).unbind()
-        call = _cpu_encoder_gradient.Call(max_seqlen, nheads, eps, approximate, packed or PackedEncoder())
-        return _cpu_encoder_gradient.deferred(states, x, tensors, cu_seqlens, call, between)
+        kept = packed or PackedEncoder()
+        call = _cpu_encoder_gradient.Call(max_seqlen, nheads, eps, approximate, kept, bias is not None)
+        return _cpu_encoder_gradient.deferred(states, x, tensors, cu_seqlens, bias, call, between)
     return list(_forward(*arguments, held).unbind())

@@ -50,13 +50,14 @@ class Call(NamedTuple):
     eps: float
     approximate: str
     packed: PackedEncoder
+    has_bias: bool
 
 
 class _Deferred(torch.autograd.Function):
     """y after some layers of x, which has been computed already.
 
     Each tensor is given once, so that one that layers share has one gradient, added up on the way, and not one for
-    every layer; ``order`` has the number of each that stands in the layers.
+    every layer; ``order`` has the number of each that stands in the layers. A bias of attention is the last one.
     """
 
     @staticmethod
@@ -81,7 +82,8 @@ class _Deferred(torch.autograd.Function):
         dy = dy.clone() if dy.is_inference() else dy
         with torch.inference_mode(False), torch.enable_grad(), ctx.as_now, ctx.autocast():
             x, *tensors = given
-            y = _op_by_op(x, layers_of([tensors[number] for number in ctx.order]), cu_seqlens, ctx.call)
+            bias = tensors[-1] if ctx.call.has_bias else None
+            y = _op_by_op(x, layers_of([tensors[number] for number in ctx.order]), cu_seqlens, bias, ctx.call)
         gradients = iter(torch.autograd.grad(y, [t for t in given if t.requires_grad], dy))
         return None, None, None, None, *(next(gradients) if t.requires_grad else None for t in given)
 
@@ -92,8 +94,10 @@ def _autocast() -> Callable[[], torch.autocast]:
     return lambda: torch.autocast("cpu", dtype, enabled, cache_enabled=False)
 
 
-def _op_by_op(x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, call: Call) -> Tensor:
-    options = {"nheads": call.nheads, "eps": call.eps, "approximate": call.approximate}
+def _op_by_op(
+    x: Tensor, layers: Sequence[LayerParameters], cu_seqlens: Tensor, bias: Tensor | None, call: Call
+) -> Tensor:
+    options = {"nheads": call.nheads, "eps": call.eps, "approximate": call.approximate, "bias": bias}
     return reference.encoder(x, layers, cu_seqlens, call.max_seqlen, **options, steps=_STEPS)[-1]
 
 
@@ -102,6 +106,7 @@ def deferred(
     x: Tensor,
     tensors: list[Tensor],
     cu_seqlens: Tensor,
+    bias: Tensor | None,
     call: Call,
     between: Callable[[Tensor], Tensor] | None,
 ) -> list[Tensor]:
@@ -109,16 +114,16 @@ def deferred(
 
     Args:
         states: (T, H) after the last layer, or after each of them, which then has a gradient by the one before.
-        x: (T, H). tensors: the layers' in a row. cu_seqlens: (B+1,).
+        x: (T, H). tensors: the layers' in a row. cu_seqlens: (B+1,). bias: of attention, or None.
         between: of `fused_encoder`.
     """
-    each = len(tensors) // len(states)
+    each, last = len(tensors) // len(states), [] if bias is None else [bias]
     recorded = []
     for number, state in enumerate(states):
         x = x.to(state.dtype)  # under autocast a caller gets wider ones
         own = tensors[number * each : (number + 1) * each]
         first, order = each_once(map(id, own))
-        x = _Deferred.apply(state, call, order, cu_seqlens, x, *(own[place] for place in first))
+        x = _Deferred.apply(state, call, order, cu_seqlens, x, *(own[place] for place in first), *last)
         x = x if between is None else between(x)
         recorded.append(x)
     return recorded

@@ -65,6 +65,9 @@ _attention = _triton.define(
 )
 
 
+NO_BIAS = "the Triton attention adds no bias to its scores"
+
+
 def why_not_sizes(head_dim: int, cu_seqlens: Tensor, device: torch.device) -> str | None:
     """None where the kernels take such heads and bounds beside tensors of this device, else why not."""
     if head_dim > 128:
@@ -75,8 +78,10 @@ def why_not_sizes(head_dim: int, cu_seqlens: Tensor, device: torch.device) -> st
 
 
 def _accepts(
-    q, k, v, cu_seqlens, max_seqlen, *, softmax_scale=None, dropout=None, causal=False, **_options
+    q, k, v, cu_seqlens, max_seqlen, *, softmax_scale=None, dropout=None, causal=False, bias=None
 ) -> str | None:
+    if bias is not None:
+        return NO_BIAS
     return why_not_sizes(q.shape[-1], cu_seqlens, q.device) or _triton.why_not(q, k, v)
 
 
@@ -91,6 +96,7 @@ def attention(
     softmax_scale: float | None = None,
     dropout: Dropout | None = None,
     causal: bool = False,
+    bias: None = None,
 ) -> Tensor:
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     random = _triton.random_arguments(dropout, q.device)

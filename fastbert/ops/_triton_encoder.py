@@ -193,7 +193,11 @@ class _Layer(torch.autograd.Function):
         return None if dx is None else dx.to(ctx.dtype), None, None, *of_parameters
 
 
-def _accepts(x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, approximate="none", **_options) -> str | None:
+def _accepts(
+    x, layers, cu_seqlens, max_seqlen, *, nheads, packed=None, approximate="none", bias=None, **_options
+) -> str | None:
+    if bias is not None:
+        return _triton_attention.NO_BIAS
     if _invariant.active():
         return "results that do not depend on the batch are computed op by op"
     if is_int8(layers):
@@ -225,6 +229,7 @@ def _encoder(
     packed: PackedEncoder | None = None,
     dropouts: Sequence[LayerDropouts] | None = None,
     causal: bool = False,
+    bias: None = None,
     between: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     call = _Call(cu_seqlens, max_seqlen, nheads, eps, approximate == "tanh", causal, product_dtype(x))

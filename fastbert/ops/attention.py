@@ -13,6 +13,17 @@ from ..transforms import is_exported, is_transformed
 from . import _dispatch, _invariant
 
 
+def check_bias(bias: Tensor | None, nheads: int, max_seqlen: int) -> None:
+    """Raises InputError for a bias that is not one of `attention`'s for so many heads and so long sequences."""
+    if bias is None:
+        return
+    if bias.dim() != 2 or bias.shape[0] != nheads or bias.shape[1] % 2 == 0 or bias.shape[1] < 2 * max_seqlen - 1:
+        raise InputError(
+            f"bias must be ({nheads}, 2R-1) with R of at least {max_seqlen}, the longest sequence, "
+            f"got {tuple(bias.shape)}"
+        )
+
+
 @_dispatch.register("attention", "reference")
 def _reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
     if is_exported() or not (torch.compiler.is_compiling() or is_transformed()):
@@ -35,8 +46,9 @@ def attention(
     softmax_scale: float | None = None,
     dropout: Dropout | None = None,
     causal: bool = False,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """dropout(softmax(scale * Q K^T)) V within each sequence and head.
+    """dropout(softmax(scale * Q K^T + bias)) V within each sequence and head.
 
     Args:
         q, k, v: (T, nheads, head_dim) floating, sequences laid end to end.
@@ -46,6 +58,8 @@ def attention(
         dropout: its rate and place in the random stream (`DropoutKey.site`), or None; row = token * nheads + head,
             column = the key's index within the sequence.
         causal: whether a token attends only to itself and to earlier tokens.
+        bias: (nheads, 2R-1) floating with R >= max_seqlen, or None: column R - 1 + j - i is added to the scaled score
+            of query i and key j. The Triton kernels take none.
 
     Returns:
         (T, nheads, head_dim), dtype of q; softmax in float32 (float64 for float64).
@@ -54,13 +68,14 @@ def attention(
         InputError: shapes do not fit, or on a CPU cu_seqlens that do not ascend from 0 to T.
 
     Ref:
-        Vaswani et al. 2017, equation 1.
+        Vaswani et al. 2017, equation 1; the bias: Raffel et al. 2020, section 2.1.
     """
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         shapes = [tuple(x.shape) for x in (q, k, v)]
         raise InputError(f"q, k and v must all be (T, nheads, head_dim), got {shapes}")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
         raise InputError(f"cu_seqlens must be (B+1,), got {tuple(cu_seqlens.shape)}")
+    check_bias(bias, q.shape[1], max_seqlen)
     return _dispatch.call(
         "attention",
         q,
@@ -71,4 +86,5 @@ def attention(
         softmax_scale=softmax_scale,
         dropout=dropout,
         causal=causal,
+        bias=bias,
     )

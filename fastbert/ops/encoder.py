@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..rng import Dropout
 from . import _dispatch
 from ._cpu_int8 import packed_shape, unpack_int8
+from .attention import check_bias
 from .linear import check_dtypes
 
 
@@ -156,6 +157,7 @@ def encoder(
     packed: PackedEncoder | None = None,
     dropouts: Sequence[LayerDropouts] | None = None,
     causal: bool = False,
+    bias: Tensor | None = None,
 ) -> list[Tensor]:
     """Applies layers LN(a + dropout(W_2 gelu(W_1 a))) with a = LN(x + dropout(W_o attention(x))), one after the other.
 
@@ -171,6 +173,7 @@ def encoder(
         packed: keeps a backend's copy of the weights between calls; None packs them in every call.
         dropouts: the rate and place in the random stream of each layer's three; None for none.
         causal: whether a token attends only to itself and to earlier tokens.
+        bias: of every layer's attention, as `attention` takes it; None for none.
 
     Returns:
         a list of (T, H), dtype of the products. The CPU kernels have no dropout and no causal attention, and compute
@@ -182,15 +185,17 @@ def encoder(
     Ref:
         Vaswani et al. 2017, section 3; Devlin et al. 2019, section 3.
     """
-    _check(x, layers, nheads, packed)
+    _check(x, layers, nheads, packed, bias, max_seqlen)
     options = {"nheads": nheads, "eps": eps, "approximate": approximate, "keep_states": keep_states, "packed": packed}
-    options |= {"dropouts": dropouts, "causal": causal}
+    options |= {"dropouts": dropouts, "causal": causal, "bias": bias}
     return _dispatch.call("encoder", x, layers, cu_seqlens, max_seqlen, **options)
 
 
-def is_recorded(x: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd records a pass of x through layers with these tensors."""
-    return torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors))
+def is_recorded(x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None = None) -> bool:
+    """Whether autograd records a pass of x through layers with these tensors and this bias of attention."""
+    if not torch.is_grad_enabled():
+        return False
+    return x.requires_grad or any(t.requires_grad for t in tensors) or (bias is not None and bias.requires_grad)
 
 
 def fused_encoder(
@@ -212,17 +217,24 @@ def fused_encoder(
     """
     if between is not None:
         options["between"] = between
-    packed = options.get("packed")
-    if packed is not None and packed.is_differentiated and is_recorded(x, packed.tensors(layers)):
+    packed, bias = options.get("packed"), options.get("bias")
+    if packed is not None and packed.is_differentiated and is_recorded(x, packed.tensors(layers), bias):
         return None  # a step would compute everything twice
     kernel = _dispatch.fused("encoder", x, layers, cu_seqlens, max_seqlen, **options)
     if kernel is None:
         return None
-    _check(x, layers, options["nheads"], packed)
+    _check(x, layers, options["nheads"], packed, bias, max_seqlen)
     return kernel(x, layers, cu_seqlens, max_seqlen, **options)
 
 
-def _check(x: Tensor, layers: Sequence[LayerParameters], nheads: int, packed: PackedEncoder | None) -> None:
+def _check(
+    x: Tensor,
+    layers: Sequence[LayerParameters],
+    nheads: int,
+    packed: PackedEncoder | None,
+    bias: Tensor | None,
+    max_seqlen: int,
+) -> None:
     """Raises InputError for what `encoder` cannot compute."""
     if x.dim() != 2 or not layers:
         raise InputError(
@@ -231,6 +243,7 @@ def _check(x: Tensor, layers: Sequence[LayerParameters], nheads: int, packed: Pa
     (packed or PackedEncoder()).check(x, layers)
     if x.shape[1] % nheads:
         raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
+    check_bias(bias, nheads, max_seqlen)
 
 
 def check_shapes(x: Tensor, layers: Sequence[LayerParameters], autocast: bool = False) -> None:

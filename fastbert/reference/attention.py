@@ -1,6 +1,6 @@
 """Scaled dot-product attention (Vaswani et al. 2017, eq. 1) of packed sequences.
 
-O = dropout(softmax(scale * Q K^T)) V     within each sequence and head
+O = dropout(softmax(scale * Q K^T + bias)) V     within each sequence and head
 """
 
 from __future__ import annotations
@@ -19,9 +19,17 @@ def _softmax(scores: Tensor) -> Tensor:
     return torch.softmax(scores, -1, dtype=dtype).to(scores.dtype)
 
 
-def _attend(q, k, v, scale: float, causal: bool, keep: Tensor | None, keep_scale: float) -> Tensor:
-    """(n, nheads, L, head_dim) each; keep (n, nheads, L, L) bool or None."""
+def relative_bias(bias: Tensor, length: int) -> Tensor:
+    """A bias (nheads, 2R-1) of keys by their distance, as (nheads, L, L) of queries and keys; L <= R."""
+    places = torch.arange(length, device=bias.device)
+    return bias[:, bias.shape[1] // 2 + places - places[:, None]]
+
+
+def _attend(q, k, v, scale: float, causal: bool, keep: Tensor | None, keep_scale: float, bias: Tensor | None) -> Tensor:
+    """(n, nheads, L, head_dim) each; keep (n, nheads, L, L) bool or None; bias (nheads, 2R-1) or None."""
     scores = torch.matmul(q * scale, k.transpose(-1, -2))
+    if bias is not None:
+        scores = scores + relative_bias(bias, scores.shape[-1]).to(scores.dtype)
     if causal:
         length = scores.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
@@ -42,9 +50,11 @@ def attention(
     softmax_scale: float | None = None,
     dropout=None,
     causal: bool = False,
+    bias: Tensor | None = None,
     keep_mask: Callable[[Tensor, int, object], Tensor] = reference_keep_mask,
 ) -> Tensor:
-    """Attention of sequences laid end to end: q, k, v and result (T, nheads, head_dim), cu_seqlens (B+1,).
+    """Attention of sequences laid end to end: q, k, v and result (T, nheads, head_dim), cu_seqlens (B+1,), bias
+    (nheads, 2R-1) as `fastbert.ops.attention` takes it.
 
     Sequences of one length are computed together, so that nothing is padded. ``keep_mask`` makes the dropout mask of
     given rows (token * nheads + head) and columns (key index); a backend may pass a faster generator of the same bits.
@@ -72,9 +82,8 @@ def attention(
         if dropout is not None:
             rows = tokens.reshape(-1, 1, length) * nheads + torch.arange(nheads, device=q.device)[:, None]
             keep = keep_mask(rows.flatten(), length, dropout).reshape(-1, nheads, length, length)
-        out = _attend(
-            heads_first(q), heads_first(k), heads_first(v), scale, causal, keep, dropout.scale if dropout else 1.0
-        )
+        rows, keep_scale = map(heads_first, (q, k, v)), dropout.scale if dropout else 1.0
+        out = _attend(*rows, scale, causal, keep, keep_scale, bias)
         outputs.append(out.transpose(1, 2).reshape(-1, nheads, head_dim))
         order.append(tokens)
 

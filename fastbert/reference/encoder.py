@@ -45,6 +45,7 @@ def encoder(
     approximate: str,
     dropouts=None,
     causal: bool = False,
+    bias: Tensor | None = None,
     steps: Steps = _STEPS,
 ) -> list[Tensor]:
     """x (T, H) -> the hidden states after each layer; ``layers`` and ``dropouts`` are as `fastbert.ops.encoder` takes
@@ -60,7 +61,8 @@ def encoder(
                 (p.value_weight, p.value_bias),
             )
         )
-        context = steps.attention(q, k, v, cu_seqlens, max_seqlen, dropout=on_probs, causal=causal).flatten(-2)
+        options = {"dropout": on_probs, "causal": causal, "bias": bias}
+        context = steps.attention(q, k, v, cu_seqlens, max_seqlen, **options).flatten(-2)
         branch = steps.product(context, p.attention_out_weight, p.attention_out_bias)
         norm = p.attention_norm_weight, p.attention_norm_bias, eps
         a = steps.layer_norm(branch, *norm, residual=x, dropout=on_attention)

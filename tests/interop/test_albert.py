@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 import transformers
+from kept import IDS, MASK, assert_near_each, gradients, kept
 from patched import V5
 from torch import nn
 
@@ -24,8 +25,6 @@ SIZES = {
     **{"vocab_size": 90, "embedding_size": 16, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},
     **{"intermediate_size": 144, "max_position_embeddings": 42},
 }
-IDS = torch.randint(5, 90, (4, 21), generator=torch.Generator().manual_seed(1))
-MASK = (torch.arange(21) < torch.tensor([21, 3, 17, 9])[:, None]).long()
 # Groups of layers, and layers in a group, which version 4 shows as one.
 SHARED = [(1, 1), (2, 1), (4, 1), *([(1, 2), (2, 2)] if V5 else [])]
 
@@ -41,27 +40,6 @@ def new(head: str = "AlbertModel", **changes) -> nn.Module:
 def twins(head: str = "AlbertModel", **changes) -> tuple[nn.Module, nn.Module]:
     theirs = new(head, **changes)
     return theirs, fastbert.patch(copy.deepcopy(theirs))
-
-
-def kept(model: nn.Module, **options) -> list[torch.Tensor]:
-    """All that a model gives, at tokens that are kept."""
-    out = model(IDS, attention_mask=MASK, **options)
-    parts = [x for value in out.values() for x in (value if isinstance(value, tuple) else [value])]
-    return [x[MASK.bool()] if x.shape[:2] == MASK.shape else x for x in parts]
-
-
-def assert_near_each(ours: list[torch.Tensor], theirs: list[torch.Tensor], limit: float = 1e-5) -> None:
-    assert len(ours) == len(theirs)
-    for x, y in zip(ours, theirs, strict=True):
-        assert x.shape == y.shape
-        assert float((x - y).detach().abs().max()) <= limit * max(1.0, float(y.detach().abs().max()))
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    model.zero_grad()
-    out = kept(model)[0]
-    (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
-    return [p.grad for name, p in model.named_parameters() if p.grad is not None and not name.endswith("key.bias")]
 
 
 @pytest.mark.parametrize(("groups", "inside"), SHARED)

@@ -290,7 +290,6 @@ DISTIL = {"vocab_size": 50, "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim":
         ("RobertaModel", {**SMALL, "hidden_act": "relu"}, "hidden_act"),
         ("ElectraModel", {**SMALL, "hidden_act": "silu"}, "hidden_act"),
         ("DistilBertModel", {**DISTIL, "activation": "relu"}, "hidden_act"),
-        ("MPNetModel", SMALL, "MPNetModel holds none"),
         ("DebertaV2Model", SMALL, "DebertaV2Model holds none"),
         ("ModernBertModel", {**SMALL, "pad_token_id": 0}, "ModernBertModel holds none"),
         ("GPT2Model", {"vocab_size": 50, "n_embd": 8, "n_layer": 1, "n_head": 2}, "GPT2Model holds none"),

@@ -53,6 +53,7 @@ _KIN = {
     "xlm_roberta": ("XLMRobertaModel", ("XLMRobertaSelfAttention",), {"pad_token_id": 1}),
     "camembert": ("CamembertModel", ("CamembertSelfAttention",), {"pad_token_id": 1}),
     "albert": ("AlbertModel", ("AlbertAttention",), {"embedding_size": 16}),
+    "mpnet": ("MPNetModel", ("MPNetSelfAttention",), {"pad_token_id": 1}),
     "electra": ("ElectraModel", ("ElectraSelfAttention",), {"embedding_size": 16}),
     "distilbert": (
         "DistilBertModel",
@@ -240,7 +241,7 @@ class _Overridden(transformers.BertModel):
         (lambda: _wrapped(transformers.BertModel(hf.hf_config())), "its forward has been replaced"),
         (lambda: _wrapped(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)), "its forward has been replaced"),
         (lambda: _Overridden(hf.hf_config()), "expected the forward of transformers' BertModel"),
-        (lambda: transformers.MPNetModel(transformers.MPNetConfig(**_TINY)), "holds none"),
+        (lambda: transformers.DebertaModel(transformers.DebertaConfig(**_TINY)), "holds none"),
         (lambda: _with_part("position_embeddings", Embedding(24, 32)), f"is {__name__}.Embedding, not torch's"),
         (lambda: _with_part("LayerNorm", nn.LayerNorm(32, bias=False)), "not torch's LayerNorm with weight and bias"),
     ],

@@ -33,6 +33,7 @@ FAMILIES = {
     "camembert": ("CamembertForTokenClassification", "CamembertConfig", SIZES | {"pad_token_id": 1}),
     "electra": ("ElectraForTokenClassification", "ElectraConfig", SIZES | {"embedding_size": 24}),
     "albert": ("AlbertForTokenClassification", "AlbertConfig", SIZES | {"embedding_size": 24, "num_hidden_groups": 2}),
+    "mpnet": ("MPNetForTokenClassification", "MPNetConfig", SIZES | {"pad_token_id": 1}),
     "distilbert": ("DistilBertForTokenClassification", "DistilBertConfig", DISTIL),
     "rembert": ("RemBertForTokenClassification", "RemBertConfig", SIZES | {"input_embedding_size": 24}),
     "layoutlm": ("LayoutLMForTokenClassification", "LayoutLMConfig", SIZES),

@@ -24,7 +24,7 @@ from fastbert.rng import Dropout
 pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
 
 DTYPES = [torch.float32, torch.bfloat16]
-RESULTS = ("out", "dq", "dk", "dv")
+RESULTS = ("out", "dq", "dk", "dv", "dbias")
 # At, below and above the vector widths, tile heights, panels and blocks (128 queries; 512 keys), and empty ones.
 ODD = (1, 21, 24, 0, 51, 53, 119, 381, 509, 0, 512, 700)
 LENGTHS = {
@@ -54,11 +54,12 @@ def bounds_of(lengths) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
 
 
-def attend(qkv, lengths, dout, backend="cpu", **options):
-    """[out, dq, dk, dv]."""
-    leaves = [x.detach().requires_grad_() for x in qkv]
+def attend(inputs, lengths, dout, backend="cpu", **options):
+    """[out, dq, dk, dv] of q, k and v, and dbias where a bias is the fourth."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    bias = leaves[3] if len(leaves) > 3 else None
     with ops.backend(backend):
-        out = ops.attention(*leaves, bounds_of(lengths), max(lengths), **options)
+        out = ops.attention(*leaves[:3], bounds_of(lengths), max(lengths), bias=bias, **options)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
@@ -67,11 +68,14 @@ def drop(p):
 
 
 @functools.cache
-def case(lengths, nheads, head_dim, dtype, p, causal, spread=1.0):
-    """Inputs, the truth in float64, and the reference in `dtype`; shared by all levels."""
+def case(lengths, nheads, head_dim, dtype, p, causal, spread=1.0, beyond=None):
+    """Inputs, the truth in float64, and the reference in `dtype`; shared by all levels. ``beyond`` says how much
+    further than the longest sequence a bias reaches, None that there is none."""
     generator = torch.Generator().manual_seed(7)
     q, k, v, dout = torch.randn(4, sum(lengths), nheads, head_dim, generator=generator).to(dtype)
-    inputs, options = (q * spread, k, v), {"dropout": drop(p), "causal": causal}
+    inputs, options = [q * spread, k, v], {"dropout": drop(p), "causal": causal}
+    if beyond is not None:
+        inputs.append(2 * torch.randn(nheads, 2 * (max(lengths) + beyond) - 1, generator=generator))
     truth = attend([x.double() for x in inputs], lengths, dout.double(), "reference", **options)
     return inputs, dout, options, truth, attend(inputs, lengths, dout, "reference", **options)
 
@@ -79,7 +83,7 @@ def case(lengths, nheads, head_dim, dtype, p, causal, spread=1.0):
 def check(lengths, *shape):
     inputs, dout, options, truth, same = case(lengths, *shape)
     got = attend(inputs, lengths, dout, **options)
-    for what, a, b, c in zip(RESULTS, got, truth, same, strict=True):
+    for what, a, b, c in zip(RESULTS[: len(inputs) + 1], got, truth, same, strict=True):
         assert_close(a, b, c, gradient=what != "out", what=what)
 
 
@@ -88,6 +92,51 @@ def check(lengths, *shape):
 @pytest.mark.parametrize("name", LENGTHS)
 def test_against_the_reference(level, name, dtype, p, causal):
     check(LENGTHS[name], 2, 64, dtype, p, causal)
+
+
+@pytest.mark.parametrize(("p", "causal", "beyond"), [(0.0, False, 1), (0.1, False, 60), (0.3, True, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [name for name in LENGTHS if name != "all empty"])
+def test_a_bias_by_distance(level, name, dtype, p, causal, beyond):
+    check(LENGTHS[name], 2, 64, dtype, p, causal, 1.0, beyond)
+
+
+def test_what_a_bias_is_told_by_hand(level):
+    """Of one score a query, which is the bias alone: a head looks to the left, the other one to the right."""
+    zero, v = torch.zeros(3, 2, 8), torch.arange(3.0).view(3, 1, 1).expand(3, 2, 8).contiguous()
+    bias = torch.full((2, 7), -1e4)  # R = 4 of distances -3 to 3
+    bias[0, 2], bias[1, 4] = 0.0, 0.0  # the key before, the key behind
+    with ops.backend("cpu"):
+        out = ops.attention(zero, zero, v, bounds_of((3,)), 3, bias=bias)
+    # At the border all keys are as far away as each other.
+    assert out[:, :, 0].tolist() == [[1.0, 1.0], [0.0, 2.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("of", ["bias", "queries"])
+def test_a_bias_that_alone_has_a_gradient_and_one_that_has_none(of):
+    inputs, dout, _, truth, same = case((5, 0, 33), 2, 16, torch.float32, 0.0, False, 1.0, 2)
+    q, k, v, bias = inputs
+    leaf = bias.clone().requires_grad_() if of == "bias" else q.clone().requires_grad_()
+    given = (q, k, v) if of == "bias" else (leaf, k, v)
+    with ops.backend("cpu"):
+        out = ops.attention(*given, bounds_of((5, 0, 33)), 33, bias=leaf if of == "bias" else bias)
+    out.backward(dout)
+    place = RESULTS.index("dbias" if of == "bias" else "dq")
+    assert_close(leaf.grad, truth[place], same[place], gradient=True)
+
+
+def test_a_bias_that_does_not_fit():
+    q, bounds = torch.randn(10, 2, 8), bounds_of((6, 4))
+    for shape in [(2, 9), (1, 11), (2, 12), (11,)]:
+        for backend in ("cpu", "reference"):
+            with (
+                ops.backend(backend),
+                pytest.raises(InputError, match=r"^bias must be \(2, 2R-1\) with R of at least 6"),
+            ):
+                ops.attention(q, q, q, bounds, 6, bias=torch.randn(shape))
+    # A caller's max_seqlen is not what the kernels go by.
+    with ops.backend("cpu"), pytest.raises(InputError, match=r"R of at least 6, the longest sequence, got \(2, 7\)"):
+        ops.attention(q, q, q, bounds, 4, bias=torch.randn(2, 7))
 
 
 @pytest.mark.parametrize(("p", "causal"), [(0.1, False), (0.3, True)])
@@ -102,13 +151,13 @@ def test_tiles_go_on_from_another_levels_forward(p, causal):
     try:
         for level in (vectors, TILES):
             native.set_isa(vectors)
-            out, lse = torch.ops.fastbert.attention(*inputs, *place, *rest, True)
+            out, lse = torch.ops.fastbert.attention(*inputs, *place, *rest, None, True)
             native.set_isa(level)
-            found.append(torch.ops.fastbert.attention_backward(dout, *inputs, out, lse, *place, *rest))
+            found.append(torch.ops.fastbert.attention_backward(dout, *inputs, out, lse, *place, *rest, None, False)[:3])
     finally:
         native.set_isa(before)
     assert not all(torch.equal(a, b) for a, b in zip(*found, strict=True)), "one level's kernel served both"
-    for what, a, b, c in zip(RESULTS[1:], found[1], found[0], same[1:], strict=True):
+    for what, a, b, c in zip(RESULTS[1:4], found[1], found[0], same[1:], strict=True):
         assert_close(a, b.double(), c, gradient=True, what=what)
 
 
@@ -268,10 +317,11 @@ def test_writes_its_outputs_and_nothing_else(level, lengths, head_dim, dtype):
     torch.testing.assert_close(got[:, -lengths[-1] :].double(), truth, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_threads_or_repetition(level, dtype):
+def test_bits_do_not_depend_on_threads_or_repetition(level, dtype, biased):
     lengths = (1, 140, 21, 0, 600, 53)
-    inputs, dout, options, *_ = case(lengths, 3, 32, dtype, 0.1, False)
+    inputs, dout, options, *_ = case(lengths, 3, 32, dtype, 0.1, False, 1.0, 1 if biased else None)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -307,7 +357,9 @@ def test_two_python_threads_at_once():
     def work(i, lengths):
         for _ in range(20):
             got = attend(cases[i][0], lengths, cases[i][1], **cases[i][2])
-            wrong.extend(name for name, a, b in zip(RESULTS, got, expected[i], strict=True) if not torch.equal(a, b))
+            wrong.extend(
+                name for name, a, b in zip(RESULTS[:4], got, expected[i], strict=True) if not torch.equal(a, b)
+            )
 
     threads = [threading.Thread(target=work, args=(i, n)) for i, n in enumerate(((50, 3, 130), (257,)))]
     for thread in threads:
@@ -359,26 +411,28 @@ def test_no_matrix_of_scores_in_memory(tmp_path):
     assert int(grown) * 1024 < 80e6
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("threshold", "causal", "save"), [(0, False, True), (13107, True, True), (0, False, False)])
-def test_opcheck(threshold, causal, save):
+def test_opcheck(threshold, causal, save, biased):
     q, k, v = (torch.randn(11, 2, 16, requires_grad=save) for _ in range(3))
+    bias = torch.randn(2, 13, requires_grad=save) if biased else None
     bits = (threshold, 11, 4, 2, None)
-    arguments = (q, k, v, bounds_of((4, 0, 7)), 7, 0.25, causal, *bits, save)
+    arguments = (q, k, v, bounds_of((4, 0, 7)), 7, 0.25, causal, *bits, bias, save)
     assert set(torch.library.opcheck(torch.ops.fastbert.attention, arguments).values()) == {"SUCCESS"}
     if not save:
         return
     with torch.no_grad():
         out, lse = torch.ops.fastbert.attention(*arguments)
-        backward = (torch.randn(11, 2, 16), q, k, v, out, lse, *arguments[3:-1])
+        backward = (torch.randn(11, 2, 16), q, k, v, out, lse, *arguments[3:-1], biased)
         assert set(torch.library.opcheck(torch.ops.fastbert.attention_backward, backward).values()) == {"SUCCESS"}
 
 
 def test_compiles_into_one_graph():
-    leaves = [torch.randn(11, 2, 16, requires_grad=True) for _ in range(3)]
+    leaves = [torch.randn(shape, requires_grad=True) for shape in (*[(11, 2, 16)] * 3, (2, 13))]
     bounds, dout = bounds_of((4, 7)), torch.randn(11, 2, 16)
 
-    def attention(q, k, v):
-        return ops.attention(q * 2, k, v, bounds, 7, dropout=drop(0.1))
+    def attention(q, k, v, bias):
+        return ops.attention(q * 2, k, v, bounds, 7, dropout=drop(0.1), bias=bias)
 
     with ops.backend("cpu"):
         eager = attention(*leaves)

@@ -59,12 +59,13 @@ def restore_isa():
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("act", ["gelu", "gelu_new"])
-def test_every_state_is_right(level, dtype, act, restore_isa):
+@pytest.mark.parametrize(("act", "biased"), [("gelu", False), ("gelu_new", False), ("gelu", True)])
+def test_every_state_is_right(level, dtype, act, biased, restore_isa):
     _native.extension().set_isa(level)
     encoder = small_encoder(dtype, hidden_act=act)
     x, cu_seqlens, max_seqlen = batch(dtype=dtype)
     options = {"nheads": 3, "eps": encoder.config.layer_norm_eps, "approximate": encoder.config.gelu_approximate}
+    options["bias"] = 2 * torch.randn(3, 2 * max_seqlen + 3) if biased else None
     layers = parameters(encoder)
     with torch.no_grad(), fastbert.backend("cpu"):
         states = ops.encoder(x, layers, cu_seqlens, max_seqlen, keep_states=True, **options)
@@ -84,7 +85,7 @@ def test_every_state_is_right(level, dtype, act, restore_isa):
 def test_opcheck(keep_states, dtype):
     encoder, (x, cu_seqlens, _) = small_encoder(dtype), batch(lengths=(5, 0, 3), dtype=dtype)
     tensors = [t.detach() for layer in parameters(encoder) for t in layer]
-    arguments = (x, tensors, cu_seqlens, 3, 1e-3, "tanh", keep_states)
+    arguments = (x, tensors, cu_seqlens, 3, 1e-3, "tanh", keep_states, torch.randn(3, 9) if keep_states else None)
     assert set(torch.library.opcheck(torch.ops.fastbert.encoder, arguments).values()) == {"SUCCESS"}
 
 

@@ -39,8 +39,8 @@ def _samples() -> dict[str, tuple]:
         "keep_mask": (ids, 20, 13107, 11, 4, 2, None),
         "cross_entropy": (r(6, 20), ids, -100),
         "cross_entropy_backward": (r(6), r(6, 20), ids, r(6, 2), -100),
-        "attention": (*heads[:3], BOUNDS, 5, 0.25, False, *NO_DROPOUT, True),
-        "attention_backward": (*heads, r(2, 8), BOUNDS, 5, 0.25, False, *NO_DROPOUT),
+        "attention": (*heads[:3], BOUNDS, 5, 0.25, False, *NO_DROPOUT, r(2, 9), True),
+        "attention_backward": (*heads, r(2, 8), BOUNDS, 5, 0.25, False, *NO_DROPOUT, r(2, 9), True),
         "embedding": (ids, ids % 2, ids, *tables, r(24), r(24), 1e-12, 0, *NO_DROPOUT),
         "embedding_backward": (r(6, 24), ids, ids % 2, ids, *tables, r(24), r(6), r(6), 0, [True] * 3, *NO_DROPOUT),
         "linear": (r(6, 20), r(12, 20), r(12), True),
@@ -48,7 +48,7 @@ def _samples() -> dict[str, tuple]:
         "linear_float32": (r(6, 20), r(12, 20), r(12), True, True),
         "linear_float32_backward": (r(6, 12), r(6, 20), r(12, 20), [True] * 3),
         "linear_int8": (r(6, 64), packed, 16, r(16), 0, r(6, 16)),
-        "encoder": (r(8, HIDDEN), _layer() + _layer(), BOUNDS, 2, 1e-12, "none", True),
+        "encoder": (r(8, HIDDEN), _layer() + _layer(), BOUNDS, 2, 1e-12, "none", True, r(2, 9)),
     }
 
 
@@ -88,7 +88,9 @@ def test_a_tensor_of_another_shape(name, place, how):
     if (how, name, place) in FITS:
         _call(name, place, wrong)
         return
-    with pytest.raises(InputError, match=rf"^{name}: expected|^cu_seqlens must ascend|^x must be \(\.\.\., K\)"):
+    with pytest.raises(
+        InputError, match=rf"^{name}: expected|^(cu_seqlens must ascend|bias must be)|^x must be \(\.\.\., K\)"
+    ):
         _call(name, place, wrong)
 
 
@@ -126,7 +128,7 @@ def test_a_value_that_no_shape_tells(name, place, value, said):
 def test_heads_that_are_too_large():
     heads = [torch.randn(4, 1, 513)] * 3
     with pytest.raises(InputError, match="heads of at most 512, got 513"):
-        torch.ops.fastbert.attention(*heads, torch.tensor([0, 4]), 4, 1.0, False, *NO_DROPOUT, True)
+        torch.ops.fastbert.attention(*heads, torch.tensor([0, 4]), 4, 1.0, False, *NO_DROPOUT, None, True)
 
 
 def test_one_dtype_for_all_activations():
