@@ -23,7 +23,8 @@ def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
     no GPU yet. Sequences of at most BLOCK_N tokens take the kernel of one block.
     """
     if itemsize == 4:
-        return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+        # A thread holds its share of all operands; of 32 keys with wide heads 456 bytes of it do not fit.
+        return {"BLOCK_M": 32, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4, "num_stages": 1}
     if max_seqlen <= 128:
         # With one block of keys nothing is loaded ahead within a program: other programs must fill its waits, and of
         # four warps several fit on a multiprocessor.

@@ -33,7 +33,7 @@ def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int =
         arch: the GPU's (`common.arch`).
     """
     if itemsize == 4:
-        return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+        return {"BLOCK_M": 32, "BLOCK_N": 16 if head_dim > 64 else 32, "num_warps": 4, "num_stages": 1}
     if head_dim > 64:
         return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 1}
     # Elsewhere products read all their operands from registers: of 64 keys 24 to 480 bytes a thread spill there.
@@ -48,7 +48,7 @@ def keys_settings(settings: dict, head_dim: int) -> dict:
     sums are half of its registers, it takes fewer queries at a time.
     """
     turned = {**settings, "BLOCK_M": settings["BLOCK_N"], "BLOCK_N": settings["BLOCK_M"]}
-    return {**turned, "BLOCK_M": 32, "num_warps": 4} if head_dim > 64 else turned
+    return {**turned, "BLOCK_M": min(turned["BLOCK_M"], 32), "num_warps": 4} if head_dim > 64 else turned
 
 
 @triton.jit

@@ -102,7 +102,7 @@ def settings(arch: int, short: bool = False):
         yield from attention_settings(arch, (64,), (128, 512, 1024), causal=True)
         # The other 16 bits take the same tiles; one of each kind shows that they fit.
         yield from attention_settings(arch, (64,), (512,), dtype="fp16")
-        yield from attention_settings(arch, (64,), (512,), dtype="fp32")
+        yield from attention_settings(arch, (64, 128), (512,), dtype="fp32")
         wanted = ("layer_norm_fwd 1024", "layer_norm_bwd 1024", "gelu_fwd tanh", "gelu_bwd tanh")
         yield from ((f"{name} fp16", *rest) for name, *rest in layer_settings("fp16") if name in wanted)
     yield from optimizer_settings()
