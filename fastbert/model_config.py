@@ -59,8 +59,10 @@ def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str,
 
 def wrong_type(known: str, got: Any) -> InputError:
     """What is raised for a config.json of a kind of model that is not served, with what to do about it."""
-    # It is a BERT without token types under other names, which `weights.distilbert` gives the BERT's.
-    hint = "; `fastbert convert` makes a BERT of its encoder, without its head" if got == "distilbert" else ""
+    # BERTs under other names, to which `weights.kin` gives BERT's.
+    hint = {"distilbert": "; `fastbert convert` makes a BERT of its encoder, without its head"}.get(got, "")
+    if got in ("roberta", "xlm-roberta", "camembert"):
+        hint = "; `fastbert convert` makes a BERT of it"
     return InputError(f"model_type must be {known}, got {got!r:.100}{hint}")
 
 

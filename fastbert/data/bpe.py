@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..errors import InputError
 from ..files import write_whole
 from ..text_files import read_json
 from .manifest import SpecialIds
+from .special_tokens import XLMR_NAMES, is_marked, read_names, require, set_template
 from .truncation import side_settings
 
 END_OF_WORD = "</w>"
@@ -26,16 +27,19 @@ UNKNOWN = "<unk>"
 _BOUNDARIES = (END_OF_TEXT, "</s>", UNKNOWN)
 
 
-def is_bpe(tokenizer: Tokenizer) -> bool:
-    """Whether it merges pairs, as those of GPT do."""
-    return isinstance(tokenizer.model, models.BPE)
+def is_gpts(tokenizer: Tokenizer) -> bool:
+    """Whether it merges pairs and knows one token alone, which stands between texts. RoBERTa's merges pairs too, and
+    marks texts as BERT's does."""
+    return isinstance(tokenizer.model, models.BPE) and not is_marked(tokenizer)
 
 
 def load_bpe(vocab: Path) -> Tokenizer:
-    """A tokenizer that gives the ids of transformers' GPT2Tokenizer, or OpenAIGPTTokenizer, without special tokens.
+    """A tokenizer that gives the ids of transformers' GPT2Tokenizer, or OpenAIGPTTokenizer, without special tokens; or
+    of its RobertaTokenizer, with them.
 
     Args:
-        vocab: a vocab.json, with its merges.txt beside it. Pieces that end in ``</w>`` say that it is GPT's.
+        vocab: a vocab.json, with its merges.txt beside it. Pieces that end in ``</w>`` say that it is GPT's, RoBERTa's
+            names of special tokens in place of GPT-2's that it is RoBERTa's.
 
     Raises:
         InputError: a file is missing, or is not what its name says.
@@ -54,7 +58,11 @@ def load_bpe(vocab: Path) -> Tokenizer:
         tokenizer = Tokenizer(models.BPE(table, pairs, **options))
     except Exception as error:
         raise InputError(f"{merges}: expected merges of pieces in {vocab.name}, got: {error}") from error
-    _dress(tokenizer, not letters, not letters and _prefix_space(vocab))
+    prefix_space = not letters and _prefix_space(vocab)
+    _dress(tokenizer, not letters, prefix_space)
+    if not letters and special not in table and XLMR_NAMES.cls_token in table:
+        _mark_as_roberta(tokenizer, table, vocab, prefix_space)
+        return tokenizer
     if special not in table:
         raise InputError(f"{vocab}: expected the token {special} in it, got none")
     tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False)])
@@ -72,9 +80,34 @@ def _dress(tokenizer: Tokenizer, byte_level: bool, prefix_space: bool = False) -
         tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
 
 
+def _mark_as_roberta(tokenizer: Tokenizer, table: dict[str, int], vocab: Path, prefix_space: bool) -> None:
+    settings = vocab.with_name("tokenizer_config.json")
+    given = read_json(settings) if settings.is_file() else {}
+    names = read_names(vocab, {**XLMR_NAMES._asdict(), **{k: name for k, name in given.items() if name is not None}})
+    require(table, names, str(vocab))
+    # As in transformers, where the blank before a masked word is the mask's.
+    special = [AddedToken(name, special=True, normalized=False, lstrip=name == names.mask_token) for name in names]
+    tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=prefix_space, trim_offsets=True)
+    set_template(tokenizer, names, types=False, between=2)
+
+
 def _prefix_space(vocab: Path) -> bool:
     path = vocab.with_name("tokenizer_config.json")
     return path.is_file() and bool(read_json(path).get("add_prefix_space", False))
+
+
+def with_prefix_space(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, or one of bytes that takes every word that it is given for one within a text, as RoBERTa's and
+    GPT-2's have to for words that were parted before: a blank before a word is part of its first piece."""
+    state = json.loads(tokenizer.to_str())
+    steps, changed = [state["pre_tokenizer"] or {}], False
+    while steps:
+        step = steps.pop()
+        steps += step.get("pretokenizers", ())  # of a Sequence
+        if step.get("type") == "ByteLevel" and not step["add_prefix_space"]:
+            step["add_prefix_space"] = changed = True
+    return type(tokenizer).from_str(json.dumps(state)) if changed else tokenizer
 
 
 def boundary_ids(tokenizer: Tokenizer, source: str) -> SpecialIds:

@@ -195,7 +195,7 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
     """Raises InputError where a model would see other samples than the tokenizer makes later: pairs and the pieces of a
     word are put together as BERT's are."""
     pair = marked(tokenizer)[1]
-    if bpe.is_bpe(tokenizer) or (is_wordpiece(tokenizer) and separators(pair) == 1):
+    if bpe.is_gpts(tokenizer) or (is_wordpiece(tokenizer) and separators(pair) == 1):
         return
     raise InputError(
         f"vocab: expected WordPieces that make [CLS] A [SEP] B [SEP] of pairs, or byte pairs, to pre-train with, got a "

@@ -75,16 +75,20 @@ def names_of(tokenizer: Tokenizer, default: SpecialNames = BERT_NAMES) -> Specia
     return default._replace(**{role: held[role]["tokens"][0] for role in BERT_NAMES._fields if role in held})
 
 
-def _templates(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The templates among the steps after the model, as they stand in a tokenizer.json."""
+def _steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The steps after the model, as they stand in a tokenizer.json."""
     if tokenizer.post_processor is None:
         return []
-    steps, templates = [json.loads(tokenizer.post_processor.__getstate__())], []
+    steps, found = [json.loads(tokenizer.post_processor.__getstate__())], []
     while steps:
         step = steps.pop()
         steps += step.get("processors", ())  # of a Sequence
-        templates += [step] if step["type"] == "TemplateProcessing" else []
-    return templates
+        found.append(step)
+    return found
+
+
+def _templates(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    return [step for step in _steps(tokenizer) if step["type"] == "TemplateProcessing"]
 
 
 def require(vocabulary: Iterable[str], names: SpecialNames, source: str) -> None:
@@ -108,11 +112,17 @@ def set_template(tokenizer: Tokenizer, names: SpecialNames, types: bool = True, 
     if names != BERT_NAMES:
         cls, sep = "cls_token", "sep_token"
         special = _roles(tokenizer, names._asdict())
-    tokenizer.post_processor = processors.TemplateProcessing(
+    template = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {f'{sep}:0 ' * between}$B:{second} {sep}:{second}",
         special_tokens=special,
     )
+    # Pieces of bytes begin with the blank before a word; where a token lies in its text is told without it.
+    trims = [step for step in _steps(tokenizer) if step.get("trim_offsets")]
+    for step in trims[:1]:
+        trim = processors.ByteLevel(add_prefix_space=step["add_prefix_space"], trim_offsets=True)
+        template = processors.Sequence([trim, template])
+    tokenizer.post_processor = template
 
 
 def _roles(tokenizer: Tokenizer, names: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -125,6 +135,12 @@ def marked(tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
     What a post-processor does is seen there: ``[CLS] A [SEP] B [SEP]`` can be written in several ways.
     """
     return tokenizer.encode("a"), tokenizer.encode("a", "b")
+
+
+def is_marked(tokenizer: Tokenizer) -> bool:
+    """Whether a text gets a token in front of it and one behind it."""
+    alone = marked(tokenizer)[0].special_tokens_mask
+    return len(alone) > 2 and bool(alone[0] and alone[-1])
 
 
 def has_types(tokenizer: Tokenizer) -> bool:

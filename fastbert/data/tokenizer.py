@@ -232,7 +232,7 @@ def vocab_text(tokenizer: Tokenizer) -> str:
 
 def config_text(tokenizer: Tokenizer) -> str:
     """The text of tokenizer_config.json, in transformers' words."""
-    if bpe.is_bpe(tokenizer):
+    if bpe.is_gpts(tokenizer):
         return bpe.config_text(tokenizer)
     normaliser, pair = tokenizer.normalizer, marked(tokenizer)[1]
     # A class that leaves the tokenizer.json as it is, where BERT's would put BERT's words and marks.
@@ -259,7 +259,7 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     Raises:
         InputError: one of the five is missing.
     """
-    if bpe.is_bpe(tokenizer):
+    if bpe.is_gpts(tokenizer):
         return bpe.boundary_ids(tokenizer, "the vocabulary")
     names = names_of(tokenizer)
     ids = [tokenizer.token_to_id(token) for token in names]

@@ -37,7 +37,7 @@ _OF_BERT = frozenset(
 # Those that know nothing themselves: all that they do is in the file.
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # And those whose model_input_names leave token types out.
-_WITHOUT_TYPES = ("DistilBertTokenizer", "XLMRobertaTokenizer")
+_WITHOUT_TYPES = tuple(f"{name}Tokenizer" for name in ("DistilBert", "Roberta", "XLMRoberta", "Camembert"))
 
 
 def is_wordpiece(tokenizer: Tokenizer) -> bool:
@@ -63,7 +63,7 @@ def read_tokenizer_json(path: Path, settings: dict[str, Any]) -> Tokenizer:
         )
     cut_at(tokenizer, None)
     tokenizer.no_padding()
-    if bpe.is_bpe(tokenizer):
+    if bpe.is_gpts(tokenizer):
         bpe.boundary_ids(tokenizer, str(path))
         added_tokens.add(tokenizer, path, settings)
         keep_names(tokenizer, path, settings)
@@ -77,9 +77,12 @@ def _mark(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> Special
     """Puts the template in, as the file or the class has it; returns the names of the special tokens."""
     # What the file itself knows: the unknown token, and names that stand in a template of ours.
     unknown = _unknown(path, tokenizer)
-    own = names_of(tokenizer, BERT_NAMES if is_wordpiece(tokenizer) else XLMR_NAMES)._replace(unk_token=unknown)
+    bytes_of_berts = isinstance(tokenizer.model, models.BPE) and tokenizer.token_to_id(BERT_NAMES.cls_token) is not None
+    own = names_of(tokenizer, BERT_NAMES if is_wordpiece(tokenizer) or bytes_of_berts else XLMR_NAMES)
+    own = own if unknown is None else own._replace(unk_token=unknown)
     given = {role: name for role, name in settings.items() if name is not None}
-    names = read_names(path, {**own._asdict(), **given})._replace(unk_token=unknown)
+    names = read_names(path, {**own._asdict(), **given})
+    names = names if unknown is None else names._replace(unk_token=unknown)
     require(tokenizer.get_vocab(with_added_tokens=True), names, str(path))
     types = wants_types(settings)
     theirs = None
@@ -100,9 +103,9 @@ def _mark(path: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> Special
     return names
 
 
-def _unknown(path: Path, tokenizer: Tokenizer) -> str:
-    """The unknown token of a WordPiece's or a Unigram's model."""
-    if is_wordpiece(tokenizer):
+def _unknown(path: Path, tokenizer: Tokenizer) -> str | None:
+    """The unknown token of the model itself; None where it needs none, as one of bytes."""
+    if not isinstance(tokenizer.model, models.Unigram):
         return tokenizer.model.unk_token
     index = json.loads(tokenizer.model.__getstate__())["unk_id"]
     if index is None:

@@ -15,7 +15,7 @@ from .. import models
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..hints import download_hint
-from ..weights.distilbert import read_bert_config
+from ..weights.kin import as_bert, read_bert_config
 from ..weights.loading import canonical_keys, check_unquantized, load_into, padded_vocabulary
 from ..weights.names import canonical_name
 from ..weights.reading import read_state_dict, read_weights_file
@@ -61,8 +61,9 @@ def read_model(source, config=None) -> Source:
     """
     source = Path(source)
     state, home = _read_state(source)
-    state = canonical_keys(state)
-    values = _read_config(home if config is None else Path(config))
+    described = home if config is None else Path(config)
+    state = canonical_keys(as_bert(state, described))
+    values = _read_config(described)
     name, changes = _architecture(values, state)
     settings = BertConfig.from_dict(values, **changes, **_padded_vocabulary(values, state))
     check_unquantized(settings, source)
@@ -98,7 +99,7 @@ def _read_state(source: Path) -> tuple[dict[str, Tensor], Path]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The values of a configuration, Hugging Face's, DistilBERT's too, or google-research's."""
+    """The values of a configuration, Hugging Face's, those of BERT's kin too, or google-research's."""
     if path.is_dir():
         found = next((path / name for name in _CONFIGS if (path / name).is_file()), None)
         if found is None:

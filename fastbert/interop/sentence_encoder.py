@@ -23,7 +23,7 @@ from ..models import BertModel
 from ..modules.mode import evaluating, plain_outputs
 from ..modules.precision import device_for, in_precision
 from ..packing import PackedBatch
-from ..weights.distilbert import read_bert_config
+from ..weights.kin import read_bert_config
 from .sentence_files import checked_modes, read_settings
 from .sentence_modules import dim_after, pool
 
@@ -93,7 +93,8 @@ class SentenceEncoder:
         normalize: bool | None = None,
         device: torch.device | str | None = None,
     ) -> SentenceEncoder:
-        """Reads a sentence-transformers directory, or one of a BERT or DistilBERT (mean pooling, not normalised).
+        """Reads a sentence-transformers directory, or one of a BERT, DistilBERT, RoBERTa, XLM-R or CamemBERT, with mean
+        pooling, not normalised.
 
         Args:
             directory: on this machine; nothing is downloaded.

@@ -17,6 +17,7 @@ from ..errors import CheckpointError, InputError
 from ..model_config import ModelConfig, read_config_file
 from ..modules.embeddings import SinusoidalEmbedding
 from ..modules.quantized_linear import check_trainable
+from ..weights.kin import as_bert
 from ..weights.loading import LoadReport, canonical_keys, check_unquantized, is_complete, load_into
 from ..weights.reading import read_state_dict
 from ..weights.saving import save_directory
@@ -142,7 +143,7 @@ class PreTrainedModel(nn.Module):
             check_fields(overrides, cls.config_class, config.to_dict())
             config = cls.config_class.from_dict(config.to_dict(), **overrides) if overrides else config
         check_unquantized(config, directory)
-        state = cls.tensors_from_file(read_state_dict(directory))
+        state = cls.tensors_from_file(as_bert(read_state_dict(directory), Path(directory)))
         _check_size(config, state, directory)
         names = {"prefix": cls.base_model_prefix, "trunk": cls.trunk}
         with _WithoutInitialWeights():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.bpe import with_prefix_space
 from ..data.special_tokens import names_of
 from ..errors import DataError, InputError
 from ..result_files import atomic_write, written
@@ -253,7 +254,8 @@ def _named(row: Row, spans: Iterable[tuple[str, int, int]]) -> Iterator[str]:
 def _pieces(rows: Sequence[Row], tokenizer) -> list[tuple[np.ndarray, np.ndarray]]:
     """Of each row its sub-tokens, and where each word begins among them. A word that leaves nothing of itself (control
     characters) is [UNK], for it too needs a tag."""
-    encoder, unknown = private_copy(tokenizer, None), tokenizer.token_to_id(names_of(tokenizer).unk_token)
+    encoder = with_prefix_space(private_copy(tokenizer, None))
+    unknown = tokenizer.token_to_id(names_of(tokenizer).unk_token)
     found = []
     sentences = [list(row.texts) for row in rows]
     encodings = encodings_of(sentences, encoder, is_pretokenized=True, add_special_tokens=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import BertConfig
-from ..errors import CheckpointError, InputError
-from ..model_config import read_config_file
+from ..errors import CheckpointError
 
 PARTS: tuple[tuple[str, str | None], ...] = (
     ("attention.self", None),
@@ -48,39 +45,18 @@ FIELDS = (
 _TABLE = "embeddings.word_embeddings.weight"
 _LAYER = re.compile(r"(?:distilbert\.)?transformer\.(layer\.\d+)\.(.+)\.(weight|bias)")
 _NAMES = {theirs: ours for ours, theirs in PARTS if theirs is not None}
-_FIELDS = {theirs: ours for ours, theirs in FIELDS}
+IN_BERTS_WORDS = {theirs: ours for ours, theirs in FIELDS}
 # A second row of zeros, for tokenizers that mark the second of two texts.
 _TYPES = 2
 
 
-def _bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a config.json, DistilBERT's in BERT's words; any other comes back as it is."""
-    if values.get("model_type") != "distilbert":
-        return dict(values)
-    ours = {_FIELDS.get(name, name): value for name, value in values.items()}
+def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a DistilBERT's config.json in BERT's words."""
+    ours = {IN_BERTS_WORDS.get(name, name): value for name, value in values.items()}
     fixed = {"model_type": "bert", "type_vocab_size": _TYPES, "layer_norm_eps": 1e-12}
     # Its own fields for sizes have defaults of their own.
     sizes = {"num_hidden_layers": 6, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}
     return {**sizes, **ours, **fixed}
-
-
-def read_bert_config(directory: str | os.PathLike) -> BertConfig:
-    """The configuration in a directory of a BERT or a DistilBERT.
-
-    Raises:
-        InputError: there is none, or it does not fit.
-    """
-    path, values = read_config_file(directory)
-    try:
-        return BertConfig.from_dict(_bert_values(values))
-    except InputError as error:
-        reason = str(error)
-        if values.get("model_type") == "distilbert":  # whose file has another word than the one that is refused
-            for theirs, ours in _FIELDS.items():
-                if reason.startswith(f"{ours} "):
-                    reason = reason.replace(ours, f"{theirs} (BERT's {ours})", 1)
-                    break
-        raise InputError(f"{path}: {reason}") from error
 
 
 def from_distilbert(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

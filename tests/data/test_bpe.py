@@ -14,7 +14,7 @@ from fastbert.data.config import PretrainingConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
-from fastbert.data.special_tokens import BERT_NAMES, names_of
+from fastbert.data.special_tokens import BERT_NAMES, XLMR_NAMES, names_of
 from fastbert.data.tokenizer import load_tokenizer, save_tokenizer, special_ids
 from fastbert.data.truncation import cut_at
 from fastbert.errors import DataError, InputError
@@ -133,6 +133,23 @@ def test_files_that_do_not_fit_are_named(files, tmp_path):
 NAMES = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 
 
+def test_bytes_with_berts_own_names(tmp_path):
+    """As ModernBERT has them."""
+    own = train_bpe(TEXT * 3, 400)
+    own.add_special_tokens(list(BERT_NAMES))
+    cls, sep = (("[CLS]", own.token_to_id("[CLS]")), ("[SEP]", own.token_to_id("[SEP]")))
+    own.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[cls, sep]
+    )
+    own.save(str(tmp_path / "tokenizer.json"))
+    ours = load_tokenizer(tmp_path)
+    assert names_of(ours) == BERT_NAMES
+    assert special_ids(ours).mask == own.token_to_id("[MASK]")
+    for text in (("The dog",), ("The dog", " sleeps")):
+        assert ours.encode(*text).ids == own.encode(*text).ids
+        assert ours.encode(*text).type_ids == own.encode(*text).type_ids
+
+
 @pytest.mark.parametrize("marks", ["roberta", "bert", "template", "none"])
 def test_the_files_names_go_with_a_berts_bytes(tmp_path, marks):
     own = train_bpe(TEXT * 3, 400)
@@ -147,7 +164,8 @@ def test_the_files_names_go_with_a_berts_bytes(tmp_path, marks):
         "none": processors.ByteLevel(),
     }[marks]
     own.save(str(tmp_path / "tokenizer.json"))
-    assert names_of(load_tokenizer(tmp_path)) == BERT_NAMES  # of which the file itself says nothing
+    # What the file itself says without those beside it.
+    assert names_of(load_tokenizer(tmp_path)) == (BERT_NAMES if marks == "none" else XLMR_NAMES)
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "truncation_side": "right", **NAMES})
     )

@@ -1,0 +1,57 @@
+"""Models that are BERTs but for their words and tables: DistilBERT, RoBERTa and its like, read as a BERT."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..config import BertConfig
+from ..errors import CheckpointError, InputError
+from ..model_config import read_config_file
+from . import distilbert, roberta
+
+
+def read_bert_config(directory: str | os.PathLike) -> BertConfig:
+    """The configuration in a directory of a BERT or of one of its kin, in BERT's words.
+
+    Raises:
+        InputError: there is none, or it does not fit.
+    """
+    path, values = read_config_file(directory)
+    kind = values.get("model_type")
+    try:
+        if kind == "distilbert":
+            return BertConfig.from_dict(distilbert.bert_values(values))
+        return BertConfig.from_dict(roberta.bert_values(values) if kind in roberta.MODEL_TYPES else values)
+    except InputError as error:
+        reason = str(error)
+        if kind == "distilbert":  # whose file has another word than the one that is refused
+            for theirs, ours in distilbert.IN_BERTS_WORDS.items():
+                if reason.startswith(f"{ours} "):
+                    reason = reason.replace(ours, f"{theirs} (BERT's {ours})", 1)
+                    break
+        raise InputError(f"{path}: {reason}") from error
+
+
+def as_bert(state: Mapping[str, Tensor], config: Path) -> Mapping[str, Tensor]:
+    """Tensors in the form of BERT's where only the configuration tells that they are not; DistilBERT's have names of
+    their own (`loading.canonical_keys`).
+
+    Args:
+        config: the config.json, or the directory in which one may be.
+
+    Raises:
+        CheckpointError: they cannot be those of the model that it describes.
+    """
+    path = config / "config.json" if config.is_dir() else config
+    values: dict[str, Any] = read_config_file(path)[1] if path.is_file() else {}
+    if values.get("model_type") not in roberta.MODEL_TYPES:
+        return state
+    try:
+        return roberta.from_roberta(state, values)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path.parent}: {error}") from error

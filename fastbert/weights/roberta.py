@@ -1,0 +1,80 @@
+"""RoBERTa (Liu et al. 2019), XLM-R and CamemBERT read as the BERTs that they are: positions that begin behind those of
+the pads, one token type, and a masked-LM head under names of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+MODEL_TYPES = ("roberta", "xlm-roberta", "camembert")
+
+# What transformers takes where a config.json leaves it out.
+_DEFAULTS = {"vocab_size": 50265, "pad_token_id": 1, "max_position_embeddings": 512, "type_vocab_size": 2}
+_CLASS = re.compile(r"(?:XLMRoberta|Roberta|Camembert)(Model|For\w+)")
+_PREFIX = "roberta."
+_POSITIONS, _TYPES = (f"embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
+# Its heads compute what BERT's do. That for whole texts has in it what BERT's has in its pooler.
+_OF_TEXTS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
+_OF_WORDS = (
+    ("lm_head.dense.", "cls.predictions.transform.dense."),
+    ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
+    ("lm_head.", "cls.predictions."),
+)
+
+
+def _first_position(values: Mapping[str, Any]) -> int:
+    """The row of the first token's position: those before it are for pads."""
+    return (values.get("pad_token_id", _DEFAULTS["pad_token_id"]) or 0) + 1
+
+
+def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a config.json in BERT's words."""
+    ours = {**_DEFAULTS, **values, "model_type": "bert"}
+    rows, types = ours["max_position_embeddings"], ours["type_vocab_size"]
+    if isinstance(rows, int):  # else the configuration says what is wrong with it
+        ours["max_position_embeddings"] = rows - _first_position(values)
+    if types == 1:
+        ours["type_vocab_size"] = 2
+    if isinstance(ours.get("architectures"), list):
+        ours["architectures"] = [_CLASS.sub(r"Bert\1", str(name)) for name in ours["architectures"]]
+    return ours
+
+
+def from_roberta(state: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a RoBERTa or its like under BERT's names, the positions of pads left out.
+
+    The only row of token types stands there twice, for tokenizers that mark the second of two texts. Its heads are
+    BERT's.
+
+    Args:
+        values: the content of its config.json.
+
+    Raises:
+        CheckpointError: the table of positions has no rows behind those of the pads.
+    """
+    out: dict[str, Tensor] = {}
+    # BERT's head for words has the activation of its layers, RoBERTa's always this one.
+    heads = (*_OF_TEXTS, *(_OF_WORDS if values.get("hidden_act", "gelu") == "gelu" else ()))
+    for name, tensor in state.items():
+        name = name.removeprefix(_PREFIX)
+        for theirs, ours in heads:
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)
+                break
+        if name == _POSITIONS and tensor.dim() == 2:
+            first = _first_position(values)
+            if tensor.shape[0] <= first:
+                raise CheckpointError(
+                    f"{name}: expected rows behind the first {first}, which are for pads, got {tuple(tensor.shape)}"
+                )
+            tensor = tensor[first:]
+        if name == _TYPES and tensor.shape[:1] == (1,):
+            tensor = torch.cat([tensor, tensor])
+        out[name] = tensor
+    return out
