@@ -93,8 +93,8 @@ class SentenceEncoder:
         normalize: bool | None = None,
         device: torch.device | str | None = None,
     ) -> SentenceEncoder:
-        """Reads a sentence-transformers directory, or one of a BERT, DistilBERT, RoBERTa, XLM-R or CamemBERT, with mean
-        pooling, not normalised.
+        """Reads a sentence-transformers directory, or one of a BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT or ELECTRA,
+        with mean pooling, not normalised.
 
         Args:
             directory: on this machine; nothing is downloaded.

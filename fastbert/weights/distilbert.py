@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 
+MODEL_TYPES = ("distilbert",)
 PARTS: tuple[tuple[str, str | None], ...] = (
     ("attention.self", None),
     ("attention.self.query", "attention.q_lin"),

@@ -1,4 +1,4 @@
-"""Models that are BERTs but for their words and tables: DistilBERT, RoBERTa and its like, read as a BERT."""
+"""Models that are BERTs but for their words and tables: DistilBERT, RoBERTa and its like, ELECTRA, read as a BERT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import BertConfig
 from ..errors import CheckpointError, InputError
 from ..model_config import read_config_file
-from . import distilbert, roberta
+from . import distilbert, electra, roberta
 
 
 def read_bert_config(directory: str | os.PathLike) -> BertConfig:
@@ -24,9 +24,7 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
     path, values = read_config_file(directory)
     kind = values.get("model_type")
     try:
-        if kind == "distilbert":
-            return BertConfig.from_dict(distilbert.bert_values(values))
-        return BertConfig.from_dict(roberta.bert_values(values) if kind in roberta.MODEL_TYPES else values)
+        return BertConfig.from_dict(_bert_values(kind, values))
     except InputError as error:
         reason = str(error)
         if kind == "distilbert":  # whose file has another word than the one that is refused
@@ -35,6 +33,13 @@ def read_bert_config(directory: str | os.PathLike) -> BertConfig:
                     reason = reason.replace(ours, f"{theirs} (BERT's {ours})", 1)
                     break
         raise InputError(f"{path}: {reason}") from error
+
+
+def _bert_values(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    for family in (distilbert, electra, roberta):
+        if kind in family.MODEL_TYPES:
+            return family.bert_values(values)
+    return values
 
 
 def as_bert(state: Mapping[str, Tensor], config: Path) -> Mapping[str, Tensor]:
@@ -49,7 +54,10 @@ def as_bert(state: Mapping[str, Tensor], config: Path) -> Mapping[str, Tensor]:
     """
     path = config / "config.json" if config.is_dir() else config
     values: dict[str, Any] = read_config_file(path)[1] if path.is_file() else {}
-    if values.get("model_type") not in roberta.MODEL_TYPES:
+    kind = values.get("model_type")
+    if kind in electra.MODEL_TYPES:
+        return electra.from_electra(state)
+    if kind not in roberta.MODEL_TYPES:
         return state
     try:
         return roberta.from_roberta(state, values)

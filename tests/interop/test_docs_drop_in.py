@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tiny_bert import save
 
 from fastbert.cli.main import main
@@ -34,7 +35,7 @@ def desk(tmp_path, monkeypatch) -> Path:
 
 def test_the_page_has_its_examples():
     assert len(EXAMPLES) == 10
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 7
     assert all(command.startswith("fastbert convert ") for command in COMMANDS)
 
 
@@ -81,6 +82,9 @@ def test_the_commands(desk, capsys):
         source, target = desk / words[1], desk / words[2]
         if number == 0:
             convert(desk / "made", source, to="tf1")
+        elif words[1] == "roberta-base":
+            sizes = {"vocab_size": 30, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+            transformers.RobertaModel(transformers.RobertaConfig(**sizes, intermediate_size=48)).save_pretrained(source)
         elif words[1] == "old-model":
             convert(desk / "made", source, to="pickle")
         elif words[1].endswith(".pt"):

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-R and CamemBERT read as BERTs: sentence vectors, heads, tokenizers, and what is written."""
+"""RoBERTa, XLM-R, CamemBERT and ELECTRA read as BERTs: sentence vectors, heads, tokenizers, and what is written."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import transformers
 import unigram
 from patched import V5
 from safetensors.torch import load_file, save_file
+from tiny_bert import VOCAB
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import fastbert
@@ -107,6 +108,39 @@ def test_every_head_becomes_berts(kind, head, tmp_path):
     config = json.loads((tmp_path / "bert" / "config.json").read_text())
     assert (config["model_type"], config["max_position_embeddings"], config["pad_token_id"]) == ("bert", 30, 1)
     assert config["architectures"] == [name]
+
+
+# By its head's name, what becomes of it; and of which BERT has another head.
+ELECTRAS = {
+    **{"Model": "BertModel", "ForTokenClassification": "BertForTokenClassification"},
+    **{"ForQuestionAnswering": "BertForQuestionAnswering", "ForPreTraining": "BertModel"},
+    **{"ForSequenceClassification": "BertModel", "ForMaskedLM": "BertModel"},
+}
+
+
+@pytest.mark.parametrize("head", ELECTRAS)
+def test_a_wide_electra_is_a_bert(head, tmp_path):
+    torch.manual_seed(1)
+    sizes = {**SIZES, "embedding_size": 32, "vocab_size": len(VOCAB), "max_position_embeddings": 30}
+    theirs = getattr(transformers, f"Electra{head}")(transformers.ElectraConfig(**sizes)).eval()
+    theirs.save_pretrained(tmp_path / "electra")
+    (tmp_path / "electra" / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
+    found = convert(tmp_path / "electra", tmp_path / "bert")
+    assert type(found.model).__name__ == ELECTRAS[head]
+    assert (found.unused == ()) == (head in ("Model", "ForTokenClassification", "ForQuestionAnswering"))
+    ids = torch.randint(5, len(VOCAB), (3, 9))
+    mask = torch.tensor([9, 4, 1])[:, None] > torch.arange(9)
+    body = theirs if ELECTRAS[head] != "BertModel" or head == "Model" else theirs.electra
+    with torch.no_grad():
+        wanted, got = (model(ids, attention_mask=mask.long())[0] for model in (body, found.model))
+    torch.testing.assert_close(got[mask], wanted[mask], rtol=1e-4, atol=1e-4)
+
+
+def test_a_narrow_electra_is_none(tmp_path):
+    sizes = SIZES | {"embedding_size": 16, "vocab_size": len(VOCAB)}
+    transformers.ElectraModel(transformers.ElectraConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"config\.json: embedding_size must be hidden_size, 32, .*, got 16$"):
+        convert(tmp_path, tmp_path / "bert")
 
 
 def test_numbers_are_copied_bit_for_bit(tmp_path):

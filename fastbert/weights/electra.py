@@ -1,0 +1,38 @@
+"""ELECTRA (Clark et al. 2020) read as the BERT that it is where its embeddings are as wide as its layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import InputError
+
+MODEL_TYPES = ("electra",)
+
+# What transformers takes where a config.json leaves it out: the small one's sizes.
+_DEFAULTS = {"embedding_size": 128, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+_CLASS = re.compile(r"Electra(Model|For\w+)")
+_PREFIX = "electra."
+
+
+def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a config.json in BERT's words.
+
+    Raises:
+        InputError: its embeddings have another width than its layers, which no BERT has.
+    """
+    ours = {**_DEFAULTS, **values, "model_type": "bert"}
+    narrow, hidden = ours.pop("embedding_size"), ours["hidden_size"]
+    if narrow != hidden:
+        raise InputError(f"embedding_size must be hidden_size, {hidden}, for a BERT to be made of it, got {narrow}")
+    if isinstance(ours.get("architectures"), list):
+        ours["architectures"] = [_CLASS.sub(r"Bert\1", str(name)) for name in ours["architectures"]]
+    return ours
+
+
+def from_electra(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an ELECTRA under BERT's names. Its heads for tokens and answers are BERT's, the others are not."""
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
