@@ -15,21 +15,35 @@ from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from .. import hardware, ops
+from ..config import BertConfig
 from ..data.chunks import chunks
 from ..data.tokenizer import load_tokenizer
 from ..data.truncation import cut_at, encode_beginnings
 from ..errors import InputError
+from ..model_config import read_config_file
 from ..models import BertModel
 from ..modules.mode import evaluating, plain_outputs
 from ..modules.precision import device_for, in_precision
 from ..packing import PackedBatch
 from ..weights.kin import read_bert_config
+from .patch_families import FAMILIES
 from .sentence_files import checked_modes, read_settings
 from .sentence_modules import dim_after, pool
 
 _TOKENIZE_AT_ONCE = 4096
 # Tokens computed at a time where the caller says nothing: a group of sequences for each thread (csrc/encoder.cpp).
 _TOKENS_A_THREAD, _LEAST_TOKENS = 512, 4096
+
+
+def _read_config(directory: Path) -> BertConfig:
+    """`read_bert_config`, with a word on models that are served in another way."""
+    try:
+        return read_bert_config(directory)
+    except InputError as error:
+        room = str(read_config_file(directory)[1].get("model_type")).replace("-", "_")
+        if "model_type must be" in str(error) and any(f".{room}." in family.module for family in FAMILIES):
+            raise InputError(f"{error}; within sentence-transformers fastbert.patch(model) computes it") from error
+        raise
 
 
 class SentenceEncoder:
@@ -112,7 +126,7 @@ class SentenceEncoder:
         """
         device = device_for(precision, None if device is None else _checked_device(device))
         settings = read_settings(Path(directory))
-        config = read_bert_config(settings.model_directory)
+        config = _read_config(settings.model_directory)
         model = BertModel.from_pretrained(settings.model_directory, config=config, add_pooling_layer=False)
         encoder = cls(
             in_precision(model, precision, device),

@@ -16,6 +16,7 @@ from torch import nn
 
 import fastbert
 from fastbert import _native
+from fastbert.errors import InputError
 from fastbert.interop import patch_pass
 from fastbert.interop.patch import is_patched
 from fastbert.ops import _cpu_encoder
@@ -270,3 +271,15 @@ def test_on_a_gpu_transformers_own_code_runs(passes, monkeypatch, caplog):
     assert_near_each(kept(ours), kept(theirs))
     assert not passes
     assert "its attention adds a bias to its scores" in caplog.text
+
+
+def test_our_own_encoder_says_who_serves_it(tmp_path):
+    """It is no BERT by any other name."""
+    new().save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=r"got 'mpnet'; within sentence-transformers fastbert\.patch\(model\) computes it$"
+    ):
+        fastbert.SentenceEncoder.from_pretrained(tmp_path)
+    transformers.T5EncoderModel(transformers.T5Config(d_model=8, d_ff=8, num_layers=1)).save_pretrained(tmp_path / "t5")
+    with pytest.raises(InputError, match=r"got 't5'$"):
+        fastbert.SentenceEncoder.from_pretrained(tmp_path / "t5")
