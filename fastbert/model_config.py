@@ -60,9 +60,8 @@ def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str,
 def wrong_type(known: str, got: Any) -> InputError:
     """What is raised for a config.json of a kind of model that is not served, with what to do about it."""
     # BERTs under other names, to which `weights.kin` gives BERT's.
-    hint = {"distilbert": "; `fastbert convert` makes a BERT of its encoder, without its head"}.get(got, "")
-    if got in ("roberta", "xlm-roberta", "camembert", "electra"):
-        hint = "; `fastbert convert` makes a BERT of it"
+    kin = ("distilbert", "roberta", "xlm-roberta", "camembert", "electra")
+    hint = "; `fastbert convert` makes a BERT of it" if got in kin else ""
     return InputError(f"model_type must be {known}, got {got!r:.100}{hint}")
 
 

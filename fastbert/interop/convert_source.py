@@ -23,6 +23,8 @@ from .sentence_files import transformer_directory
 
 _log = logging.getLogger("fastbert")
 
+# Layers of DistilBERT's and ELECTRA's heads with a classifier that no head of BERT's has.
+_BEFORE_A_CLASSIFIER = ("pre_classifier.weight", "sequence_summary.summary.weight")
 _CONFIGS = ("config.json", "bert_config.json")
 
 
@@ -119,7 +121,7 @@ def _architecture(values: dict[str, Any], state: Mapping[str, Tensor]) -> tuple[
         ), {}
     if "qa_outputs.weight" in state:
         return "BertForQuestionAnswering", {}
-    if "classifier.weight" not in state:
+    if "classifier.weight" not in state or any(name in state for name in _BEFORE_A_CLASSIFIER):
         return "BertModel", {}
     # Three heads call their layer the same: the file's own word, else a pooler says that it reads whole texts.
     listed = values.get("architectures")

@@ -47,6 +47,11 @@ _TABLE = "embeddings.word_embeddings.weight"
 _LAYER = re.compile(r"(?:distilbert\.)?transformer\.(layer\.\d+)\.(.+)\.(weight|bias)")
 _NAMES = {theirs: ours for ours, theirs in PARTS if theirs is not None}
 IN_BERTS_WORDS = {theirs: ours for ours, theirs in FIELDS}
+_OF_WORDS = {
+    "vocab_transform": "cls.predictions.transform.dense",
+    "vocab_layer_norm": "cls.predictions.transform.LayerNorm",
+    "vocab_projector": "cls.predictions.decoder",
+}
 # A second row of zeros, for tokenizers that mark the second of two texts.
 _TYPES = 2
 
@@ -63,7 +68,7 @@ def bert_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def from_distilbert(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """DistilBERT's tensors under BERT's names, with token types of zeros; any other state comes back as it is.
 
-    Heads keep their names: they are not BERT's.
+    Its heads for masked words, tags and answers are BERT's, that for whole texts is another one.
 
     Raises:
         CheckpointError: there are no word embeddings to take the size of the token types from.
@@ -75,7 +80,8 @@ def from_distilbert(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         match = _LAYER.fullmatch(name)
         if match:
             name = f"encoder.{match[1]}.{_NAMES.get(match[2], match[2])}.{match[3]}"
-        out[name.removeprefix("distilbert.")] = tensor
+        part, _, leaf = name.removeprefix("distilbert.").rpartition(".")
+        out[f"{_OF_WORDS.get(part, part)}.{leaf}" if part else leaf] = tensor
     words = out.get(_TABLE)
     if words is None or words.dim() != 2:
         raise CheckpointError(f"a DistilBERT: expected a table of word embeddings, {_TABLE}, got none")

@@ -66,12 +66,13 @@ def test_distiluse_agrees_with_sentence_transformers(name, sinusoidal, tmp_path)
 
 
 def test_a_plain_directory_and_what_is_not_used(tmp_path):
-    source = save(tmp_path / "bert", "DistilBertForMaskedLM", dropout=0.2, attention_dropout=0.3)
+    source = save(tmp_path / "bert", "DistilBertForSequenceClassification", dropout=0.2, attention_dropout=0.3)
     theirs = transformers.DistilBertModel.from_pretrained(source).eval()
     found = convert(source, tmp_path / "out")
     assert type(found.model).__name__ == "BertModel"
     assert not found.model.training
-    assert any(name.startswith("vocab_") for name in found.unused)
+    # Read as BERT's head for tags, which has the name of its second layer, it would answer without the first.
+    assert {name.split(".")[0] for name in found.unused} == {"classifier", "pre_classifier"}
     model = fastbert.BertModel.from_pretrained(tmp_path / "out")
     config = model.config
     assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob, config.layer_norm_eps) == (0.2, 0.3, 1e-12)
@@ -83,6 +84,25 @@ def test_a_plain_directory_and_what_is_not_used(tmp_path):
         types = model(ids, attention_mask=mask.long(), token_type_ids=torch.ones_like(ids)).last_hidden_state[mask]
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(types, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"])
+def test_heads_that_are_berts(head, tmp_path):
+    source = save(tmp_path / "distil", f"DistilBert{head}")
+    theirs = getattr(transformers, f"DistilBert{head}").from_pretrained(source).eval()
+    found = convert(source, tmp_path / "bert")
+    assert (type(found.model).__name__, found.unused) == (f"Bert{head}", ())
+    ids = torch.randint(5, len(VOCAB), (3, 9))
+    others = getattr(transformers, f"Bert{head}").from_pretrained(tmp_path / "bert").eval()
+    with torch.no_grad():
+        wanted = theirs(ids)[0]
+        for model in (found.model, others):
+            torch.testing.assert_close(model(ids)[0], wanted, rtol=0, atol=1e-5)
+
+
+def test_choices_have_another_head(tmp_path):
+    found = convert(save(tmp_path / "distil", "DistilBertForMultipleChoice"), tmp_path / "bert")
+    assert type(found.model).__name__ == "BertModel"
 
 
 def test_what_is_no_bert_is_refused(tmp_path):
@@ -98,13 +118,13 @@ def test_what_is_no_bert_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="expected a table of word embeddings"):
         SentenceEncoder.from_pretrained(directory)
     # A model with a head is not read as BERT's in silence.
-    with pytest.raises(InputError, match=r"'bert', got 'distilbert'; .* of its encoder, without its head$"):
+    with pytest.raises(InputError, match=r"'bert', got 'distilbert'; `fastbert convert` makes a BERT of it$"):
         fastbert.BertForSequenceClassification.from_pretrained(save(tmp_path / "head"))
 
 
 def test_fine_tuning_takes_what_convert_made_of_it_and_says_so(tmp_path):
     source = save(tmp_path / "distil")
-    with pytest.raises(InputError, match=r"got 'distilbert'; `fastbert convert` .*of its encoder, without its head$"):
+    with pytest.raises(InputError, match=r"got 'distilbert'; `fastbert convert` makes a BERT of it$"):
         of_model(source)
     convert(source, tmp_path / "bert", to="safetensors")
     assert of_model(tmp_path / "bert").model_type == "bert"

@@ -114,7 +114,7 @@ def test_every_head_becomes_berts(kind, head, tmp_path):
 ELECTRAS = {
     **{"Model": "BertModel", "ForTokenClassification": "BertForTokenClassification"},
     **{"ForQuestionAnswering": "BertForQuestionAnswering", "ForPreTraining": "BertModel"},
-    **{"ForSequenceClassification": "BertModel", "ForMaskedLM": "BertModel"},
+    **{"ForSequenceClassification": "BertModel", "ForMaskedLM": "BertModel", "ForMultipleChoice": "BertModel"},
 }
 
 
