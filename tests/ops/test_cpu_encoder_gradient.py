@@ -21,7 +21,13 @@ from fastbert.modules.fp8 import policy
 from fastbert.modules.layout import PackedLayout
 from fastbert.ops import _cpu_encoder_gradient
 
-pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
+pytestmark = [
+    pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing())),
+    # As torch 2.6 cannot; there every pass that is recorded is computed op by op.
+    pytest.mark.skipif(
+        bool(_cpu_encoder_gradient._saving_hooks(True)), reason="this torch cannot say who sees what is saved"
+    ),
+]
 
 OPTIONS = {"nheads": 3, "eps": 1e-3, "approximate": "none"}
 CU_SEQLENS = torch.tensor([0, 11, 11, 12, 40], dtype=torch.int32)
