@@ -12,17 +12,16 @@ Answers are {"ok": true, ...} or {"ok": false, "error": "..."}. Libraries print 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
-import signal
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
+from ..processes import killed_with_the_parent
 from . import peers
 
 
@@ -97,22 +96,13 @@ class Server:
         return {"mb": peak_mb()}
 
 
-def end_with_parent() -> None:
-    """On Linux: this process is killed when its parent ends, whatever ends it.
-
-    Between requests it is stopped, and would stay so, with all its memory, where the parent was killed.
-    """
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # linux/prctl.h
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-
 _REQUESTS = ("convert", "load", "prepare", "answer", "run", "rates", "peak")
 
 
 def main() -> None:
     """Answers requests, a JSON object a line, until standard input ends."""
-    end_with_parent()
+    # Between requests it is stopped, and would stay so, with all its memory, where the parent was killed.
+    killed_with_the_parent()
     # The answers' own way out; whatever a library prints, also from C, goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

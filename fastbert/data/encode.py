@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import multiprocessing
 import os
-import signal
-import threading
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,11 +77,6 @@ class EncodedDocuments:
 _worker: tuple[WordCache, WorkerSettings] | None = None
 
 
-def process_context():
-    """Fork where it is safe and quick; there a script needs no ``if __name__ == "__main__"`` around prepare."""
-    return multiprocessing.get_context("fork" if os.name == "posix" and os.uname().sysname == "Linux" else "spawn")
-
-
 def initialise(settings: WorkerSettings) -> None:
     """Makes this process ready for `encode_job`."""
     global _worker
@@ -97,23 +88,11 @@ def initialise(settings: WorkerSettings) -> None:
     _worker = (WordCache(tokenizer), settings)
 
 
-def initialise_worker(settings: WorkerSettings, parent: int) -> None:
-    """`initialise` in a worker process, which has one thread and ends with its parent."""
+def initialise_worker(settings: WorkerSettings) -> None:
+    """`initialise` in a process of its own, which has one thread."""
     # There is a worker a core; the library's own threads in each would only get into each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C and a terminal's end reach the whole group; the parent ends the workers in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     initialise(settings)
-
-
-def end_with(parent: int) -> None:
-    """A worker of a parent that was killed would wait for work for ever."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 def encode_job(job: Job) -> EncodedDocuments:

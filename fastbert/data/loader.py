@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator
 
 from torch.utils.data import DataLoader, Dataset
 
 from ..packing import PackedBatch
+from ..processes import obey_the_parent, quick_context
 from . import ranks
-from .encode import process_context
 from .pretraining import PretrainingData
 
 
@@ -30,25 +26,8 @@ def _as_it_is(item):
     return item
 
 
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    """Ctrl-C in a terminal, its end and that of a batch job reach every process; a worker that died of one would take
-    the run with it before it is saved. The parent's own SIGTERM still ends a worker: Python sends it at exit, and
-    waits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if not hasattr(signal, "sigtimedwait"):  # macOS does not tell who sent a signal
-        return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    while parent.is_alive():
-        caught = signal.sigtimedwait({signal.SIGTERM}, 2.0)
-        if caught is not None and caught.si_pid == parent.pid:
-            break
-    os._exit(0)
+def _begin_worker(_number: int) -> None:
+    obey_the_parent()
 
 
 def make_loader(
@@ -78,10 +57,8 @@ def make_loader(
             sampler=ranks.places(lambda epoch: len(data.batches(epoch, token_budget)), start, rank, world_size),
             batch_size=None,
             num_workers=num_workers,
-            # Not the default of every Python: under "forkserver" a SIGTERM to all processes would end the server, and
-            # with it the workers.
-            multiprocessing_context=process_context() if num_workers else None,
+            multiprocessing_context=quick_context() if num_workers else None,
             collate_fn=_as_it_is,
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=_begin_worker,
         )
     )

@@ -17,8 +17,6 @@ import shutil
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from tokenizers import Tokenizer
 from ..errors import DataError, InputError
 from ..files import held, put_in_place, remove_leftovers
 from ..hardware import MOST_PROCESSES, num_cores
-from ..signals import held_signals
+from ..processes import WorkerDied, Workers
 from ..wording import counted
 from . import bpe
 from .corpus import Document, RawDocument, corpus_files, read_raw_documents
@@ -40,7 +38,6 @@ from .encode import (
     initialise,
     initialise_worker,
     is_heldout,
-    process_context,
 )
 from .manifest import FILE_NAME, Manifest, ShardEntry
 from .shard_writer import ShardWriter
@@ -280,18 +277,15 @@ def _encode(jobs: Iterator[Job], settings: WorkerSettings, num_workers: int | No
         initialise(settings)
         yield from map(encode_job, jobs)
         return
-    with ProcessPoolExecutor(workers, process_context(), initialise_worker, (settings, os.getpid())) as pool:
-        try:
-            with held_signals():  # the first one starts the processes
-                pending = deque([pool.submit(encode_job, next(jobs))])
-            pending.extend(pool.submit(encode_job, job) for job in itertools.islice(jobs, 2 * workers - 1))
-            while pending:
-                yield pending.popleft().result()
-                pending.extend(pool.submit(encode_job, job) for job in itertools.islice(jobs, 1))
-        except BrokenProcessPool:
-            raise DataError("prepare: a worker process was killed, perhaps for lack of memory") from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with Workers(workers, encode_job, initialise_worker, (settings,)) as pool:
+        pending = deque(pool.submit(job) for job in itertools.islice(jobs, 2 * workers))
+        while pending:
+            try:
+                encoded = pending.popleft().result()
+            except WorkerDied:
+                raise DataError("prepare: a worker process was killed, perhaps for lack of memory") from None
+            yield encoded
+            pending.extend(pool.submit(job) for job in itertools.islice(jobs, 1))
 
 
 def _remedy(split: str, heldout: float | frozenset[str]) -> str:

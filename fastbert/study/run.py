@@ -8,16 +8,15 @@ import itertools
 import os
 import queue
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..data.encode import end_with
 from ..data.tokenizer import load_tokenizer
 from ..errors import DataError
+from ..processes import obey_the_parent
 from ..signals import held_signals, removed_on_sigterm
 from ..wording import counted
 from . import cells, fits, pretrained
@@ -181,7 +180,7 @@ def _side_by_side(
     for number in range(jobs):
         numbers.put(number)
     unmade, models, left = {model.key for model in models}, list(models), list(left)
-    pool = ProcessPoolExecutor(jobs, context, _initialise, (os.getpid(), threads, numbers, started, ends))
+    pool = ProcessPoolExecutor(jobs, context, _initialise, (threads, numbers, started, ends))
     running: dict[Future, Wanted | Cell] = {}
     try:
         while models or left or running:
@@ -248,13 +247,11 @@ def _make(job: Wanted | Cell) -> dict:
 _ends = None
 
 
-def _initialise(parent: int, threads: int, numbers, started, ends) -> None:
+def _initialise(threads: int, numbers, started, ends) -> None:
     """Makes a process ready for jobs: its threads, its GPU, and an end that comes with the parent's."""
     global _ends
     _ends = ends
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    obey_the_parent(terminable=True)  # what it is at it saves, see `_do`
     import torch
 
     number = numbers.get()

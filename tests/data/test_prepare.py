@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import multiprocessing
 import os
 import random
 import signal
@@ -358,8 +359,9 @@ def test_interrupt_leaves_nothing(books, vocab, tmp_path):
 def test_interrupt_when_half_of_the_workers_are_started(vocab, tmp_path):
     """The one that had been started was waited for forever at the end."""
     code = (
-        "import itertools, os, signal, sys\nfrom fastbert.data import prepare as module\n"
-        "context = module.process_context()\n"
+        "import itertools, os, signal, sys\nfrom fastbert import processes\n"
+        "from fastbert.data import prepare as module\n"
+        "context = processes.quick_context()\n"
         "class Interrupting(type(context.Process())):\n"
         "    def start(self):\n"
         "        super().start()\n"
@@ -375,6 +377,24 @@ def test_interrupt_when_half_of_the_workers_are_started(vocab, tmp_path):
     assert answer.stderr.rstrip().endswith("KeyboardInterrupt")
     assert answer.stderr.count("Traceback") == 1
     nothing_left(tmp_path, [])
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="the system does not tell who sent a signal")
+def test_a_workers_sigterm_that_is_not_its_parents_ends_nothing(vocab, tmp_path, small_batches):
+    """A batch system sends it to all processes: a worker that died of it in the middle of handing a result over was
+    waited for for ever, before the parent had ended in order."""
+    killed = []
+
+    def documents():
+        for number in range(60):
+            yield str(number), ["words and words"] * 600
+            if number == 30:
+                killed.extend(process.pid for process in multiprocessing.active_children())
+                subprocess.run(["kill", "-TERM", *map(str, killed)], check=True)
+
+    prepare(documents(), vocab, tmp_path / "data", num_workers=2)
+    assert len(killed) == 2
+    assert len(ShardSet.open(tmp_path / "data")) == 60
 
 
 def test_what_a_killed_call_left_goes_with_the_next_one(vocab, tmp_path, monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -94,6 +97,20 @@ def test_a_signal_while_the_processes_are_being_started(place, tmp_path):
     assert ended.returncode == 130
     assert LEFT in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.usefixtures("hangups_arrive")
+def test_a_terminal_that_closes_leaves_a_process_without_a_job_alone():
+    """It reaches the whole group; one that died of it broke the pool, and the study said that it had been killed."""
+    from fastbert.study import run
+
+    context = multiprocessing.get_context("spawn")
+    numbers, started, ends = context.Queue(), context.Queue(), context.RawValue("b", 0)
+    numbers.put(0)
+    with concurrent.futures.ProcessPoolExecutor(1, context, run._initialise, (1, numbers, started, ends)) as pool:
+        process = pool.submit(os.getpid).result()
+        os.kill(process, signal.SIGHUP)
+        assert pool.submit(os.getpid).result() == process
 
 
 def test_a_signal_when_the_last_step_of_a_pretraining_is_done_ends_the_study(place, tmp_path, monkeypatch):
