@@ -171,8 +171,8 @@ class MetricsLog:
         # run would then hide the wrong rows.
         seconds = [path.name.split(".")[3] for path in self._events_dir.glob("events.out.tfevents.*")]
         newest = max((int(second) for second in seconds if second.isdecimal()), default=0)
-        if int(time.time()) == newest:
-            time.sleep(newest + 1 - time.time())
+        while int(now := time.time()) == newest:
+            time.sleep(newest + 1 - now)  # of one look at the clock: a second one may be past that second
 
     def log(self, kind: str, step: int, **values: float | int | str) -> None:
         """Adds a row {kind, step, values...} at once; on a full disk, as soon as there is room."""

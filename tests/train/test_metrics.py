@@ -17,6 +17,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fastbert.errors import CheckpointError, InputError
+from fastbert.train import metrics
 from fastbert.train.metrics import MetricsLog, read_metrics
 from fastbert.train.wandb_log import WandbLog
 
@@ -99,6 +100,18 @@ def test_event_files_of_one_run_never_share_a_second(tmp_path):
     names = sorted(path.name for path in (tmp_path / "tensorboard").iterdir())
     assert len({name.split(".")[3] for name in names}) == len(names) == 3
     assert scalars(tmp_path, "train/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_second_that_ends_between_two_looks_at_the_clock(tmp_path, monkeypatch):
+    """On a busy machine a resume ended by "sleep length must be non-negative"."""
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events.out.tfevents.100.host.1.0").touch()
+    readings, slept = iter([100.75, 101.25, 101.5]), []
+    clock = types.SimpleNamespace(time=lambda: next(readings), sleep=slept.append)
+    log = MetricsLog(tmp_path, 0)
+    monkeypatch.setattr(metrics, "time", clock)
+    log._wait_for_a_later_second()
+    assert slept == [0.25]
 
 
 def test_a_new_log_is_empty(tmp_path):
