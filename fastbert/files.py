@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -41,24 +43,55 @@ def whole(path: str | os.PathLike) -> Iterator[Path]:
             yield path
         return
     made = [parent for parent in path.parents if not parent.exists()]
-    temporary = path.with_name(f".tmp-{uuid.uuid4().hex[:12]}-{path.name}")
     try:
-        with _errors_of(path, temporary):
+        with _errors_of(path, None):
             _make_directory(path.parent)
+        with unfinished(path) as temporary, _errors_of(path, temporary):
             yield temporary
             flush(temporary)
             os.replace(temporary, path)
         made = []
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         for directory in made:
             with contextlib.suppress(OSError):  # not empty: something else was put into it
                 directory.rmdir()
 
 
 @contextlib.contextmanager
-def _errors_of(path: Path, written: Path) -> Iterator[None]:
+def unfinished(path: Path) -> Iterator[Path]:
+    """Gives the name of an empty file beside ``path`` to write, for the caller to rename; what still has that name when
+    the block ends is removed. What killed processes left of the same file goes first.
+
+    Raises:
+        OSError: no file can be made there; of ``path``.
+    """
+    remove_unfinished(path.parent, path.name)
+    number = uuid.uuid4().hex[:12]
+    # It is held before it has the name that is looked for: one that nobody holds is a dead process's.
+    begun, temporary = path.with_name(f".tmp-{number}"), path.with_name(f".tmp-{number}-{path.name}")
+    try:
+        with _errors_of(path, begun):
+            begun.touch()
+        with held(begun):
+            with _errors_of(path, begun):
+                os.rename(begun, temporary)
+            yield temporary
+    finally:
+        for left in (begun, temporary):
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
+
+
+def remove_unfinished(directory: Path, name: str | None = None) -> None:
+    """Removes the files of `unfinished` that killed processes left in a directory: all, or those of one name."""
+    for left in directory.glob(f".tmp-{'?' * 12}-{'*' if name is None else glob.escape(name)}"):
+        with contextlib.suppress(OSError), held(left) as free:
+            if free:
+                left.unlink()
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path, written: Path | None) -> Iterator[None]:
     """Makes the system's errors of the file that is written, or of none, those of ``path``."""
     try:
         yield
@@ -148,12 +181,10 @@ def _before(path: Path) -> Path:
 
 @contextlib.contextmanager
 def held(directory: str | os.PathLike) -> Iterator[bool]:
-    """Locks a directory of unfinished work, and the system lets go of it when the process ends in any way.
+    """Locks a directory or a file of unfinished work, and the system lets go of it when the process ends in any way.
 
     False where another process holds it, or where the file system knows no locks: there leftovers stay.
     """
-    import fcntl  # of Unix alone, which nothing else here needs
-
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         free = True
@@ -176,8 +207,12 @@ def remove_leftovers(parent: Path, pattern: str) -> None:
 
 
 def check_new(directory: str | os.PathLike) -> None:
-    """Raises InputError where a directory that is to be made would mix with what is there."""
+    """Raises InputError where a directory that is to be made would mix with what is there.
+
+    What a killed process left in it of files that it wrote is removed, and is no reason.
+    """
     directory = Path(directory)
+    remove_unfinished(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(f"{directory} already exists and is not empty: choose another directory, or remove it")
 

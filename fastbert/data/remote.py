@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError, InputError
-from ..files import write_whole
+from ..files import unfinished, write_whole
 from .manifest import FILE_NAME, Manifest, check_file
 
 _MAX_MANIFEST_BYTES = 256 << 20
@@ -101,9 +100,8 @@ class RemoteFiles:
 
     def _bring(self, name: str, path: Path, entry: dict) -> str | None:
         """Copies and checks; returns what was wrong."""
-        temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
         digest, size = hashlib.sha256(), 0
-        try:
+        with unfinished(path) as temporary:
             try:
                 with self._system.open(f"{self._root}/{name}", "rb") as source, open(temporary, "wb") as target:
                     while block := source.read(_BLOCK):
@@ -120,8 +118,6 @@ class RemoteFiles:
                 return f"expected SHA-256 {entry['sha256'][:12]}, got {digest.hexdigest()[:12]}"
             os.replace(temporary, path)
             return None
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _make_room(self, size: int, name: str) -> None:
         if size > self.limit:

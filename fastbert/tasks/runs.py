@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError, InputError
-from ..files import check_new, check_run_name, whole_directory
+from ..files import check_new, check_run_name, remove_unfinished, whole_directory
 from ..result_files import atomic_write, check_writable, write_json
 from ..text_files import read_json
 from .config import FinetuneConfig
@@ -158,9 +158,7 @@ class FinetuneRun:
         self.out, self._identity = Path(out), identity
         self._source = {"task": task.name, **source}
         (self.out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        for left in self.out.glob(".tmp-*"):  # by a process that was killed while it wrote one of the run's files
-            if left.name.endswith(("-config.yaml", "-trials.jsonl", f"-{ENDED}")) or "-dev_" in left.name:
-                left.unlink(missing_ok=True)
+        remove_unfinished(self.out)
         self._write_config(config)
 
     def _write_config(self, config: FinetuneConfig) -> None:

@@ -14,7 +14,7 @@ import torch
 from ..data.pretraining import PretrainingData
 from ..data.shards import ShardSet
 from ..errors import CheckpointError, DataError, InputError
-from ..files import check_run_name, write_whole
+from ..files import check_run_name, remove_unfinished, write_whole
 from . import arithmetic, checkpoint, distributed, phases
 from .config import NEUTRAL, PretrainConfig
 from .console import Console
@@ -149,6 +149,7 @@ def _prepare(
     if resume_from is not None and config.resume != "auto":
         _go_back(loop)
     if world.first:
+        remove_unfinished(run_dir)
         write_whole(run_dir / "config.yaml", config.to_yaml(), CheckpointError)
         if deepspeed is not None:
             write_whole(run_dir / "deepspeed.json", json.dumps(deepspeed, indent=1) + "\n", CheckpointError)

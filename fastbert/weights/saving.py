@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from ..files import flush
+from ..files import flush, unfinished
 from ..modules.linear import is_plain_tensor
 from ..modules.quantized import is_quantized
 from ..modules.quantized_linear import UNSAVABLE
@@ -159,7 +159,7 @@ def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> 
     """
     partial: dict[Path, Path] = {}
     made: list[Path] = []
-    path = directory
+    path, held = directory, contextlib.ExitStack()
     try:
         homes = dict.fromkeys([directory, *((directory / name).parent for name in writers)])
         for home in homes:
@@ -167,7 +167,7 @@ def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> 
             home.mkdir(parents=True, exist_ok=True)
         for name, write in writers.items():
             path = directory / name
-            partial[path] = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+            partial[path] = held.enter_context(unfinished(path))
             write(partial[path])
             flush(partial[path])
         for path, temporary in partial.items():
@@ -177,9 +177,7 @@ def write_all(directory: Path, writers: Mapping[str, Callable[[Path], Any]]) -> 
     except OSError as error:
         raise CheckpointError(f"{path}: expected to write it, got: {error.strerror or error}") from error
     finally:
-        for temporary in partial.values():
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
+        held.close()
         for place in sorted(made, key=lambda place: -len(place.parts)):
             with contextlib.suppress(OSError):  # not empty: what was to be written is in it
                 place.rmdir()

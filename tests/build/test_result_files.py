@@ -3,13 +3,14 @@
 import errno
 import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastbert.errors import CheckpointError, InputError
-from fastbert.files import is_there, whole, whole_directory, write_whole
+from fastbert.files import check_new, is_there, whole, whole_directory, write_whole
 from fastbert.result_files import atomic_write, write_npy
 
 
@@ -100,6 +101,38 @@ def test_a_whole_file_that_cannot_be_written_is_called_by_its_name(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
+def killed_while_it_writes(path: Path) -> None:
+    """Leaves what a process leaves that is killed in the middle of a file."""
+    child = os.fork()
+    if child == 0:
+        with whole(path) as place:
+            place.write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_what_killed_processes_left_of_a_file_goes_and_what_lives_stays(tmp_path):
+    """It had a name that nobody knows, and stayed for ever: of `encode` all vectors up to then."""
+    path, other = tmp_path / "vectors [1].npy", tmp_path / "other.npy"
+    for killed in (path, path, other):
+        killed_while_it_writes(killed)
+    assert len(list(tmp_path.iterdir())) == 2
+    with whole(path) as lives, whole(path) as second:
+        lives.write_text("first")
+        second.write_text("second")
+        write_whole(path, "third")
+        assert lives.exists()
+    assert path.read_text() == "first"
+    left = [place.name for place in tmp_path.iterdir() if place != path]
+    assert [name[-9:] for name in left] == ["other.npy"]
+    with pytest.raises(InputError, match="not empty"):
+        check_new(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    path.unlink()
+    killed_while_it_writes(path)
+    check_new(tmp_path)
+
+
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     """Nor is a device: `--out /dev/null` of an administrator's must leave it there."""
     path = tmp_path / "pipe"
