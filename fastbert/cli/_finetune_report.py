@@ -12,7 +12,7 @@ import torch
 from .. import ops
 from ..tasks.base import Row, Task
 from ..tasks.config import FinetuneConfig
-from ..tasks.files import read_lines
+from ..tasks.files import read_lines, shorten
 from ..tasks.results import FinetuneResult
 from ..tasks.search import trials_table
 from ..wording import counted
@@ -41,6 +41,20 @@ def header(
     )
     print(f"device     {model.device}, {counted(torch.get_num_threads(), 'thread')}")
     print(f"backends   {ops.served()}", flush=True)
+
+
+def one_answer(task: Task, args: Finetune, train_rows: Sequence[Row], dev_rows: Sequence[Row]) -> None:
+    """Warns of rows that all have the same answer, as the first of a sorted file have: a model that gives it always is
+    right, and nobody would be told why nothing is learned."""
+    parts = {"training": (train_rows, args.limit_train), "dev": (dev_rows, args.limit_dev)}
+    for kind, (rows, limit) in parts.items():
+        labels = [row.label for row in rows[:limit]]
+        # Tags differ in their number where no word has any.
+        if len(labels) < 2 or (len(set(labels)) > 1 and task.guess(rows[:limit]) != labels):
+            continue
+        shown = f": {shorten(str(labels[0]))}" if isinstance(labels[0], (str, float)) else ""
+        first = f" (--limit-{kind.removesuffix('ing')} takes the first rows)" if len(labels) < len(rows) else ""
+        print(f"warning: the {len(labels)} {kind} rows all have the same answer{shown}{first}", file=sys.stderr)
 
 
 def _recipe(args: Finetune, trainings: int) -> str:

@@ -42,6 +42,7 @@ def _run(args: Finetune) -> None:
     from ..tasks.runs import started
     from ..tasks.trained import model_directory
     from . import _features
+    from . import _finetune_report as report
     from ._finetune_training import Inputs, train
     from ._tasks import read_rows, read_training
 
@@ -64,6 +65,7 @@ def _run(args: Finetune) -> None:
     else:
         dev_rows = read_rows(task, args.dev, *policy, labelled=True)
     also = {path: read_rows(task, path, *policy, labelled=True) for path in args.also}
+    report.one_answer(task, args, train_rows, dev_rows)
     inputs = Inputs(task, directory, train_rows, dev_rows, also)
     if args.features is None:
         train(args, inputs, configs)

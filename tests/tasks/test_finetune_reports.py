@@ -194,6 +194,46 @@ def test_a_new_head_is_drawn_by_the_seed_of_the_recipe(directory, tmp_path, monk
     assert heads[0] == heads[2] != heads[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "train", "dev", "options", "expected"),
+    [
+        # A sorted file, of which the first rows are taken.
+        (
+            "sst2",
+            "sentence\tlabel\n" + "good\t1\n" * 4 + "bad\t0\n" * 4,
+            "sentence\tlabel\n" + "bad\t0\n" * 3 + "good\t1\n",
+            ["--limit-train", "4", "--limit-dev", "3"],
+            [
+                "the 4 training rows all have the same answer: 1 (--limit-train takes the first rows)",
+                "the 3 dev rows all have the same answer: 0 (--limit-dev takes the first rows)",
+            ],
+        ),
+        (
+            "stsb",
+            "sentence1\tsentence2\tscore\n" + "a\tfilm\t2.5\n" * 2 + "a\tbook\t4\n",
+            "sentence1\tsentence2\tscore\n" + "a\tfilm\t2.5\n" * 2,
+            [],
+            ["the 2 dev rows all have the same answer: 2.5"],
+        ),
+        ("ner", "the O\nfilm B-X\n", "a O\nbook O\n\nfine O\n", [], ["the 2 dev rows all have the same answer"]),
+        ("ner", "the O\nfilm B-X\n", "a O\nbook B-X\n", [], []),  # one row has but one answer
+    ],
+    ids=["sorted", "numbers", "no-entities", "one-row"],
+)
+def test_rows_of_one_answer_are_told_of(name, train, dev, options, expected, directory, tmp_path, capsys, monkeypatch):
+    def stop(*_):
+        raise InputError("that was all")
+
+    monkeypatch.setattr(report, "header", stop)
+    given = ["--model", str(directory), "--max-seqlen", "16", "--out", str(tmp_path / "run"), *options]
+    for part, text in (("train", train), ("dev", dev)):
+        (tmp_path / f"{part}.txt").write_text(text)
+        given += [f"--{part}", str(tmp_path / f"{part}.txt")]
+    assert main(["finetune", name, *given]) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if "the same answer" in line]
+    assert told == [f"warning: {line}" for line in expected]
+
+
 def test_the_command_needs_one_source_of_dev_rows(directory, tmp_path, capsys):
     files = ["--model", str(directory), "--train", f"{tmp_path}/train.tsv", "--out", f"{tmp_path}/run"]
     assert main(["finetune", "sst2", *files]) == 2
