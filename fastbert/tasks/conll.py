@@ -15,7 +15,7 @@ from ..errors import DataError
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
 from .conll_columns import Block, Table, read_columns, split
-from .conll_words import check_tags, check_words
+from .conll_words import check_tags, check_words, say_if_tagged_twice
 from .files import shorten
 from .hub_files import Record, is_hub_file, read_records
 from .tagging import UNTYPED, expected, in_scheme_of, is_tag, letters_of, with_types, without_type
@@ -58,6 +58,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
     check_words(called(path), lines, columns)
     if not ignore_tags:
         check_tags(called(path), lines, columns)
+        say_if_tagged_twice(called(path), lines, columns, table.width)
     rows, opening = [], None
     for index, block in enumerate(table.blocks):
         # The line that opens a document whose first sentence is left out goes before the next one.

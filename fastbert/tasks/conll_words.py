@@ -4,6 +4,7 @@ were the word, and nobody would be told."""
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Sequence
 
@@ -121,6 +122,29 @@ def _check_types(path: str, lines: Lines, columns: Columns) -> None:
         f"{path}, line {number}: expected tags such as I-{last}, got {last!r}; "
         f"put a letter before every type ({awk} does)"
     )
+
+
+def say_if_tagged_twice(path: str, lines: Lines, columns: Columns, width: int) -> None:
+    """Warns of two columns of tags with types in common, of which the last is taken: entities and those within them, as
+    GermEval has them, or people's tags and a model's, as files of predictions have them. Other arguments than the
+    number of columns are those of `check_words`."""
+    if width < 3:
+        return
+    found = [of_line for sentence in columns for of_line in sentence if len(of_line) == width]
+    before, last = ({of_line[at] for of_line in found} for at in (-2, -1))
+    if not all(map(_is_any_tag, before)):
+        return
+    kinds = {tag[2:] for tag in before - {"O"}} & {tag[2:] for tag in last}  # chunks have types of their own
+    if kinds:
+        tabs = any("\t" in line for sentence in lines for _, line in sentence)
+        logging.getLogger("fastbert").warning(
+            "%s: columns %d and %d both have tags of the types %s; those of the last are taken (%s keeps the others)",
+            path,
+            width - 1,
+            width,
+            shorten(", ".join(sorted(kinds))),
+            f"cut -f 1,{width - 1} FILE" if tabs else f"awk 'NF {{print $1, ${width - 1}; next}} {{print}}' FILE",
+        )
 
 
 def _is_any_tag(text: str) -> bool:

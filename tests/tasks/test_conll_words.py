@@ -211,3 +211,28 @@ def test_a_line_of_a_byte_order_mark_alone_is_empty(tmp_path):
     """WNUT17's dev file ends in one, and so does the first of two files with such marks that were joined."""
     rows = read(tmp_path / "f.txt", "\ufeffThe\tO\nBonn\tB-LOC\n\ufeff\nJa\tO\n\n\ufeff\n")
     assert rows == TWO
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#\thttp://x [1]\nThe\tO\tO\nBonn\tB-LOC\tB-ORG\nUni\tI-LOC\tO\nx\tO\tB-LOC\n\n#\ty [2]\nJa\tO\tO\n",
+        "The DT O O\nBonn NN B-LOC B-ORG\nUni NN I-LOC O\nx NN O B-LOC\n\nJa RB O O\n",
+    ],
+    ids=["tabs", "blanks"],
+)
+def test_two_columns_of_tags_are_told_of(text, tmp_path, caplog):
+    """GermEval's without the numbers of words, and what `fastbert predict` and conlleval have."""
+    path = tmp_path / "file.txt"
+    assert read(path, text)[0][1] == ("O", "B-ORG", "O", "B-LOC")
+    [message] = caplog.messages
+    assert re.search(r"columns (2 and 3|3 and 4) both have tags of the types LOC; those of the last", message)
+    command = re.search(r"\((.*) FILE keeps", message)[1]
+    mended = subprocess.run(["bash", "-c", f"{command} {path}"], capture_output=True, check=True, text=True).stdout
+    caplog.clear()
+    assert read(path, mended)[0][1] == ("O", "B-LOC", "I-LOC", "O")
+    # Who asks for predictions needs no tags; those of chunks have other types, and one column is of words.
+    read(path, text, predicting=True)
+    read(path, "The DT B-NP O\nBonn NN I-NP B-LOC\n")
+    read(path, "B-LOC B-LOC\nO O\n")
+    assert caplog.messages == []
