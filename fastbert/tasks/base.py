@@ -163,6 +163,10 @@ class Task(abc.ABC):
         what it was trained on in other rows of the same source. By default its ``source``, and its first text."""
         return row.source, row.texts[0]
 
+    def unlabelled(self, rows: Sequence[Row]) -> str:
+        """What a file without labels has in their place, for a message about it."""
+        return "a file without them"
+
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
         """Learns from the training rows what the head depends on, such as the names of labels; by default nothing."""
 
@@ -289,7 +293,7 @@ def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> 
     """
     kept = [row for row in rows if row.label is not None]
     if not kept:
-        raise DataError(_without_labels(task, path))
+        raise DataError(_without_labels(task, rows, path))
     for row in rows:
         if row.label is None:
             task.bad_rows.refuse(
@@ -298,11 +302,11 @@ def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> 
     return kept
 
 
-def _without_labels(task: Task, path: str | os.PathLike) -> str:
+def _without_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> str:
     """The message about a file in which no row has a label."""
     columns = task.label_columns
     if columns is None:
-        return f"{called(path)}: expected {task.label_place}, got a file without them"
+        return f"{called(path)}: expected {task.label_place}, got {task.unlabelled(rows)}"
     column = next((name for name in columns.names if name in columns.found), None)
     if column is None:
         expected, found = " or ".join(columns.names), shorten(", ".join(columns.found), 200)

@@ -24,7 +24,7 @@ from .feature_task import FeatureTask
 from .files import shorten
 from .metrics import entities
 from .squad_windows import plan_windows
-from .tagging import CONVERTERS, LETTERS, chunks, in_scheme_of, is_tag, letters_of, with_types
+from .tagging import CONVERTERS, LETTERS, chunks, expected, in_scheme_of, is_tag, letters_of, with_types
 
 NO_LABEL = -100
 _NO_NAME = re.compile(r"LABEL_\d+")
@@ -58,7 +58,7 @@ class NER(FeatureTask):
     name = "ner"
     metrics = ("f1", "precision", "recall", "accuracy")
     submission = "ner_predictions.txt"
-    label_place = "tags in the last of several columns"
+    label_place = f"tags ({expected('IOB')}) in the last of several columns"
     document_context = False
 
     def __init__(self, labels: Sequence[str] = ()):
@@ -84,6 +84,11 @@ class NER(FeatureTask):
                 called(path),
                 ", ".join(sorted(kinds)),
             )
+
+    def unlabelled(self, rows: Sequence[Row]) -> str:
+        """A line shows what is wrong with the tags: small letters, another separator before them."""
+        row = rows[0]
+        return "words alone" if row.lines == row.texts else f"lines such as {shorten(row.lines[0])!r}"
 
     def sources(self, row: Row) -> tuple[Hashable | None, tuple[str, ...]]:
         return row.source, row.texts

@@ -371,7 +371,18 @@ _COLUMN = "{}, line 1: expected a column %s with the label of every row, got the
             '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "1", "question": "b"}]}]}]}',
             "{}: expected the key 'answers' in every question, got a file without them",
         ),
-        ("ner", "f.txt", "a\nb\n", "{}: expected tags in the last of several columns, got a file without them"),
+        (
+            "ner",
+            "f.txt",
+            "a\nb\n",
+            "{}: expected tags (O, B-TYPE or I-TYPE) in the last of several columns, got words alone",
+        ),
+        (
+            "ner",
+            "f.txt",
+            "Bonn b-loc\nis o\n",
+            "{}: expected tags (O, B-TYPE or I-TYPE) in the last of several columns, got lines such as 'Bonn b-loc'",
+        ),
     ],
 )
 def test_a_file_without_labels_is_told_with_the_columns(tmp_path, name, file, content, reason):
