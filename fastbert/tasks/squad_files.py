@@ -205,6 +205,9 @@ def _rows_of(
         if record is None:
             continue
         try:
+            if "context" not in (*record.values, *record.nulls):  # CMRC's lists have other names for everything
+                got = shorten(", ".join(map(str, record.values))) or "nothing"
+                raise ValueError(f"expected a question and its context under these names, got {got}")
             title, context = record.values.get("title"), record.values.get("context")
             article = title if isinstance(title, str) and title.strip() else None
             row = _row(article, context, record.values, impossible, ignore_answers)

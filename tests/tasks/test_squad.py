@@ -275,7 +275,7 @@ def test_questions_from_standard_input(tmp_path, monkeypatch):
     rows = [Row("7", ("who", "Ann"), None), Row("8", ("who", "Bob"), None)]
     assert read(lines, "squad2") == rows
     assert read(f"[{lines.strip().replace(chr(10), ', ')}]", "squad2") == rows
-    with pytest.raises(DataError, match=r"standard input, line 2: expected a text as the context, got None"):
+    with pytest.raises(DataError, match="line 2: expected a question and its context under these names, got id"):
         read(lines.replace("context", "text").replace("text", "context", 1))
 
 
