@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
+from ..wording import counted
 from .bad_rows import called
 from .base import Row
 from .classification import Classification
@@ -20,6 +22,9 @@ from .text import TextTask
 
 _BREAKS = re.compile(r"[\t\r\n]")
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_SEPARATORS = re.compile(r"[,;|]")
+MANY = 20
+"""Rows of which most have a class of their own, if that is to be told of."""
 
 
 class OwnFiles(TextTask):
@@ -85,16 +90,17 @@ class TextClassification(OwnFiles, Classification):
         return next((label for label in self.labels if label.lower() == word), word)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-        """Warns of a header that numbers of columns have made a row."""
-        labels = [row.label for row in rows]
-        alone = labels.count(labels[0]) == 1 and len(labels) > 2 * len(set(labels)) if labels else False
+        """Warns of a header that numbers of columns have made a row, and of labels that are hardly classes."""
+        counts = Counter(row.label for row in rows if row.label is not None)
+        alone = bool(rows) and counts[rows[0].label] == 1 and len(rows) > 2 * len(counts)
         if alone and all(map(str.isdecimal, self.text_columns)):
             logging.getLogger("fastbert").warning(
                 "%s: the label of its first row, %s, comes in no other: columns of a file with a header are given by "
                 "their names",
                 called(path),
-                shorten(labels[0]),
+                shorten(rows[0].label),
             )
+        _say_if_no_classes(counts, path)
         return super().for_training(rows, path)
 
     def learn(self, rows: Sequence[Row]) -> None:
@@ -119,6 +125,33 @@ class TextClassification(OwnFiles, Classification):
                 f"task {self.name}: expected an id2label of names without tabs or line ends, got {broken!r:.60}"
             )
         self.labels = tuple(names[index] for index in sorted(names))
+
+
+def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:
+    """Warns of texts with several classes in one label, as GoEmotions' 2,5; and of about as many labels as rows, which
+    are numbers to be estimated, or the values of another column."""
+    several = [label for label in counts if _joins_classes(label, counts)]
+    if several:
+        logging.getLogger("fastbert").warning(
+            "%s: expected one class a text, got several in %s, such as %s: each such label is a class of its own",
+            called(path),
+            counted(sum(counts[label] for label in several), "row"),
+            shorten(several[0]),
+        )
+    rows = counts.total()
+    if rows >= MANY and 2 * len(counts) > rows:
+        logging.getLogger("fastbert").warning(
+            "%s: expected classes that come again, got %d labels in %d rows: text-regression estimates numbers, and "
+            "--label-column names another column",
+            called(path),
+            len(counts),
+            rows,
+        )
+
+
+def _joins_classes(label: str, counts: Counter[str]) -> bool:
+    parts = [part.strip() for part in _SEPARATORS.split(label)]
+    return len(parts) > 1 and all(part in counts for part in parts)
 
 
 def _not_one(label: Any) -> ValueError:

@@ -274,6 +274,33 @@ def test_a_header_that_is_taken_for_a_row_is_told(tmp_path, caplog):
     assert not caplog.text
 
 
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        # GoEmotions' numbers, and words. A comma alone, and a class that never stands alone, may be a name.
+        (["2", "5", "2,5", "5,2", "2,5", "27"], "got several in 3 rows, such as 2,5: each such label is a class"),
+        (["joy", "anger", "joy | anger"], "got several in 1 row, such as joy | anger"),
+        (["trade", "food, drink", "trade,food", ",", "trade"], None),
+        # Numbers that are to be estimated; few rows are any set's beginning.
+        ([f"{n / 7:.3f}" for n in range(21)], "got 21 labels in 21 rows: text-regression estimates numbers"),
+        ([f"{n / 7:.3f}" for n in range(19)], None),
+        ([f"{n / 7:.3f}" for n in range(11)] * 2, None),
+    ],
+    ids=["numbers", "words", "names", "estimates", "few", "twice"],
+)
+def test_labels_that_are_hardly_classes_are_told_of(labels, told, tmp_path, caplog):
+    path = tmp_path / "train.tsv"
+    path.write_text("text\tlabel\n" + "".join(f"a film\t{label}\n" for label in labels))
+    task = task_of("text-classification")
+    assert len(task.for_training(task.read(path), path)) == len(labels)
+    if told is None:
+        assert caplog.messages == []
+    else:
+        [message] = caplog.messages
+        assert message.startswith(f"{path}: expected ")
+        assert told in message
+
+
 def test_what_is_typed_is_a_text_for_a_model_of_numbered_columns(monkeypatch):
     def read(line, texts):
         monkeypatch.setattr("fastbert.tasks.files.binary_lines", lambda file: iter([line]))
