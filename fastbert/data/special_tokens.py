@@ -138,9 +138,8 @@ def marked(tokenizer: Tokenizer) -> tuple[Encoding, Encoding]:
 
 
 def is_marked(tokenizer: Tokenizer) -> bool:
-    """Whether a text gets a token in front of it and one behind it."""
-    alone = marked(tokenizer)[0].special_tokens_mask
-    return len(alone) > 2 and bool(alone[0] and alone[-1])
+    """Whether a text gets a token in front of it and one behind it; of GPT's kind, at most the former."""
+    return tokenizer.num_special_tokens_to_add(False) > 1
 
 
 def has_types(tokenizer: Tokenizer) -> bool:

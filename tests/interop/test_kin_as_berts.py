@@ -19,6 +19,7 @@ import fastbert
 from fastbert import SentenceEncoder, load_tokenizer
 from fastbert.cli.main import main
 from fastbert.data.tokenizer import special_ids
+from fastbert.data.truncation import cut_at
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
 from fastbert.models.registry import of_model
@@ -206,8 +207,10 @@ def test_byte_pairs_are_those_of_roberta(form, tmp_path):
             assert got.ids == wanted["input_ids"]
             assert got.offsets == wanted["offset_mapping"]
             assert not any(got.type_ids)
-    ids = special_ids(ours)
-    assert (ids.cls, ids.pad, ids.sep, ids.unk, ids.mask) == (0, 1, 2, 3, 4)
+    for limit in (None, 2):  # of which no text is left
+        cut_at(ours, limit)
+        ids = special_ids(ours)
+        assert (ids.cls, ids.pad, ids.sep, ids.unk, ids.mask) == (0, 1, 2, 3, 4)
 
 
 def test_words_of_a_sentence_are_words_within_a_text(tmp_path):
