@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from .. import ops
@@ -54,6 +56,15 @@ class QuantizedLinear(nn.Module):
     def train(self, mode: bool = True) -> QuantizedLinear:
         check_trainable(self, mode)
         return super().train(False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # load_state_dict(strict=False) would pass these over, and take over those of the modules around it.
+        if f"{prefix}weight" in state_dict:
+            raise CheckpointError(
+                f"{prefix.removesuffix('.') or 'a dense layer'}: expected int8 weights to load, got float ones: load "
+                "them before quantize"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, int8"

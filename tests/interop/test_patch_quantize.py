@@ -170,6 +170,17 @@ def test_it_is_not_saved_as_if_it_were_float(how, tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_float_weights_are_not_loaded_around_it(strict):
+    """torch passes over what a layer has no name for where it is not strict: the rest alone would be new."""
+    model, other = int8(), new()
+    with pytest.raises(CheckpointError, match=r"query: expected int8 weights to load, .* load them before quantize$"):
+        model.load_state_dict(other.state_dict(), strict=strict)
+    head = {name: tensor for name, tensor in other.state_dict().items() if name.startswith("classifier")}
+    model.load_state_dict(head, strict=False)
+    assert torch.equal(model.classifier.weight, other.classifier.weight)
+
+
 def _pickled(model: nn.Module) -> nn.Module:
     return pickle.loads(pickle.dumps(model))
 
