@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# What files of weights are called, and how those begin or end that trainers and adapters leave beside them.
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".index")
+_BESIDE = ("adapter_model.", "optimizer.", "rng_state", "scaler.", "scheduler.", "training_args.")
+_OPTIMIZER = "optim_states.pt"
+
 
 def download_hint(path: str | os.PathLike) -> str:
     """The end of an error's sentence where the model named is not on this machine: a hub's name, most likely."""
@@ -27,3 +32,16 @@ def adapter_hint(directory: str | os.PathLike) -> str:
         "; it holds a PEFT adapter: load it onto its model with peft, and save what `merge_and_unload()` gives with "
         "`save_pretrained`"
     )
+
+
+def checkpoint_hint(directory: str | os.PathLike) -> str:
+    """The end of an error's sentence where a directory holds a file of weights under another name, or DeepSpeed's
+    checkpoints: the newest may be what was meant."""
+    home = Path(directory)
+    files = [path for path in (*home.glob("*"), *home.glob("global_step*/mp_rank_*")) if path.suffix in _WEIGHTS]
+    found = [path for path in files if path.is_file() and not path.name.startswith(_BESIDE)]
+    found = [path for path in found if not path.name.endswith(_OPTIMIZER)]
+    if not found:
+        return ""
+    newest = max(found, key=lambda path: (path.stat().st_mtime, path.name))
+    return f"; `fastbert convert {newest} NEW` makes a model directory of that file, if it holds a model"

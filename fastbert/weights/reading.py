@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..hints import adapter_hint
+from ..hints import adapter_hint, checkpoint_hint
 from ..signals import held_signals
 from ..text_files import read_json
 from .foreign_names import from_deepspeed, from_tensorflow, is_weight
@@ -67,7 +67,8 @@ def read_state_dict(directory) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{found}: expected {SAFETENSORS}, {PICKLE} or the .index and .data files of a TensorFlow 1 checkpoint"
             )
-    raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither{adapter_hint(directory)}")
+    hint = adapter_hint(directory) or checkpoint_hint(directory)
+    raise CheckpointError(f"{directory}: expected {SAFETENSORS} or {PICKLE}, found neither{hint}")
 
 
 def has_weights(directory: Path) -> bool:
@@ -163,8 +164,8 @@ def _reason(error: Exception) -> str:
     """The first line of what torch says, of a refused pickle what was refused in it: the rest advises to read the file
     in a way that runs its code."""
     text = str(error)
-    if "weights_only" in text:
-        text = text.partition("WeightsUnpickler error:")[2]
+    # Of a module that torch never lets through, as of os.system, it says so without these words.
+    text = text.partition("WeightsUnpickler error:")[2] or text
     lines = [line.strip() for line in text.splitlines() if line.strip() and "weights_only" not in line]
     return lines[0].partition(" Please use ")[0] if lines else type(error).__name__
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import pickle
 import re
 import signal
@@ -419,6 +420,13 @@ class _Payload:
         return Path.touch, (Path(self.path),)
 
 
+class _Command:
+    """Unpickled by a careless reader, it calls what torch refuses by its module's name, and in other words."""
+
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, zipped):
     proof = tmp_path / "ran"
@@ -455,6 +463,11 @@ def test_torchs_advice_to_run_a_files_code_is_not_passed_on(tmp_path):
         read_state_dict(tmp_path)
     assert "weights_only" not in str(caught.value)
     assert str(caught.value).endswith(" was not an allowed global by default.")
+    torch.save({"weight": _Command()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match=r"holds other objects: Trying to load unsupported GLOBAL \w+\.system whose"
+    ):
+        read_state_dict(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"version 1 of something else")
     with pytest.raises(CheckpointError, match=r"holds other objects: Unsupported operand 118$"):
         read_state_dict(tmp_path)
@@ -595,6 +608,24 @@ def test_a_directory_without_weights_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match=str(path)):
             read_state_dict(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["ckpt_8601.pt", "model.fp16.safetensors", "bert.index", "global_step10/mp_rank_00_model_states.pt"]
+)
+def test_a_checkpoint_under_another_name_is_named(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"x")
+    os.utime(tmp_path / name, (1e9, 1e9))
+    for other in ("training_args.bin", "optimizer.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        (tmp_path / other).write_bytes(b"x")
+    with pytest.raises(
+        CheckpointError, match=f"found neither; `fastbert convert {re.escape(str(tmp_path / name))} NEW`"
+    ):
+        read_state_dict(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=r"found neither$"):
+        read_state_dict(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
