@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import DataError
+from ..wording import counted
 from .bad_rows import STRICT, BadRows, called, numbered
 from .base import Row
 from .conll_columns import Block, Table, read_columns, split
@@ -110,7 +111,9 @@ def _words_and_tags(
     if not isinstance(words, list) or not words:
         raise ValueError(f"expected a list of words in the column {' or '.join(WORDS)}, got {shorten(repr(words))}")
     for word in words:
-        if not isinstance(word, str) or not word.strip(" ") or _BREAKS.search(word):
+        if isinstance(word, str) and not word.strip(" "):  # KLUE's words are characters, blanks too
+            raise ValueError(f"expected words with other characters than blanks, got {word!r:.60}")
+        if not isinstance(word, str) or _BREAKS.search(word):
             raise ValueError(f"expected words without tabs and line ends, got {shorten(repr(word))}")
     words = [word.strip(" ") for word in words]
     try:
@@ -152,7 +155,8 @@ def _sentence(name: str, block: Block, opening: str | None, table: Table, ignore
     words, tags = [], []
     for (number, line), columns in zip(block.lines, block.columns, strict=True):
         if len(columns) != table.width:
-            raise ValueError(f"line {number}: expected {table.width} columns, got {len(columns)}: {shorten(line)!r}")
+            width = counted(table.width, "column")
+            raise ValueError(f"line {number}: expected {width}, got {len(columns)}: {shorten(line)!r}")
         if table.labelled and not is_tag(columns[-1], table.letters) and not ignore_tags:
             tag = without_type(columns[-1])
             raise ValueError(f"line {number}: expected the tag {expected(table.letters)}, got {tag!r}")

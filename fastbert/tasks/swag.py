@@ -111,7 +111,7 @@ class SWAG(Task):
                 raise DataError(
                     f"{called(path)}, line 1: expected a .csv header with {', '.join(REGULAR.columns)}, or with "
                     f"{', '.join(FULL)}, or CODAH's {len(CODAH)} tab-separated columns, or MMLU's 6 of a .csv, got "
-                    f"{shorten(first[1])!r}"
+                    f"{shorten(first[1])!r}; ARC, OpenBookQA and others are read from JSON lines and Parquet"
                 )
             make, records = of_mmlu, enumerate(found)
         yield from self._rows(make, ((i, (f"{called(path)}, line {number}", row)) for i, (number, row) in records))

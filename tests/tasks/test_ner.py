@@ -189,6 +189,11 @@ def test_bad_rows_are_named(tmp_path, line, reason):
     assert len(task.bad_rows.reasons) == 1
 
 
+def test_a_file_of_one_column_has_no_two(tmp_path):
+    with pytest.raises(DataError, match="line 2: expected 1 column, got 3: 'film NN O'"):
+        registry.get("ner").read(write(tmp_path, "the\nfilm NN O\n"))
+
+
 def test_a_sentence_is_never_left_without_a_word(tmp_path):
     path = tmp_path / "f.txt"
     path.write_bytes(b"-DOCSTART- O\n\na O\n\xe9 O\nb O\n\n\xe9 O\n\n\xe9 O\nc O\n\nd O\n\xe9 O\n\ne O\n")

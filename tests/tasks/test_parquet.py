@@ -222,7 +222,7 @@ def test_ner_without_tags_and_of_documents(read):
         ("ner", [{"tokens": ["a"], "ner_tags": ["X"]}], None, "row 1: expected tags O, .* got 'X'"),
         ("ner", [{"tokens": ["a", "b"], "ner_tags": ["O"]}], None, "row 1: expected a tag for each of 2 words"),
         ("ner", [{"tokens": ["a\tb"], "ner_tags": ["O"]}], None, "row 1: expected words without tabs and line ends"),
-        ("ner", [{"tokens": [" "], "ner_tags": ["O"]}], None, "row 1: expected words"),
+        ("ner", [{"tokens": [" "], "ner_tags": ["O"]}], None, "row 1: expected words with other characters"),
         ("ner", [{"text": "a b"}], None, "row 1: expected a list of words in the column tokens or words"),
         ("rte", [{"sentence1": "A", "label": 0}], None, "row 1: expected the columns sentence1, sentence2"),
         ("rte", [{"sentence1": "A", "sentence2": "B", "label": 7}], None, "row 1: expected the label to be one of"),
