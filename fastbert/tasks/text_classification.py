@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,8 @@ class TextClassification(OwnFiles, Classification):
     """One label of those that the training file has.
 
     Args:
-        labels: the labels in the order of the class ids; empty to learn them from the training rows, sorted.
+        labels: the labels in the order of the class ids; empty to learn them from the training rows, sorted, numbers
+            by their size.
     """
 
     name = "text-classification"
@@ -105,7 +106,7 @@ class TextClassification(OwnFiles, Classification):
 
     def learn(self, rows: Sequence[Row]) -> None:
         if not self.labels:
-            self.labels = tuple(sorted({row.label for row in rows if row.label is not None}))
+            self.labels = tuple(_in_order({row.label for row in rows if row.label is not None}))
 
     def restore(self, config) -> None:
         """Takes the classes of a model, in its order.
@@ -125,6 +126,13 @@ class TextClassification(OwnFiles, Classification):
                 f"task {self.name}: expected an id2label of names without tabs or line ends, got {broken!r:.60}"
             )
         self.labels = tuple(names[index] for index in sorted(names))
+
+
+def _in_order(labels: Iterable[str]) -> list[str]:
+    """Sorted; where all are numbers by their size, so that labels from 0 on are the ids of their classes, as who takes
+    the largest logit for the label expects."""
+    labels = sorted(labels)
+    return sorted(labels, key=float) if all(map(_NUMBER.fullmatch, labels)) else labels
 
 
 def _say_if_no_classes(counts: Counter[str], path: str | os.PathLike) -> None:

@@ -275,6 +275,23 @@ def test_a_header_that_is_taken_for_a_row_is_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (map(str, range(11, -1, -1)), [str(number) for number in range(12)]),  # as words, 10 would be before 2
+        (["10.0", "2.0", "-1.0"], ["-1.0", "2.0", "10.0"]),
+        (["1", "01", "2"], ["01", "1", "2"]),
+        (["10", "2", "b"], ["10", "2", "b"]),
+    ],
+    ids=["numbers", "floats", "equal", "words"],
+)
+def test_labels_that_are_numbers_are_in_the_order_of_their_size(labels, expected):
+    task = task_of("text-classification")
+    task.learn([Row(str(index), ("a film",), label) for index, label in enumerate(labels)])
+    assert list(task.labels) == expected
+    assert task.head()["id2label"] == dict(enumerate(expected))
+
+
+@pytest.mark.parametrize(
     ("labels", "told"),
     [
         # GoEmotions' numbers, and words. A comma alone, and a class that never stands alone, may be a name.
