@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import tiny_bert
@@ -58,6 +60,17 @@ def stop_after(step: int, number: int = signal.SIGTERM) -> Callbacks:
             signal.raise_signal(number)
 
     return Callbacks(on_step=on_step)
+
+
+def command_in_child(arguments: list[str], told: Path) -> None:
+    """`fastbert` with these arguments as the target of a child process; what it prints goes to a file."""
+    from fastbert.cli.main import main
+
+    torch.set_num_threads(1)
+    with open(told, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(main(arguments))
 
 
 def plain(value):
