@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "gemm.h"
+#include "transpose.h"
 #include "vec.h"
 
 namespace fastbert {
@@ -44,51 +45,18 @@ inline void split(float x, float (&parts)[3]) {
 inline const float* as_words(const bf16* p) { return reinterpret_cast<const float*>(p); }
 inline float* as_words(bf16* p) { return reinterpret_cast<float*>(p); }
 
-#if defined(FASTBERT_LEVEL_AVX512)
-// Sixteen vectors as columns of a 16 x 16 square.
-inline void transpose_square(__m512 (&r)[16]) {
-    __m512 t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-        r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-        r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-#endif
-
 // out[c * rows + r] = src[r * ld + c] for up to 16 rows. It may write 15 floats past the end of out.
 template <class T> inline void rows_to_columns(const T* src, int64_t ld, int rows, int64_t cols, float* out) {
     int64_t c = 0;
 #if defined(FASTBERT_LEVEL_AVX512)
-    for (; c + 16 <= cols; c += 16) {
-        __m512 square[16];
+    for (; c + W <= cols; c += W) {
+        Vec square[W];
 #pragma GCC unroll 16
-        for (int r = 0; r < 16; ++r) square[r] = r < rows ? load(src + r * ld + c).v : _mm512_setzero_ps();
-        transpose_square(square);
+        for (int r = 0; r < W; ++r) square[r] = r < rows ? load(src + r * ld + c) : set(0.0f);
+        transpose(square);
         // In this order each store overwrites what the one before left in the next column's place.
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) _mm512_storeu_ps(out + (c + i) * rows, square[i]);
+        for (int i = 0; i < W; ++i) store(out + (c + i) * rows, square[i]);
     }
 #endif
     for (; c < cols; ++c)

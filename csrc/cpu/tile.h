@@ -1,6 +1,6 @@
-// Eight tiles of 16 rows x 64 bytes, as AMX has them: load, store, and products of bfloat16 pairs or int8 fours.
+// Eight tiles of 16 rows x 64 bytes, as AMX has them: load, store, and products of bfloat16 pairs or fours of bytes.
 //
-// Two implementations, the instructions and plain C++ with their semantics (Intel SDM volume 2, TDPBF16PS, TDPBSSD), so
+// Two implementations, the instructions and plain C++ with their semantics (Intel SDM volume 2, TDPBF16PS, TDPBUSD), so
 // that packing, tails and epilogues of the kernels above are tested on processors without AMX. A third has no tiles, and
 // multiplies what they would hold in vector registers.
 #pragma once

@@ -63,12 +63,13 @@ template <int C, int A, int B> inline void tile_dot_bf16() {
     if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
     if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
 }
-template <int C, int A, int B> inline void tile_dot_s8() {
+// Unsigned rows times signed columns.
+template <int C, int A, int B> inline void tile_dot_u8s8() {
     static_assert(C < 4 && A == 4 + C / 2 && B == 6 + C % 2, "a two by two block of sums");
-    if constexpr (C == 0) _tile_dpbssd(0, 4, 6);
-    if constexpr (C == 1) _tile_dpbssd(1, 4, 7);
-    if constexpr (C == 2) _tile_dpbssd(2, 5, 6);
-    if constexpr (C == 3) _tile_dpbssd(3, 5, 7);
+    if constexpr (C == 0) _tile_dpbusd(0, 4, 6);
+    if constexpr (C == 1) _tile_dpbusd(1, 4, 7);
+    if constexpr (C == 2) _tile_dpbusd(2, 5, 6);
+    if constexpr (C == 3) _tile_dpbusd(3, 5, 7);
 }
 
 }  // namespace

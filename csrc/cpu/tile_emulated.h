@@ -74,12 +74,12 @@ template <int C, int A, int B> inline void tile_dot_bf16() {
     }
 }
 
-template <int C, int A, int B> inline void tile_dot_s8() {
+template <int C, int A, int B> inline void tile_dot_u8s8() {
     must_be_configured();
     for (int m = 0; m < 16; ++m)
         for (int n = 0; n < 16; ++n) {
             int32_t sum = 0;
-            for (int k = 0; k < 64; ++k) sum += int32_t(tiles[A].s8[m][k]) * tiles[B].s8[k / 4][4 * n + k % 4];
+            for (int k = 0; k < 64; ++k) sum += int32_t(tiles[A].bytes[m][k]) * tiles[B].s8[k / 4][4 * n + k % 4];
             tiles[C].s32[m][n] += sum;
         }
 }
