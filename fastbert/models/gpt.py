@@ -204,6 +204,7 @@ class GPTModel(GPTPreTrainedModel):
             position_ids: column indices where not given, whatever the mask says.
             options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``; ``cu_seqlens`` (B+1,)
                 and ``max_seqlen`` for packed tokens.
+            return_dict: False returns a tuple, as in transformers; None does what the configuration says.
             encoded: for the heads: a list to which the result of `encode` is added (`encoded_by`).
 
         Returns:

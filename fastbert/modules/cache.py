@@ -19,6 +19,7 @@ class KeyValueCache:
     Args:
         layers, nheads, head_dim: of the decoder.
         batch_size, capacity: sequences, and the tokens that each will have at most.
+        device, dtype: of the keys and values.
     """
 
     def __init__(
