@@ -33,13 +33,16 @@ def one_step(model, engine, scale: float = 1.0) -> float:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_broken_gradient_is_skipped_and_counted(bad):
-    model, engine = make()
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_broken_gradient_is_skipped_and_counted(bad, on_device):
+    model, engine = make(on_device=on_device)
     one_step(model, engine)
+    engine.settle()
     before = state_of(engine)
     engine.backward(lambda: model(torch.ones(2, 3)).sum())
     model.weight.grad[0, 1] = bad  # a single element
     assert not math.isfinite(engine.step(0.1))
+    engine.settle()
     assert all(torch.equal(a, b) for a, b in zip(before, state_of(engine), strict=True))
     assert (engine.skipped, model.weight.grad) == (1, None)
     assert math.isfinite(one_step(model, engine))
@@ -95,7 +98,8 @@ def test_the_update_is_that_of_the_clipped_mean():
     """Two backward passes and a step, by hand: g = 2 x 2 x (1, 1, 1, and 1 for the bias), norm 8, clipped to 1."""
     model = nn.Linear(3, 1, dtype=torch.float64)
     before = [p.detach().clone() for p in model.parameters()]
-    engine = LocalEngine(model, torch.optim.SGD(model.parameters(), lr=9.0), clip=1.0)
+    groups = [{"params": [p]} for p in model.parameters()]  # the rate is every group's
+    engine = LocalEngine(model, torch.optim.SGD(groups, lr=9.0), clip=1.0)
     for _ in range(2):
         engine.backward(lambda: model(torch.ones(2, 3, dtype=torch.float64)).sum())
     assert engine.step(0.5) == pytest.approx(8.0)
