@@ -506,8 +506,10 @@ def test_missing_special_token(tmp_path, missing):
 def test_damaged_files(tmp_path, name, content):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError):
+    with pytest.raises(InputError) as error:
         load_tokenizer(tmp_path)
+    assert str(tmp_path / name) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_nothing_there(tmp_path):

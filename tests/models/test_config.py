@@ -72,9 +72,20 @@ def test_the_number_of_parameters_is_that_of_transformers(make):
     assert config.num_parameters() == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["huge", "4x100", "6x768x5", "0x256", "4x0", "999999999999x64", ""])
-def test_a_name_that_is_none_is_refused(name):
-    with pytest.raises(InputError):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("huge", "as in 6x768x3, got 'huge'"),
+        ("4x100", "the hidden size of '4x100' must be a multiple of 64"),
+        ("6x768x5", "hidden_size must be a multiple of num_attention_heads, got 768 and 5"),
+        ("0x256", "num_hidden_layers must be an integer between 1 and 1024, got 0"),
+        ("4x0", "hidden_size must be an integer between 1 and 65536, got 0"),
+        ("999999999999x64", "as in 6x768x3, got '999999999999x64'"),
+        ("", "as in 6x768x3, got ''"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(name, said):
+    with pytest.raises(InputError, match=said):
         BertConfig.from_name(name)
 
 
