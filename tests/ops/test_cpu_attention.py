@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from close import assert_close
-from levels import ALL_LEVELS, TILES
+from levels import ALL_LEVELS, TILES, at_level
 
 import fastbert
 from fastbert import _native, ops, reference
@@ -40,14 +40,8 @@ LENGTHS = {
 
 @pytest.fixture(params=ALL_LEVELS)
 def level(request):
-    """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
-    before = _native.isa()
-    _native.extension().set_isa(request.param)
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield request.param
-    torch.use_deterministic_algorithms(False)
-    _native.extension().set_isa(before)
+    with at_level(request.param):
+        yield request.param
 
 
 def bounds_of(lengths) -> torch.Tensor:

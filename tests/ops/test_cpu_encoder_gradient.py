@@ -170,6 +170,7 @@ def test_where_somebody_counts_on_what_is_recorded_the_layers_are_called_one_by_
 
 @pytest.fixture(params=LEVELS)
 def level(request):
+    # Not `at_level`: under torch's deterministic algorithms, which fill new tensors, the layers serve one by one.
     before = _native.isa()
     _native.extension().set_isa(request.param)
     yield request.param

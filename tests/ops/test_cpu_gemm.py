@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from close import assert_close
 from gemm_calls import CODE, DTYPES, SHAPES, check_by_the_rule, draws, gemm, guarded, pack, strided, truth
-from levels import ALL_LEVELS, TILES, threads
+from levels import ALL_LEVELS, TILES, at_level, threads
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastbert
@@ -26,10 +26,8 @@ THREE_PARTS = 2
 
 @pytest.fixture(params=ALL_LEVELS)
 def level(request):
-    before = _native.isa()
-    _native.extension().set_isa(request.param)
-    yield request.param
-    _native.extension().set_isa(before)
+    with at_level(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from close import assert_close
-from levels import INT8_LEVELS
+from levels import INT8_LEVELS, at_level
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
@@ -26,14 +26,8 @@ GUARD = 64
 
 @pytest.fixture(params=INT8_LEVELS)
 def level(request):
-    """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
-    before = _native.isa()
-    _native.extension().set_isa(request.param)
-    torch.use_deterministic_algorithms(True)
-    with ops.backend("cpu"):
+    with at_level(request.param), ops.backend("cpu"):
         yield request.param
-    torch.use_deterministic_algorithms(False)
-    _native.extension().set_isa(before)
 
 
 def groups_of(k: int) -> list[slice]:

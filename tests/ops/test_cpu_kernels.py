@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from close import assert_close
-from levels import LEVELS
+from levels import LEVELS, at_level
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
@@ -24,15 +24,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(params=LEVELS)
 def level(request):
-    """Runs the test at one level, and fills every new tensor with NaN, so that what is not written shows."""
-    before = _native.isa()
-    _native.extension().set_isa(request.param)
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    with ops.backend("cpu"):
+    with at_level(request.param), ops.backend("cpu"):
         yield request.param
-    torch.use_deterministic_algorithms(False)
-    _native.extension().set_isa(before)
 
 
 def run(function, leaves, dout, dtype):
