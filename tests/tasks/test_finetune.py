@@ -20,11 +20,6 @@ from fastbert.tasks.finetune import Callbacks, finetune
 from fastbert.tasks.predict import predict, run_model
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
-
-
 @pytest.fixture
 def task():
     return registry.get("sst2")

@@ -5,7 +5,6 @@ import os
 
 import pytest
 import rank_runs
-import tiny_bert
 import torch
 from tiny_bert import rows_of
 
@@ -20,11 +19,6 @@ DEEPSPEED = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
     reason="DeepSpeed is not installed (pip install 'fastbert[deepspeed]')",
 )
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
 
 
 def run(directory, out, **options) -> list[dict]:

@@ -6,7 +6,6 @@ import math
 from types import SimpleNamespace
 
 import pytest
-import tiny_bert
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from tiny_bert import rows_of
 
@@ -21,11 +20,6 @@ from fastbert.tasks.finetune import Callbacks, FinetuneResult, finetune
 from fastbert.tasks.results import write_results
 from fastbert.tasks.text_classification import TextClassification
 from fastbert.tasks.training import EARLY_ROWS
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
 
 
 def train(directory, rows, dev, early, out=None, **recipe):

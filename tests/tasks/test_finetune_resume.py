@@ -14,7 +14,6 @@ import finetune_runs as runs
 import pretraining_runs
 import pytest
 import rank_runs
-import tiny_bert
 import torch
 from tiny_bert import rows_of
 
@@ -29,18 +28,6 @@ pytestmark = pytest.mark.usefixtures("hangups_arrive")
 
 
 _TEXTS = {"squad2": runs.squad_of, "swag": runs.swag_of, "ner": runs.conll_of, "stsb": runs.stsb_of}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
-
-
-@pytest.fixture(scope="module")
-def whole(directory, tmp_path_factory):
-    """The run that was left alone, and its result."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    return out, runs.run(directory, out)[0]
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,6 @@ from fastbert.train import checkpoint
 from fastbert.train.pretrain import pretrain
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
-
-
-@pytest.fixture(scope="module")
-def whole(directory, tmp_path_factory):
-    """The run that was left alone, and its result."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    return out, runs.run(directory, out)[0]
-
-
 @pytest.fixture
 def stopped(directory, tmp_path):
     """A run that ended at step 13."""

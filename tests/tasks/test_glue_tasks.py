@@ -288,11 +288,6 @@ def test_the_real_files(shared_data, name, file, count, positive):
         assert (rows[0].label, rows[-1].label) == (5.0, 0.0)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_from_training_to_submission(name, directory, tmp_path, write, capsys):
     """The three commands on published forms: trained, scored by the model and by its file, and a test file answered."""

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import tiny_bert
 import torch
 import yaml
 from tiny_bert import rows_of
@@ -15,11 +14,6 @@ from fastbert.tasks import registry
 from fastbert.tasks.config import FinetuneConfig, SearchConfig
 from fastbert.tasks.finetune import Callbacks, finetune
 from fastbert.tasks.search import search, trials_table
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
 
 
 @pytest.fixture(scope="module")

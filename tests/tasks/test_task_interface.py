@@ -6,7 +6,6 @@ A regression on pairs and a tagger of words, written here, learn trivial rules t
 import itertools
 
 import numpy as np
-import pytest
 import tiny_bert
 import torch
 from scipy.stats import pearsonr
@@ -86,11 +85,6 @@ class Tagging(JsonTask):
             a == b for row, found in zip(rows, predictions, strict=True) for a, b in zip(row.label, found, strict=True)
         ]
         return {"accuracy": float(np.mean(right))}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_bert.save(tmp_path_factory.mktemp("pretrained"), "BertModel")
 
 
 def learn(task, directory, rows, **recipe):
