@@ -88,6 +88,15 @@ BUGS = [
         compiled="layer_norm.cpp",
     ),
     Bug(
+        "layer_norm: epsilon is forgotten",
+        "columns.h",
+        "square / cols + eps",
+        "square / cols",
+        OPS,
+        "layer_norm",
+        compiled="layer_norm.cpp",
+    ),
+    Bug(
         "dropout: columns past 1,024 get the bits of the first",
         "philox.h",
         "bits(row, c0, n, d)",
@@ -118,6 +127,13 @@ BUGS = [
     ),
     Bug("optimizer: gradients are not scaled", "optimizer.cpp", "lanes) * rates.scale", "lanes)", OPTIM, "scale"),
     Bug(
+        "optimizer: a chunk where two threads meet is updated by both",
+        "optimizer.cpp",
+        "at < last",
+        "at <= last",
+        OPTIM,
+    ),
+    Bug(
         "lamb: the norm is that of the last chunk",
         "optimizer.cpp",
         "updates += squares->updates",
@@ -140,6 +156,15 @@ BUGS = [
         "",
         EMBEDDING,
         "rows",
+    ),
+    Bug(
+        "embedding: epsilon is forgotten",
+        "columns.h",
+        "square / cols + eps",
+        "square / cols",
+        EMBEDDING,
+        "formula",
+        compiled="embedding.cpp",
     ),
     Bug(
         "embedding: of a word's tokens only 32 count",
