@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
+
 import torch
 from torch import nn
+
+import fastbert
+from fastbert.interop.patch import is_patched
 
 IDS = torch.randint(5, 90, (4, 21), generator=torch.Generator().manual_seed(1))
 MASK = (torch.arange(21) < torch.tensor([21, 3, 17, 9])[:, None]).long()
@@ -32,3 +39,16 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
         for name, p in model.named_parameters()
         if p.grad is not None and not name.endswith(("key.bias", ".k.bias"))
     ]
+
+
+def assert_copied_and_saved(theirs: nn.Module, ours: nn.Module, directory: Path) -> None:
+    """A patched twin's copies are patched and compute the same, and its directory is one of transformers'. Three passes
+    are fastbert's."""
+    exact = kept(theirs)
+    kept(ours)  # what it has packed is no part of it
+    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert is_patched(again)
+        assert_near_each(kept(again), exact)
+    ours.save_pretrained(directory)
+    assert_near_each(kept(type(theirs).from_pretrained(directory).eval()), exact)
+    assert type(fastbert.unpatch(ours)) is type(theirs)

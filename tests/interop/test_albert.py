@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
 import transformers
-from kept import IDS, MASK, assert_near_each, gradients, kept
+from kept import IDS, MASK, assert_copied_and_saved, assert_near_each, gradients, kept
 from patched import V5
 from torch import nn
 
@@ -171,16 +170,8 @@ def test_fewer_layers_by_the_configuration(passes):
 
 
 def test_copies_and_files(tmp_path, passes):
-    theirs, ours = twins()
-    exact = kept(theirs)
-    kept(ours)  # what it has packed is no part of it
-    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert is_patched(again)
-        assert_near_each(kept(again), exact)
+    assert_copied_and_saved(*twins(), tmp_path)
     assert len(passes) == 3
-    ours.save_pretrained(tmp_path)
-    assert_near_each(kept(transformers.AlbertModel.from_pretrained(tmp_path).eval()), exact)
-    assert type(fastbert.unpatch(ours)) is transformers.AlbertModel
 
 
 def test_compiled(passes):

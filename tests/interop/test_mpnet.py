@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from close import assert_close
-from kept import IDS, MASK, assert_near_each, gradients, kept
+from kept import IDS, MASK, assert_copied_and_saved, assert_near_each, gradients, kept
 from patched import V5
 from torch import nn
 
@@ -18,7 +17,6 @@ import fastbert
 from fastbert import _native
 from fastbert.errors import InputError
 from fastbert.interop import patch_pass
-from fastbert.interop.patch import is_patched
 from fastbert.ops import _cpu_encoder
 
 _native_only = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_native.why_missing()))
@@ -244,16 +242,8 @@ def test_int8():
 
 
 def test_copies_and_files(tmp_path, passes):
-    theirs, ours = twins()
-    exact = kept(theirs)
-    kept(ours)  # what it has packed is no part of it
-    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert is_patched(again)
-        assert_near_each(kept(again), exact)
+    assert_copied_and_saved(*twins(), tmp_path)
     assert len(passes) == 3
-    ours.save_pretrained(tmp_path)
-    assert_near_each(kept(transformers.MPNetModel.from_pretrained(tmp_path).eval()), exact)
-    assert type(fastbert.unpatch(ours)) is transformers.MPNetModel
 
 
 def test_compiled(passes):
