@@ -195,8 +195,8 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
     if bpe.is_gpts(tokenizer) or (is_wordpiece(tokenizer) and separators(pair) == 1):
         return
     raise InputError(
-        f"vocab: expected WordPieces that make [CLS] A [SEP] B [SEP] of pairs, or byte pairs, to pre-train with, got a "
-        f"{type(tokenizer.model).__name__} tokenizer that makes {' '.join(pair.tokens)}"
+        "vocab: expected WordPieces that make [CLS] A [SEP] B [SEP] of pairs, or a GPT's byte pairs, to pre-train with, "
+        f"got a {type(tokenizer.model).__name__} tokenizer that makes {' '.join(pair.tokens)}"
     )
 
 

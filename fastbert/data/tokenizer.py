@@ -44,8 +44,8 @@ MAX_CHARS_PER_WORD = 100
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a tokenizer that gives the ids of transformers' BertTokenizer, XLMRobertaTokenizer, GPT2Tokenizer or
-    OpenAIGPTTokenizer, without truncation or padding.
+    """Loads a tokenizer that gives the ids of transformers' BertTokenizer, XLMRobertaTokenizer, RobertaTokenizer,
+    GPT2Tokenizer or OpenAIGPTTokenizer, without truncation or padding.
 
     ``load_tokenizer(directory).encode("A sentence.").ids`` has the special tokens; ``encode_batch`` takes a list.
 

@@ -64,9 +64,9 @@ def patch(model: Model, *, pads: str | None = None) -> Model:
         the model itself, so that ``Trainer(model=fastbert.patch(model))`` works. Patching twice changes nothing.
 
     Raises:
-        InputError: there is no such encoder inside; or one of them is a decoder, or has relative positions, an
-            activation other than GELU, pruned heads, custom dropout, activations or layers, or a replaced ``forward``.
-            The model is unchanged then.
+        InputError: there is no such encoder inside; or one of them is a decoder, or has relative positions other than
+            MPNet's, an activation other than GELU, pruned heads, custom dropout, activations or layers, or a replaced
+            ``forward``. The model is unchanged then.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"patch takes a torch module that holds a transformers encoder, got {type(model).__name__}")
