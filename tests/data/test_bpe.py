@@ -150,6 +150,17 @@ def test_bytes_with_berts_own_names(tmp_path):
         assert ours.encode(*text).type_ids == own.encode(*text).type_ids
 
 
+def test_a_berts_bytes_are_not_pre_trained_on(tmp_path):
+    own = train_bpe(TEXT * 3, 400)
+    own.add_special_tokens(list(NAMES.values()))
+    marks = [(name, own.token_to_id(name)) for name in ("</s>", "<s>")]
+    own.post_processor = processors.RobertaProcessing(*marks)
+    own.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("A model reads.\n")
+    with pytest.raises(InputError, match=r"or a GPT's byte pairs, to .* got a BPE tokenizer that makes <s> .*</s> </s>"):
+        prepare([tmp_path / "text.txt"], tmp_path / "tokenizer.json", tmp_path / "DATA")
+
+
 @pytest.mark.parametrize("marks", ["roberta", "bert", "template", "none"])
 def test_the_files_names_go_with_a_berts_bytes(tmp_path, marks):
     own = train_bpe(TEXT * 3, 400)
