@@ -195,8 +195,8 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
     if bpe.is_gpts(tokenizer) or (is_wordpiece(tokenizer) and separators(pair) == 1):
         return
     raise InputError(
-        "vocab: expected WordPieces that make [CLS] A [SEP] B [SEP] of pairs, or a GPT's byte pairs, to pre-train with, "
-        f"got a {type(tokenizer.model).__name__} tokenizer that makes {' '.join(pair.tokens)}"
+        "vocab: expected WordPieces that make [CLS] A [SEP] B [SEP] of pairs, or a GPT's byte pairs, to pre-train "
+        f"with, got a {type(tokenizer.model).__name__} tokenizer that makes {' '.join(pair.tokens)}"
     )
 
 

@@ -157,7 +157,7 @@ def test_a_berts_bytes_are_not_pre_trained_on(tmp_path):
     own.post_processor = processors.RobertaProcessing(*marks)
     own.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "text.txt").write_text("A model reads.\n")
-    with pytest.raises(InputError, match=r"or a GPT's byte pairs, to .* got a BPE tokenizer that makes <s> .*</s> </s>"):
+    with pytest.raises(InputError, match=r"or a GPT's byte pairs, to .* got a BPE tokenizer that makes <s> "):
         prepare([tmp_path / "text.txt"], tmp_path / "tokenizer.json", tmp_path / "DATA")
 
 
