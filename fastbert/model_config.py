@@ -62,6 +62,8 @@ def wrong_type(known: str, got: Any) -> InputError:
     # BERTs under other names, to which `weights.kin` gives BERT's.
     kin = ("distilbert", "roberta", "xlm-roberta", "camembert", "electra")
     hint = "; `fastbert convert` makes a BERT of it" if got in kin else ""
+    if got == "electra":
+        hint += ", if its embeddings are as wide as its layers"
     return InputError(f"model_type must be {known}, got {got!r:.100}{hint}")
 
 

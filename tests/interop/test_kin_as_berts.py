@@ -142,6 +142,8 @@ def test_a_narrow_electra_is_none(tmp_path):
     transformers.ElectraModel(transformers.ElectraConfig(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"config\.json: embedding_size must be hidden_size, 32, .*, got 16$"):
         convert(tmp_path, tmp_path / "bert")
+    with pytest.raises(InputError, match=r"makes a BERT of it, if its embeddings are as wide as its layers$"):
+        fastbert.BertModel.from_pretrained(tmp_path)
 
 
 def test_numbers_are_copied_bit_for_bit(tmp_path):
