@@ -189,7 +189,8 @@ def _side_by_side(
                 with held_signals():  # it starts the processes, and what has been submitted is to be known as running
                     running[pool.submit(_do, job)] = job
                 begun(job)
-            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            # Not for ever at a time: a signal that another thread is given wakes not this one, which alone acts on it.
+            done, _ = concurrent.futures.wait(running, 1.0, concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 job = running.pop(future)
                 told(_line(job, future.result()))
