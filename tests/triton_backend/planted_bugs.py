@@ -372,6 +372,21 @@ BUGS = [
         "to_fp8(wide, tl.load(slot_scale_ptr) * 2",
         "fp8 and test_layer_norm and shape0",
     ),
+    Bug(
+        "attention: a sequence's log-sum-exps run on into the next one's (a race)",
+        "attention.py",
+        "lse, mask=rows < length)",
+        "lse, mask=(rows < length) | ((start == 0) & (rows < T)))",
+        ATTENTION + "lengths2",
+        short=True,
+    ),
+    Bug(
+        "attention: the gradient reads what other threads wrote, with no barrier between (a race)",
+        "attention_backward.py",
+        "tl.debug_barrier()",
+        "pass",
+        "test_attention_of_several_blocks_of_keys and dtype0",
+    ),
 ]
 
 

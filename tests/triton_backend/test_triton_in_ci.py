@@ -41,7 +41,8 @@ def run(*command: str, interpret: bool) -> str:
 @pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_kernels_are_right_in_the_interpreter(chosen):
     options = ("-m", chosen, "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
-    files = [str(HERE / f"test_triton_{name}.py") for name in ("kernels", "encoder", "fp8", "optimizer", "step")]
+    names = ("kernels", "encoder", "fp8", "optimizer", "step", "races")
+    files = [str(HERE / f"test_triton_{name}.py") for name in names]
     out = run("-m", "pytest", *options, *files, interpret=True)
     assert " passed" in out
     assert "skipped" not in out
@@ -85,4 +86,4 @@ def test_planted_bugs_have_their_place_and_their_tests():
 def test_planted_bugs_are_caught():
     """One of each kind; python tests/triton_backend/planted_bugs.py plants them all."""
     out = run(str(HERE / "planted_bugs.py"), "--short", interpret=True)
-    assert out.endswith("8 of 8 caught\n"), out
+    assert out.endswith("9 of 9 caught\n"), out
