@@ -1,16 +1,20 @@
-"""Races of Triton's kernels, found in its interpreter, which runs one program after the other and hides them.
+"""What Triton's kernels do to memory, watched in its interpreter, which hides races and reads of what lies beside.
 
 On a GPU the programs of a launch run in any order and at once, and so do the threads of a program between two barriers.
 So within a launch no program may touch what another one writes, but by atomics alone; and a program may read what
-it wrote itself only after a barrier, for another thread may have written it.
+it wrote itself only after a barrier, for another thread may have written it. And a launch may touch its tensors alone:
+what it reads beside them may count for nothing and still end a GPU's process.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
 READ, WRITE, ATOMIC = range(3)
 NO_BARRIER = "a program reads what it wrote, with no barrier between"
@@ -18,6 +22,7 @@ TWO_VALUES = "one store writes two values to one place"
 WRITTEN_TWICE = "two programs write one place"
 ANOTHERS = "a program reads what another one writes"
 BOTH_WAYS = "a place is written both by atomics and without"
+BESIDE = "a program touches what lies beside the tensors of its launch"
 ANOTHERS_ATOMICS = "a program reads what another one changes by atomics"
 
 
@@ -26,6 +31,8 @@ class Launch:
     """What the programs of one launch did with memory: by kind of access addresses and the programs' numbers."""
 
     kernel: str
+    # (n, 2) begins and ends of the tensors' memory, apart and in order; None of a kernel that is given addresses.
+    bounds: np.ndarray | None = None
     addresses: dict[int, list[np.ndarray]] = field(default_factory=lambda: {READ: [], WRITE: [], ATOMIC: []})
     programs: dict[int, list[int]] = field(default_factory=lambda: {READ: [], WRITE: [], ATOMIC: []})
     program: int = -1
@@ -37,11 +44,15 @@ class Launch:
         self.program += 1
         self.unseen = []
 
-    def access(self, kind: int, addresses: np.ndarray, mask: np.ndarray, values: np.ndarray | None = None) -> None:
+    def access(self, kind: int, ptrs: Any, mask: np.ndarray, values: np.ndarray | None = None) -> None:
+        """Notes the addresses that a program touches where a mask says so."""
+        addresses = ptrs.data
         mask = np.broadcast_to(mask, addresses.shape)
         touched, index = np.unique(addresses[mask], return_index=True)
         if not touched.size:
             return
+        if self.bounds is not None and not _are_inside(touched, ptrs.get_element_ty(), self.bounds):
+            self.found[BESIDE] += 1
         if kind == WRITE:
             self._look_for_two_values(addresses[mask], np.broadcast_to(values, addresses.shape)[mask], touched, index)
             self.unseen.append(touched)
@@ -100,6 +111,35 @@ def _meet(addresses: np.ndarray, programs: np.ndarray, others: np.ndarray, owner
     return bool(((others[place] == addresses) & (owners[place] != programs)).any())
 
 
+def _are_inside(addresses: np.ndarray, kind: Any, bounds: np.ndarray) -> bool:
+    width = max(kind.primitive_bitwidth // 8, 1)
+    place = np.searchsorted(bounds[:, 0], addresses, side="right") - 1
+    return bool((place >= 0).all() and (addresses + np.uint64(width) <= bounds[place, 1]).all())
+
+
+def _bounds(tensors: Iterator[torch.Tensor]) -> np.ndarray:
+    """From the first to the last element of each; of views in one memory from the first's to the last's."""
+    spans = []
+    for tensor in tensors:
+        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel():
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
+    apart: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if apart and begin < apart[-1][1]:
+            begin, end = apart[-1][0], max(end, apart.pop()[1])
+        apart.append((begin, end))
+    return np.array(apart, np.uint64).reshape(-1, 2)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+
+
 def watch(monkeypatch) -> dict[str, Counter]:
     """Watches every launch from here on; returns what will be found, by kernel."""
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
@@ -111,7 +151,9 @@ def watch(monkeypatch) -> dict[str, Counter]:
     found: dict[str, Counter] = {}
 
     def execute(self, *arguments, **options):
-        launches.append(Launch(self.fn.__name__))
+        given = "places_ptr" in self.arg_names  # addresses of what an optimiser has
+        bounds = None if given else _bounds(_tensors((arguments, tuple(options.values()))))
+        launches.append(Launch(self.fn.__name__, bounds))
         try:
             executed(self, *arguments, **options)
         finally:
@@ -123,19 +165,19 @@ def watch(monkeypatch) -> dict[str, Counter]:
         return place(self, *index)
 
     def loaded(self, ptrs, mask, *rest):
-        launches[-1].access(READ, ptrs.data, mask.data)
+        launches[-1].access(READ, ptrs, mask.data)
         return load(self, ptrs, mask, *rest)
 
     def stored(self, ptrs, value, mask, *rest):
-        launches[-1].access(WRITE, ptrs.data, mask.data, value.data)
+        launches[-1].access(WRITE, ptrs, mask.data, value.data)
         return store(self, ptrs, value, mask, *rest)
 
     def changed(self, operation, ptr, value, mask, *rest):
-        launches[-1].access(ATOMIC, ptr.data, mask.data)
+        launches[-1].access(ATOMIC, ptr, mask.data)
         return atomic(self, operation, ptr, value, mask, *rest)
 
     def swapped(self, ptr, *rest):
-        launches[-1].access(ATOMIC, ptr.data, np.ones_like(ptr.data, bool))
+        launches[-1].access(ATOMIC, ptr, np.ones_like(ptr.data, bool))
         return swap(self, ptr, *rest)
 
     def barrier(self):

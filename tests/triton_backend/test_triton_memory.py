@@ -1,11 +1,11 @@
-"""What finds races in the interpreter finds those of kernels that have one, and none in kernels that have none."""
+"""What watches memory in the interpreter finds what is wrong in kernels made for it, and nothing in right ones."""
 
 from __future__ import annotations
 
 import os
 
+import memory_watch
 import pytest
-import races
 import torch
 
 triton = pytest.importorskip("triton")
@@ -66,19 +66,19 @@ def _counted(x_ptr, out_ptr, READ: tl.constexpr, RESET: tl.constexpr, BLOCK: tl.
     ("kernel", "options", "expected"),
     [
         (_apart, {}, None),
-        (_overlap, {}, races.WRITTEN_TWICE),
-        (_of_the_one_before, {}, races.ANOTHERS),
-        (_read_back, {"BARRIER": False}, races.NO_BARRIER),
+        (_overlap, {}, memory_watch.WRITTEN_TWICE),
+        (_of_the_one_before, {}, memory_watch.ANOTHERS),
+        (_read_back, {"BARRIER": False}, memory_watch.NO_BARRIER),
         (_read_back, {"BARRIER": True}, None),
-        (_two_values, {}, races.TWO_VALUES),
+        (_two_values, {}, memory_watch.TWO_VALUES),
         (_counted, {"READ": False, "RESET": False}, None),
-        (_counted, {"READ": True, "RESET": False}, races.ANOTHERS_ATOMICS),
-        (_counted, {"READ": False, "RESET": True}, races.BOTH_WAYS),
+        (_counted, {"READ": True, "RESET": False}, memory_watch.ANOTHERS_ATOMICS),
+        (_counted, {"READ": False, "RESET": True}, memory_watch.BOTH_WAYS),
     ],
 )
 def test_found(monkeypatch, kernel, options, expected):
     with monkeypatch.context() as patch:
-        found = races.watch(patch)
+        found = memory_watch.watch(patch)
         kernel[(3,)](torch.arange(1.0, 25.0), torch.zeros(64), **options, BLOCK=BLOCK)
         assert expected in found[kernel.fn.__name__] if expected else not found[kernel.fn.__name__]
 
@@ -91,8 +91,23 @@ def test_a_mask_keeps_places_apart(monkeypatch):
         tl.store(out_ptr + at, tl.load(x_ptr + at, mask=mine), mask=mine)
 
     with monkeypatch.context() as patch:
-        found = races.watch(patch)
+        found = memory_watch.watch(patch)
         _masked[(3,)](torch.arange(24.0), torch.zeros(64), BLOCK // 2, BLOCK=BLOCK)
         assert not found["_masked"]
         _masked[(3,)](torch.arange(24.0), torch.zeros(64), BLOCK, BLOCK=BLOCK)
-        assert races.WRITTEN_TWICE in found["_masked"]
+        assert memory_watch.WRITTEN_TWICE in found["_masked"]
+
+
+@triton.jit
+def _long(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n, other=0.0))
+
+
+@pytest.mark.parametrize(("n", "wrong"), [(7, False), (8, True)])
+def test_what_lies_beside_a_tensor_is_not_its_own(monkeypatch, n, wrong):
+    x = torch.zeros(30)[1:8]
+    with monkeypatch.context() as patch:
+        found = memory_watch.watch(patch)
+        _long[(1,)](x, torch.zeros(BLOCK), n, BLOCK=BLOCK)
+    assert (memory_watch.BESIDE in found["_long"]) == wrong
