@@ -8,6 +8,7 @@ what it reads beside them may count for nothing and still end a GPU's process.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,8 +32,7 @@ class Launch:
     """What the programs of one launch did with memory: by kind of access addresses and the programs' numbers."""
 
     kernel: str
-    # (n, 2) begins and ends of the tensors' memory, apart and in order; None of a kernel that is given addresses.
-    bounds: np.ndarray | None = None
+    bounds: np.ndarray  # (n, 2) begins and ends of the tensors' memory, apart and in order
     addresses: dict[int, list[np.ndarray]] = field(default_factory=lambda: {READ: [], WRITE: [], ATOMIC: []})
     programs: dict[int, list[int]] = field(default_factory=lambda: {READ: [], WRITE: [], ATOMIC: []})
     program: int = -1
@@ -51,7 +51,7 @@ class Launch:
         touched, index = np.unique(addresses[mask], return_index=True)
         if not touched.size:
             return
-        if self.bounds is not None and not _are_inside(touched, ptrs.get_element_ty(), self.bounds):
+        if not _are_inside(touched, ptrs.get_element_ty(), self.bounds):
             self.found[BESIDE] += 1
         if kind == WRITE:
             self._look_for_two_values(addresses[mask], np.broadcast_to(values, addresses.shape)[mask], touched, index)
@@ -151,9 +151,10 @@ def watch(monkeypatch) -> dict[str, Counter]:
     found: dict[str, Counter] = {}
 
     def execute(self, *arguments, **options):
-        given = "places_ptr" in self.arg_names  # addresses of what an optimiser has
-        bounds = None if given else _bounds(_tensors((arguments, tuple(options.values()))))
-        launches.append(Launch(self.fn.__name__, bounds))
+        given = arguments, tuple(options.values())
+        if "places_ptr" in self.arg_names:  # a table of addresses, of which the tensors are somewhere
+            given = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+        launches.append(Launch(self.fn.__name__, _bounds(_tensors(given))))
         try:
             executed(self, *arguments, **options)
         finally:
