@@ -17,6 +17,7 @@ from ..modules.embeddings import BertEmbeddings
 from ..modules.encoder import BertEncoder, refuse
 from ..modules.graphs import uncompiled_with_mask
 from ..modules.heads import BertPooler
+from ..modules.layer import BertLayer
 from ..modules.linear import is_watched
 from ..outputs import BertModelOutput
 from ..packing import PackedBatch
@@ -89,13 +90,15 @@ class BertModel(PreTrainedModel):
         cache: Any = None,
         use_cache: Any = None,
         only: Tensor | None = None,
+        only_pooled: bool = False,
         **unknown: Any,
     ) -> Encoded:
-        """What `forward` computes, left packed for a head to build on; the arguments are the same but for ``only``.
+        """What `forward` computes, left packed for a head to build on; the arguments are the same but for the last two.
 
         Args:
             only: (N,) int64, indices of packed tokens: the last layer is computed only for them and for the tokens that
                 the pooler reads.
+            only_pooled: the last layer is computed only for what the pooler reads; ``hidden`` is then (0, H).
         """
         if unknown:
             raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
@@ -129,17 +132,20 @@ class BertModel(PreTrainedModel):
             tokens.input_ids, tokens.token_type_ids, tokens.position_ids, key, tokens.inputs_embeds
         )
         rows = only
-        if only is not None and self.pooler is not None:
+        if only_pooled and len(tokens.token_type_ids):  # of a batch without tokens there is no row to select
+            rows = tokens.pooled_rows()
+        elif only is not None and self.pooler is not None:
             rows = torch.cat([tokens.pooled_rows(), only])
         show = tokens.shape.show if keep_states else None
         hidden, states, attentions = self.encoder(
             hidden, layout=tokens.layout, dropout_key=key, output_hidden_states=bool(keep_states), rows=rows, show=show
         )
         pooled = None
-        if self.pooler is not None and only is None:
+        if self.pooler is not None and rows is None:
             pooled = self.pooler(tokens.pooled_tokens(hidden))
         elif self.pooler is not None:
-            first, hidden = hidden.split([len(rows) - len(only), len(only)])
+            count = 0 if only is None else len(only)
+            first, hidden = hidden.split([len(rows) - count, count])
             pooled = self.pooler(tokens.without_empty(first))
         return Encoded(
             tokens,
@@ -239,6 +245,21 @@ class BertHead(PreTrainedModel):
     def encode(self, *inputs: Any, **options: Any) -> Encoded:
         """What ``bert`` makes of a batch (`encoded_by`)."""
         return encoded_by(self.bert, *inputs, **options)
+
+    def encode_for_pooled(self, *inputs: Any, **options: Any) -> Encoded:
+        """`encode` for a head that reads nothing but the pooled token: in training the last layer computes no other one
+        beyond its attention, unless somebody asks for its states or has hooks there, or a BiLSTM reads them."""
+        config, keep_states = self.config, options.get("output_hidden_states")
+        keep_states = config.output_hidden_states if keep_states is None else keep_states
+        if self.training and self.bert.pooler is not None and not keep_states and self._last_layer_is_unseen():
+            options["only_pooled"] = True
+        return self.encode(*inputs, **options)
+
+    def _last_layer_is_unseen(self) -> bool:
+        """Whether the last layer is fastbert's own and nobody looks at what it, the encoder or the model returns."""
+        encoder = self.bert.encoder
+        last = encoder.layer[-1] if len(encoder.layer) else None
+        return type(last) is BertLayer and not any(map(is_watched, (self.bert, encoder, *last.modules())))
 
     def make_bilstm(self) -> int:
         """Adds ``bilstm`` where the configuration asks for one; returns how wide the states of tokens are then."""

@@ -265,7 +265,7 @@ class BertForNextSentencePrediction(BertHead):
         Raises:
             InputError: inputs or labels do not fit.
         """
-        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        encoded = self.encode_for_pooled(input_ids, attention_mask, token_type_ids, position_ids, **options)
         _, logits = self.cls(None, encoded.pooled)
         if labels is None and isinstance(input_ids, PackedBatch):
             labels = input_ids.nsp_labels

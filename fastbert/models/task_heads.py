@@ -69,7 +69,7 @@ class BertForSequenceClassification(BertHead):
         Raises:
             InputError: inputs or labels do not fit.
         """
-        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        encoded = self.encode_for_pooled(input_ids, attention_mask, token_type_ids, position_ids, **options)
         logits = apply_linear(self.classifier, self.dropout(self.sequence_states(encoded), encoded.tokens))
         loss = None
         if labels is not None:
@@ -137,7 +137,7 @@ class BertForMultipleChoice(BertHead):
             )
             if embeds is not None:
                 options["inputs_embeds"] = embeds.flatten(0, 1)
-        encoded = self.encode(input_ids, attention_mask, token_type_ids, position_ids, **options)
+        encoded = self.encode_for_pooled(input_ids, attention_mask, token_type_ids, position_ids, **options)
         states = self.dropout(self.sequence_states(encoded), encoded.tokens)
         logits = choice_logits(apply_linear(self.classifier, states), num_choices)
         loss = None

@@ -7,7 +7,18 @@ import dataclasses
 import pytest
 import torch
 
-from fastbert import BertConfig, BertForMaskedLM, BertForPreTraining, PackedBatch, rng
+from fastbert import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    PackedBatch,
+    rng,
+)
+from fastbert.models.bert import BertHead
+from fastbert.modules.layer import BertIntermediate
 
 
 def make(cls=BertForPreTraining, **changes):
@@ -103,3 +114,99 @@ def test_dropout_is_repeatable():
         assert torch.equal(model(batch()).loss, first)
     with rng.use(rng.DropoutKey(5, 2)):
         assert not torch.equal(model(batch()).loss, first)
+
+
+HEADS = {
+    BertForSequenceClassification: {"num_labels": 3},
+    BertForMultipleChoice: {},
+    BertForNextSentencePrediction: {},
+}
+
+
+def pooled_only(cls) -> tuple:
+    """A model that reads nothing but the pooled token, what it is called with, and in its padded form."""
+    sequences = [torch.randint(5, 50, (n,), generator=torch.Generator().manual_seed(n)) for n in (9, 1, 17, 6)]
+    packed = PackedBatch.from_sequences(sequences)
+    ids, keep = torch.zeros(4, 17, dtype=torch.long), torch.zeros(4, 17, dtype=torch.long)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)], keep[row, : len(sequence)] = sequence, 1
+    labels = torch.tensor([0, 1, 1, 0])
+    given = {"labels": labels[:2] if cls is BertForMultipleChoice else labels}
+    if cls is BertForMultipleChoice:
+        ids, keep = ids.view(2, 2, 17), keep.view(2, 2, 17)
+    padded = {"input_ids": ids, "attention_mask": keep, **given}
+    return make(cls, **HEADS[cls]), ({"num_choices": 2} if cls is BertForMultipleChoice else {}) | given, packed, padded
+
+
+def rows_of_the_last_layer(monkeypatch) -> list[int]:
+    """Of each pass, how many rows its feed-forward block has."""
+    rows, forward = [], BertIntermediate.forward
+
+    def counted(self, x):
+        rows.append(len(x))
+        return forward(self, x)
+
+    monkeypatch.setattr(BertIntermediate, "forward", counted)
+    return rows
+
+
+@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("form", ["packed", "padded", "packed, recomputed", "padded, left"])
+def test_what_only_the_pooler_reads_has_the_same_losses_and_gradients(monkeypatch, cls, form):
+    model, given, packed, padded = pooled_only(cls)
+    for config in (model.config, *(layer.config for layer in model.bert.encoder.layer)):
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    if form == "padded, left":  # the rectangle, of which pads are computed too
+        padded = {name: x if name == "labels" else x.flip(-1) for name, x in padded.items()}
+    if "recomputed" in form:
+        model.gradient_checkpointing_enable()
+    calls = [(packed, given)] if "packed" in form else [(None, padded)]
+    rows, results = rows_of_the_last_layer(monkeypatch), []
+    for unseen in (False, True):
+        if not unseen:
+            monkeypatch.setattr(BertHead, "_last_layer_is_unseen", lambda self: False)
+        else:
+            monkeypatch.undo()
+            rows = rows_of_the_last_layer(monkeypatch)
+        ((batch, options),) = calls
+        model.zero_grad()
+        with rng.use(rng.DropoutKey(5, 1)):
+            out = model(batch, **options) if batch is not None else model(**options)
+        every = 4 * 17 if form == "padded, left" else 33
+        assert rows == [every, 4 if unseen else every]
+        out.loss.backward()
+        results.append([out.loss, out.logits, *(p.grad for p in model.parameters())])
+    for whole, part in zip(*results, strict=True):
+        torch.testing.assert_close(part, whole, rtol=1e-12, atol=1e-14)
+
+
+def test_sequences_and_batches_without_tokens_have_no_rows():
+    model = make(BertForSequenceClassification, **NO_DROPOUT)
+    for bounds in ([0, 0, 3, 3], [0, 0]):
+        ids = torch.arange(5, 5 + bounds[-1])
+        options = {"cu_seqlens": torch.tensor(bounds, dtype=torch.int32), "max_seqlen": bounds[-1]}
+        expected = model.eval()(ids, **options).logits
+        torch.testing.assert_close(model.train()(ids, **options).logits, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("where", ["bert", "bert.encoder", "bert.encoder.layer.1", "bert.encoder.layer.1.output.dense"])
+def test_a_hook_sees_all_tokens(monkeypatch, where):
+    model, given, packed, _ = pooled_only(BertForSequenceClassification)
+    seen = []
+    model.get_submodule(where).register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(packed, **given)
+    assert len(seen[0][0] if isinstance(seen[0], tuple) else getattr(seen[0], "last_hidden_state", seen[0])) == 33
+
+
+def test_states_that_are_asked_for_are_of_all_tokens():
+    model, given, packed, _ = pooled_only(BertForSequenceClassification)
+    assert [len(state) for state in model(packed, **given, output_hidden_states=True).hidden_states] == [33] * 3
+    model.config.output_hidden_states = True
+    assert [len(state) for state in model(packed, **given).hidden_states] == [33] * 3
+
+
+def test_in_evaluation_all_of_the_layer_is_one_call_as_before(monkeypatch):
+    model, given, packed, _ = pooled_only(BertForSequenceClassification)
+    rows = rows_of_the_last_layer(monkeypatch)
+    model.eval()(packed, **given)
+    assert set(rows) <= {33}
