@@ -2,6 +2,7 @@
 
     python benchmarks/bench_compile.py --rounds 7
     python benchmarks/bench_compile.py --rounds 7 --train
+    python benchmarks/bench_compile.py --size 6x384 --shapes 1x8        # one short sentence
 
 Every model computes the same padded batches of several shapes in turn. Prints how many graphs were compiled for them,
 how often a graph broke, and the median of the rounds' processor time a batch.
@@ -21,10 +22,11 @@ from torch._dynamo.utils import counters
 import fastbert
 from fastbert.bench.turns import in_turn
 
-SHAPES = ((16, 48), (16, 56), (12, 64), (16, 40), (8, 72), (14, 33))
+SHAPES = ("16x48", "16x56", "12x64", "16x40", "8x72", "14x33")
 
 
-def batch_of(rows: int, columns: int, vocabulary: int) -> dict[str, torch.Tensor]:
+def batch_of(shape: str, vocabulary: int) -> dict[str, torch.Tensor]:
+    rows, columns = map(int, shape.split("x"))
     generator = torch.Generator().manual_seed(columns)
     lengths = torch.randint(8, columns + 1, (rows, 1), generator=generator)
     lengths[0] = columns
@@ -48,6 +50,7 @@ def seconds(model, batches, train: bool) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="4x256", help="a named size, as base or 6x384")
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help="rows x columns (8 or more) of each batch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--train", action="store_true", help="forward and backward, with dropout")
     parser.add_argument("--threads", type=int, default=1)
@@ -58,7 +61,7 @@ def main() -> None:
     theirs = transformers.BertForSequenceClassification(transformers.BertConfig(**config.to_dict())).train(args.train)
     own = fastbert.BertForSequenceClassification(config).train(args.train)
     models = {"transformers": theirs, "patched": fastbert.patch(copy.deepcopy(theirs)), "fastbert's own": own}
-    batches = [batch_of(*shape, config.vocab_size) for shape in SHAPES]
+    batches = [batch_of(shape, config.vocab_size) for shape in args.shapes]
     rows = {}
     for name, model in models.items():
         rows[name] = model
@@ -69,11 +72,11 @@ def main() -> None:
             seconds(compiled, batches, args.train)
         graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
         took = time.process_time() - begun
-        print(f"{name}: {graphs} graphs for {len(SHAPES)} shapes, {breaks} breaks, compiled in {took:.0f} s")
+        print(f"{name}: {graphs} graphs for {len(batches)} shapes, {breaks} breaks, compiled in {took:.0f} s")
     passes = {name: lambda model=model: seconds(model, batches, args.train) for name, model in rows.items()}
     for name, found in in_turn(passes, args.rounds).items():
         took = [1e3 * each / len(batches) for each in found]
-        print(f"{name:26} {statistics.median(took):7.1f} ms a batch  {min(took):.1f}-{max(took):.1f}")
+        print(f"{name:26} {statistics.median(took):8.2f} ms a batch  {min(took):.2f}-{max(took):.2f}")
 
 
 if __name__ == "__main__":
