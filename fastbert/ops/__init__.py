@@ -30,11 +30,11 @@ from . import (  # noqa: F401
 )
 from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
 from ._dispatch import backend, current_backend, is_fused, served
+from ._double_backward import once_differentiable
 from ._in_place import gradients_in_place
 from ._invariant import active as is_batch_invariant
 from ._invariant import refuse as refuse_variant
 from ._invariant_mode import batch_invariant
-from ._once import once_differentiable
 from ._recompute import recomputation
 from .attention import attention
 from .attention_padded import attention_padded

@@ -18,7 +18,7 @@ from .. import _native
 from ..errors import BackendError, InputError
 from ..rng import Dropout
 from ..transforms import is_transformed
-from . import _once
+from . import _double_backward
 from ._contract import Contract
 
 library = torch.library.Library("fastbert", "DEF")
@@ -101,7 +101,7 @@ def define(
     if backward is None:
 
         def backward(ctx, *_grads):
-            raise BackendError(_once.by_reference(name))
+            raise BackendError(_double_backward.refused_for(name))
 
     def gradient(ctx, *grads):
         # What comes after may give no gradient back: then there is none from here on, as for torch's own ops.

@@ -15,7 +15,7 @@ from ..errors import InputError
 from . import _cpu, _cpu_encoder_gradient, _cpu_linear, _dispatch
 from ._cpu_attention import bias_rows, native_bias
 from ._cpu_int8 import int8_attention_dtype
-from ._kept import KeptOfWeights
+from ._weight_cache import WeightCache
 from .attention import check_bias
 from .encoder import (
     LayerParameters,
@@ -164,7 +164,7 @@ def _int8_weights(p: LayerParameters, copies: list[Tensor]) -> list[Tensor]:
 
 
 # What is held of a stack, by its last matrix: an op in a compiler's graph is handed tensors alone.
-_held = KeptOfWeights()
+_held = WeightCache()
 _LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters._fields)
 
 

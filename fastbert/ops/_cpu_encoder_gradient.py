@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import fp8, reference
-from . import _cpu, _invariant, _once, _recompute
-from ._wanted import wanted
+from . import _cpu, _double_backward, _invariant, _recompute
+from ._needed_gradients import needed_gradients
 from .attention import attention
 from .encoder import LayerParameters, PackedEncoder, each_once, layers_of
 from .gelu import gelu
@@ -70,13 +70,13 @@ class _Deferred(torch.autograd.Function):
         return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
     @staticmethod
-    @_once.once_differentiable(_once.by_reference("the encoder's gradient"))
+    @_double_backward.once_differentiable(_double_backward.refused_for("the encoder's gradient"))
     def backward(ctx, dy: Tensor):
         ctx.call.packed.is_differentiated = True
         cu_seqlens, *saved = ctx.saved_tensors
         # Copies of what was given, which have neither its hooks nor a place to leave the gradient.
         of_state, _, _, *others = ctx.needs_input_grad  # the second and the third are of no tensors
-        _, _, *wants = wanted(ctx, [of_state, *others])
+        _, _, *wants = needed_gradients(ctx, [of_state, *others])
         given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
         # Also within inference_mode(), which records nothing and whose tensors cannot be saved.
         dy = dy.clone() if dy.is_inference() else dy

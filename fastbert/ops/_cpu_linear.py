@@ -16,8 +16,8 @@ from torch import Tensor
 from .. import _native, hardware, reference
 from ..errors import InputError
 from . import _cpu, _dispatch, _invariant
-from ._kept import KeptOfWeights
-from ._wanted import wanted
+from ._needed_gradients import needed_gradients
+from ._weight_cache import WeightCache
 
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
@@ -32,7 +32,7 @@ _THREE_PARTS = 2
 _WINOGRAD = 3
 
 # Of each weight {(form, transposed): (what it was made from, packed)}.
-_packed = KeptOfWeights()
+_packed = WeightCache()
 
 
 def _state(weight: Tensor) -> tuple:
@@ -145,7 +145,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _gradient(ctx, dout: Tensor):
     x, weight = ctx.saved_tensors
-    wants = wanted(ctx, ctx.needs_input_grad[:3])
+    wants = needed_gradients(ctx, ctx.needs_input_grad[:3])
     dx, dw, db = _linear_backward(dout, x, weight, wants)
     return dx if wants[0] else None, dw if wants[1] else None, db.to(ctx.bias_dtype) if wants[2] else None, None
 
@@ -226,7 +226,7 @@ def _either_backward(dout: Tensor, x: Tensor, weight: Tensor, wants: list[bool])
 
 def _either_gradient(ctx, dout: Tensor):
     x, weight = ctx.saved_tensors
-    wants = wanted(ctx, ctx.needs_input_grad[:3])
+    wants = needed_gradients(ctx, ctx.needs_input_grad[:3])
     gradients = _linear_float32_backward(dout, x, weight, wants)
     return *(g if wanted else None for g, wanted in zip(gradients, wants, strict=True)), None, None
 

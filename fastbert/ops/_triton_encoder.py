@@ -19,8 +19,8 @@ from torch import Tensor
 
 from .. import fp8
 from ..rng import Dropout
-from . import _cpu, _cuda, _dispatch, _invariant, _once, _triton, _triton_attention
-from ._wanted import wanted
+from . import _cpu, _cuda, _dispatch, _double_backward, _invariant, _triton, _triton_attention
+from ._needed_gradients import needed_gradients
 from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8
 from .linear_fp8 import product_dtype
 
@@ -182,12 +182,12 @@ class _Layer(torch.autograd.Function):
         return y
 
     @staticmethod
-    @_once.once_differentiable(_once.by_reference("the encoder's gradient"))
+    @_double_backward.once_differentiable(_double_backward.refused_for("the encoder's gradient"))
     def backward(ctx, dy: Tensor):
         cu_seqlens, *saved = ctx.saved_tensors
         states, kept, parameters = saved[:3], saved[3:-16], LayerParameters(*saved[-16:])
         dropouts = [(state, *scalars) for state, scalars in zip(states, ctx.scalars, strict=True)]
-        needed = wanted(ctx, ctx.needs_input_grad[:1] + ctx.needs_input_grad[3:])  # of the tensors
+        needed = needed_gradients(ctx, ctx.needs_input_grad[:1] + ctx.needs_input_grad[3:])  # of the tensors
         call = ctx.call._replace(cu_seqlens=cu_seqlens)
         dx, *of_parameters = _backward(dy, kept, parameters, call, dropouts, needed)
         return None if dx is None else dx.to(ctx.dtype), None, None, *of_parameters

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import fp8
-from . import _dispatch, _once, _triton
+from . import _dispatch, _double_backward, _triton
 from .linear_fp8 import Casts, apply, eight_bits, multiply, product_dtype, transposed
 
 
@@ -76,7 +76,7 @@ class _LayerNorm(torch.autograd.Function):
         return out.view(x.shape), data
 
     @staticmethod
-    @_once.once_differentiable(_once.OF_CASTS)
+    @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
     def backward(ctx, dout, _):
         total, mean, rstd, weight, rng = ctx.saved_tensors
         weight_dtype, bias_dtype, x_bias_dtype, residual_dtype = ctx.dtypes
@@ -119,7 +119,7 @@ class _Mlp(torch.autograd.Function):
         return out.view(*x.shape[:-1], weight2.shape[0])
 
     @staticmethod
-    @_once.once_differentiable(_once.OF_CASTS)
+    @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
     def backward(ctx, dout):
         from ..triton_kernels import fp8 as kernels
 

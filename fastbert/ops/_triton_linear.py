@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import reference
-from . import _dispatch, _once, _triton
-from ._wanted import wanted
+from . import _dispatch, _double_backward, _triton
+from ._needed_gradients import needed_gradients
 from .linear_fp8 import product_dtype
 
 # The fast products want rows of whole 16 bytes, and Triton's loads look for multiples of 16 elements. BERT's vocabulary
@@ -51,11 +51,11 @@ class _Filled(torch.autograd.Function):
         return out.view(*x.shape[:-1], len(wide))[..., :features]
 
     @staticmethod
-    @_once.once_differentiable(_once.by_reference("linear's gradient"))
+    @_double_backward.once_differentiable(_double_backward.refused_for("linear's gradient"))
     def backward(ctx, dout: Tensor):
         rows, wide = ctx.saved_tensors
         shape, dtype, of_weight, of_bias = ctx.like
-        needs_x, needs_weight, needs_bias = wanted(ctx, ctx.needs_input_grad)
+        needs_x, needs_weight, needs_bias = needed_gradients(ctx, ctx.needs_input_grad)
         features, whole = dout.shape[-1], getattr(dout, "fastbert_whole", None)
         dout = dout.reshape(-1, features)
         if whole is None:

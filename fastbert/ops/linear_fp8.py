@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import fp8, reference
 from ..errors import InputError
-from . import _dispatch, _once, _triton
+from . import _dispatch, _double_backward, _triton
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _LinearFp8(torch.autograd.Function):
         return out.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
-    @_once.once_differentiable(_once.OF_CASTS)
+    @_double_backward.once_differentiable(_double_backward.REFUSED_FOR_FP8)
     def backward(ctx, dout):
         data, across = ctx.saved_tensors
         site, casts, (x_dtype, weight_dtype, bias_dtype) = ctx.site, ctx.casts, ctx.dtypes

@@ -1,4 +1,4 @@
-"""What is kept of weights between calls, for as long as their memory is there."""
+"""What is derived from weights (packed copies, native encoders) and kept between calls, until their memory is freed."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 
-class KeptOfWeights:
-    """A dictionary for each weight: for a place in memory, and the shape and dtype in which it is read.
+class WeightCache:
+    """A dictionary per weight, where a weight is a place in a storage with a shape, strides and a dtype.
 
-    The weak references are to the storages. A tensor that had one could not be swapped with another, which is how
-    `Module.to` and `load_state_dict` change a model under `torch.__future__.set_swap_module_params_on_conversion`.
+    The weak references are to storages. A tensor with a weak reference to it could not be swapped with another, which
+    is how `Module.to` and `load_state_dict` change a model under
+    `torch.__future__.set_swap_module_params_on_conversion`.
     """
 
     def __init__(self) -> None:
         self._of_storages = WeakIdKeyDictionary()
 
     def __len__(self) -> int:
-        """How many storages have weights of which something is kept."""
+        """The number of storages for which something is kept."""
         return len(self._of_storages)
 
     def find(self, weight: Tensor) -> dict[Any, Any]:
-        """What is kept of a weight; an empty dictionary, which nothing keeps, where there is nothing."""
+        """The weight's dictionary, or a new empty one that is not kept."""
         return self._of_storages.get(weight.untyped_storage(), {}).get(_place(weight), {})
 
     def of(self, weight: Tensor) -> dict[Any, Any]:
-        """The weight's dictionary, made where there is none; what is put into it is kept."""
+        """The weight's dictionary, created if there is none; entries added to it are kept."""
         return self._of_storages.setdefault(weight.untyped_storage(), {}).setdefault(_place(weight), {})
 
     def keep(self, weight: Tensor, kept: dict[Any, Any]) -> None:
-        """Makes a dictionary the weight's. Nothing in it may refer to the weight, whose memory would then never go."""
+        """Makes ``kept`` the weight's dictionary. Nothing in it may refer to the weight, which would never be freed."""
         self._of_storages.setdefault(weight.untyped_storage(), {})[_place(weight)] = kept
 
 

@@ -1,0 +1,60 @@
+"""Refusal of second derivatives: the gradients that our kernels compute cannot be differentiated themselves.
+
+Without it autograd would take such a derivative for zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendError
+
+REFUSED_FOR_FP8 = "gradients in 8 bits have none of their own: expected a loss of first derivatives"
+
+
+def refused_for(name: str) -> str:
+    """The message for a second derivative through the op ``name``, which the reference does have."""
+    return (
+        f"{name} has no gradient of its own: for second derivatives compute the forward pass under "
+        'fastbert.backend("reference")'
+    )
+
+
+class _Refusal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, message: str, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.message = message
+        return gradients
+
+    @staticmethod
+    def backward(ctx, *_grads):
+        raise BackendError(ctx.message)
+
+
+def once_differentiable(message: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates the ``backward`` of an autograd function: differentiating what it returns raises BackendError(message).
+
+    Unlike torch's decorator of the same name, it does not depend on whether the incoming gradient requires one. That
+    gradient may be a constant (as under a sum), and torch's decorator then refuses nothing, although the result depends
+    on the saved weights: a second derivative with respect to them would be silently missing.
+    """
+
+    def decorated(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(backward)
+        def run(ctx: Any, *grads: Tensor | None):
+            with torch.no_grad():
+                found = backward(ctx, *grads)
+            if not torch.is_grad_enabled():  # no graph is built, so a second derivative cannot be asked for
+                return found
+            several = found if isinstance(found, tuple) else (found,)
+            refusing = _Refusal.apply(message, *(g if g is None else g.detach().requires_grad_() for g in several))
+            return refusing if isinstance(found, tuple) else refusing[0]
+
+        return run
+
+    return decorated
