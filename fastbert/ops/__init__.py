@@ -1,4 +1,19 @@
-"""The ops of BERT, one public contract each; `backend` chooses who computes them."""
+"""The ops of BERT, one public contract each; `backend` chooses who computes them.
+
+A file without a leading underscore is an op's contract: what it computes, shapes and dtypes, checks, and the reference
+as its first implementation. The others are private:
+
+    _cpu_*, _triton_*, _cuda_*        one op on one backend; _cpu, _triton and _cuda have what a backend's ops share,
+                                      _cublaslt calls cuBLASLt
+    _dispatch                         the table (op, backend) -> implementation, and the choice for a call
+    _contract                         checks for callers of torch.ops.fastbert.*, whom the contracts do not see
+    _invariant, _invariant_mode       batch-invariant mode: what ops ask of it, and the mode itself
+    _recompute                        activation checkpointing under the settings of the first pass
+    _in_place, _needed_gradients, _double_backward
+                                      backward passes: gradients added to .grad directly, gradients that nobody uses,
+                                      and second derivatives, which are refused
+    _weight_cache                     packed weights, kept as long as the weight they were made from
+"""
 
 from ..reference.attention import relative_bias
 

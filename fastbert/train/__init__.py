@@ -1,1 +1,18 @@
-"""Pre-training in one process: the step, the loop, checkpoints, metrics and plots."""
+"""Training: the optimiser step that pre-training and fine-tuning share, and the loop of a pre-training run.
+
+config, phase_options, deepspeed_options, recipes    what a user asks for; importable without torch
+pretrain                                             a run from its options to its result: start here
+model_and_data, optimizers, initialisation           what the options name
+loop, batch_source, phases, spikes, evaluation       a run's steps, batches, learning rate and held-out figures
+engine, engines/                                     one step: in one process, under DDP, under DeepSpeed
+precision, loss_scale, graph                         autocast and fp8, float16's loss scale, steps as CUDA graphs
+distributed                                          the processes of a run, and how they agree
+checkpoint, tensor_file, background_save, saving     checkpoints: their files, written meanwhile, a run's content
+best_model, run_lock, run_clock, arithmetic          the model that is kept; one run at a time; time across resumes;
+                                                     what a resumed run's bits depend on
+metrics, window, step_rows, timing, append, wandb_log, stall
+                                                     what is measured, and where it is logged
+console, run_header, run_report, plots               what people see
+plan, plan_memory, plan_text, scale, flops           a run's cost before it starts
+word2vec                                             static vectors, trained by gensim
+"""
