@@ -17,6 +17,7 @@ from .errors import InputError
 from .files import write_whole
 from .hints import adapter_hint, download_hint, run_hint
 from .text_files import read_json
+from .wording import dtype_name
 
 _log = logging.getLogger("fastbert")
 
@@ -109,7 +110,7 @@ class ModelConfig(abc.ABC):
             if name not in self._kept:
                 setattr(self, name, value)
         if self.dtype is not None:
-            self.dtype = str(self.dtype).removeprefix("torch.")
+            self.dtype = dtype_name(self.dtype)
         self._set_labels(num_labels, id2label, label2id)
         self.validate()
 

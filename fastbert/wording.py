@@ -1,6 +1,11 @@
-"""Numbers as sentences and tables for a person have them. No torch here."""
+"""How numbers and dtypes are written in sentences and tables for people. Nothing here imports torch."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def counted(number: float, one: str) -> str:
@@ -23,3 +28,8 @@ def duration(seconds: float) -> str:
     if seconds >= 2 * 3600:
         return f"{seconds / 3600:.1f} hours"
     return f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.1f} seconds"
+
+
+def dtype_name(dtype: torch.dtype | torch.layout | str) -> str:
+    """A dtype without its module: "float32" for torch.float32; also of a layout, and of a name that is a string."""
+    return str(dtype).removeprefix("torch.")

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..files import check_new
 from ..weights import saving
 from ..weights.reading import PICKLE
+from ..wording import dtype_name
 from .convert_sentence import parts_beside
 from .convert_source import Source, check_there, read_model
 from .convert_tensorflow import write_tensorflow
@@ -78,10 +79,6 @@ def _config_text(model: nn.Module, **changes: Any) -> str:
     return json.dumps({**model.config.to_dict(), **changes}, indent=2, sort_keys=True, default=str) + "\n"
 
 
-def _dtype_name(model: nn.Module) -> str:
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
-
-
 def write_safetensors(found: Source, target: Path) -> None:
     """A Hugging Face directory."""
     saving.save_directory(found.model, target, found.model.config.to_dict(), found.tokenizer)
@@ -94,7 +91,9 @@ def _write_pickle(found: Source, target: Path) -> None:
     # Older releases of transformers want every name of a tied tensor.
     names = {id(p): state[n] for n, p in model.state_dict(keep_vars=True).items() if n in state}
     whole = {n: names[id(p)] for n, p in model.state_dict(keep_vars=True).items() if id(p) in names}
-    text = _config_text(model, architectures=[type(model).__name__], torch_dtype=_dtype_name(model))
+    text = _config_text(
+        model, architectures=[type(model).__name__], torch_dtype=dtype_name(next(model.parameters()).dtype)
+    )
     writers: dict[str, Callable[[Path], Any]] = {
         PICKLE: lambda path: _save_pickle(whole, path),
         "config.json": lambda path: path.write_text(text, encoding="utf-8"),

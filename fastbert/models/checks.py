@@ -12,6 +12,7 @@ from ..config import BertConfig
 from ..errors import InputError
 from ..gpt_config import GPTConfig
 from ..transforms import is_transformed
+from ..wording import dtype_name
 
 
 def _unread(x: Tensor) -> bool:
@@ -26,7 +27,7 @@ def check_ids(
     """Raises InputError for an id outside its table, or ids that are no int64 or int32."""
     for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids), ("position_ids", position_ids)):
         if ids is not None and ids.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"{name} must be int64 or int32, got {str(ids.dtype).removeprefix('torch.')}")
+            raise InputError(f"{name} must be int64 or int32, got {dtype_name(ids.dtype)}")
     for name, ids, size, what in (
         ("input_ids", input_ids, config.vocab_size, "the vocabulary has"),
         ("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size is"),
@@ -57,7 +58,7 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raises InputError for a label that is neither a class nor -100, or labels that are no int64."""
     check_tensors(labels=labels)
     if labels.dtype != torch.int64:
-        raise InputError(f"labels must be int64, got {str(labels.dtype).removeprefix('torch.')}")
+        raise InputError(f"labels must be int64, got {dtype_name(labels.dtype)}")
     if _unread(labels):
         return
     wrong = labels[((labels < 0) & (labels != -100)) | (labels >= num_classes)]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import InputError
+from ..wording import dtype_name
 from .checks import check_labels, check_tensors
 
 
@@ -51,7 +52,7 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
 def _check_numbers(labels: Tensor, logits: Tensor, fits: bool, what: str) -> None:
     """Raises InputError for labels that are no class ids and not one number for each of the logits."""
     if not fits:
-        dtype = str(labels.dtype).removeprefix("torch.")
+        dtype = dtype_name(labels.dtype)
         raise InputError(f"labels must be {tuple(logits.shape)} {what}, got {tuple(labels.shape)} {dtype}")
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..wording import dtype_name
 
 _FLOATING = (torch.float32, torch.bfloat16)
 _DTYPES = {
@@ -86,7 +87,7 @@ class Contract:
     def _expected(self, wanted: _Wanted, dtypes: Sequence[torch.dtype], known: dict[str, Any]) -> str:
         sizes = [str(n) for letter in wanted.sizes for n in _known_sizes(letter, known)]
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
-        return f"expected {wanted.name} {shape} in {' or '.join(str(dtype)[6:] for dtype in dtypes)}"
+        return f"expected {wanted.name} {shape} in {' or '.join(dtype_name(dtype) for dtype in dtypes)}"
 
 
 def _known_sizes(letter: str, known: dict[str, Any]) -> Sequence[int | str]:
@@ -96,8 +97,8 @@ def _known_sizes(letter: str, known: dict[str, Any]) -> Sequence[int | str]:
 
 
 def _described(x: Tensor) -> str:
-    layout = "" if x.layout is torch.strided else f" ({str(x.layout)[6:]})"
-    return f"{tuple(x.shape)} in {str(x.dtype)[6:]}{layout}"
+    layout = "" if x.layout is torch.strided else f" ({dtype_name(x.layout)})"
+    return f"{tuple(x.shape)} in {dtype_name(x.dtype)}{layout}"
 
 
 def _fits(shape: torch.Size, sizes: tuple[str, ...], known: dict[str, Any]) -> bool:

@@ -18,12 +18,14 @@ from .. import _native
 from ..errors import BackendError, InputError
 from ..rng import Dropout
 from ..transforms import is_transformed
+from ..wording import dtype_name
 from . import _double_backward
 from ._contract import Contract
 
 library = torch.library.Library("fastbert", "DEF")
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+# The dtypes of activations, and their codes in csrc/include/types.h.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _LOW63 = (1 << 63) - 1
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
@@ -53,13 +55,13 @@ def why_not(
         if tensor.device.type != "cpu":
             return f"the CPU kernels take CPU tensors, got one on {tensor.device}"
     for tensor in (x, *others):
-        if tensor is not None and tensor.dtype not in _DTYPES and tensor.dtype not in widened:
-            return f"the CPU kernels take float32 and bfloat16, got {str(tensor.dtype).removeprefix('torch.')}"
+        if tensor is not None and tensor.dtype not in DTYPES and tensor.dtype not in widened:
+            return f"the CPU kernels take float32 and bfloat16, got {dtype_name(tensor.dtype)}"
         if tensor is not None and tensor.dtype != x.dtype:
             return f"the CPU kernels take one dtype, got {x.dtype} and {tensor.dtype}"
     for tensor in parameters:
-        if tensor is not None and tensor.dtype not in _DTYPES and tensor.dtype not in widened:
-            return f"the CPU kernels take float32 parameters, got {str(tensor.dtype).removeprefix('torch.')}"
+        if tensor is not None and tensor.dtype not in DTYPES and tensor.dtype not in widened:
+            return f"the CPU kernels take float32 parameters, got {dtype_name(tensor.dtype)}"
     return None
 
 
@@ -177,7 +179,7 @@ def code(x: Tensor) -> int:
 
 
 def code_of(dtype: torch.dtype) -> int:
-    return _DTYPES[dtype]
+    return DTYPES[dtype]
 
 
 def pointer(x: Tensor | None) -> int:

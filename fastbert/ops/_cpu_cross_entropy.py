@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import InputError
+from ..wording import dtype_name
 from . import _cpu, _dispatch
 from .cross_entropy import backward_fake, reduced, setup_context
 
@@ -67,7 +68,7 @@ _cross_entropy = _cpu.define(
 
 def _accepts(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, reduction: str = "mean") -> str | None:
     if labels.dtype != torch.int64:
-        return f"the CPU kernels take int64 labels, got {str(labels.dtype).removeprefix('torch.')}"
+        return f"the CPU kernels take int64 labels, got {dtype_name(labels.dtype)}"
     return _cpu.why_not(logits, parameters=()) or (
         None if labels.device.type == "cpu" else f"the CPU kernels take CPU tensors, got labels on {labels.device}"
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import InputError
 from ..rng import Dropout
+from ..wording import dtype_name
 from . import _cpu, _dispatch, _in_place
 
 # The word table of the call under way whose gradient this op adds itself; `_setup_context` takes it over.
@@ -170,7 +171,7 @@ def _accepts(ids, types, positions, word, token_type, position, weight, bias, ep
         if tensor.device.type != "cpu":
             return f"the CPU kernels take CPU tensors, got ids on {tensor.device}"
         if tensor.dtype not in (torch.int64, torch.int32):
-            return f"the CPU kernels take int64 ids, got {str(tensor.dtype).removeprefix('torch.')}"
+            return f"the CPU kernels take int64 ids, got {dtype_name(tensor.dtype)}"
     return _cpu.why_not(word, token_type, position, parameters=(weight, bias))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from .. import _native, reference
 from ..errors import InputError
 from ..reference.linear_int8 import Int8Weight
+from ..wording import dtype_name
 from . import _cpu, _dispatch
 
 _HEADER = 128  # bytes in front of the weights
@@ -95,7 +96,7 @@ def int8_attention_dtype(x: Tensor) -> torch.dtype:
 
 
 def _describe(x: Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"
+    return f"{dtype_name(x.dtype)} {tuple(x.shape)} on {x.device}"
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
         return False  # torch says what is wrong
     if x.dtype == torch.bfloat16:
-        return weight.dtype in _cpu._DTYPES and (bias is None or bias.dtype in _cpu._DTYPES)
+        return weight.dtype in _cpu.DTYPES and (bias is None or bias.dtype in _cpu.DTYPES)
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.compiler.is_compiling():
         return False
     return _invariant.active() or _is_quicker(x, weight, *_recorded(x, weight, bias))

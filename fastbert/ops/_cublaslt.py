@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import BackendError
+from ..wording import dtype_name
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # What torch gives cuBLASLt on Hopper; on older GPUs no algorithm asks for as much.
@@ -117,7 +118,7 @@ def multiply(
             *(workspace.data_ptr(), workspace.numel(), number, stream),
         )
     if reason:
-        shapes = f"{tuple(a.shape)} by {tuple(b.shape)} in {str(a.dtype)[6:]}"
+        shapes = f"{tuple(a.shape)} by {tuple(b.shape)} in {dtype_name(a.dtype)}"
         raise BackendError(f"cuBLASLt cannot multiply {shapes} with epilogue {epilogue.name}: {reason}")
     return out
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _native, fp8
+from ..wording import dtype_name
 from . import _cpu, _cublaslt, _cuda, _dispatch
 from ._cublaslt import Epilogue, multiply
 
@@ -25,7 +26,7 @@ def _common(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 def _why_not(what: str, x: Tensor, *others: Tensor) -> str | None:
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     if dtype not in _DTYPES:
-        return f"cuBLASLt's epilogues are for float16 and bfloat16, got {str(dtype)[6:]}"
+        return f"cuBLASLt's epilogues are for float16 and bfloat16, got {dtype_name(dtype)}"
     devices = {t.device for t in (x, *others)}
     if len(devices) > 1 or x.device.type != "cuda":
         return f"cuBLASLt takes tensors of one CUDA device, got {sorted(map(str, devices))}"

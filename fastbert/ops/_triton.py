@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..rng import Dropout
+from ..wording import dtype_name
 from . import _cpu
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -113,7 +114,7 @@ def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, 
         if tensor is None:
             continue
         if tensor.dtype not in DTYPES:
-            return f"the Triton kernels take float16, bfloat16 and float32, got {str(tensor.dtype)[6:]}"
+            return f"the Triton kernels take float16, bfloat16 and float32, got {dtype_name(tensor.dtype)}"
         elsewhere = why_not_device(tensor)
         if elsewhere is not None:
             return elsewhere

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import fp8
 from ..rng import Dropout
+from ..wording import dtype_name
 from . import _cpu, _cuda, _dispatch, _double_backward, _invariant, _triton, _triton_attention
 from ._needed_gradients import needed_gradients
 from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8
@@ -208,7 +209,7 @@ def _accepts(
         return "in 8 bits each product has scales of its own"
     tensors = (packed or PackedEncoder()).tensors(layers)
     if product_dtype(x) not in _triton.DTYPES:
-        return f"the Triton kernels take float16, bfloat16 and float32, got {str(product_dtype(x))[6:]}"
+        return f"the Triton kernels take float16, bfloat16 and float32, got {dtype_name(product_dtype(x))}"
     if any(_cuda.why_not_measured(what, x.device) is None for what in ("mlp", "linear")):
         return "the products of the CUDA backend were measured to be faster"
     reason = _triton_attention.why_not_sizes(x.shape[1] // nheads, cu_seqlens, x.device)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import fp8, reference
 from ..errors import InputError
+from ..wording import dtype_name
 from . import _dispatch, _invariant
 from .linear_fp8 import linear_fp8
 
@@ -19,7 +20,7 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def check_dtypes(x: Tensor, weight: Tensor) -> None:
     """Raises InputError where torch's own dense layer would refuse to multiply the two: kernels might convert."""
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        got, expected = (str(t.dtype).removeprefix("torch.") for t in (x, weight))
+        got, expected = (dtype_name(t.dtype) for t in (x, weight))
         raise InputError(
             f"hidden states must have the dtype of the weights, {expected}, got {got}: convert one of them, or compute "
             f"under torch.autocast"

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from ..ops import _cpu, _dispatch
+from ..wording import dtype_name
 from .base import Batch
 from .rates import rates
 
@@ -20,8 +21,8 @@ def _why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return f"the CPU kernels take dense CPU tensors, got one on {tensor.device} ({tensor.layout})"
     if tensor.dtype not in dtypes:
-        names = " and ".join(str(d).removeprefix("torch.") for d in dtypes)
-        return f"the CPU kernels take {names} here, got {str(tensor.dtype).removeprefix('torch.')}"
+        names = " and ".join(dtype_name(d) for d in dtypes)
+        return f"the CPU kernels take {names} here, got {dtype_name(tensor.dtype)}"
     return None
 
 

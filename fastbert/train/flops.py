@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import torch
 
 from .. import _native
+from ..wording import dtype_name
 
 # Dense bfloat16 peaks as the maker states them, FLOP/s; not of slower cards of a name, nor of a part of a GPU.
 _BF16_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -69,7 +70,7 @@ def measured_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.3
     deadline, best = time.perf_counter() + seconds, product()
     while time.perf_counter() < deadline:
         best = min(best, product())
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     product_rate = 2 * size**3 / best
     loop_rate = max(map(_native.loop_rate, _LOOPS.get(dtype, ())), default=0.0) if device.type == "cpu" else 0.0
     if loop_rate > product_rate:

@@ -16,6 +16,7 @@ from ..files import flush, unfinished
 from ..modules.linear import is_plain_tensor
 from ..modules.quantized import is_quantized
 from ..modules.quantized_linear import UNSAVABLE
+from ..wording import dtype_name
 from .names import is_computed, unwrapped_name
 from .reading import SAFETENSORS
 
@@ -50,7 +51,7 @@ def save_directory(
     model = _unwrapped(model)
     directory = Path(directory)
     state = tensors_of(model, state)
-    floating = next((str(t.dtype).removeprefix("torch.") for t in state.values() if t.is_floating_point()), None)
+    floating = next((dtype_name(t.dtype) for t in state.values() if t.is_floating_point()), None)
     config = {
         **{name: value for name, value in config_dict.items() if name != "torch_dtype"},
         "architectures": [getattr(model, "architecture", type(model).__name__)],
