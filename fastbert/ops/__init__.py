@@ -12,6 +12,7 @@ as its first implementation. The others are private:
     _in_place, _needed_gradients, _double_backward
                                       backward passes: gradients added to .grad directly, gradients that nobody uses,
                                       and second derivatives, which are refused
+    _int8_weights                     int8 weights: packed, checked, unpacked
     _weight_cache                     packed weights, kept as long as the weight they were made from
 """
 
@@ -25,6 +26,7 @@ from . import (  # noqa: F401
     _cpu_dropout,
     _cpu_embedding,
     _cpu_encoder,
+    _cpu_fp8,
     _cpu_gelu,
     _cpu_int8,
     _cpu_layer_norm,
@@ -43,10 +45,11 @@ from . import (  # noqa: F401
     _triton_linear,
     _triton_packing,
 )
-from ._cpu_int8 import int8_attention_dtype, pack_int8, unpack_int8
+from ._cpu_int8 import int8_attention_dtype
 from ._dispatch import backend, current_backend, is_fused, served
 from ._double_backward import once_differentiable
 from ._in_place import gradients_in_place
+from ._int8_weights import pack_int8, unpack_int8
 from ._invariant import active as is_batch_invariant
 from ._invariant import refuse as refuse_variant
 from ._invariant_mode import batch_invariant

@@ -13,7 +13,7 @@ from .. import reference
 from ..errors import InputError
 from ..rng import Dropout
 from . import _dispatch
-from ._cpu_int8 import packed_shape, unpack_int8
+from ._int8_weights import packed_shape, unpack_int8
 from .attention import check_bias
 from .linear import check_dtypes
 

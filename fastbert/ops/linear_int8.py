@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from .. import reference
 from ..errors import InputError
 from . import _dispatch
+from ._int8_weights import packed_shape, unpack_int8
+
+
+def check(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, residual: Tensor | None) -> None:
+    """Raises InputError where shapes do not fit, or a gradient is asked for."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, bias, residual)):
+        raise InputError("int8 weights have no gradient: expected inputs that need none, or torch.no_grad()")
+    if not torch.compiler.is_compiling():
+        held = list(packed_shape(packed))
+        if held != [n, x.shape[-1]]:
+            raise InputError(
+                f"x must be (..., K) for a packed weight [N, K] = {held}, got {tuple(x.shape)} and N = {n}"
+            )
+    if bias is not None and bias.shape != (n,):
+        raise InputError(f"bias must have shape {(n,)}, got {tuple(bias.shape)}")
+    if residual is not None and residual.shape != (*x.shape[:-1], n):
+        raise InputError(f"residual must be {(*x.shape[:-1], n)}, got {tuple(residual.shape)}")
+
+
+@_dispatch.register("linear_int8", "reference")
+def _reference(x: Tensor, packed: Tensor, n: int, bias=None, *, activation=None, residual=None) -> Tensor:
+    return reference.linear_int8(x, unpack_int8(packed), bias, activation, residual).to(x.dtype)
 
 
 def linear_int8(
@@ -21,7 +45,7 @@ def linear_int8(
 
     Args:
         x: (..., K) float32 or bfloat16.
-        packed: W (N, K) as `pack_int8` of fastbert/ops/_cpu_int8.py made it, uint8.
+        packed: W (N, K) as `pack_int8` made it, uint8.
         out_features: N.
         bias: (N,) or None.
         activation: None, "none" for GELU by the error function, "tanh" for its approximation.
@@ -35,4 +59,5 @@ def linear_int8(
     """
     if activation not in (None, "none", "tanh"):
         raise InputError(f"activation must be None, 'none' or 'tanh', got {activation!r}")
+    check(x, packed, out_features, bias, residual)
     return _dispatch.call("linear_int8", x, packed, out_features, bias, activation=activation, residual=residual)

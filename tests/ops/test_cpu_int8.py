@@ -303,6 +303,13 @@ def test_op_fits_torch():
     assert torch.equal(compiled(x), ops.linear_int8(x, packed, 8) * 2)
 
 
+def test_a_packed_weight_off_the_cpu_is_refused():
+    """A quantized model that was moved to a GPU: the host would read a header at an address of the device."""
+    packed = ops.pack_int8(torch.randn(8, 30)).to("meta")
+    with pytest.raises(InputError, match=r"packed by pack_int8, on the CPU, got uint8 .* on meta"):
+        ops.linear_int8(torch.randn(4, 30), packed, 8)
+
+
 def test_refusals():
     weight = torch.randn(8, 30)
     packed = ops.pack_int8(weight)
