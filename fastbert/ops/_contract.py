@@ -1,12 +1,12 @@
-"""What a torch op demands of its arguments where it is called by its name, from a graph or by hand.
+"""Checks of the arguments of a torch op that is called by its name (``torch.ops.fastbert.*``), in a graph or by hand.
 
-The functions of `fastbert.ops` check what they are given, and go to the kernels directly; kernels read raw memory by
-the sizes that they are told. So whoever comes through torch's dispatcher is checked once more, by a line for each op:
+The functions of `fastbert.ops` check their arguments and call the kernels directly, which read raw memory by the sizes
+they are told. Calls that reach a kernel through torch's dispatcher are checked here, by a line for each op:
 
     x: activation (..., C); bias: parameter (C)
 
-A letter is a size, the same wherever it stands; R is the number of rows in front of the last dimension. All activations
-have one dtype. A tensor that the schema has as optional may be missing.
+A letter stands for a size and is the same everywhere in the line; R is the number of rows, the product of the sizes
+before the last. All activations have one dtype. A tensor that is optional in the schema may be missing.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class _Wanted(NamedTuple):
 
 
 class Contract:
-    """The demands of one op.
+    """The requirements of one op.
 
     Args:
-        schema: of the op, as torch has it.
-        tensors: as in the module's docstring.
-        rest: takes all arguments, raises InputError for what a shape does not say.
+        schema: of the op, in torch's notation.
+        tensors: the line for the op, as in the module's docstring.
+        rest: is called with all arguments and raises InputError for what shapes and dtypes do not tell.
     """
 
     def __init__(self, schema: str, tensors: str, rest: Callable[..., None] | None = None) -> None:
@@ -56,14 +56,14 @@ class Contract:
         names = [argument.split()[-1] for argument in after[: after.index(")")].split(",")]
         self._rest = rest
         self._wanted: list[_Wanted] = []
-        self._passed: list[tuple | None] | None = None  # what the call before was, which most calls are like
+        self._passed: list[tuple | None] | None = None  # shapes and dtypes of the last call; most calls repeat them
         for one in tensors.split(";"):
             name, kind, sizes = re.fullmatch(r"\s*(\w+): (\w+) \((.*)\)\s*", one).groups()
             letters = tuple(filter(None, re.split(r",\s*", sizes)))
             self._wanted.append(_Wanted(names.index(name), name, _DTYPES[kind], letters, kind == "activation"))
 
     def check(self, *arguments: Any) -> None:
-        """Raises InputError where an argument is not what the kernel will take it for."""
+        """Raises InputError if an argument does not have the shape or dtype that the kernel assumes."""
         tensors = [arguments[wanted.place] for wanted in self._wanted]
         kinds = [None if x is None else (x.shape, x.dtype, x.layout) for x in tensors]
         if kinds != self._passed:
@@ -102,7 +102,7 @@ def _described(x: Tensor) -> str:
 
 
 def _fits(shape: torch.Size, sizes: tuple[str, ...], known: dict[str, Any]) -> bool:
-    """Whether a shape is the wanted one; notes the sizes that it is the first to tell."""
+    """Whether a shape fits; records in ``known`` the sizes that are seen for the first time."""
     if sizes[:1] == ("...",):
         sizes = sizes[1:]
         split = len(shape) - len(sizes)

@@ -29,9 +29,10 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _LOW63 = (1 << 63) - 1
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
-# Whether a gradient is many, under the vmap of torch.autograd (is_grads_batched, and its functional's vectorize).
+# Whether a gradient stands for a batch of gradients, under the vmap of torch.autograd (is_grads_batched=True, and
+# vectorize=True of torch.autograd.functional).
 _is_batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", lambda _grad: False)
-# What `is_watched` asks: torch has no public words for them.
+# The private functions of torch that `is_watched` and `is_traced` need are all there.
 _WATCHERS_ARE_KNOWN = hasattr(profiler, "_is_profiler_enabled") and all(
     hasattr(torch._C, name) for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
 )
@@ -43,12 +44,12 @@ def why_not(
     parameters: tuple[Tensor | None, ...] = (),
     widened: tuple[torch.dtype, ...] = (),
 ) -> str | None:
-    """None where the kernels can take these tensors, else why not.
+    """None if the kernels can take these tensors, else the reason why not.
 
     Args:
-        x, others: activations, which must share one dtype.
-        parameters: tensors that are converted to float32 where they are not.
-        widened: dtypes that the caller converts to float32.
+        x, others: activations, which must have one dtype.
+        parameters: tensors that will be converted to float32.
+        widened: further dtypes that are accepted, since the caller converts them to float32.
     """
     tensors = [t for t in (x, *others, *parameters) if t is not None]
     for tensor in tensors:  # a loop, as below: torch 2.6's compiler cannot trace next() with a default
@@ -66,7 +67,7 @@ def why_not(
 
 
 def buffer(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory for a kernel to fill: of this dtype and on the CPU, whatever torch's defaults are."""
+    """Uninitialised memory for a kernel to fill: on the CPU and of this dtype, whatever torch's default ones are."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
@@ -81,20 +82,20 @@ def define(
     tensors: str = "",
     rest: Callable[..., None] | None = None,
 ) -> Callable:
-    """Makes a torch op of a kernel launcher.
+    """Registers a kernel launcher as the torch op ``fastbert::<name>``.
 
     Args:
-        schema: torch's, e.g. ``gelu(Tensor x) -> Tensor``.
-        kernel: runs on CPU tensors.
-        fake: the same shapes, strides and dtypes without the numbers.
+        schema: in torch's notation, such as ``gelu(Tensor x) -> Tensor``.
+        kernel: launches the kernel on CPU tensors.
+        fake: returns empty tensors of the same shapes, strides and dtypes.
         backward, setup_context: as in `torch.library.register_autograd`; without them the op has no gradient, and
             asking for one (a second derivative) is an error.
-        key: torch's dispatch key of the kernel.
-        tensors, rest: what the dispatcher's callers must hand over (`_contract.Contract`).
+        key: the dispatch key of torch under which the kernel is registered.
+        tensors, rest: what callers of the op by its name must pass (`_contract.Contract`).
 
     Returns:
-        the op, to be called with all of its arguments in their order; it passes torch's dispatcher by where nobody
-        there looks at the call.
+        the op as a function of all its arguments, in order; it bypasses torch's dispatcher when nothing observes the
+        call there (`_directly`).
     """
     name = schema[: schema.index("(")]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -106,11 +107,11 @@ def define(
             raise BackendError(_double_backward.refused_for(name))
 
     def gradient(ctx, *grads):
-        # What comes after may give no gradient back: then there is none from here on, as for torch's own ops.
+        # Without an incoming gradient there is none to pass on, as in torch's own ops.
         if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
         if any(grad is not None and _is_batched(grad) for grad in grads):
-            with BaseTorchFunctionMode():  # watched, ops go to the dispatcher, which takes such gradients apart
+            with BaseTorchFunctionMode():  # sends ops through the dispatcher, which unbatches such gradients
                 return backward(ctx, *grads)
         return backward(ctx, *grads)
 
@@ -127,10 +128,10 @@ def _checked(kernel: Callable, contract: Contract) -> Callable:
 
 
 def _directly(op: Callable, kernel: Callable, backward: Callable, setup_context: Callable | None) -> Callable:
-    """An op that passes torch's dispatcher by where nobody there looks at the call.
+    """A function that calls the kernel directly, and the op ``op`` only if something observes calls in the dispatcher.
 
-    The dispatcher takes as long as a small kernel, with a gradient three times as long, and longer when weights have
-    just passed through the caches.
+    Going through torch's dispatcher takes as long as a small kernel, three times as long with a gradient, and longer
+    still when weights have just evicted it from the processor's caches.
     """
 
     def forward(ctx, *args):
@@ -155,16 +156,16 @@ def _directly(op: Callable, kernel: Callable, backward: Callable, setup_context:
 
 
 def is_watched() -> bool:
-    """Whether a profiler, or what `is_traced` asks for, looks at the ops that torch's dispatcher is given."""
+    """Whether a profiler, a mode, a trace or a transform (`is_traced`) observes the ops in torch's dispatcher."""
     return not _WATCHERS_ARE_KNOWN or profiler._is_profiler_enabled or is_traced()
 
 
 def is_traced(own_modes: int = 0) -> bool:
-    """Whether a mode, a trace or a transform would miss what passes torch's dispatcher by; also where a torch of
-    another release has no word for it.
+    """Whether a mode, a trace or a transform would miss calls that bypass torch's dispatcher; also True in a release of
+    torch that cannot tell.
 
     Args:
-        own_modes: how many modes of torch's functions are this package's, and miss nothing.
+        own_modes: how many of the active `TorchFunctionMode`s are this package's, which need not see such calls.
     """
     if not _WATCHERS_ARE_KNOWN or torch._C._len_torch_dispatch_stack():
         return True
@@ -174,11 +175,12 @@ def is_traced(own_modes: int = 0) -> bool:
 
 
 def code(x: Tensor) -> int:
-    """The dtype as the kernels count it."""
+    """The code of a tensor's dtype in the kernels (csrc/include/types.h)."""
     return code_of(x.dtype)
 
 
 def code_of(dtype: torch.dtype) -> int:
+    """The code of float32 or bfloat16 in the kernels."""
     return DTYPES[dtype]
 
 
@@ -194,17 +196,17 @@ def rows_and_columns(x: Tensor) -> tuple[int, int]:
 
 
 def as_float32(x: Tensor | None) -> Tensor | None:
-    """A parameter for the kernels; a few kilobytes, so a copy costs nothing beside the op."""
+    """A bias or a norm's parameter for the kernels: a few kilobytes, so a copy costs little compared with the op."""
     return None if x is None else x.to(torch.float32).contiguous()
 
 
 def reduction_workspace(rows: int, columns: int) -> Tensor:
-    """Partial sums of a reduction over rows."""
+    """Memory for the partial sums of a reduction over rows."""
     return buffer(_native.extension().reduction_chunks(rows) * columns)
 
 
-# How a schema carries a `Dropout`: threshold 0 means none. Where seed and offset are not known before the op is run, as
-# in a compiler's graph, they are in rng (2,) int64, which nothing writes to.
+# How a schema carries a `Dropout`; threshold 0 means none. If seed and offset are only known when the op runs, as in a
+# compiler's graph, they are in rng, (2,) int64, to which nothing writes.
 DROPOUT_SCHEMA = "int threshold, int seed, int offset, int site, Tensor? rng"
 DROPOUT_TENSORS = "rng: int64 (2)"
 
@@ -220,7 +222,7 @@ def dropout_arguments(dropout: Dropout | None) -> tuple[int, int, int, int, Tens
 
 
 def native_dropout(threshold: int, seed: int, offset: int, site: int, rng: Tensor | None):
-    """What the kernels take for the arguments that `dropout_arguments` made."""
+    """The kernels' Dropout object for the arguments that `dropout_arguments` made."""
     if not 0 <= threshold <= 65536:
         raise InputError(f"expected a dropout's threshold of 0 to 65536, got {threshold}")
     if rng is not None:

@@ -1,6 +1,6 @@
-"""Attention of packed sequences by the CPU kernels: scores stay on chip, dropout's bits are drawn again in backward.
+"""Attention of packed sequences by the CPU kernels: scores stay in cache, dropout is drawn again in the backward pass.
 
-Kept for backward, beside q, k, v and the output: a float32 a token and head, the logarithm of its sum of exponentials.
+Kept for backward besides q, k, v and the output: lse, a float32 per token and head, the logarithm of the softmax's sum.
 q, k and v may be views of one fused (T, 3 nheads head_dim) matrix, which is then read in place.
 """
 
@@ -23,28 +23,28 @@ def _rows(x: Tensor) -> Tensor:
     return x if adjacent else x.contiguous()
 
 
-# What a kernel may read behind a row of the bias that it was told of (csrc/include/attention.h).
+# How many numbers past the end of a row of the bias a kernel may read (csrc/include/attention.h).
 _BEHIND_A_ROW = 15
 
 
 def bias_rows(bias: Tensor | None, cu_seqlens: Tensor) -> Tensor | None:
-    """A bias (nheads, 2R-1) as the kernels read it.
+    """A bias (nheads, 2R-1) as the kernels read it: float32, with padding after each row; None for None.
 
     Args:
         cu_seqlens: (B+1,) int32, contiguous.
 
     Raises:
-        InputError: it is too short for one of the sequences.
+        InputError: the bias is too short for one of the sequences.
     """
     if bias is None:
         return None
     longest = _native.extension().longest_sequence(cu_seqlens.data_ptr(), cu_seqlens.numel() - 1)
-    check_bias(bias, bias.shape[0], longest)  # max_seqlen is what a caller says
+    check_bias(bias, bias.shape[0], longest)  # not by max_seqlen, which is only what the caller says
     return F.pad(bias.detach().to(torch.float32), (0, _BEHIND_A_ROW)).contiguous()
 
 
 def native_bias(rows: Tensor | None):
-    """What the kernels take for `bias_rows`, which must outlive it."""
+    """The kernels' RelativeBias object for the result of `bias_rows`, which must outlive it."""
     relative = _native.extension().RelativeBias
     return relative(0, 0, 0) if rows is None else relative(rows.data_ptr(), rows.stride(0), _middle(rows))
 
@@ -54,7 +54,7 @@ def _middle(rows: Tensor) -> int:
 
 
 def _arguments(q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, dropout, rows):
-    """What forward and backward have in common, for the kernels; the tensors must outlive it."""
+    """The arguments that forward and backward share, for the kernels; the tensors must outlive them."""
     num_tokens, nheads, head_dim = q.shape
     arguments = _native.extension().AttentionArgs(
         dtype=_cpu.code(q),
@@ -110,7 +110,7 @@ def _backward(
     dout, q, k, v, out, bounds = *(_rows(x) for x in (dout, q, k, v, out)), _bounds(cu_seqlens)
     lse, rows = lse.contiguous(), bias_rows(bias, bounds)
     gradients = [_cpu.buffer(q.shape, q.dtype) for _ in range(3)]
-    # Sequences come in any order, each with a sum of its own; these are added up in theirs.
+    # Threads take the sequences in any order: a sum per sequence, added up in the order of the sequences.
     sums = _cpu.buffer((bounds.numel() - 1, *rows.shape)).zero_() if learns_bias else None
     dropout = (threshold, seed, offset, site, rng)
     arguments = _arguments(q, k, v, out, lse, bounds, max_seqlen, softmax_scale, causal, dropout, rows)

@@ -1,6 +1,6 @@
-"""Attention of a rectangular batch on the CPU: by torch's fused one where the output alone is wanted, without dropout.
+"""Attention of a rectangular batch on the CPU: torch's fused attention if only the output is needed, without dropout.
 
-Otherwise it is the reference, with dropout's bits from the kernel that draws them.
+Otherwise the reference, with its dropout masks drawn by our kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def attention_padded(
     probabilities: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     if not probabilities and dropout is None:
-        # Since torch 2.5 a row without keys is 0 here too, and a mask that learns has its gradient.
+        # Since torch 2.5, rows without keys give 0 here too, and a mask that requires a gradient gets it.
         added = None if mask is None else mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, added, scale=softmax_scale), None
     options = {"softmax_scale": softmax_scale, "dropout": dropout, "keep_mask": keep_mask}

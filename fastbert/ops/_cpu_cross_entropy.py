@@ -1,4 +1,4 @@
-"""Softmax cross-entropy by the CPU kernels: keeps two numbers a row for backward, where torch keeps (N, V)."""
+"""Softmax cross-entropy by the CPU kernels. Kept for backward: two numbers per row, where torch keeps (N, V)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor,
 
 
 def _refuse(row: int, logits: Tensor, labels: Tensor, ignore_index: int) -> None:
-    """Raises InputError for the label of a row that a kernel has named; -1 for none."""
+    """Raises InputError if a kernel has found a row whose label is out of range; -1 for none."""
     if row >= 0:
         allowed = f"{ignore_index} (ignored) or in 0..{logits.shape[1] - 1}"
         raise InputError(f"labels must be {allowed}, got {int(labels[row])} at {row}")

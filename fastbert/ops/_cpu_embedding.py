@@ -1,7 +1,7 @@
 """Embedding sum, LayerNorm and dropout in one pass by the CPU kernels.
 
-Kept for backward: two numbers a token. The sums are made again from the tables, the dropout's bits drawn again.
-Where the engine allows it (`_in_place`), rows of the word table's gradient go straight into ``word.grad``.
+Kept for backward: two numbers per token. The sums are computed again from the tables, and dropout is drawn again. If
+the engine allows it (`_in_place`), rows of the word table's gradient are added to ``word.grad`` directly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..rng import Dropout
 from ..wording import dtype_name
 from . import _cpu, _dispatch, _in_place
 
-# The word table of the call under way whose gradient this op adds itself; `_setup_context` takes it over.
+# The word table of the current call if this op adds its gradient itself; read by `_setup_context`.
 _own = threading.local()
 
 
@@ -56,9 +56,9 @@ def _forward(
 
 
 def _refuse(token: int) -> None:
-    """Raises IndexError for the token that a kernel has named; -1 for none."""
+    """Raises IndexError if a kernel has found a token with an id out of range; -1 for none."""
     if token >= 0:
-        raise IndexError("index out of range in self")  # torch's words, so the reference's
+        raise IndexError("index out of range in self")  # the message of torch's embedding, as in the reference
 
 
 def _forward_fake(
@@ -122,7 +122,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _gradient(ctx, dout: Tensor, *_):
-    saved = ctx.saved_tensors  # read once: torch's checkpointing, which makes them anew, hands each out once
+    saved = ctx.saved_tensors  # read once: torch's checkpointing recomputes them and returns each only once
     input_ids, weight = saved[0], saved[6]
     wanted = list(ctx.needs_input_grad[3:6])
     *dtables, dweight, dbias, rows = _embedding_backward(dout, *saved, ctx.padding_idx, wanted, *ctx.dropout)
@@ -191,7 +191,7 @@ def embedding(
     dropout: Dropout | None = None,
 ) -> Tensor:
     padding = -1 if padding_idx is None else padding_idx
-    # Something else must lead backward here when the word table does not.
+    # The word table is detached, so another input must lead autograd to this op's backward.
     if _in_place.is_allowed(word) and any(t.requires_grad for t in (token_type, position, weight, bias)):
         _own.word, word = word, word.detach()
     try:

@@ -28,13 +28,13 @@ from .encoder import (
     layers_of,
 )
 
-# Asked of some two hundred tensors in every call.
+# C functions, since they are called on some two hundred tensors in every call.
 _DTYPE, _IS_CPU, _VERSION = attrgetter("dtype"), attrgetter("is_cpu"), attrgetter("_version")
-# As it is at the start: a compiler cannot follow the question.
+# Read once at import: torch.compile cannot trace the call.
 _LEVEL = _native.isa() or ""
 
-# States and weights that are computed in float32: no kernel multiplies them, and torch takes several times as long
-# for products of them as for those of float32.
+# Dtypes of states and weights that are computed in float32: no kernel of ours multiplies them, and torch's products of
+# them take several times as long as float32's.
 _WIDENED = (torch.float16,)
 
 _lock = threading.Lock()
@@ -46,7 +46,7 @@ def _renew_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # The thread that holds the lock at that moment is none of a forked child's, who would wait for it for ever.
+    # A thread that holds the lock during a fork does not exist in the child, which would wait for it for ever.
     os.register_at_fork(after_in_child=_renew_lock)
 
 
@@ -62,13 +62,13 @@ def _accepts(
             return reason
     level = _LEVEL if torch.compiler.is_compiling() else _native.isa()
     if not level.startswith(("avx", "amx")) and _dispatch.current_backend() == "auto" and not int8:
-        # Layer by layer the dense products are torch's, which knows the processor: ours would take five times as long.
+        # Layer by layer, torch computes the products, by kernels for this processor; ours take five times as long.
         return "without AVX2 torch's own dense products are quicker"
     if bias is not None and (reason := _cpu.why_not(x, parameters=(bias,), widened=_WIDENED)):
         return reason
-    at_once = not torch.compiler.is_compiling() and all(map(_IS_CPU, tensors))  # a compiler follows no map of these
+    at_once = not torch.compiler.is_compiling() and all(map(_IS_CPU, tensors))  # torch.compile cannot trace this map
     if at_once and set(map(_DTYPE, tensors)) <= {torch.uint8, x.dtype}:
-        # Of two hundred tensors one is all, and before a short sentence the time counts.
+        # x stands for all of the two hundred tensors: checking each takes time that counts before a short sentence.
         return _cpu.why_not(x, widened=_WIDENED)
     return _cpu.why_not(x, parameters=tuple(t for t in tensors if t.dtype != torch.uint8), widened=_WIDENED)
 
@@ -78,7 +78,7 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    """Their counts of changes, which tensors made in inference mode have not."""
+    """The tensors' version counters, 0 for tensors made in inference mode, which have none."""
     try:
         return list(map(_VERSION, tensors))
     except RuntimeError:
@@ -86,7 +86,7 @@ def _versions(tensors: list[Tensor]) -> list[int]:
 
 
 class _Packed:
-    """The native encoder of one stack of layers, and what it was packed from."""
+    """The native encoder of one stack of layers, and a record of the weights that it was packed from."""
 
     def __init__(self) -> None:
         self._key, self._sizes, self._print, self._native = None, None, None, None
@@ -94,11 +94,11 @@ class _Packed:
     def native(
         self, x: Tensor, tensors: list[Tensor], nheads: int, eps: float, approximate: str, form: int, in_graph: bool
     ):  # fmt: skip
-        """The native encoder, with the copies that it reads, packed anew where a parameter is another tensor or holds
-        other numbers.
+        """The native encoder and the copies that it reads, packed again if a parameter was replaced or changed.
 
-        A write through ``.data`` or a raw pointer leaves the version as it was, so numbers are compared too, all of a
-        vector and some of a matrix: a write to a tenth of a matrix is seen, one to a few of its rows may not be.
+        A write through ``.data`` or a raw pointer does not change the version, so a fingerprint of the numbers is
+        compared too, of all numbers of a vector and of some of a matrix: a write to a tenth of a matrix is detected,
+        one to a few of its rows may not be.
         """
         addresses = list(map(Tensor.data_ptr, tensors))
         key = (_native.isa(), x.dtype, form, nheads, eps, approximate, addresses, _versions(tensors))
@@ -114,7 +114,7 @@ class _Packed:
 
 
 def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float, approximate: str, form: int):
-    """A native encoder, and the copies that it reads: one of what several layers share."""
+    """A native encoder and the copies that it reads; layers that share their parameters are packed once."""
     int8, wide = is_int8(layers), layers[0].intermediate_bias.shape[0]
     if int8:
         check_int8(layers)
@@ -131,7 +131,7 @@ def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float,
             *(t.detach() for t in (p.attention_out_bias, p.intermediate_bias, p.out_bias)),
             *(t.detach() for t in (p.attention_norm_weight, p.attention_norm_bias, p.norm_weight, p.norm_bias)),
         )
-        # The lists keep the converted tensors alive until they are copied.
+        # These lists keep the converted tensors alive until set_parameters has copied them.
         vectors = [v.to(torch.float32).contiguous() for v in vectors]
         addresses = [0 if t is None else t.data_ptr() for t in weights]
         native.set_parameters(number, addresses, [t.data_ptr() for t in vectors])
@@ -139,20 +139,21 @@ def _pack(x: Tensor, layers: Sequence[LayerParameters], nheads: int, eps: float,
 
 
 def _in_a_row(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """Converted one by one: under an autocast to bfloat16, torch does not lay float16 ones end to end."""
+    """The tensors converted and concatenated, in this order: under an autocast to bfloat16, torch cannot concatenate
+    float16 tensors."""
     return torch.cat([t.detach().to(dtype) for t in tensors])
 
 
 def _weights(p: LayerParameters, dtype: torch.dtype) -> list[Tensor | None]:
-    """In the order of csrc/include/encoder.h, query, key and value as one."""
+    """The weights in the order of csrc/include/encoder.h, with query, key and value as one matrix."""
     qkv = _in_a_row((p.query_weight, p.key_weight, p.value_weight), dtype)
     others = (p.attention_out_weight.detach(), p.intermediate_weight.detach(), p.out_weight.detach())
     return [*(w.to(dtype).contiguous() for w in (qkv, *others)), None, None]
 
 
 def _int8_weights(p: LayerParameters, copies: list[Tensor]) -> list[Tensor]:
-    """In that order; the kernels read them where they are, and the caller's layers keep them alive. Of those that do
-    not begin at a multiple of 64 bytes there are copies."""
+    """The weights in that order. The kernels read them in place, and the caller's layers keep them alive; those that do
+    not start at a multiple of 64 bytes are copied, into ``copies``."""
     others = (p.attention_out_weight, p.intermediate_weight, p.out_weight, p.key_weight, p.value_weight)
     weights = []
     for weight in (p.query_weight, *others):
@@ -163,7 +164,7 @@ def _int8_weights(p: LayerParameters, copies: list[Tensor]) -> list[Tensor]:
     return weights
 
 
-# What is held of a stack, by its last matrix: an op in a compiler's graph is handed tensors alone.
+# The `PackedEncoder.held` of each stack, found by its last matrix, since an op in a compiler's graph only gets tensors.
 _held = WeightCache()
 _LAST_MATRIX = LayerParameters._fields.index("out_weight") - len(LayerParameters._fields)
 
@@ -175,8 +176,8 @@ def _forward(
     """The states (L, T, H) after every layer, or (1, T, H) after the last.
 
     Args:
-        tensors: the layers' in a row.
-        held: a `PackedEncoder`'s; None, as in a compiler's graph, for that of the last matrix.
+        tensors: those of all layers, one after the other.
+        held: that of the `PackedEncoder`; None in a compiler's graph, where it is found by the last matrix.
     """
     given, cu_seqlens = x.detach(), cu_seqlens.to(torch.int32).contiguous()
     x = _widened(given).contiguous()
@@ -187,7 +188,7 @@ def _forward(
     with _lock:
         if in_graph:
             held = _held.of(tensors[_LAST_MATRIX])
-        # Short batches and long ones may want other forms of the weights; each is packed when it is first asked for.
+        # Short and long batches may need different forms of the weights; each is packed when it is first needed.
         packed = held.setdefault("cpu, three parts" if parts else "cpu", _Packed())
         native, _copies = packed.native(given, tensors, nheads, eps, approximate, form, in_graph)
     states = _forward_fake(x, tensors, cu_seqlens, nheads, eps, approximate, keep_states, bias)
@@ -212,8 +213,8 @@ def _check_of_op(
         raise InputError(f"encoder: expected heads that divide {x.shape[1]} hidden units, got {nheads}")
     if approximate not in ("none", "tanh"):
         raise InputError(f'encoder: expected approximate "none" or "tanh", got {approximate!r}')
-    check_bias(bias, nheads, 0)  # the kernel's launcher knows how long sequences are
-    # The layers among themselves are looked at when they are packed, which is not in every call.
+    check_bias(bias, nheads, 0)  # `bias_rows` compares it with the longest sequence
+    # The layers are compared with each other when they are packed, not in every call.
     hidden = layers_of(tensors[: len(LayerParameters._fields)])[0].query_bias
     if hidden.shape != x.shape[1:]:
         raise InputError(f"encoder: expected x (T, H) of layers for H = {tuple(hidden.shape)}, got {tuple(x.shape)}")
@@ -251,7 +252,7 @@ def _encoder(
     if torch.compiler.is_compiling():
         return list(_op(*arguments).unbind())
     held = {} if packed is None else packed.held
-    if packed is not None and not held:  # a compiled model packs no second time
+    if packed is not None and not held:  # so that the same model, compiled, finds what is packed here
         _held.keep(tensors[_LAST_MATRIX], held)
     if is_recorded(x, tensors, bias):
         states = _forward(*arguments, held).unbind()

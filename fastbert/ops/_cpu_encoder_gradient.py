@@ -1,9 +1,9 @@
-"""The gradient of the CPU's call for a whole encoder: nothing is kept for it, and it is computed when it is asked for.
+"""The gradient of the CPU's whole-encoder call: nothing is saved for it, and it is recomputed if a backward pass comes.
 
-In evaluation most passes are recorded by autograd only because nobody told it not to, and no backward pass follows.
-They take the one call as if nothing were recorded. Should a backward pass come, the layers are computed again, op by
-op, and the ops' own gradients are taken. That is a forward pass too many; hence a stack through which a backward pass
-has come is recorded op by op from then on (`PackedEncoder.is_differentiated`).
+Most passes in evaluation mode are recorded by autograd only because no torch.no_grad() is around them, and no backward
+pass follows. They use the fast whole-encoder call all the same. If a backward pass does come, the layers are computed
+again op by op, to differentiate these ops. Since that costs an additional forward pass, a stack that has seen one is
+recorded op by op from then on (`PackedEncoder.is_differentiated`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .layer_norm import layer_norm
 from .linear import linear
 
 _STEPS = reference.Steps(linear, attention, gelu, layer_norm)
-# Whether somebody wants to see what is saved for the backward pass, as checkpointing does, which counts on the same
-# tensors when it computes again. Torch has no public word for it: without one, what is recorded is computed op by op.
+# Whether hooks on saved tensors are active, as in activation checkpointing, which expects the same tensors to be saved
+# when it recomputes. A private function of torch's: in a release without it, recorded passes are computed op by op.
 _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _ignored: True)
 
 
 def why_not(x: Tensor) -> str | None:
-    """None where a recorded pass of x can take the one call, else why not."""
+    """None if a recorded pass of x can use the whole-encoder call, else the reason why not."""
     if torch.compiler.is_compiling():
         return "the whole-encoder kernel has no gradient in a compiler's graph"
-    # In float32 batch-invariant products have the same bits by either way.
+    # In float32, batch-invariant products have the same bits in both ways.
     same_bits_matter = _invariant.active() and x.dtype != torch.float32
     if same_bits_matter or torch.are_deterministic_algorithms_enabled():
         return "a pass that is recorded would have other bits than one after a backward pass"
@@ -43,7 +43,7 @@ def why_not(x: Tensor) -> str | None:
 
 
 class Call(NamedTuple):
-    """What all layers share, beside the bounds."""
+    """What all layers share, besides cu_seqlens."""
 
     max_seqlen: int
     nheads: int
@@ -54,10 +54,10 @@ class Call(NamedTuple):
 
 
 class _Deferred(torch.autograd.Function):
-    """y after some layers of x, which has been computed already.
+    """Attaches to y, which has been computed already, the gradient of some layers applied to x.
 
-    Each tensor is given once, so that one that layers share has one gradient, added up on the way, and not one for
-    every layer; ``order`` has the number of each that stands in the layers. A bias of attention is the last one.
+    Each tensor is passed once, so that one that several layers share gets a single gradient, summed on the way;
+    ``order`` gives for each tensor of the layers its number among those passed. A bias of attention is the last one.
     """
 
     @staticmethod
@@ -66,7 +66,7 @@ class _Deferred(torch.autograd.Function):
     ) -> Tensor:
         ctx.call, ctx.order, ctx.as_now, ctx.autocast = call, order, _recompute.recomputation()[1], _autocast()
         ctx.save_for_backward(cu_seqlens, x, *tensors)
-        # Neither the tensor that was given nor a view of it: their owner could not write to what he gets.
+        # Neither y itself nor a view of it: autograd would forbid the caller to write to the result in place.
         return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
     @staticmethod
@@ -74,11 +74,11 @@ class _Deferred(torch.autograd.Function):
     def backward(ctx, dy: Tensor):
         ctx.call.packed.is_differentiated = True
         cu_seqlens, *saved = ctx.saved_tensors
-        # Copies of what was given, which have neither its hooks nor a place to leave the gradient.
-        of_state, _, _, *others = ctx.needs_input_grad  # the second and the third are of no tensors
+        # Detached from the inputs: their hooks must not run here, and their .grad must not be filled.
+        of_state, _, _, *others = ctx.needs_input_grad  # the second and the third input are no tensors
         _, _, *wants = needed_gradients(ctx, [of_state, *others])
         given = [t.detach().requires_grad_(want) for t, want in zip(saved, wants, strict=True)]
-        # Also within inference_mode(), which records nothing and whose tensors cannot be saved.
+        # The backward pass may run inside inference_mode(), which records nothing and whose tensors cannot be saved.
         dy = dy.clone() if dy.is_inference() else dy
         with torch.inference_mode(False), torch.enable_grad(), ctx.as_now, ctx.autocast():
             x, *tensors = given
@@ -89,7 +89,7 @@ class _Deferred(torch.autograd.Function):
 
 
 def _autocast() -> Callable[[], torch.autocast]:
-    """A block with today's autocast, to be entered later."""
+    """The current autocast setting as a context that can be entered later."""
     enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     return lambda: torch.autocast("cpu", dtype, enabled, cache_enabled=False)
 
@@ -110,17 +110,20 @@ def deferred(
     call: Call,
     between: Callable[[Tensor], Tensor] | None,
 ) -> list[Tensor]:
-    """States that have been computed, with gradients that are computed when they are asked for.
+    """Attaches deferred gradients to states that have been computed.
 
     Args:
-        states: (T, H) after the last layer, or after each of them, which then has a gradient by the one before.
-        x: (T, H). tensors: the layers' in a row. cu_seqlens: (B+1,). bias: of attention, or None.
-        between: of `fused_encoder`.
+        states: (T, H) after the last layer alone, or after each layer, whose gradient then goes to the state before it.
+        x: (T, H), the input of the first layer.
+        tensors: those of all layers, one after the other.
+        cu_seqlens: (B+1,) int32.
+        bias: that of attention, or None.
+        between: as in `fused_encoder`.
     """
     each, last = len(tensors) // len(states), [] if bias is None else [bias]
     recorded = []
     for number, state in enumerate(states):
-        x = x.to(state.dtype)  # under autocast a caller gets wider ones
+        x = x.to(state.dtype)  # under autocast, what ``between`` returns may be wider
         own = tensors[number * each : (number + 1) * each]
         first, order = each_once(map(id, own))
         x = _Deferred.apply(state, call, order, cu_seqlens, x, *(own[place] for place in first), *last)

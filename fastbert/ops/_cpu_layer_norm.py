@@ -1,7 +1,7 @@
 """LN(residual + dropout(x + x_bias)) by the CPU kernels.
 
-Kept for backward: the LayerNorm's float32 input (x itself where x is float32 and nothing is added) and two numbers a
-row. The dropout's bits are drawn again.
+Kept for backward: the LayerNorm's float32 input (x itself if x is float32 and nothing is added) and two numbers per
+row. Dropout is drawn again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import _cpu, _dispatch
 
 
 def _is_plain(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, threshold: int) -> bool:
-    """The LayerNorm's input is x itself."""
+    """Whether the LayerNorm's input is x itself."""
     return x.dtype == torch.float32 and x_bias is None and residual is None and threshold == 0
 
 

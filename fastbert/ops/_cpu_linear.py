@@ -1,11 +1,12 @@
-"""Dense layers on the CPU: own products with packed weights where they are quicker than torch's, else torch's.
+"""Dense layers on the CPU: our own products with packed weights where they are faster than torch's, else torch's.
 
-Bfloat16 is always computed here, in training too: torch's own is slower than its float32 product without AMX, and dies
-of an illegal instruction on a processor that announces AMX without tiles. Float32 is computed here without a gradient:
-for few rows, where reading the weights is what takes time, and for many on AMX's tiles, in three bfloat16 parts, where
-`torch.set_float32_matmul_precision` asks for less than "highest". On AMD's processors with AVX-512 all of it is, but
-for the smallest products in training: the library inside torch reaches 45 to 85 % of our product's rate, and on Zen 4
-and 5 ours is Winograd's inner product, which is faster than multiply-adds could be (docs/cpu-performance.md).
+Bfloat16 is always computed here, also in training: without AMX, torch's bfloat16 product is slower than its float32
+product, and it ends the process with an illegal instruction on a processor that announces AMX but has no tiles.
+Float32 without a gradient is computed here for few rows, where reading the weights takes most of the time, and, if
+`torch.set_float32_matmul_precision` asks for less than "highest", for many rows on AMX tiles, in three bfloat16 parts.
+On AMD processors with AVX-512 all float32 is computed here, except the smallest products in training: the library in
+torch reaches 45 to 85 % of our rate, and on Zen 4 and 5 ours is Winograd's inner product, which is faster than
+multiply-adds can be (docs/cpu-performance.md).
 """
 
 from __future__ import annotations
@@ -22,30 +23,31 @@ from ._weight_cache import WeightCache
 # Against torch's float32 product on AVX-512, one thread, weights of BERT-base: 1.15 to 1.4 times its speed at 32 rows,
 # even at 128, 0.8 to 1.0 times at 1,024 (docs/LOG.md).
 FLOAT32_ROWS = 64
-# On AMD's processors products in training are ours from so many rows and multiply-adds on: weights change with every
-# step and are packed three times in it, which with fewer takes longer than it saves (docs/LOG.md).
+# On AMD processors, products in training are ours from this many rows and multiply-adds on. Weights change in every
+# step and are packed three times in it, which takes longer than it saves in smaller products (docs/LOG.md).
 TRAINING_ROWS, TRAINING_PRODUCTS = 24, 1 << 24
 
-# Forms of a packed float32 weight besides its own (DType in csrc/include/types.h): each number as three bfloat16 ones
-# whose sum it is, and scaled numbers for Winograd's inner product.
+# Further forms of a packed float32 weight (DType in csrc/include/types.h): each number as the sum of three bfloat16
+# numbers, and numbers scaled for Winograd's inner product.
 _THREE_PARTS = 2
 _WINOGRAD = 3
 
-# Of each weight {(form, transposed): (what it was made from, packed)}.
+# For each weight {(form, transposed): (`_state` of the weight, packed weight)}.
 _packed = WeightCache()
 
 
 def _state(weight: Tensor) -> tuple:
-    """Changes when the parameter does. A write through `.data` leaves the version alone, hence the look at numbers."""
+    """Changes when the parameter does. A write through `.data` does not change the version, hence the fingerprint."""
     version = 0 if weight.is_inference() else weight._version
     span = ((weight.shape[0] - 1) * weight.stride(0) + weight.shape[1]) * weight.element_size() if weight.numel() else 0
     return version, weight.data_ptr(), weight.stride(0), _native.extension().fingerprint(weight.data_ptr(), span)
 
 
 def three_parts(dtype: torch.dtype, rows: int) -> bool:
-    """Whether products of so many rows are computed in three bfloat16 parts: as exact as float32's own, on tiles.
+    """Whether float32 products of this many rows are computed on AMX tiles in three bfloat16 parts, as exactly as in
+    float32.
 
-    Few rows are bound by reading the weights, of which the parts are half as large again.
+    With few rows, reading the weights takes the time, and in three parts they are half as large again.
     """
     return (
         dtype == torch.float32
@@ -57,7 +59,7 @@ def three_parts(dtype: torch.dtype, rows: int) -> bool:
 
 
 def packed_form(dtype: torch.dtype, rows: int) -> int:
-    """Code of the form in which a weight is packed for products with so many rows of a float32 or bfloat16 tensor."""
+    """Code of the form in which a weight is packed for products with this many rows of float32 or bfloat16."""
     if three_parts(dtype, rows):
         return _THREE_PARTS
     if dtype == torch.float32:
@@ -66,13 +68,13 @@ def packed_form(dtype: torch.dtype, rows: int) -> int:
 
 
 def packed_weight(weight: Tensor, form: int, transposed: bool = False, keep: bool = True) -> Tensor:
-    """The weight in panels, kept until it changes or its memory goes.
+    """The packed weight (bytes,) uint8, cached until the weight changes or its memory is freed.
 
     Args:
         weight: (N, K) float32 or bfloat16.
-        form: code of what is packed (`packed_form`).
+        form: code of the packed form (`packed_form`).
         transposed: packs W^T, for the gradient of a layer's input.
-        keep: False takes what is kept and keeps nothing new.
+        keep: whether a newly packed weight is cached; a cached one is used in any case.
     """
     source = weight.detach()
     source = source if source.stride(1) == 1 else source.contiguous()
@@ -174,7 +176,7 @@ _linear = _cpu.define(
 
 def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
-        return False  # torch says what is wrong
+        return False  # torch's own product raises the error
     if x.dtype == torch.bfloat16:
         return weight.dtype in _cpu.DTYPES and (bias is None or bias.dtype in _cpu.DTYPES)
     if x.dtype != torch.float32 or weight.dtype != torch.float32 or torch.compiler.is_compiling():
@@ -183,14 +185,19 @@ def _is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _recorded(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[bool, bool]:
-    """Whether a product has a gradient of the weight, and whether of anything."""
+    """Whether autograd needs the gradient of the weight, and whether it needs any gradient."""
     if not torch.is_grad_enabled():
         return False, False
     return weight.requires_grad, any(t is not None and t.requires_grad for t in (x, weight, bias))
 
 
 def _is_quicker(x: Tensor, weight: Tensor, trains: bool, records: bool) -> bool:
-    """Whether our float32 product is quicker than torch's; with gradients of the weight, or of anything."""
+    """Whether our float32 product is faster than torch's.
+
+    Args:
+        trains: the gradient of the weight is needed.
+        records: any gradient is needed.
+    """
     isa, rows = _native.isa(), x.numel() // max(x.shape[-1], 1)
     if hardware.is_amd() and isa.startswith("avx512"):
         return not trains or (rows >= TRAINING_ROWS and rows * weight.numel() >= TRAINING_PRODUCTS)
@@ -199,7 +206,7 @@ def _is_quicker(x: Tensor, weight: Tensor, trains: bool, records: bool) -> bool:
     return three_parts(x.dtype, rows) or (rows <= FLOAT32_ROWS and isa.startswith(("avx512", "amx")))
 
 
-# Float32 in a compiler's graph, which serves any number of rows: whose product it is is decided when it runs.
+# Float32 in a compiler's graph. The graph serves any number of rows, so the choice is made when it runs.
 def _either(x: Tensor, weight: Tensor, bias: Tensor | None, trains: bool, records: bool) -> Tensor:
     if _is_quicker(x, weight, trains, records):
         return _forward(x, weight, bias, keep=not trains)
@@ -259,7 +266,7 @@ def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | Non
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     mixed = x.dtype != weight.dtype
     if torch.is_autocast_enabled("cpu"):
-        # Packing converts the weight: it is neither cast nor kept a second time. Products in float16 are torch's.
+        # The weight stays as it is, since packing converts it. Products in float16 are left to torch.
         of_torch = torch.get_autocast_dtype("cpu") != torch.bfloat16
         mixed = of_torch or not x.is_floating_point() or x.dtype == torch.float64
         x = x if mixed else x.to(torch.bfloat16)
@@ -268,6 +275,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _linear_float32(x, weight, bias, *_recorded(x, weight, bias))
     if mixed or not _is_ours(x, weight, bias):
         return (_invariant.linear if _invariant.active() else reference.linear)(x, weight, bias)
-    # Training in float32 packs every weight anew in every step: keeping it would only take memory.
+    # Training in float32 packs every weight again in every step: caching it would only take memory.
     trains = torch.is_grad_enabled() and weight.requires_grad
     return _linear(x, weight, bias, x.dtype == torch.bfloat16 or not trains)

@@ -1,4 +1,4 @@
-"""Reading a mask on the CPU: one pass, where torch's words for it are twenty ops."""
+"""Reading an attention mask on the CPU in one pass, for which torch needs twenty ops."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def _accepts(mask: Tensor, first_column: bool) -> str | None:
 @_dispatch.register("read_mask", "cpu", available=_native.why_missing, accepts=_accepts)
 def read_mask(mask: Tensor, first_column: bool) -> Packing | None:
     if torch.compiler.is_compiling() or type(mask) is not Tensor or mask.dtype.is_complex or mask.is_quantized:
-        return read_mask_by_torch(mask, first_column)  # no numbers to read, or none of ours
+        return read_mask_by_torch(mask, first_column)  # there are no numbers to read, or not in a form that we read
     mask = mask.contiguous()
     batch_size, seqlen = mask.shape
-    # A token that is not kept is written too, where the next one will be.
+    # One more than there are tokens: the kernel also writes the index of a token that is not kept, to be overwritten.
     indices, bounds = _cpu.buffer(mask.numel() + 1, torch.int64), _cpu.buffer(batch_size + 1, torch.int32)
     outputs = indices.data_ptr(), bounds.data_ptr()
     tokens, shortest, longest, first_masked = _native.extension().read_mask(

@@ -1,6 +1,7 @@
-"""cuBLASLt, the one that torch has loaded, by csrc/cublaslt.cpp: products with what surrounds them in the epilogue.
+"""Matrix products by cuBLASLt (csrc/cublaslt.cpp), fused with biases, GELU or sums in their epilogue.
 
-It is found among the files that the process has mapped; FASTBERT_CUBLASLT names another. Nothing is loaded at import.
+The library is the one that torch has loaded, found among the files mapped by the process; FASTBERT_CUBLASLT names
+another. Nothing is loaded at import.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ..errors import BackendError
 from ..wording import dtype_name
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-# What torch gives cuBLASLt on Hopper; on older GPUs no algorithm asks for as much.
+# In bytes: as much as torch gives cuBLASLt on Hopper; on older GPUs no algorithm needs that much.
 _WORKSPACE = 32 << 20
 
 
 class Epilogue(enum.IntEnum):
-    """As csrc/include/cublaslt.h counts them."""
+    """The codes of csrc/include/cublaslt.h."""
 
     NONE = 0
     BIAS = 1
@@ -61,7 +62,7 @@ def why_missing() -> str | None:
 
 @cache
 def _workspace(device: torch.device, stream: int) -> Tensor:
-    """The workspace of a stream, kept: two products at once must not share one, and a captured graph refers to it."""
+    """A stream's workspace, never freed: concurrent products must not share one, and captured graphs refer to it."""
     return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
@@ -83,20 +84,23 @@ def multiply(
     bias: Tensor | None = None,
     aux: Tensor | None = None,
 ) -> Tensor:
-    """out = a b (+ out), contiguous matrices on one device; ``transposed`` reads a or b so.
+    """out = a b, or out += a b, of contiguous matrices on one device.
 
     Args:
-        a, b: of one dtype; out of it, or float32.
+        a, b: (M, K) and (K, N), or transposed, of one dtype.
+        out: (M, N), of that dtype or float32; it is returned.
+        transposed: whether a and b are stored transposed.
+        accumulate: adds to what is in ``out``.
         epilogue: what is done to the sums before they are stored (csrc/include/cublaslt.h).
-        bias: (columns of out,), or (rows of out,) for BIAS_SUM, in the dtype of a; read or written.
-        aux: the shape of out and the dtype of a, read or written.
+        bias: (N,), or (M,) for BIAS_SUM, in the dtype of a; the epilogue says whether it is read or written.
+        aux: (M, N) in the dtype of a; likewise.
 
     Raises:
-        BackendError: it has no such product.
+        BackendError: cuBLASLt has no such product.
     """
     rows, inner = a.shape[::-1] if transposed[0] else a.shape
     columns = b.shape[0] if transposed[1] else b.shape[1]
-    # What the library would read or write beside a tensor is a bug here, not a user's.
+    # Assertions: shapes that do not fit, with which the library would read or write out of bounds, are a bug of ours.
     assert out.shape == (rows, columns)
     assert (b.shape[1] if transposed[1] else b.shape[0]) == inner
     assert all(t.is_contiguous() and t.device == a.device for t in (a, b, out, bias, aux) if t is not None)
@@ -106,7 +110,7 @@ def multiply(
     assert out.dtype in (a.dtype, torch.float32)
     number, stream = _place(a.device)
     workspace = _workspace(a.device, stream)
-    with torch.cuda.device(a.get_device()):  # its handle is of the current one; -1, of the host, changes nothing
+    with torch.cuda.device(a.get_device()):  # cuBLASLt's handle is the current device's; -1 (the CPU) changes nothing
         reason = _native.extension().cublaslt_multiply(
             *(_TYPES[a.dtype], _TYPES[out.dtype]),
             [t.data_ptr() for t in (a, b, out)],
@@ -124,12 +128,12 @@ def multiply(
 
 
 def accumulate_weight_gradient(dout: Tensor, x: Tensor, gradient: Tensor, bias_gradient: Tensor | None = None) -> None:
-    """gradient += dout^T x in one pass over it; ``bias_gradient`` gets the sums of dout over its rows.
+    """gradient += dout^T x in a single pass over the gradient.
 
     Args:
-        dout: (T, N). x: (T, K), its dtype.
-        gradient: (N, K), that dtype or float32.
-        bias_gradient: (N,), dtype of dout, or None; it is written, not added to.
+        dout, x: (T, N) and (T, K), of one dtype.
+        gradient: (N, K), of that dtype or float32.
+        bias_gradient: (N,), dtype of dout, or None; overwritten with the sums of dout over its rows.
     """
     multiply(
         dout,

@@ -1,8 +1,8 @@
-"""What the CUDA backend shares: whether its kernels can run here, how they are started, when they are chosen.
+"""What the ops of the CUDA backend share: whether its kernels can run, how they are launched, when they are chosen.
 
-The kernels (csrc/cuda, and cuBLASLt through csrc/cublaslt.cpp) wait for nothing: a tensor's memory is the stream's.
-They are chosen by themselves only where a measurement on the same GPU shows that they are faster than what stands
-below them in the order of backends (fastbert/measured, written by benchmarks/gpu/record.py).
+The kernels (csrc/cuda, and cuBLASLt through csrc/cublaslt.cpp) run on the current stream and wait for nothing. "auto"
+chooses them only if a measurement on the same kind of GPU shows that they are faster than the next backend in the order
+(fastbert/measured, written by benchmarks/gpu/record.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import BackendError
 from ..hardware import gpu_slug
 
 MEASURED = Path(__file__).parents[1] / "measured"
-# A gain below this is within what two measurements of one thing differ by.
+# Smaller gains are within the noise of a measurement.
 LEAST_GAIN = 1.02
 
 
@@ -34,22 +34,22 @@ def _reason_of_installation() -> str | None:
     return None
 
 
-# At import, where nothing traces it; a device is only looked for when it is asked for.
+# At import, where torch.compile does not trace it; whether there is a device is asked later, by `why_missing`.
 _REASON = _reason_of_installation()
 
 
 def why_missing() -> str | None:
-    """None where the kernels of csrc/cuda can run, else why not."""
+    """None if the kernels of csrc/cuda can run, else the reason why not."""
     if _REASON is not None or torch.cuda.is_available():
         return _REASON
     return "torch finds no CUDA device"
 
 
 def call(name: str, device: torch.device, *arguments) -> None:
-    """Starts a kernel of the extension on the device's current stream.
+    """Launches a kernel of the extension on the device's current stream.
 
     Raises:
-        BackendError: CUDA refuses; the message has its words.
+        BackendError: with CUDA's message, if the launch fails.
     """
     with torch.cuda.device(device):
         try:
@@ -70,7 +70,7 @@ def _gains(gpu: str) -> dict[str, float]:
 
 
 def why_not_measured(what: str, device: torch.device) -> str | None:
-    """None where a recorded measurement on this kind of GPU shows a gain, or the backend was asked for by name."""
+    """None if the backend was asked for by name or a measurement on this kind of GPU shows a gain, else why not."""
     from ._dispatch import current_backend
 
     if current_backend() == "cuda":
@@ -86,5 +86,5 @@ def why_not_measured(what: str, device: torch.device) -> str | None:
 
 
 def has_triton() -> str | None:
-    """None where Triton is installed, whose tables and norm the optimisers share, else why not."""
+    """None if Triton is installed, whose tables and norm the CUDA optimisers use too, else the reason why not."""
     return None if importlib.util.find_spec("triton") else 'triton is not installed (pip install "fastbert[gpu]")'

@@ -31,6 +31,8 @@ def _nothing(*_args, **_kwargs) -> None:
 
 @dataclass(frozen=True)
 class Implementation:
+    """An entry of the table: ``available`` and ``accepts`` return None, or a reason why ``function`` cannot serve."""
+
     op: str
     backend: str
     function: Callable
@@ -58,10 +60,10 @@ def register(
     available: Callable[[], str | None] = _nothing,
     accepts: Callable[..., str | None] = _nothing,
 ) -> Callable[[Callable], Callable]:
-    """Decorator: enters an implementation in the table.
+    """Decorator that adds an implementation to the table.
 
     Args:
-        op, backend: where it stands there.
+        op, backend: its key in the table.
         available: returns None, or why no call of this process can be served.
         accepts: called with the op's arguments; returns None, or why this call cannot be served.
     """
@@ -109,7 +111,7 @@ def backend(name: str) -> Iterator[None]:
 
 
 def _wanted() -> str:
-    """The backend chosen for a call; "reference" if torch has to see into it (`is_transformed`)."""
+    """The backend chosen for a call; "reference" if torch must see the ops inside (`is_transformed`)."""
     name = current_backend()
     if name == "reference" or not is_transformed():
         return name
@@ -144,7 +146,7 @@ def choose(op: str, *args, **kwargs) -> Implementation:
     for name in ORDER:
         implementation = _table[op].get(name)
         if implementation and not implementation.available() and not implementation.accepts(*args, **kwargs):
-            if name == "reference":  # which every kernel leaves them to
+            if name == "reference":  # no kernel accepts meta tensors, so they end up here
                 _refuse_meta(op, args, kwargs)
             if not torch.compiler.is_compiling() and (op, name) not in _logged:
                 _logged.add((op, name))
@@ -154,7 +156,7 @@ def choose(op: str, *args, **kwargs) -> Implementation:
 
 
 def _refuse_meta(op: str, args: tuple, kwargs: dict) -> None:
-    """Raises InputError for a tensor on the meta device, before torch refuses it in words that do not help."""
+    """Raises InputError for a tensor on the meta device, before torch fails with an error that does not help."""
     if not torch.compiler.is_compiling() and any(getattr(x, "is_meta", False) for x in (*args, *kwargs.values())):
         raise InputError(
             f"{op}: expected tensors with numbers, got one on the meta device: load the weights first, with "

@@ -1,11 +1,12 @@
-"""Gradients that an op adds to a parameter's ``.grad`` itself, where the engine that runs backward allows it.
+"""Gradients that an op adds to a parameter's ``.grad`` itself, if the training engine allows it.
 
-BERT's word table is also its masked-LM head's weight. Through autograd its gradient comes twice, dense from the head
-and as a table of zeros with a few rows from the embedding, which are then added up: with 4 layers of 256 units and a
-vocabulary of 30,522 that is 10 to 15 % of a step (docs/cpu-performance.md). Here the rows are added to the head's.
+BERT's word embedding table is also the weight of its masked-LM head. Autograd computes its gradient twice, dense from
+the head, and as a table of zeros with a few rows from the embedding, and adds the two: with 4 layers of 256 units and a
+vocabulary of 30,522 that is 10 to 15 % of a step (docs/cpu-performance.md). Here the rows are added to the head's
+gradient directly.
 
-Autograd does not see such a gradient: `torch.autograd.grad`, hooks and engines that wait for it (DDP, ZeRO) would miss
-it. So it is for an engine to switch on, around the forward pass of a `Tensor.backward()`.
+Autograd does not see such a gradient, so `torch.autograd.grad`, hooks and engines that wait for it (DDP, ZeRO) would
+miss it. Therefore only an engine switches this on, around a forward pass that is followed by `Tensor.backward()`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def gradients_in_place(allowed: bool = True) -> Iterator[None]:
-    """Within, in this thread, ops may leave a parameter out of the graph and add to its ``.grad`` in their backward.
+    """Inside the block, in this thread, ops may leave a parameter out of the graph and add to its ``.grad`` themselves.
 
-    It saves the sum of two gradients of a large table, and is for training loops that call ``backward`` and read
-    ``.grad``: `torch.autograd.grad` would not see that part. A parameter with hooks stays in the graph.
+    This saves adding two gradients of a large table. It is for training loops that call ``backward`` and read
+    ``.grad``; `torch.autograd.grad` would miss that part. A parameter with hooks stays in the graph.
 
     Args:
-        allowed: False forbids it within a block that allows it.
+        allowed: False forbids it inside a block that allows it.
     """
     before = getattr(_state, "allowed", False)
     _state.allowed = allowed
@@ -39,7 +40,7 @@ def gradients_in_place(allowed: bool = True) -> Iterator[None]:
 
 
 def is_allowed(parameter: Tensor) -> bool:
-    """Whether an op may add to this tensor's ``.grad``: a parameter that nobody listens to."""
+    """Whether an op may add to this tensor's ``.grad``: it is allowed, and the tensor is a leaf without hooks."""
     return (
         getattr(_state, "allowed", False)
         and not torch.compiler.is_compiling()
@@ -52,12 +53,13 @@ def is_allowed(parameter: Tensor) -> bool:
 
 
 def add_rows(parameter: Tensor, ids: Tensor, rows: Tensor, skipped: int) -> None:
-    """parameter.grad[ids[t]] += rows[t], one token after the other; ``ids`` that are ``skipped`` are left out.
+    """parameter.grad[ids[t]] += rows[t], token by token in order.
 
     Args:
         parameter: (V, H) float32 or bfloat16.
         ids: (T,) int64.
         rows: (T, H) float32.
+        skipped: the id whose rows are left out; negative for none.
     """
     if skipped >= 0 and (kept := ids != skipped).logical_not().any():
         ids, rows = ids[kept], rows[kept]

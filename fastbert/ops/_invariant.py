@@ -1,7 +1,8 @@
-"""What ops ask of batch-invariant mode (`_invariant_mode`): whether it is on, and how to compute then.
+"""What ops need of batch-invariant mode (`_invariant_mode`): whether it is on, and how to compute if it is.
 
-Own products sum each element in an order that depends on k alone, attention is computed sequence by sequence, and all
-else is row by row: there nothing has to change. torch's own products choose their order by the number of rows.
+Our own products sum each element in an order that depends on the inner dimension alone, our attention is computed
+sequence by sequence and everything else row by row, so they need no change. torch's products choose their order by the
+number of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..errors import BackendError
 
 class _State(threading.local):
     def __init__(self) -> None:
-        # Not of the class: a compiler watches what an instance has, and lost itself where one appeared in the middle.
+        # Not class attributes: torch.compile guards on an instance's attributes, and failed when one appeared later.
         self.depth, self.trusted = 0, False
 
 
@@ -28,13 +29,13 @@ state = _State()
 
 
 def active() -> bool:
-    """Whether this thread is inside of a `batch_invariant` block."""
+    """Whether this thread is inside a `batch_invariant` block."""
     return state.depth > 0
 
 
 @contextmanager
 def trusted() -> Iterator[None]:
-    """While the block runs calls of torch are let pass: its products have the shapes of one sequence."""
+    """Inside the block, calls of torch are not intercepted: they compute a single row or sequence."""
     before, state.trusted = state.trusted, True
     try:
         yield
@@ -43,17 +44,17 @@ def trusted() -> Iterator[None]:
 
 
 def refuse(what: str) -> None:
-    """Raises BackendError where batch-invariant mode is on, and does nothing where it is off.
+    """Raises BackendError if batch-invariant mode is on.
 
     Args:
-        what: a clause that says what would depend on the batch, for the message.
+        what: a clause for the message that says what would depend on the batch.
     """
     if active():
         raise BackendError(f"batch_invariant cannot hold: {what}")
 
 
 def check(x: Tensor) -> None:
-    """Raises BackendError where the mode is on and x is computed by someone who cannot keep it."""
+    """Raises BackendError if the mode is on and x is on a device, or in a compiled model, that cannot guarantee it."""
     if not active():
         return
     if x.device.type != "cpu":
@@ -63,7 +64,7 @@ def check(x: Tensor) -> None:
 
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of (..., C), each row computed alone at the start of memory of its own."""
+    """Applies a function to each row of x (..., C) alone, at the start of memory of its own."""
     rows = x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x[None]
     with trusted():
         if not rows.numel():
@@ -73,7 +74,7 @@ def by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def by_sequences(attention: Callable, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
-    """Attention of packed sequences, (T, nheads, head_dim) each, one sequence at a time."""
+    """Attention of packed q, k, v (T, nheads, head_dim), computed one sequence at a time."""
     out = []
     with trusted():
         for start, end in pairwise(cu_seqlens.tolist()):

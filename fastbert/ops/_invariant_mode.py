@@ -1,10 +1,10 @@
-"""Batch-invariant mode: what comes out for a sequence has the same bits whatever it is computed together with.
+"""Batch-invariant mode: the result for a sequence has the same bits whatever else is in the batch.
 
-Besides torch's products, its element-wise functions compute the last few elements of an array by other instructions
-than the rest, and its sums over an axis of tokens go by how many they are, pads too. So the mode looks at every call of
-torch inside the block: dense layers go to our products, or row by row where there are none; functions whose bits may
-depend on an element's place run on full vectors alone; sums over tokens, those in a softmax too, run from the first to
-the last; other products are refused.
+Three things in torch depend on the batch: products; element-wise functions, which use other instructions for the last
+few elements of an array; and sums over the tokens, whose order depends on how many there are, including padding. So the
+mode intercepts every call of torch inside the block. Dense layers go to our products, or row by row if there are none;
+functions whose bits may depend on an element's position run on full vectors only; sums over tokens, also those in a
+softmax, run from the first token to the last; other products are refused.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def batch_invariant() -> Iterator[None]:
 
 
 def _on_full_vectors(function: Callable, x: Tensor, *args, **kwargs) -> Tensor:
-    """An element-wise function, in whose arrays no element is among the last few."""
+    """Applies an element-wise function to arrays of `_PIECE` elements, so that none is in a shorter last vector."""
     if not x.numel():
         return function(x, *args, **kwargs)
     flat = x.reshape(-1)
     with trusted():
-        # A copy, so that memory begins alike; by ones, of which every function has a value and a derivative.
+        # A copy, for the same alignment; filled up with ones, where every function has a value and a derivative.
         flat = torch.cat([flat, flat.new_ones(-len(flat) % _PIECE)])
         out = torch.cat([function(piece, *args, **kwargs) for piece in flat.split(_PIECE)])
         return out[: x.numel()].reshape(x.shape)
@@ -72,7 +72,7 @@ def _element_wise(function: Callable) -> Callable:
 
 
 def _axis_of(x: Tensor, dim) -> int | None:
-    """The one axis after the batch's that is meant, which may be that of the tokens; None where it is another."""
+    """The axis ``dim`` as a positive number if it is one axis after the first (the batch's), else None."""
     axis = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
     if not isinstance(axis, int) or not x.is_floating_point() or not -x.dim() <= axis < x.dim():
         return None
@@ -80,7 +80,8 @@ def _axis_of(x: Tensor, dim) -> int | None:
 
 
 def _add_up(x: Tensor, axis: int) -> Tensor:
-    """The sum over an axis, which is kept, from the first to the last: zeros, as masked tokens are, change nothing."""
+    """The sum over an axis, from the first to the last, keeping the axis; trailing zeros (masked tokens) change no
+    bit."""
     total = torch.zeros_like(x.select(axis, 0)) if x.shape[axis] else x.sum(axis)
     for part in x.movedim(axis, 0).contiguous():
         total = total + part
@@ -88,8 +89,8 @@ def _add_up(x: Tensor, axis: int) -> Tensor:
 
 
 def _in_order(function: Callable) -> Callable:
-    """A sum over an axis after the batch's, as a pooling over tokens is, in the order of the tokens; torch's order
-    depends on how many there are."""
+    """A sum or mean over an axis after the first (such as a pooling over tokens) in the order of the tokens; torch's
+    order depends on how many there are."""
 
     def run(x: Tensor, dim=None, keepdim: bool = False, *, dtype: torch.dtype | None = None, **kwargs) -> Tensor:
         axis = _axis_of(x, dim)
@@ -108,7 +109,7 @@ def _in_order(function: Callable) -> Callable:
 
 
 def _softmax(function: Callable) -> Callable:
-    """A softmax over an axis after the batch's, whose sum runs in the order of the tokens."""
+    """A softmax over an axis after the first, whose sum runs in the order of the tokens."""
 
     def run(x: Tensor, dim=None, *rest, dtype: torch.dtype | None = None, **kwargs) -> Tensor:
         dtype = next((value for value in rest if isinstance(value, torch.dtype)), dtype)
@@ -159,7 +160,7 @@ _NAMES = {"axis": "dim", "keepdims": "keepdim"}
 
 
 class _Mode(TorchFunctionMode):
-    """Sees the calls of torch in this thread; those made by what it calls itself pass by it."""
+    """Intercepts the calls of torch in this thread, but not those made by the replacements that it calls."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -1,7 +1,7 @@
-"""Layers that are computed again in the backward pass, as they were computed the first time.
+"""Activation checkpointing: layers that are recomputed in the backward pass in the same way as the first time.
 
-By then the caller has left the `backend` or `batch_invariant` block, and other ops keep other tensors: torch refuses
-what does not keep the same. It may also be another thread, which has none of these choices.
+By then the caller may have left the `backend` or `batch_invariant` block, and another backend saves other tensors,
+which torch's checkpointing refuses. The backward pass may also run in another thread, where the settings do not hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from . import _dispatch, _invariant, _invariant_mode
 
 
 class _AsNow:
-    """A block in which holds what held when it was made; entered in each backward pass over a graph that is kept."""
+    """A context in which the settings hold that held when it was created. It is entered once for each backward pass,
+    several times if the graph is kept."""
 
     def __init__(self) -> None:
         self._backend, self._invariant, self._policy = _dispatch.current_backend(), _invariant.active(), fp8.current()
@@ -32,5 +33,5 @@ class _AsNow:
 
 
 def recomputation() -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Blocks for a forward pass and for its repetition: ``context_fn`` of torch's checkpointing."""
+    """The contexts of a forward pass and of its recomputation: ``context_fn`` of torch's checkpointing."""
     return nullcontext(), _AsNow()

@@ -1,7 +1,7 @@
-"""What the Triton backend shares: where it can serve, its random state on the device, how launchers become torch ops.
+"""What the ops of the Triton backend share: where it can run, dropout's state on the device, registration as torch ops.
 
-The kernels (fastbert/triton_kernels) are imported by the first call that they serve. They run on CUDA devices; with
-TRITON_INTERPRET=1 in the environment, also on CPU tensors, slowly, for tests.
+The kernels (fastbert/triton_kernels) are imported by the first call that they serve. They run on CUDA devices and, with
+TRITON_INTERPRET=1 in the environment, on CPU tensors too: slowly, for tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LEAST_TRITON = (3, 3)
 # Older GPUs have less shared memory than attention takes, and no bfloat16.
 _LEAST_CAPABILITY = 8
-# The kernels run wherever the tensors are: `accepts` has said where that may be.
+# Registered for all devices: `accepts` has checked where the tensors are.
 define = partial(_cpu.define, key="CompositeExplicitAutograd")
 
 
@@ -60,7 +60,7 @@ def _reason_of_version() -> str | None:
 
 
 def _reason_of_compiler() -> str | None:
-    """Triton compiles what starts its kernels with the system's compiler, as triton.runtime.build looks for it."""
+    """Triton compiles the launchers of its kernels with the system's C compiler, found as in triton.runtime.build."""
     if os.name != "posix":
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -70,24 +70,25 @@ def _reason_of_compiler() -> str | None:
     return None if header.exists() else f"Triton needs Python's headers, found no {header} (install python3-dev)"
 
 
-# At import, where nothing traces it; a device is only looked for when it is asked for.
+# At import, where torch.compile does not trace it; whether there is a device is asked later, by `why_missing`.
 _REASON = _reason_of_installation()
 
 
 def why_missing() -> str | None:
-    """None where Triton's kernels can run, else why not."""
+    """None if Triton's kernels can run, else the reason why not."""
     if _REASON is not None or _INTERPRETING:
         return _REASON
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
-    # Nothing begins to use a GPU for a question: a forked process could not. Of tensors that are on one, see below.
+    # CUDA is not initialised just to answer this, since a process forked afterwards could not use it.
+    # `why_not_device` looks at the GPU that a tensor is on.
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
         return None
     return _known_gpu(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _why_not_gpu(device: torch.device) -> str | None:
-    found = torch.cuda.get_device_properties(device)  # of all that tells a GPU, what torch's compiler can follow
+    found = torch.cuda.get_device_properties(device)  # the one query of a GPU that torch.compile can trace
     if found.major >= _LEAST_CAPABILITY:
         return None
     got = f"{found.name} with {found.major}.{found.minor}"
@@ -98,7 +99,7 @@ _known_gpu = cache(_why_not_gpu)
 
 
 def why_not_device(x: Tensor) -> str | None:
-    """None for a tensor where Triton computes, else why it is not."""
+    """None if the tensor is on a device where Triton's kernels run, else the reason why not."""
     from ._dispatch import current_backend
 
     if x.device.type == "cuda":
@@ -109,7 +110,7 @@ def why_not_device(x: Tensor) -> str | None:
 
 
 def why_not(x: Tensor, *others: Tensor | None, parameters: tuple[Tensor | None, ...] = ()) -> str | None:
-    """None where the kernels can take these tensors, else why not; arguments as in `_cpu.why_not`."""
+    """None if the kernels can take these tensors, else the reason why not; arguments as in `_cpu.why_not`."""
     for tensor in (x, *others, *parameters):
         if tensor is None:
             continue
@@ -129,12 +130,12 @@ def _state(seed: int, offset: int, device: torch.device) -> Tensor:
     return torch.tensor([seed, offset], dtype=torch.int64).to(device, non_blocking=True)
 
 
-# How a schema carries a `Dropout`: the state (2,) int64 on the device, None for no dropout.
+# How a schema carries a `Dropout`: rng (2,) int64 on the device holds seed and offset; None for no dropout.
 RANDOM_SCHEMA = "Tensor? rng, int site, int threshold, float scale"
 
 
 def random_arguments(dropout: Dropout | None, device: torch.device) -> tuple[Tensor | None, int, int, float]:
-    """(state, site, threshold, scale) of a call. All sites of a forward pass share one state, which is copied to the
+    """(rng, site, threshold, scale) for a schema. All sites of a forward pass share one rng, which is copied to the
     device once."""
     if dropout is None:
         return None, 0, 0, 1.0
@@ -154,5 +155,5 @@ def flat(x: Tensor | None) -> Tensor | None:
 
 
 def whole_rows(x: Tensor) -> Tensor:
-    """Rows may lie anywhere, of (T, nheads, head_dim) those of each head; a row's numbers must lie together."""
+    """x with contiguous last dimension; the other dimensions may have any strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
