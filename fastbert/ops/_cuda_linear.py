@@ -1,7 +1,7 @@
-"""Dense layers and feed-forward blocks by cuBLASLt's epilogues; its GELU is the tanh one.
+"""Dense layers and feed-forward blocks by cuBLASLt's epilogues, whose GELU is the tanh approximation.
 
-A block keeps for backward what torch's would: x, the GELU's input (written by the first product) and its output. Its
-backward has the GELU's derivative and the first bias's gradient in the product that makes them.
+A block keeps for backward what torch's ops would: x, the GELU's input (written by the first product) and its output.
+In the backward pass, one product also applies the GELU's derivative and sums the first bias's gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 def _common(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype that autocast gives to products, or in that of x without autocast."""
+    """The tensors in the dtype that autocast gives to products, or without autocast in that of x."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     return tuple(t.to(dtype) for t in (x, *others))
 
@@ -37,7 +37,7 @@ def _why_not(what: str, x: Tensor, *others: Tensor) -> str | None:
 
 
 def _available() -> str | None:
-    # Not whether cuBLASLt is loaded: torch does that with its first product.
+    # Does not ask whether cuBLASLt is loaded, which torch does with its first product.
     missing = _native.why_missing()
     if missing or torch.version.cuda is None:
         return missing or "this torch was built without CUDA"

@@ -1,4 +1,4 @@
-"""Packing and unpacking by the CUDA kernels: three launches for the places, one for each tensor that is moved."""
+"""Packing and unpacking by the CUDA kernels: three launches for the indices, one for each tensor that is moved."""
 
 from __future__ import annotations
 

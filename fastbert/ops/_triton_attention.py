@@ -1,4 +1,4 @@
-"""Varlen attention by Triton. Kept for backward: q, k, v, the output and one number a row and head."""
+"""Varlen attention by Triton. Kept for backward: q, k, v, the output and one number per token and head."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ NO_BIAS = "the Triton attention adds no bias to its scores"
 
 
 def why_not_sizes(head_dim: int, cu_seqlens: Tensor, device: torch.device) -> str | None:
-    """None where the kernels take such heads and bounds beside tensors of this device, else why not."""
+    """None if the kernels take heads of this size and these bounds with tensors on this device, else why not."""
     if head_dim > 128:
         return f"the Triton attention takes heads of at most 128 numbers, got {head_dim}"
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.device != device:

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy by Triton. Labels are not looked at by the host: that would stop the device in every step."""
+"""Softmax cross-entropy by Triton. Labels are not checked: the host would have to wait for the device in every step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _backward(
 def _gradient(ctx, dloss: Tensor, _dlse):
     logits, labels, lse = ctx.saved_tensors
     width = None
-    # Where a gradient of this one may be asked for, the op refuses it.
+    # If a second derivative may be asked for, the op is called, which refuses it.
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or _cpu.is_watched()):
         width = _triton_linear.filled_width(logits)
     if width is None:

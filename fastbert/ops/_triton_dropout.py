@@ -1,4 +1,4 @@
-"""Dropout by Triton; its backward is itself on the gradient, under the same bits."""
+"""Dropout by Triton; its backward pass is the same op on the gradient, with the same random bits."""
 
 from __future__ import annotations
 

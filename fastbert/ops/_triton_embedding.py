@@ -1,5 +1,7 @@
-"""Token + segment + position embeddings, LayerNorm and dropout by Triton: one kernel forward; backward one and the sums
-of the tables' gradients, in a fixed order, where torch's own on a GPU is not repeatable.
+"""Token + segment + position embeddings, LayerNorm and dropout by Triton.
+
+The forward pass is one kernel. The backward pass is another, and sums for the tables' gradients in a fixed order; on a
+GPU, torch's gradient of an embedding is not repeatable.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The encoder's layers by cuBLAS and Triton: one node of autograd a layer, and only kernels between them.
+"""The encoder's layers by cuBLAS and Triton, with a single autograd node per layer.
 
-Op by op, a layer of BERT has the host walk through modules, the dispatcher and autograd some thirty times; a GPU waits
-for that where a batch is short or a step is not captured in a graph. Here the kernels follow each other, and what only
-a whole layer can know is used: query, key and value are one product, whose gradients are one product each, and the
-gradients that meet at a residual are added up by the product that makes the second. Kept of a layer: its input, the
-projections, the attention's output and one number a row and head, both LayerNorms' inputs and two numbers a row, what
-stands between them, and the weights as they were multiplied.
+Op by op, a layer of BERT takes the host through modules, the dispatcher and autograd some thirty times, and a GPU waits
+for that if the batch is short or the step is not captured in a graph. Here a layer is a sequence of kernel launches,
+and it is fused as a whole: query, key and value are one product, their gradients are one product each, and the two
+gradients that meet at a residual are added by the product that computes the second.
+
+Kept for backward per layer: its input, the projections, the attention's output with one number per token and head, both
+LayerNorms' inputs with two numbers per token, what lies between them, and the weights in the dtype of the products.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from ._needed_gradients import needed_gradients
 from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8
 from .linear_fp8 import product_dtype
 
-# Without a gradient query, key and value are one product from so many tokens on: before, copying the weights to be side
-# by side takes longer than two products more.
+# Without a gradient, query, key and value are one product from this many tokens on: with fewer, two more products take
+# less time than copying the weights into one matrix.
 JOIN_TOKENS = 1024
 
 
 class _Call(NamedTuple):
-    """What all layers of a call share."""
+    """The arguments that all layers of a call share."""
 
     cu_seqlens: Tensor
     max_seqlen: int
@@ -43,7 +44,7 @@ class _Call(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """A layer's matrices as they are multiplied; the projections are query's, key's and value's, or one of all."""
+    """A layer's weights in the dtype of the products; ``projections`` are query, key and value, or all three in one."""
 
     projections: list[Tensor]
     biases: list[Tensor]
@@ -53,7 +54,7 @@ class _Weights(NamedTuple):
 
 
 def _weights(p: LayerParameters, dtype: torch.dtype, join: bool) -> _Weights:
-    """A layer's weights in the dtype of the products; those that must be copied for that are copied in one launch."""
+    """A layer's weights in the dtype of the products; those that need a copy are copied in one launch."""
     targets, sources = [], []
 
     def narrow(tensor: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ def _weights(p: LayerParameters, dtype: torch.dtype, join: bool) -> _Weights:
 def _forward(
     x: Tensor, p: LayerParameters, call: _Call, dropouts: Sequence[tuple], keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """-> the layer's output, and with ``keep`` what `_backward` takes."""
+    """Returns the layer's output and, with ``keep``, what `_backward` needs."""
     from ..triton_kernels import attention, gelu, layer_norm
 
     x = x.to(call.dtype).contiguous()
@@ -116,7 +117,7 @@ def _backward(
     dropouts: Sequence[tuple],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """-> the gradients of x and of the parameters in their order, None where one is not needed."""
+    """Returns the gradients of x and of the parameters, in their order; None for one that is not needed."""
     from ..triton_kernels import attention_backward, gelu, layer_norm
 
     x, q, k, v, context, lse, *first, a, wide, hidden = kept[:12]
@@ -140,7 +141,7 @@ def _backward(
     dhidden = torch.mm(dbranch, w_out)
     dwide, grads["intermediate_bias"] = gelu.gelu_backward(dhidden, wide, p.intermediate_bias, call.tanh)
     of_weight("intermediate_weight", dwide, a)
-    da = dresidual.addmm_(dwide, w_intermediate)  # nothing reads the branch's gradient any more, which it may be
+    da = dresidual.addmm_(dwide, w_intermediate)  # in place: dbranch, which may be the same tensor, is not read again
 
     names = "attention_norm_weight", "attention_norm_bias", "attention_out_bias"
     dbranch, dresidual = of_norm(da, first, p.attention_norm_weight, on_attention, names)
@@ -162,7 +163,7 @@ def _backward(
 
 
 def _widened(gradients: list[Tensor | None], parameters: LayerParameters) -> list[Tensor | None]:
-    """In the parameters' dtypes; those that must be copied for that are copied in one launch."""
+    """The gradients in the parameters' dtypes; those that need a copy are copied in one launch."""
     made = [
         g if g is None or g.dtype == parameter.dtype else torch.empty_like(g, dtype=parameter.dtype)
         for g, parameter in zip(gradients, parameters, strict=True)

@@ -1,6 +1,6 @@
-"""8-bit products beside Triton kernels that write their operands: LayerNorm, GELU, and one cast for what is left.
+"""8-bit products, with Triton kernels that write their operands: LayerNorm, GELU, and a cast for other tensors.
 
-None of these is a torch op: what they note of the tensors lies in tables that they change.
+They are not torch ops, since they change state: the tables in which they record the tensors' magnitudes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .linear_fp8 import Casts, apply, eight_bits, multiply, product_dtype, trans
 
 
 def _ready(x: Tensor, slot: fp8.Slot) -> None:
-    """In the first step, makes a scale of the tensor itself, in a pass of its own."""
+    """In the first step, when no scale is known, computes one from the tensor itself, in a separate pass."""
     if slot.scales.cold:
         slot.note(x)
 
@@ -59,7 +59,7 @@ def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -
 
 
 class _LayerNorm(torch.autograd.Function):
-    """`_triton_layer_norm`, which also makes the 8 bits of its output."""
+    """The op of `_triton_layer_norm`, which here also casts its output to 8 bits."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps, x_bias, residual, random, slot):
@@ -97,14 +97,14 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x, weight, bias, eps, x_bias, residual, random, slot: fp8.Slot) -> Tensor:
-    """Leaves the 8 bits with what it returns."""
+    """LN(residual + dropout(x + x_bias)) with its 8-bit cast attached to it (`fp8.attach`)."""
     out, data = _LayerNorm.apply(x, weight, bias, eps, x_bias, residual, random, slot)
     fp8.attach(out, data)
     return out
 
 
 class _Mlp(torch.autograd.Function):
-    """gelu(x W1^T + b1) W2^T: the GELU's output and the gradient of its input are there in 8 bits alone."""
+    """gelu(x W1^T + b1) W2^T, where the GELU's output and the gradient of its input exist in 8 bits only."""
 
     @staticmethod
     def forward(ctx, x, data, weight1, bias1, weight2, up, down, tanh, dtype):

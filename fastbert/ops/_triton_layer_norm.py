@@ -1,4 +1,4 @@
-"""LN(residual + dropout(x + x_bias)) by Triton. Kept for backward: the LayerNorm's input and two numbers a row."""
+"""LN(residual + dropout(x + x_bias)) by Triton. Kept for backward: the LayerNorm's input and two numbers per row."""
 
 from __future__ import annotations
 

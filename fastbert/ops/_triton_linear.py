@@ -1,4 +1,4 @@
-"""Dense layers beside the Triton kernels: torch's own products, which are cuBLAS's on a GPU."""
+"""Dense layers in the Triton backend: torch's products (cuBLAS on a GPU), of weights padded to fast sizes."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from . import _dispatch, _double_backward, _triton
 from ._needed_gradients import needed_gradients
 from .linear_fp8 import product_dtype
 
-# The fast products want rows of whole 16 bytes, and Triton's loads look for multiples of 16 elements. BERT's vocabulary
-# of 30,522 is neither; from this many features on copying the weight costs little beside a product of as many rows.
+# Fast products need rows of a multiple of 16 bytes, and Triton's loads are best with multiples of 16 elements. BERT's
+# vocabulary of 30,522 is neither. From this many features on, copying the weight costs little compared with a product
+# of as many rows.
 _UNIT, _LARGE = 16, 1024
 
 
 def filled_width(x: Tensor) -> int | None:
-    """Of what `linear` gave, as it stands among features that fill up a unit: their number with these; else None."""
+    """The number of features with padding, if x is a result of `linear` that lies among padding features; else None."""
     width = x.stride(0) if x.dim() == 2 and x.stride(1) == 1 else 0
     return width if 0 < width - x.shape[1] < _UNIT and not width % _UNIT and x.element_size() == 2 else None
 
 
 def without_filling(whole: Tensor, features: int) -> Tensor:
-    """The gradient of those features alone, from one (M, `filled_width`) with zeros beyond them, which travels with it:
-    what `linear` multiplies needs no copy then."""
+    """The first features of a gradient (M, `filled_width`) whose padding is zeros. The whole gradient stays attached to
+    the result, so that the backward pass of `linear` can use it without padding a copy."""
     given = whole[:, :features]
-    given.fastbert_whole = whole  # one memory: what changes the gradient in place changes both
+    given.fastbert_whole = whole  # they share memory: an in-place change of the gradient changes both
     return given
 
 
 class _Filled(torch.autograd.Function):
-    """A dense layer of more features, zeros, whose results are the first ones among them."""
+    """A dense layer computed with output features padded by zeros; the result is a view of the first features."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -73,7 +74,7 @@ def _accepts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | Non
 @_dispatch.register("linear", "triton", available=_triton.why_missing, accepts=_accepts)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     features, dtype = weight.shape[0], product_dtype(x)
-    # In a compiler the number of rows would ask for a graph of its own, and inductor fills up by itself.
+    # In torch.compile, a condition on the number of rows would need more graphs, and inductor pads by itself.
     if not features % _UNIT or features < _LARGE or dtype == torch.float32 or torch.compiler.is_compiling():
         return reference.linear(x, weight, bias)
     if x.shape[:-1].numel() < _LARGE:

@@ -1,4 +1,4 @@
-"""Reading a mask beside Triton's kernels is torch's, as its dense layers are."""
+"""Reading an attention mask in the Triton backend: by torch, as its dense layers are."""
 
 from __future__ import annotations
 

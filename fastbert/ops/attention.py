@@ -14,7 +14,7 @@ from . import _dispatch, _invariant
 
 
 def check_bias(bias: Tensor | None, nheads: int, max_seqlen: int) -> None:
-    """Raises InputError for a bias that is not one of `attention`'s for so many heads and so long sequences."""
+    """Raises InputError for a bias that `attention` cannot use with this many heads and sequences of this length."""
     if bias is None:
         return
     if bias.dim() != 2 or bias.shape[0] != nheads or bias.shape[1] % 2 == 0 or bias.shape[1] < 2 * max_seqlen - 1:
@@ -27,7 +27,7 @@ def check_bias(bias: Tensor | None, nheads: int, max_seqlen: int) -> None:
 @_dispatch.register("attention", "reference")
 def _reference(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **options) -> Tensor:
     if is_exported() or not (torch.compiler.is_compiling() or is_transformed()):
-        # As the kernels do on a CPU: tokens beyond the bounds would attend to none.
+        # As the CPU kernels do: tokens outside the bounds would attend to nothing.
         checked_bounds(cu_seqlens, q.shape[0], max_seqlen)
     if not _invariant.active():
         return reference.attention(q, k, v, cu_seqlens, max_seqlen, **options)
@@ -53,7 +53,7 @@ def attention(
     Args:
         q, k, v: (T, nheads, head_dim) floating, sequences laid end to end.
         cu_seqlens: (B+1,) int32, the sequences' bounds; empty sequences are allowed.
-        max_seqlen: the longest sequence.
+        max_seqlen: the length of the longest sequence.
         softmax_scale: None for head_dim ** -0.5.
         dropout: its rate and place in the random stream (`DropoutKey.site`), or None; row = token * nheads + head,
             column = the key's index within the sequence.

@@ -31,14 +31,15 @@ def attention_padded(
     Args:
         q, k, v: (B, nheads, S, head_dim) floating.
         mask: additive, broadcastable to (B, nheads, S, S), or None. A query whose keys are all at -inf gets zeros.
-        softmax_scale, dropout: as in `attention`; the row of a token is its place in the (B, S) batch.
-        probabilities: whether they are wanted. Without them and without dropout the CPU keeps no (S, S) matrix.
+        softmax_scale, dropout: as in `attention`; the row of a token is its index in the flattened (B, S) batch.
+        probabilities: whether they are returned. Without them and without dropout, no (S, S) matrix is kept on a CPU.
 
     Returns:
-        (B, nheads, S, head_dim) and (B, nheads, S, S), or None.
+        the output (B, nheads, S, head_dim), dtype of q, and the probabilities (B, nheads, S, S) or None.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: q, k and v do not have one shape of four dimensions.
+        BackendError: in batch-invariant mode.
     """
     if q.dim() != 4 or q.shape != k.shape or q.shape != v.shape:
         raise InputError(f"q, k and v must all be (B, nheads, S, head_dim), got {[tuple(x.shape) for x in (q, k, v)]}")

@@ -24,7 +24,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, r
         () or, with "none", (N,); float32 (float64 for float64 logits).
 
     Raises:
-        InputError: shapes do not fit, or there is no such reduction.
+        InputError: shapes do not fit, there is no such reduction, or, on a CPU, a label is neither ``ignore_index`` nor
+            in 0..V-1.
     """
     if logits.dim() != 2 or labels.shape != logits.shape[:1]:
         raise InputError(f"logits must be (N, V) and labels (N,), got {tuple(logits.shape)} and {tuple(labels.shape)}")
@@ -34,14 +35,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, r
 
 
 def reduced(loss: Tensor, labels: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """What the op returns for the losses (N,) of rows, 0 for those that are ignored."""
+    """Reduces the losses (N,) of rows, which are 0 for ignored ones."""
     if reduction == "none":
         return loss
     total = loss.sum()
     return total if reduction == "sum" else total / (labels != ignore_index).sum()
 
 
-# The ops of both kernels are (logits, labels, ignore_index) -> losses (N,) and what they keep of each row.
+# Shared by the CPU and Triton ops, which map (logits, labels, ignore_index) to losses (N,) and what is kept per row.
 def backward_fake(dloss: Tensor, logits: Tensor, labels: Tensor, kept: Tensor, ignore_index: int) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 

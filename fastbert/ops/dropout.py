@@ -16,10 +16,10 @@ def dropout(x: Tensor, dropout: Dropout | None) -> Tensor:
 
     Args:
         x: (..., C) floating; rows are numbered from 0 in memory order of the leading dimensions.
-        dropout: where in the random stream (`DropoutKey.site`), or None for the identity.
+        dropout: its rate and place in the random stream (`DropoutKey.site`), or None for the identity.
 
     Returns:
-        The shape and dtype of x.
+        a tensor of the shape and dtype of x.
 
     Note:
         No mask is kept for the backward pass: it is drawn again.

@@ -45,14 +45,17 @@ class LayerParameters(NamedTuple):
 
 
 def layers_of(tensors: Sequence[Tensor]) -> tuple[LayerParameters, ...]:
-    """The layers whose tensors stand in a row."""
+    """The layers whose tensors follow one another in a list."""
     each = len(LayerParameters._fields)
     return tuple(LayerParameters(*tensors[i : i + each]) for i in range(0, len(tensors), each))
 
 
 def each_once(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
-    """Of keys that may come several times, as those of layers that share parameters do: where each comes first, and
-    every key's number among these."""
+    """Groups equal keys, such as those of layers that share parameters.
+
+    Returns:
+        the index of the first occurrence of each distinct key, and for every key the number of its distinct key.
+    """
     numbers: dict[Hashable, int] = {}
     first, order = [], []
     for place, key in enumerate(keys):
@@ -63,41 +66,41 @@ def each_once(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
     return first, order
 
 
-# A layer's: of the attention's probabilities, of the attention's branch and of the feed-forward one.
+# The dropouts of a layer: on the attention probabilities, on the attention branch, on the feed-forward branch.
 LayerDropouts: TypeAlias = tuple[Dropout | None, Dropout | None, Dropout | None]
 
 
 class PackedEncoder:
-    """What a backend keeps of one encoder's weights between calls; hand the same object to every call.
+    """What a backend keeps of one encoder's weights between calls; pass the same object to every call.
 
-    It is brought up to date by itself when a parameter changes. It is not part of a model's state: a copy or a pickle
-    of it is empty.
+    It is updated automatically when a parameter changes. It is not part of a model's state: copies and pickles of it
+    are empty.
     """
 
     def __init__(self) -> None:
         self.held: dict[str, object] = {}
-        # A backward pass has come through a call that keeps nothing for one.
+        # Whether a backward pass has come through a call that had saved nothing for it.
         self.is_differentiated = False
-        # A tuple of layers, the tensors in it, and what they were checked for: in one, for threads that share it.
+        # A tuple of layers, their tensors, and what they were checked for; one attribute, so that threads can share it.
         self._known: tuple[Sequence[LayerParameters] | None, list[Tensor], tuple] = (None, [], ())
 
     def __reduce__(self):
         return PackedEncoder, ()
 
     def tensors(self, layers: Sequence[LayerParameters]) -> list[Tensor]:
-        """The tensors of all layers in a row."""
-        if torch.compiler.is_compiling():  # which asks once, and in torch 2.6 compares what is only to be the same
+        """The tensors of all layers, one after the other."""
+        if torch.compiler.is_compiling():  # runs once; and torch 2.6 traces ``is`` between tuples as a comparison
             return list(chain.from_iterable(layers))
         known, tensors, _ = self._known
         if layers is not known:
             tensors = list(chain.from_iterable(layers))
-            if type(layers) is tuple:  # whose layers cannot become others
+            if type(layers) is tuple:  # a list could be changed
                 self._known = layers, tensors, ()
         return tensors
 
     def check(self, x: Tensor, layers: Sequence[LayerParameters]) -> None:
-        """`check_shapes`, but for the tuple of the call before: of two hundred tensors it takes as long as a short
-        sentence's embedding does."""
+        """`check_shapes`, unless the last call checked the same tuple: to check two hundred tensors takes as long as to
+        embed a short sentence."""
         if torch.compiler.is_compiling():
             return check_shapes(x, layers)
         known, tensors, checked = self._known
@@ -109,7 +112,7 @@ class PackedEncoder:
 
 
 def is_int8(layers: Sequence[LayerParameters]) -> bool:
-    """Whether the weights are packed as int8; which kernels there are for them is a backend's matter."""
+    """Whether the weights are packed as int8."""
     return layers[0].query_weight.dtype == torch.uint8
 
 
@@ -124,7 +127,7 @@ def _shapes(hidden: int, wide: int) -> LayerParameters:
 
 
 def check_int8(layers: Sequence[LayerParameters]) -> None:
-    """Raises InputError where packed weights are of other sizes; to be called where they are read anyway."""
+    """Raises InputError if packed weights have other sizes; reads their headers, so for calls that read them anyway."""
     expected = _shapes(layers[0].query_bias.shape[0], layers[0].intermediate_bias.shape[0])
     for number, layer in enumerate(layers):
         for name, tensor, shape in zip(LayerParameters._fields, layer, expected, strict=True):
@@ -165,19 +168,19 @@ def encoder(
         x: (T, H) hidden states of sequences laid end to end.
         layers: one or more of the same size, with int8 weights in all of them or in none.
         cu_seqlens: (B+1,) int32, the sequences' bounds.
-        max_seqlen: the longest sequence.
-        nheads: attention heads.
-        eps: of the LayerNorms.
-        approximate: "none" or "tanh", of GELU.
-        keep_states: True returns the states after every layer, False those after the last alone.
+        max_seqlen: the length of the longest sequence.
+        nheads: the number of attention heads.
+        eps: added to the variance in the LayerNorms.
+        approximate: the form of GELU, "none" or "tanh".
+        keep_states: True returns the states after every layer, False only those after the last.
         packed: keeps a backend's copy of the weights between calls; None packs them in every call.
-        dropouts: the rate and place in the random stream of each layer's three; None for none.
+        dropouts: rate and place in the random stream of each layer's three dropouts; None for no dropout.
         causal: whether a token attends only to itself and to earlier tokens.
-        bias: of every layer's attention, as `attention` takes it; None for none.
+        bias: added to the scores in every layer, as in `attention`; or None.
 
     Returns:
-        a list of (T, H), dtype of the products. The CPU kernels have no dropout and no causal attention, and compute
-        everything again, op by op, for a gradient.
+        a list of (T, H) tensors, dtype of the products. The CPU kernels have no dropout and no causal attention, and
+        for a gradient they compute everything again, op by op.
 
     Raises:
         InputError: shapes do not fit, or x and weights have two dtypes without autocast.
@@ -192,7 +195,7 @@ def encoder(
 
 
 def is_recorded(x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None = None) -> bool:
-    """Whether autograd records a pass of x through layers with these tensors and this bias of attention."""
+    """Whether autograd records a pass of x through layers with these tensors and this attention bias."""
     if not torch.is_grad_enabled():
         return False
     return x.requires_grad or any(t.requires_grad for t in tensors) or (bias is not None and bias.requires_grad)
@@ -207,19 +210,20 @@ def fused_encoder(
     between: Callable[[Tensor], Tensor] | None = None,
     **options: Any,
 ) -> list[Tensor] | None:
-    """`encoder` where a kernel serves the whole stack, else None; the same arguments.
+    """`encoder` if one kernel serves the whole stack, else None. Takes the arguments of `encoder`.
 
-    Layers that are handed over as a tuple, the same in every call, are looked at once.
+    Pass the layers as the same tuple in every call: they are then checked only once.
 
     Args:
-        between: with ``keep_states``, called with the state (T, H) after each layer; the next one, and the list that is
-            returned, has what it returns: the same numbers, maybe by way of what a caller gets of them.
+        between: with ``keep_states``, called with the state (T, H) after each layer. What it returns, which must hold
+            the same numbers, is read by the next layer and put into the result; gradients can so pass through what a
+            caller was given.
     """
     if between is not None:
         options["between"] = between
     packed, bias = options.get("packed"), options.get("bias")
     if packed is not None and packed.is_differentiated and is_recorded(x, packed.tensors(layers), bias):
-        return None  # a step would compute everything twice
+        return None  # a training step would compute everything twice
     kernel = _dispatch.fused("encoder", x, layers, cu_seqlens, max_seqlen, **options)
     if kernel is None:
         return None
@@ -235,7 +239,7 @@ def _check(
     bias: Tensor | None,
     max_seqlen: int,
 ) -> None:
-    """Raises InputError for what `encoder` cannot compute."""
+    """Raises InputError for arguments that `encoder` cannot take."""
     if x.dim() != 2 or not layers:
         raise InputError(
             f"encoder: expected x (T, H) and at least one layer, got {tuple(x.shape)}, {len(layers)} layers"
@@ -247,8 +251,12 @@ def _check(
 
 
 def check_shapes(x: Tensor, layers: Sequence[LayerParameters], autocast: bool = False) -> None:
-    """Raises InputError for a parameter of another shape or dtype than x (T, H) and the first layer's bias ask for;
-    of another shape alone under an autocast that is over by now, as it is in a compiler's graph."""
+    """Raises InputError for a parameter whose shape or dtype does not fit x (T, H) and the first layer.
+
+    Args:
+        autocast: does not check dtypes, for a call that may have been under an autocast that has ended, as one from a
+            compiler's graph may.
+    """
     hidden, int8 = x.shape[1], is_int8(layers)
     expected = _shapes(hidden, layers[0].intermediate_bias.shape[0])
     for number, layer in enumerate(layers):

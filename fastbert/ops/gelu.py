@@ -36,7 +36,7 @@ def gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Te
     return _dispatch.call("gelu", x, bias, approximate)
 
 
-# The ops of both kernels are (x, bias, tanh) -> out and (dout, x, bias, tanh) -> dx, dbias in float32.
+# Shared by the CPU and Triton ops, which map (x, bias, tanh) to out, and (dout, x, bias, tanh) to dx and float32 dbias.
 def forward_fake(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 

@@ -18,7 +18,7 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def check_dtypes(x: Tensor, weight: Tensor) -> None:
-    """Raises InputError where torch's own dense layer would refuse to multiply the two: kernels might convert."""
+    """Raises InputError for two dtypes that torch's own dense layer refuses to multiply: our kernels might convert."""
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         got, expected = (dtype_name(t.dtype) for t in (x, weight))
         raise InputError(
@@ -28,14 +28,21 @@ def check_dtypes(x: Tensor, weight: Tensor) -> None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b: x (..., K), weight (N, K), bias (N,) or None -> (..., N).
+    """x W^T + b. Weights that the active `fp8.Policy` names are multiplied in 8 bits (`linear_fp8`).
 
-    Weights that the active `fp8.Policy` names are multiplied in 8 bits (`linear_fp8`).
+    Args:
+        x: (..., K) floating.
+        weight: (N, K) floating.
+        bias: (N,) floating, or None.
+
+    Returns:
+        (..., N), dtype of x, or the one that autocast gives to products.
 
     Raises:
         InputError: shapes do not fit, or x and weight have two dtypes without autocast.
+        BackendError: in batch-invariant mode, on another device than the CPU or in a compiled model.
     """
-    # Kernels read by these sizes: what is shorter would be read beyond its end.
+    # Kernels read by these sizes, so a tensor that is shorter would be read past its end.
     if weight.dim() != 2 or x.shape[-1:] != weight.shape[1:]:
         raise InputError(f"x must be (..., K) and weight (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:

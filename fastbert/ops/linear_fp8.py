@@ -15,14 +15,18 @@ from . import _dispatch, _double_backward, _triton
 
 @dataclass(frozen=True)
 class Casts:
-    """How a backend makes 8 bits of tensors. All note the largest magnitude in the slot and cast by its scale.
+    """How a backend casts tensors to 8-bit floats. Each cast records the largest magnitude in the slot and uses the
+    slot's scale.
+
+    M' below is M rounded up to a multiple of `fp8.ALIGNMENT`, which the products need; the padding is zeros.
 
     Attributes:
         cast: (x (M, K), slot) -> (M, K).
-        cast_weight: (weight (N, K), slot, out or None) -> (N, K), (K, N), into ``out`` where that is given.
-        cast_gradient: (dout (M, N), slot, sums) -> (M, N), its transpose (N, M'), and its sum over rows (N,) float32
-            or None; M' is M rounded up to `fp8.ALIGNMENT`, the products' unit, and zeros fill it up.
-        transpose: 8 bits (M, K) -> (K, M').
+        cast_weight: (weight (N, K), slot, out) -> the cast (N, K) and its transpose (K, N), written into the two
+            tensors ``out`` unless that is None.
+        cast_gradient: (dout (M, N), slot, sums) -> the cast (M, N), its transpose (N, M'), and with ``sums`` the sums
+            of dout over its rows (N,) float32, else None.
+        transpose: 8-bit (M, K) -> (K, M').
     """
 
     cast: Callable[[Tensor, fp8.Slot], Tensor]
@@ -34,20 +38,22 @@ class Casts:
 def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, site: fp8.Site) -> Tensor:
     """x' W'^T + b; backward is dx = dy' W' and dW = dy'^T x', with x' and W' in e4m3 and dy' in e5m2.
 
-    x comes with its 8 bits where its maker has left them (`fp8.attach`); others find those that were made here.
+    The op that computed x may have attached x' already (`fp8.attach`); otherwise it is computed here and attached.
 
     Args:
         x: (..., K) floating.
-        weight: (N, K), that of ``site``; its 8 bits are made once for each of its versions.
+        weight: (N, K), the one of ``site``; it is cast once per version.
         bias: (N,) or None.
-        site: the scales, in which the largest magnitudes of x, W and dy are noted.
+        site: the scales; the largest magnitudes of x, W and dy are recorded in them.
 
     Returns:
-        (..., N) in the dtype that autocast gives to products, else in that of x. For backward it keeps x' alone, a byte
-        an element.
+        (..., N) in the dtype that autocast gives to products, or without autocast in that of x.
+
+    Note:
+        Only x' is kept for the backward pass, one byte per element.
 
     Raises:
-        InputError: sizes that are no multiples of 16, or another layer's site.
+        InputError: K or N is not a multiple of 16, or the site is another layer's.
 
     Ref:
         Micikevicius et al. 2022, "FP8 formats for deep learning".
@@ -77,23 +83,28 @@ def multiply(
     bias: Tensor | None = None,
     quick: bool = False,
 ) -> Tensor:
-    """a (M, K) times the transpose of b (N, K), both in 8 bits, -> (M, N).
+    """a b^T of 8-bit floats.
 
     Args:
-        scale_a, scale_b: (1,) float32, what the 8 bits are multiplied by.
-        bias: (N,), added in the product.
-        quick: let a GPU add up in fewer bits; for the forward pass, whose results are rounded to 8 bits soon after.
+        a, b: (M, K) and (N, K).
+        scale_a, scale_b: (1,) float32, by which a and b are multiplied.
+        dtype: that of the result.
+        bias: (N,) or None, added to the product.
+        quick: lets a GPU accumulate with fewer bits; for the forward pass, whose results are rounded to 8 bits anyway.
+
+    Returns:
+        (M, N).
     """
     if not a.numel():
         return torch.zeros(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-    # In float32 the library has no place for a bias.
+    # The library cannot add a bias to a float32 result.
     inside = None if bias is None or dtype == torch.float32 else bias.to(dtype)
     out = torch._scaled_mm(a, b.t(), scale_a, scale_b, bias=inside, out_dtype=dtype, use_fast_accum=quick)
     return out if bias is None or inside is not None else out.add_(bias)
 
 
 def eight_bits(x: Tensor, rows: Tensor, slot: fp8.Slot, casts: Casts) -> Tensor:
-    """The 8 bits of x (..., K), as rows ``rows`` (M, K): those that its maker or an earlier reader attached, or new."""
+    """The 8-bit cast (M, K) of x (..., K), whose rows are ``rows`` (M, K): the attached one, or a new one, attached."""
     data = fp8.attached(x)
     if data is None:
         data = casts.cast(rows.detach(), slot)
@@ -102,7 +113,7 @@ def eight_bits(x: Tensor, rows: Tensor, slot: fp8.Slot, casts: Casts) -> Tensor:
 
 
 def transposed(data: Tensor, casts: Casts) -> Tensor:
-    """The transpose of 8 bits, made once for all who keep these."""
+    """The transpose of an 8-bit tensor, computed once and attached to it."""
     found = getattr(data, "fastbert_transposed", None)
     if found is None:
         found = data.fastbert_transposed = casts.transpose(data)

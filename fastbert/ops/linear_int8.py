@@ -41,14 +41,14 @@ def linear_int8(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """act(x W^T + bias) + residual; x is quantised by token and group of inputs, sums are exact int32.
+    """act(x W^T + bias) + residual. x is quantised with a scale per token and group of inputs; sums are exact in int32.
 
     Args:
         x: (..., K) float32 or bfloat16.
         packed: W (N, K) as `pack_int8` made it, uint8.
         out_features: N.
-        bias: (N,) or None.
-        activation: None, "none" for GELU by the error function, "tanh" for its approximation.
+        bias: (N,) floating, or None.
+        activation: None, or the form of GELU: "none" with the error function, "tanh" approximated.
         residual: (..., N) of x's dtype, or None.
 
     Returns:

@@ -12,18 +12,19 @@ from .linear import check_dtypes
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, approximate: str = "none") -> Tensor:
     """gelu(x W1^T + b1) W2^T; the second bias is left to the op that follows.
 
-    Only worth calling where `_dispatch.is_fused` says that a backend fuses it.
+    Only worth calling if a backend fuses it: ``is_fused("mlp", ...)``.
 
     Args:
         x: (..., H) floating.
-        weight1, bias1: (F, H), (F,). weight2: (H, F).
-        approximate: "none" (erf) or "tanh".
+        weight1, bias1: (F, H) and (F,).
+        weight2: (H, F).
+        approximate: the form of GELU, "none" or "tanh".
 
     Returns:
-        (..., H), dtype of the products.
+        (..., H), dtype of x, or the one that autocast gives to products.
 
     Raises:
-        InputError: x and weights of two dtypes without autocast.
+        InputError: x and the weights have two dtypes without autocast.
 
     Ref:
         Vaswani et al. 2017, equation 2, with the GELU of Hendrycks & Gimpel 2016.

@@ -1,7 +1,7 @@
-"""From a padded batch to token-flat form and back.
+"""From a padded batch to packed tokens and back.
 
-`fastbert.packing.Packing` asks the mask how many tokens it keeps, which waits for the device (`read_mask`). For
-`RoomPacking` the caller says how many there is room for, shapes follow from that alone, and a captured step can pack.
+`fastbert.packing.Packing` has the size that the mask says, and to read it the host waits for the device (`read_mask`).
+`RoomPacking` has a capacity given by the caller, on which alone shapes depend, so that a captured step can pack.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_mask(mask: Tensor, *, first_column: bool) -> Packing | None:
 
 @_dispatch.register("read_mask", "reference")
 def read_mask_by_torch(mask: Tensor, first_column: bool) -> Packing | None:
-    """`read_mask` by torch, on any device; waits for it."""
+    """`read_mask` by torch, on any device, for which it waits."""
     if first_column and mask.shape[1]:
         keep = mask != 0
         if bool((keep.any(1) & ~keep[:, 0]).any()):
@@ -46,14 +46,14 @@ def read_mask_by_torch(mask: Tensor, first_column: bool) -> Packing | None:
 
 @dataclass(frozen=True)
 class RoomPacking:
-    """Where the kept tokens of a (B, S) batch go in a packed batch that has room for C tokens.
+    """Where the kept tokens of a (B, S) batch go in a packed batch with room for C tokens.
 
     Args:
-        indices: (C,) int64, kept tokens' places among the B*S, ascending; -1 after the last.
-        position_ids: (C,) int64, columns of the kept tokens; 0 after the last.
-        slots: (B*S,) int32, each token's place in the packed batch, or -1.
-        cu_seqlens: (B+1,) int32, never above C: what there is no room for is dropped, from the end.
-        statistics: (2,) int32, tokens that the mask keeps (above C where some were dropped); longest sequence.
+        indices: (C,) int64, the kept tokens' indices among the B*S, ascending; -1 after the last.
+        position_ids: (C,) int64, the columns of the kept tokens; 0 after the last.
+        slots: (B*S,) int32, each token's index in the packed batch, or -1.
+        cu_seqlens: (B+1,) int32, at most C: tokens for which there is no room are dropped, from the end.
+        statistics: (2,) int32: how many tokens the mask keeps (above C if some were dropped); the longest sequence.
         shape: (B, S).
     """
 
@@ -66,10 +66,14 @@ class RoomPacking:
 
     @classmethod
     def from_mask(cls, attention_mask: Tensor, capacity: int) -> RoomPacking:
-        """Reads a (B, S) mask of any dtype in which non-zero means keep.
+        """Reads a mask.
+
+        Args:
+            attention_mask: (B, S) of any dtype, non-zero = keep.
+            capacity: C, at least 1.
 
         Raises:
-            InputError: not (B, S), or no room.
+            InputError: the mask has another shape, or the capacity or the mask's size is out of range.
         """
         if attention_mask.dim() != 2:
             raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(attention_mask.shape)}")
@@ -101,7 +105,7 @@ def _pack(mask: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, 
     slots = torch.cumsum(keep, 0) - 1
     slots = torch.where(keep & (slots < capacity), slots, -1)
     tokens = torch.arange(keep.numel(), device=mask.device)
-    # What has no place is written behind the room, which is then cut off.
+    # Tokens without a place are written to an additional last place, which is then cut off.
     target = torch.where(slots < 0, capacity, slots)
     indices = torch.full((capacity + 1,), -1, dtype=torch.int64, device=mask.device).scatter_(0, target, tokens)
     columns = tokens % max(mask.shape[1], 1)
