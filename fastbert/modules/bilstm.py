@@ -10,9 +10,14 @@ from .lstm import Order, lstm_steps
 
 
 def over_sequences(lstm: nn.LSTM, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Runs an LSTM over each of the sequences laid end to end: (T, H) -> (T, directions * units), in its own dtype.
+    """Runs an LSTM over each sequence of a packed batch; on a CPU by steps of our own (`lstm_steps`).
 
-    On a CPU the steps are ours (`lstm_steps`).
+    Args:
+        x: (T, H).
+        cu_seqlens: (B+1,) int32, the sequences' bounds.
+
+    Returns:
+        (T, directions * units) in the dtype of the LSTM.
     """
     if not x.shape[0]:
         return x.new_zeros(0, lstm.hidden_size * (1 + lstm.bidirectional))
@@ -40,11 +45,11 @@ _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class HeadBiLSTM(nn.Module):
-    """One bidirectional layer on the encoder's hidden states, begun at random.
+    """One bidirectional layer on the encoder's hidden states, randomly initialised.
 
     Args:
-        width: of the hidden states.
-        units: each way.
+        width: the size of the hidden states.
+        units: the size of the LSTM's state in each direction.
     """
 
     def __init__(self, width: int, units: int) -> None:
@@ -53,7 +58,8 @@ class HeadBiLSTM(nn.Module):
         self.lstm = nn.LSTM(width, units, bidirectional=True)
 
     def forward(self, hidden: Tensor, tokens) -> Tensor:
-        """(T, H) of `models.inputs.Tokens` -> (T, 2 * units); a masked token of a rectangle gets zeros."""
+        """hidden (T, H) -> (T, 2 * units), zeros at masked tokens of a padded batch. ``tokens``: a `Tokens` of
+        `models.inputs`."""
         if tokens.shape.keep is None:
             return over_sequences(self.lstm, hidden, tokens.cu_seqlens)
         keep = tokens.shape.keep.flatten()
@@ -61,7 +67,8 @@ class HeadBiLSTM(nn.Module):
         return out.new_zeros(len(keep), out.shape[-1]).index_copy(0, keep.nonzero().flatten(), out)
 
     def ends(self, out: Tensor, tokens) -> Tensor:
-        """(B, 2 * units): what each direction has when it has read the whole sequence; zeros for an empty one."""
+        """out (T, 2 * units) -> (B, 2 * units), each direction's state after the whole sequence; zeros for an empty
+        one."""
         first, last = tokens.first_rows(), tokens.last_rows()
         if not out.shape[0]:
             return out.new_zeros(len(first), out.shape[-1])

@@ -1,6 +1,7 @@
-"""Keys and values of the tokens so far, so that a next token is computed alone (generation).
+"""The key-value cache of generation: keys and values of the tokens so far, so that only the next token is computed.
 
-Two layouts write and read them; the layers of a decoder know nothing of it. Each layer attends once, in their order.
+Two layouts write and read it, so that the decoder's layers need not know of it. In a pass, each layer calls ``attend``
+once, in order.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ class KeyValueCache:
     """Room for ``capacity`` tokens of each of B sequences in every layer, filled from the left.
 
     Args:
-        layers, nheads, head_dim: of the decoder.
-        batch_size, capacity: sequences, and the tokens that each will have at most.
-        device, dtype: of the keys and values.
+        layers, nheads, head_dim: those of the decoder.
+        batch_size, capacity: the number of sequences, and of the tokens that each will have at most.
+        device, dtype: those of the keys and values.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class KeyValueCache:
 
 
 class FirstPass:
-    """Prompts end to end: causal attention by the kernels, and everything kept."""
+    """The pass over the packed prompts: causal attention by the kernels; all keys and values are kept."""
 
     def __init__(self, cache: KeyValueCache, cu_seqlens: Tensor, max_seqlen: int) -> None:
         self._cache, self._layer = cache, 0
@@ -59,7 +60,7 @@ class FirstPass:
 
 
 class NextPass:
-    """One token of each sequence, which sees all before it."""
+    """A pass over one token of each sequence, which attends to all tokens before it."""
 
     def __init__(self, cache: KeyValueCache) -> None:
         self._cache, self._layer = cache, 0
@@ -76,7 +77,7 @@ class NextPass:
         keys[self._rows, :, self._place] = k.to(keys.dtype)
         values[self._rows, :, self._place] = v.to(values.dtype)
         self._layer += 1
-        # One query a sequence against many keys is no shape of the packed kernels; torch has it.
+        # The packed kernels cannot attend with one query per sequence to many keys; torch can.
         context = F.scaled_dot_product_attention(
             q[:, :, None], keys[:, :, : self._longest], values[:, :, : self._longest], attn_mask=self._seen
         )

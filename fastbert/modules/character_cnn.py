@@ -1,4 +1,4 @@
-"""Vectors of words from their characters: convolutions, the largest value of each, highway layers, a projection.
+"""Vectors of words from their characters: convolutions, max pooling, highway layers, a projection.
 
 Kim et al. 2016, "Character-Aware Neural Language Models", sections 2.2 and 2.3, with ReLU as in ELMo.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .linear import apply_linear
 
-# Kim et al. begin with gates that carry.
+# Kim et al. initialise the gates so that they carry most of the input through.
 _GATE_BIAS = -2.0
 
 
@@ -32,7 +32,7 @@ class Highway(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, std: float) -> None:
-        """Weights of standard deviation ``std``, and a gate that lets most of x through."""
+        """Initialises weights with standard deviation ``std``, and the gate so that most of x passes through."""
         for linear in (self.transform, self.gate):
             linear.weight.normal_(0.0, std)
             linear.bias.zero_()
@@ -43,12 +43,12 @@ class CharacterCNN(nn.Module):
     """Characters (N, W) -> vectors (N, size).
 
     Args:
-        num_characters: of the alphabet.
-        embedding_size: of a character.
-        filters: (width, number) of each convolution.
-        num_highway_layers: on the numbers of all convolutions together.
-        size: of a word's vector.
-        pad: the character that fills rows up.
+        num_characters: the size of the alphabet.
+        embedding_size: the size of a character's embedding.
+        filters: (width, number of filters) of each convolution.
+        num_highway_layers: layers on the concatenated outputs of all convolutions.
+        size: the size of a word's vector.
+        pad: the id of the character that pads words.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CharacterCNN(nn.Module):
         self.projection = nn.Linear(total, size)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """The vectors of words.
+        """Computes the vectors of words.
 
         Args:
             characters: (N, W) integers; W is at least the widest filter.
@@ -86,9 +86,9 @@ class CharacterCNN(nn.Module):
         return apply_linear(self.projection, x)
 
     def _without_needless_pads(self, characters: Tensor) -> Tensor:
-        """Fewer columns for the same result: a window of pads alone has the same value wherever it is, so past the
-        longest word one window of each width is enough."""
+        """The columns that matter: windows of padding all have the same value, so one of each width after the longest
+        word is enough for the maximum."""
         if characters.device.type != "cpu" or not characters.numel():
-            return characters  # elsewhere the host would have to wait for the number
+            return characters  # on another device the host would have to wait for ``longest``
         longest = int((characters != self.pad).any(0).sum())
         return characters[:, : longest + self.widest]

@@ -1,4 +1,4 @@
-"""The layers of GPT and GPT-2, on the ops of BERT's.
+"""The layers of GPT and GPT-2, by the same ops as BERT's.
 
 GPT (Radford et al. 2018) normalises after each branch, GPT-2 (Radford et al. 2019, section 2.3) before:
 
@@ -22,12 +22,12 @@ from .norm import apply_norm
 
 
 class GPTAttention(nn.Module):
-    """Causal attention; queries, keys and values come out of one product."""
+    """Causal attention; queries, keys and values are computed by one product."""
 
     def __init__(self, config: GPTConfig, index: int) -> None:
         super().__init__()
         self.heads = (config.n_head, config.head_dim)
-        # Layouts scale by head_dim ** -0.5, as everybody does; what a GPT-2 does otherwise goes onto the queries.
+        # Layouts scale by head_dim ** -0.5; a GPT-2 configured to scale otherwise multiplies the queries by the ratio.
         self.extra_scale = config.softmax_scale(index) * config.head_dim**0.5
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
@@ -51,7 +51,7 @@ class GPTMLP(nn.Module):
         self.approximate = config.gelu_approximate
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """gelu(x W_1 + b_1) W_2, and b_2 where it is still to be added."""
+        """x (T, H) -> gelu(x W_1 + b_1) W_2 (T, H), and b_2, or None if it has been added."""
         up, down = self.c_fc, self.c_proj
         if is_plain(up) and is_plain(down):
             given = (x, up.weight, up.bias, down.weight, self.approximate)
@@ -73,7 +73,7 @@ class GPTBlock(nn.Module):
         self.mlp = GPTMLP(config)
 
     def forward(self, x: Tensor, layout: Layout, key: DropoutKey | None) -> Tensor:
-        """x (T, H) -> (T, H); ``key`` names the random numbers, so that a layer computed again drops the same."""
+        """x (T, H) -> (T, H). ``key`` is that of dropout (None: no dropout), so that recomputation drops the same."""
         on_probs = on_attention = on_mlp = None
         if key is not None:
             site = FIRST_LAYER_SITE + LAYER_SITES * self.index

@@ -20,7 +20,7 @@ def sinusoids(positions: int, size: int) -> Tensor:
 
     PE(pos, 2i) = sin(pos / 10000^(2i / size)) and PE(pos, 2i + 1) = cos of the same.
     """
-    # In float64: the angles of late positions are hundreds of radians, of which float32 keeps too few digits.
+    # In float64: the angles of late positions are hundreds of radians, for which float32 has too few digits.
     rates = torch.exp(torch.arange(0, size, 2, dtype=torch.float64) * (-math.log(10000.0) / size))
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], -1).reshape(positions, -1)[:, :size].float()
@@ -42,7 +42,7 @@ class SinusoidalEmbedding(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Makes the table anew, whatever a file had in its place."""
+        """Computes the table again, whatever was loaded from a file."""
         positions, size = self.weight.shape
         self.weight.copy_(sinusoids(positions, size) / math.sqrt(size))
 
@@ -52,8 +52,8 @@ class SinusoidalEmbedding(nn.Module):
 
 
 def is_plain_table(module: nn.Module) -> bool:
-    """It does nothing but look rows up, with dense gradients of them, in a table of torch's own class or the fixed one,
-    and nobody listens to it."""
+    """Whether a module only looks rows up, with dense gradients: torch's own embedding class without its other options,
+    or the sinusoidal one, and without hooks."""
     if is_watched(module):
         return False
     odd = ("max_norm", "scale_grad_by_freq", "sparse")
@@ -90,7 +90,7 @@ class BertEmbeddings(nn.Module):
             self.word_embeddings, self.token_type_embeddings, self.position_embeddings, self.LayerNorm,
         )  # fmt: skip
         plain = all(map(is_plain_table, (words, types, positions))) and is_plain_norm(norm) and not is_watched(norm)
-        if inputs_embeds is not None or not plain:  # with an adapter in the place of one, or someone listening to it
+        if inputs_embeds is not None or not plain:  # such as an adapter in a table's place, or a table with hooks
             x = words(input_ids) if inputs_embeds is None else inputs_embeds
             x = x + types(token_type_ids) + positions(position_ids)
             return ops.dropout(apply_norm(norm, x), dropout)

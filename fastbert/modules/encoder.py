@@ -1,4 +1,4 @@
-"""The stack of layers, as a module that also fits in the place of transformers' BertEncoder."""
+"""The stack of layers, as a module that can also replace transformers' BertEncoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .layout import Layout, PackedLayout, lay_out, with_first_column
 from .quantized_linear import check_trainable
 from .stack import run_stack
 
-# What transformers' models and trainers hand on and an encoder does not need.
+# Arguments that transformers' models and trainers pass on and an encoder does not need.
 IGNORED = ("use_cache", "cache_position", "num_items_in_batch", "past_key_values_length", "seq_idx")
 _UNREAD = (*IGNORED, "position_ids", "cu_seq_lens_k", "max_length_k")  # positions are in the embeddings
 
@@ -71,10 +71,10 @@ class BertEncoder(nn.Module):
             layout: which tokens attend to each other.
             key: of dropout; None in evaluation.
             keep_states: whether all hidden states are returned.
-            rows: (R,) int64, the tokens whose last hidden state is wanted, or None for all; for others the last layer
-                is computed no further than its attention.
+            rows: (R,) int64, the tokens whose last hidden state is needed, or None for all; for the others the last
+                layer computes nothing beyond its attention.
             show: maps a state (T, H) to what the caller gets of it and to the tokens that the next layer reads, so
-                that gradients reach the state through what the caller got; None keeps the tokens as they are.
+                that gradients with respect to what the caller got reach the state; None keeps the tokens as they are.
 
         Returns:
             the last hidden state (T, H) or (R, H); all L+1 hidden states, the input first, or None; and the attention
@@ -84,7 +84,7 @@ class BertEncoder(nn.Module):
         recompute = self.gradient_checkpointing and self.training and records
         shown, first = (x, x) if show is None else show(x)
         states, count, ran = [shown], 0, None
-        # Of states that a caller is shown with a gradient, each layer reads what he was shown of the one before.
+        # If the returned states have gradients, each layer reads the previous state through what the caller gets.
         shows = keep_states and show is not None and records
         shows = shows and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
 
@@ -113,7 +113,7 @@ class BertEncoder(nn.Module):
         for number, layer in enumerate(list(self.layer)[count:], count + 1):
             wanted = rows if number == len(self.layer) else None
             if recompute:
-                # Our dropout replays by its key; torch's generator is kept for what an adapter (LoRA) may draw.
+                # Our dropout is replayed by its key; checkpoint() restores torch's generator for adapters (LoRA).
                 x, probs = checkpoint(
                     layer, x, layout, key, wanted, layer.rates, use_reentrant=False, context_fn=ops.recomputation
                 )
@@ -135,11 +135,11 @@ class BertEncoder(nn.Module):
     ) -> tuple[Tensor, list[Tensor] | None, list[Tensor | None]]:
         """`run`, all states kept where ``show`` is given, with the dtypes of transformers' encoder under autocast.
 
-        Its residuals are never narrowed, and on a GPU autocast runs LayerNorm and softmax in float32. Here states are
-        narrow between the layers and widened when they are given back.
+        There the residuals keep their dtype, and on a GPU autocast runs LayerNorm and softmax in float32. Here states
+        have the narrow dtype between the layers and are converted when they are returned.
 
         Args:
-            mask_dtype: of the mask that transformers would add to its scores; None where it has none.
+            mask_dtype: the dtype of the mask that transformers would add to its scores; None if it adds none.
         """
         kind = x.device.type
         if not torch.is_autocast_enabled(kind):

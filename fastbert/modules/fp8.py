@@ -1,7 +1,7 @@
-"""Which dense layers of a model multiply in 8 bits: those of its stack's layers.
+"""Which dense layers of a model multiply in 8 bits: those in the layers of its stack.
 
-Embeddings, pooler and heads stay as they are: what they make is a small part of the arithmetic, and their errors go
-straight into the loss.
+Embeddings, pooler and heads stay as they are: they are a small part of the arithmetic, and their errors go straight
+into the loss.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .decoder import GPTBlock
 from .layer import BertLayer
 from .linear import is_plain
 
-# What a layer's dense parts read: the attention's input, what attention gave, the feed-forward block's input, what GELU
-# gave.
+# The inputs of a layer's dense layers: that of the attention, the attention's output, that of the feed-forward block,
+# and the GELU's output.
 _INPUTS = 4
 
 
 @dataclass(frozen=True)
 class _Form:
-    """Where a layer of one kind has its dense layers and norms.
+    """The dense layers and norms of one kind of layer.
 
     Args:
         dense: (name, number of the input that it reads).
-        norms: (name of a LayerNorm, number of the input of this layer that it makes).
-        last: the LayerNorm that makes the first input of the next layer, if one does.
+        norms: (name of a LayerNorm, number of the input of this layer that is its output).
+        last: the LayerNorm whose output is the first input of the next layer, if there is one.
     """
 
     dense: tuple[tuple[str, int], ...]
@@ -64,12 +64,12 @@ def _form(layer: nn.Module) -> _Form | None:
 
 
 def policy(model: nn.Module) -> fp8.Policy:
-    """The entries of all tensors, in the order of the layers: of two models of one form they are the same.
+    """The policy for all dense layers of a model's stack, in an order that is the same for models of the same sizes.
 
-    Adapters, hooked layers and what else is no plain `nn.Linear` are left as they are.
+    Adapters, layers with hooks and whatever else is not a plain `nn.Linear` are left as they are.
 
     Raises:
-        InputError: the model has no such layer, or one whose sizes are no multiples of 16.
+        InputError: the model has no such layer, or one whose sizes are not multiples of 16.
     """
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     stacks = [[(layer, _form(layer)) for layer in stack] for stack in stacks]

@@ -1,4 +1,4 @@
-"""What runs outside of torch.compile's graphs: a pass for which the host reads a mask."""
+"""What runs outside torch.compile's graphs: passes in which the host reads a mask."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from ..transforms import is_exported
 
 
 def uncompiled_with_mask(method: Callable) -> Callable:
-    """Decorator of a method (tokens, attention_mask, ...) of a module: with a mask it is computed as in a model that is
-    not compiled.
+    """Decorator for a method (tokens, attention_mask, ...) of a module: a call with a mask is not compiled.
 
-    How many tokens there are is in the mask, so that a graph would end where it is read, in every function from there
-    up, and be made anew for the rest of each.
+    The number of tokens depends on the mask's values, so a graph would break where the mask is read, in that function
+    and in every caller of it, and another one be compiled for the rest of each.
     """
 
     @wraps(method)

@@ -1,4 +1,4 @@
-"""What stands on the encoder for pre-training: the pooler, the masked-LM head, the next-sentence head."""
+"""The pre-training heads on top of the encoder: the pooler, the masked-LM head, the next-sentence head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .norm import apply_norm
 
 
 class BertPooler(nn.Module):
-    """tanh(W x + b) of the token that stands for each sequence: the first, or left to right the last."""
+    """tanh(W x + b) of the token that represents each sequence: the first, or the last in a left-to-right model."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Torch's hooks on modules. Who put one there expects a module to be called, and one op for all layers calls none."""
+"""Whether hooks are on modules, or their forward was replaced: then they must be called, not computed by a fused op."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import lru_cache
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-# As torch names a module's own; with "_global" before it, those on all modules.
+# Torch's attributes for the hooks of a module; with "_global" before the name, for hooks on all modules.
 KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def on_all_modules() -> bool:
-    """Whether there is a hook on all modules; without a loop over `KINDS`, as every part of every pass asks."""
+    """Whether there is a hook on all modules. Without a loop over `KINDS`, since it is called for every part in every
+    pass."""
     return bool(
         torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
@@ -23,8 +24,8 @@ def on_all_modules() -> bool:
 
 
 def is_forward_replaced(module: nn.Module) -> bool:
-    """Whether somebody gave this very module a forward. That of its class is none: accelerate leaves it there when it
-    takes its hooks away."""
+    """Whether this module instance was given another forward. That of its class does not count, which accelerate leaves
+    as an attribute when it removes its hooks."""
     forward = module.__dict__.get("forward")
     if forward is None:
         return False
@@ -32,8 +33,8 @@ def is_forward_replaced(module: nn.Module) -> bool:
 
 
 def is_class_forward_replaced(cls: type) -> bool:
-    """Whether somebody gave a class of torch's or transformers' another forward, which all of its modules then compute
-    (`BertSelfAttention.forward = mine`), or wrapped the one that it had."""
+    """Whether the forward of a class of torch or transformers was replaced for all its modules
+    (`BertSelfAttention.forward = mine`) or wrapped."""
     return _is_theirs(cls.__module__) and _is_someones(cls.forward)
 
 
@@ -41,10 +42,10 @@ def _is_theirs(module: str) -> bool:
     return module.partition(".")[0] in ("torch", "transformers")
 
 
-@lru_cache  # of a few classes, asked of in every pass
+@lru_cache  # for a few classes, called in every pass
 def _is_someones(function: Callable | None) -> bool:
     while function is not None:
-        # Not __module__, which functools.wraps copies from what it wraps.
+        # Not __module__, which functools.wraps copies from the wrapped function.
         written = getattr(function, "__globals__", None)
         if written is None or not _is_theirs(written["__name__"]):
             return True

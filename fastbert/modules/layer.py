@@ -19,7 +19,7 @@ from .quantized_linear import QuantizedLinear
 
 
 class BertSelfAttention(nn.Module):
-    """Queries, keys and values of every token, and attention as the layout has it (Vaswani et al. 2017, 3.2.2)."""
+    """Queries, keys and values of every token, and attention within the layout (Vaswani et al. 2017, section 3.2.2)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class BertSelfAttention(nn.Module):
         self.value = nn.Linear(size, size)
 
     def forward(self, x: Tensor, layout: Layout, dropout: Dropout | None) -> tuple[Tensor, Tensor | None]:
-        """x (T, H) -> context (T, H), and the probabilities where the layout keeps them."""
+        """x (T, H) -> context (T, H), and the probabilities (B, nheads, S, S) if the layout keeps them, else None."""
         heads = (self.num_attention_heads, self.attention_head_size)
         linears = (self.query, self.key, self.value)
         q, k, v = (apply_linear(linear, x).unflatten(-1, heads) for linear in linears)
@@ -44,7 +44,7 @@ class BertSelfAttention(nn.Module):
 
 
 class ResidualOutput(nn.Module):
-    """LN(residual + dropout(W x + b)): what ends both branches of a layer."""
+    """LN(residual + dropout(W x + b)): the end of both branches of a layer."""
 
     def __init__(self, in_features: int, config: BertConfig) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class ResidualOutput(nn.Module):
         return self.normalise(*split_bias(self.dense, x), residual, dropout)
 
     def normalise(self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout | None) -> Tensor:
-        """What follows the dense layer, whose bias may still be missing from x."""
+        """The part after the dense layer, whose bias is added here unless it is None."""
         return apply_norm(self.LayerNorm, x, x_bias=bias, residual=residual, dropout=dropout)
 
 
@@ -75,8 +75,16 @@ class BertAttention(nn.Module):
         dropouts: tuple[Dropout | None, Dropout | None],
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """x (T, H) -> LN(x + attention) (T, H), or (R, H) of the ``rows`` alone, and the probabilities where the layout
-        keeps them. ``dropouts`` are the probabilities' and the branch's."""
+        """Computes LN(x + dropout(W_o attention(x))).
+
+        Args:
+            x: (T, H).
+            dropouts: on the probabilities and on the branch.
+            rows: (R,) int64, the tokens that are needed; None for all.
+
+        Returns:
+            (T, H), or (R, H) for ``rows``; and the probabilities if the layout keeps them, else None.
+        """
         on_probs, on_output = dropouts
         context, probs = self.self(x, layout, on_probs)
         if rows is not None:
@@ -116,12 +124,19 @@ class BertLayer(nn.Module):
         rows: Tensor | None = None,
         rates: tuple[float, float, float] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """x (T, H) -> (T, H), and attention probabilities where the layout keeps them.
+        """Computes the layer.
 
-        ``key`` names the random numbers of this forward pass; it is an argument, so recomputing the layer for the
-        backward pass drops the same elements. So are the ``rates``, the layer's own by default: they follow the modes
-        of its parts, which may change before the backward pass. With ``rows`` (R,) int64 only these tokens are computed
-        beyond the attention, and (R, H) comes back; all tokens are attended to.
+        Args:
+            x: (T, H).
+            layout: which tokens attend to each other.
+            key: that of dropout in this forward pass, None for none. It is an argument so that recomputing the layer
+                for the backward pass drops the same elements.
+            rows: (R,) int64, the tokens that are computed beyond the attention; None for all. All are attended to.
+            rates: the dropout rates, by default the layer's own. They are an argument for the same reason: they follow
+                the modes of the layer's parts, which may change before the backward pass.
+
+        Returns:
+            (T, H), or (R, H) for ``rows``; and the attention probabilities if the layout keeps them, else None.
         """
         on_probs, on_attention, on_output = self.dropouts(key, rates)
         x, probs = self.attention(x, layout, (on_probs, on_attention), rows)
@@ -132,8 +147,8 @@ class BertLayer(nn.Module):
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """Dropout of the attention's probabilities, of its branch and of the feed-forward one; 0 where the part that
-        drops is in evaluation mode, as in a layer that is frozen."""
+        """Dropout rates of the attention probabilities, of the attention branch and of the feed-forward branch; 0 for a
+        part in evaluation mode, as in a frozen layer."""
         of_probs, of_hidden = self.config.attention_probs_dropout_prob, self.config.hidden_dropout_prob
         attention = self.attention
         return (
@@ -143,7 +158,7 @@ class BertLayer(nn.Module):
         )
 
     def dropouts(self, key: DropoutKey | None, rates: tuple[float, float, float] | None = None) -> ops.LayerDropouts:
-        """Where in the random stream this layer's dropouts are; ``rates`` as `forward` takes them."""
+        """The rates and places in the random stream of this layer's dropouts; ``rates`` as in `forward`."""
         if key is None:
             return None, None, None
         site = FIRST_LAYER_SITE + LAYER_SITES * self.index
@@ -151,7 +166,7 @@ class BertLayer(nn.Module):
         return key.site(on_probs, site), key.site(on_attention, site + 1), key.site(on_output, site + 2)
 
     def _feed_forward(self, x: Tensor) -> tuple | None:
-        """What `ops.mlp` takes, or None where the block is not what it was built as."""
+        """The arguments of `ops.mlp`, or None if a part of the block was replaced or has hooks."""
         parts = (self.intermediate, self.output)
         built = type(self.intermediate) is BertIntermediate and type(self.output) is ResidualOutput
         if not built or any(is_watched(part) or not is_plain(part.dense) for part in parts):

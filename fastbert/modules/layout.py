@@ -1,6 +1,6 @@
-"""How the tokens of a batch lie in memory, and so how they attend to each other; and how that is decided for a batch.
+"""Layouts: how the tokens of a batch lie in memory, and thus which of them attend to each other.
 
-Everything else in a layer is token by token; a layout is the one thing that knows of sequences.
+Everything else in a layer works token by token; only the layout knows of sequences. `lay_out` chooses one for a batch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ _log = logging.getLogger("fastbert")
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Sequences end to end: cu_seqlens (B+1,) int32, max_seqlen tokens in the longest; a token sees its whole sequence,
-    or where the layout is causal itself and those before it. bias (nheads, 2R-1) is what `ops.attention` adds."""
+    """Sequences laid end to end.
+
+    Args:
+        cu_seqlens: (B+1,) int32, the sequences' bounds.
+        max_seqlen: the length of the longest sequence.
+        causal: a token attends to itself and those before it, otherwise to its whole sequence.
+        bias: (nheads, 2R-1), as in `ops.attention`, or None.
+    """
 
     cu_seqlens: Tensor
     max_seqlen: int
@@ -40,8 +46,13 @@ class PackedLayout:
 
 @dataclass(frozen=True)
 class PaddedLayout:
-    """A (B, S) rectangle under an additive mask (broadcastable to (B, nheads, S, S)) or None; pads are computed.
-    ``probabilities`` says whether those of attention are wanted."""
+    """A padded (B, S) batch; padding is computed.
+
+    Args:
+        mask: additive, broadcastable to (B, nheads, S, S), or None.
+        batch_size, seqlen: B and S.
+        probabilities: whether the attention probabilities are returned.
+    """
 
     mask: Tensor | None
     batch_size: int
@@ -64,10 +75,10 @@ Layout = PackedLayout | PaddedLayout
 
 
 def with_bias(layout: Layout, bias_of: Callable[[int], Tensor]) -> Layout:
-    """A layout whose scores have a bias by the distance of a key.
+    """The layout with a bias on its scores that depends on a key's distance from the query.
 
     Args:
-        bias_of: R to (nheads, 2R-1), as `ops.attention` takes it.
+        bias_of: maps R to a bias (nheads, 2R-1) as in `ops.attention`.
     """
     if isinstance(layout, PackedLayout):
         return replace(layout, bias=bias_of(layout.max_seqlen))
@@ -76,7 +87,7 @@ def with_bias(layout: Layout, bias_of: Callable[[int], Tensor]) -> Layout:
 
 
 def _causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:
-    """An additive mask, or None, with what comes after a query at -inf too: broadcastable to (B, nheads, S, S)."""
+    """An additive mask, broadcastable to (B, nheads, S, S), with -inf also at the keys after each query."""
     future = torch.ones(seqlen, seqlen, dtype=torch.bool, device=device).triu(1)
     if mask is None:
         mask = torch.zeros(1, 1, seqlen, seqlen, dtype=torch.float32, device=device)
@@ -84,26 +95,26 @@ def _causal_mask(mask: Tensor | None, seqlen: int, device) -> Tensor:
 
 
 def additive_mask(keep: Tensor) -> Tensor:
-    """(B, S) keys to keep -> (B, 1, 1, S) float32, 0 or -inf."""
+    """keep (B, S) bool, the keys to keep -> (B, 1, 1, S) float32, 0 or -inf."""
     return _added_to_scores(keep)[:, None, None]
 
 
 def _added_to_scores(mask: Tensor) -> Tensor:
-    """A mask, bool (True = keep) or floating, as what is added to the scores."""
+    """A mask, bool (True = keep) or floating, in the additive form."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill(~mask, float("-inf"))
 
 
 def wants_gradient(mask: Tensor) -> bool:
-    """Whether a mask is a bias that is learned, whatever its numbers are now."""
+    """Whether a gradient of the mask is needed, as of a learned bias; its values then say nothing about its kind."""
     return mask.requires_grad and torch.is_grad_enabled()
 
 
 def _read_keys(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys (B or 1, S) bool that a 4-D mask keeps for the first query of the first head, and () bool, whether that
-    is all it says."""
-    # -10000 is what code before finfo.min used; the softmax of such a score is 0 in any dtype.
+    """The keys (B or 1, S) bool that a 4-D mask keeps for the first query of the first head; and () bool, whether it
+    says the same for all queries and heads, and nothing else."""
+    # Older code masks by -10000 in place of finfo.min; the softmax of such a score is 0 in any dtype.
     keep = mask if mask.dtype == torch.bool else mask == 0
     either = keep if mask.dtype == torch.bool else keep | (mask <= -1e4)
     first = keep[:, :1, :1]
@@ -118,8 +129,8 @@ def keys_kept(mask: Tensor) -> Tensor | None:
         mask: (B or 1, heads or 1, S or 1, S), bool (True = keep) or additive (0 = keep, very negative = drop).
 
     Returns:
-        (B or 1, S) bool, or None where queries or heads differ, a value is neither keep nor drop, or the mask is
-        learned: what is packed has no gradient for it.
+        (B or 1, S) bool; or None if queries or heads differ, a value means neither keep nor drop, or a gradient of the
+        mask is needed, which packed tokens do not give.
     """
     if wants_gradient(mask):
         return None
@@ -133,10 +144,10 @@ def _say_padded(reason: str) -> None:
 
 
 def say_padded(reason: str) -> None:
-    """Says once, for each reason, that a batch is computed with its pads.
+    """Warns, once for each reason, that a batch is computed with its padding.
 
     Raises:
-        BackendError: in batch-invariant mode, which this would break.
+        BackendError: in batch-invariant mode, where results would depend on the padding.
     """
     ops.refuse_variant(reason)
     _say_padded(reason)
@@ -156,15 +167,15 @@ def lay_out(
 
     Args:
         attention_mask: None; (B, S) non-zero = keep; or 4-D, bool (True = keep) or additive.
-        first_column: what follows reads column 0 even where it is masked, as transformers' pooler does.
-        probabilities: attention probabilities are asked for.
-        causal: a token sees itself and those before it alone, whatever else the mask says.
+        first_column: whether column 0 is read even if it is masked, as by transformers' pooler.
+        probabilities: whether attention probabilities are needed.
+        causal: a token attends only to itself and those before it, whatever else the mask says.
 
     Returns:
-        the packing of its tokens; their layout; and, on the padded path, None or the (B, S) bool tokens to keep.
+        the packing of the tokens; their layout; and on the padded path the (B, S) bool tokens to keep, None for all.
 
     Raises:
-        InputError: a mask of another shape, or without numbers.
+        InputError: the mask has another shape, or is on the meta device.
     """
     if attention_mask is not None and attention_mask.is_meta:
         raise InputError("attention_mask: expected a tensor with numbers, got one on the meta device")
@@ -199,7 +210,7 @@ def lay_out(
         packing = Packing.full(batch_size, seqlen, device) if whole else ops.read_mask(keep, first_column=first_column)
         if packing is not None:
             return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
-        # A masked token can only be computed in the rectangle.
+        # A masked token can only be computed in the padded batch.
         reason = "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
     say_padded(reason)
     if keep is None:
@@ -209,8 +220,8 @@ def lay_out(
 
 
 def _without_a_look(mask: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
-    """What the host reads in a mask otherwise, left to be computed: what is added to the scores, and the (B, S) bool
-    tokens to keep; None for no mask, and for all tokens."""
+    """The additive mask and the (B, S) bool tokens to keep, without the host reading the mask's values, for exports and
+    transforms. None for no mask, and for all tokens."""
     if mask is None:
         return None, None
     if mask.dim() == 2:
@@ -223,13 +234,14 @@ def _without_a_look(mask: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor
 
 
 def with_first_column(keep: Tensor) -> Tensor:
-    """The tokens to give back where column 0 is read even if it is masked, in sequences that have tokens."""
+    """keep (B, S) bool, with column 0 added in sequences that have tokens: the tokens whose outputs are returned if
+    column 0 is read even when it is masked."""
     first = torch.arange(keep.shape[1], device=keep.device) == 0
     return keep | (first & keep.any(1, keepdim=True))
 
 
 def _check_square(mask: Tensor, batch_size: int, seqlen: int) -> None:
-    """Raises InputError for a 4-D mask of another shape, or of integers, which could mean either kind."""
+    """Raises InputError for a 4-D mask of another shape, or of integers, which might be a bool or an additive mask."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InputError(
             f"a 4-D attention_mask must be bool (True = keep) or floating (added to scores), got {mask.dtype}"

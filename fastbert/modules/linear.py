@@ -1,4 +1,4 @@
-"""When a dense layer may be fused with what follows it, and when it must be called as it is."""
+"""Dense layers: computed by our ops, fused with what follows, unless the module itself must be called."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import hooks
 
 
 def is_plain(module: nn.Module) -> bool:
-    """True for an `nn.Linear` with nothing added: no adapter in its place, parametrisation, hook or new forward, and no
-    weight that multiplies by code of its own."""
+    """Whether a module is an `nn.Linear` with nothing added: no adapter in its place, no parametrisation, hook or other
+    forward, and no tensor subclass as its weight."""
     if type(module) is not nn.Linear or is_watched(module):
         return False
     weight = module._parameters.get("weight")
@@ -24,15 +24,15 @@ PLAIN_TENSORS = (nn.Parameter, Tensor)
 
 
 def is_plain_tensor(weight: Tensor) -> bool:
-    """False for subclasses that compute otherwise, as torchao's quantised weights and DTensor do, and for sparse ones:
-    our ops read numbers where those may have none."""
+    """False for sparse tensors and for subclasses that compute in another way, such as torchao's quantised weights and
+    DTensor: our ops read memory that these may not have."""
     known = type(weight) in PLAIN_TENSORS or isinstance(weight, (FakeTensor, FunctionalTensor))
     return known and weight.layout is torch.strided
 
 
 def is_watched(module: nn.Module) -> bool:
-    """True where somebody's hooks, also those on all modules, or a forward that somebody put in place, want the module
-    itself to be called."""
+    """Whether the module itself must be called: it has hooks, there are hooks on all modules, or its forward was
+    replaced."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -44,10 +44,10 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def split_bias(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Applies a dense layer; its bias is handed back unapplied where the next op can add it.
+    """Applies a dense layer, but leaves its bias to the next op if that is possible.
 
     Returns:
-        (x W^T, bias), or (module(x), None) where the module is not plain.
+        (x W^T, bias); or (module(x), None) if the module is not plain.
     """
     if is_plain(module):
         return ops.linear(x, module.weight), module.bias
@@ -55,12 +55,12 @@ def split_bias(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def apply_linear(module: nn.Module, x: Tensor) -> Tensor:
-    """x W^T + b."""
+    """x W^T + b, x (..., K) -> (..., N), by `ops.linear` or, if the module is not plain, by calling it."""
     return ops.linear(x, module.weight, module.bias) if is_plain(module) else module(x)
 
 
 def apply_gelu(module: nn.Module, x: Tensor, approximate: str) -> Tensor:
-    """gelu(x W^T + b), in one pass where the layer can (`QuantizedLinear`), else with the bias added by the GELU."""
+    """gelu(x W^T + b): in one pass if the layer can (`QuantizedLinear`), else with the bias added by the GELU."""
     if getattr(module, "fuses_gelu", False):
         return module(x, approximate)
     x, bias = split_bias(module, x)

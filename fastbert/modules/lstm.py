@@ -1,4 +1,4 @@
-"""The steps of an LSTM over packed tokens: what torch's own has no place for, and does slowly on a CPU."""
+"""The steps of an LSTM over packed tokens: with clipping, which torch's LSTM lacks, and faster than it on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..transforms import is_exported
 
 
 class Order:
-    """The order in which a recurrent layer takes the tokens of a batch: every sequence's first, then every second one.
+    """The order in which a recurrent layer reads the tokens of a batch: the first of every sequence, then the second of
+    every sequence, and so on.
 
     Args:
         cu_seqlens: (B+1,) int32 of the tokens; empty sequences are allowed.
@@ -33,8 +34,8 @@ class Order:
         starts, lengths = cu_seqlens[:-1].cpu().long(), cu_seqlens.diff().cpu().long()
         longest = int(lengths.max()) if lengths.numel() else 0
         by_length = lengths.argsort(descending=True, stable=True)
-        steps = torch.arange(longest, device=lengths.device)  # whatever the default device is
-        # (steps, sequences): torch's layout of a packed sequence, read row by row where a sequence has such a step.
+        steps = torch.arange(longest, device=lengths.device)  # not on the default device, which may be another
+        # (steps, sequences), whether a sequence has a step: read row by row, torch's order of a packed sequence.
         there = steps[:, None] < lengths[by_length][None]
         offsets = lengths[by_length] - 1 - steps[:, None] if backwards else steps[:, None].expand(there.shape)
         tokens = (starts[by_length] + offsets)[there]
@@ -63,19 +64,19 @@ def lstm_steps(
 ) -> Tensor:
     """The recurrence of `torch.nn.LSTM`, one direction of one layer.
 
-    Torch's, on a CPU, cuts every step out of the packed tokens, the gradient of every cut is as large as them all, and
-    the recurrent weight's is added up step by step. Here backward keeps 6 U numbers a token, and a weight's gradient is
-    one product over all steps.
+    On a CPU, torch slices every step out of the packed tokens, where the gradient of each slice is as large as all
+    tokens, and adds up the recurrent weight's gradient step by step. Here 6 U numbers per token are kept for backward,
+    and a weight's gradient is one product over all steps.
 
     Args:
-        gates: (T, 4U), in the order of the steps: what the inputs give to the gates i, f, g, o.
-        weight: (4U, P), of the state before; P is U where there is no projection.
-        projection: (P, U), from what comes out of the cells to the state (Sak et al. 2014).
-        cell_clip, projection_clip: the cell and the projected state are held to +- these at every step; None leaves
-            them alone.
+        gates: (T, 4U), in the order of the steps: the inputs' part of the gates i, f, g, o, with biases.
+        weight: (4U, P), the recurrent weight; P is U without a projection.
+        projection: (P, U), from the cells' output to the state (Sak et al. 2014), or None.
+        cell_clip, projection_clip: the cell state and the projected state are clipped to +- these at every step; None
+            does not clip.
 
     Returns:
-        (T, P) states, in the same order.
+        (T, P) states, in the order of the steps.
     """
     return _Steps.apply(gates, weight, projection, order.batch_sizes.tolist(), cell_clip, projection_clip)
 
@@ -83,14 +84,14 @@ def lstm_steps(
 class _Steps(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gates: Tensor, weight: Tensor, projection: Tensor | None, sizes: list[int], *clips: float | None):
-        """`sizes` are the numbers of sequences that have each step; they become no more."""
+        """`sizes`: how many sequences have each step; descending."""
         gates, units = gates.clone(), weight.shape[0] // 4
         states, cells = gates.new_empty(len(gates), weight.shape[1]), gates.new_empty(len(gates), units)
         h, c = gates.new_zeros(sizes[0], weight.shape[1]), gates.new_zeros(sizes[0], units)
         # Views of the results, so that a step writes into its place.
         for at, h_out, c_out in zip(*(x.split(sizes) for x in (gates, states, cells)), strict=True):
             n = len(at)
-            at += linear(h[:n], weight)  # and no addmm: `ops.batch_invariant` knows this one
+            at += linear(h[:n], weight)  # not addmm, which `ops.batch_invariant` refuses
             i, f, g, o = at.chunk(4, 1)
             at[:, : 2 * units].sigmoid_()
             g.tanh_()
@@ -111,7 +112,7 @@ class _Steps(torch.autograd.Function):
         gates, states, cells, weight, projection = ctx.saved_tensors
         sizes, units = ctx.sizes, cells.shape[1]
         grad_gates, grad_states = torch.empty_like(gates), torch.empty_like(states)
-        # What each step began with: the first rows of the step before it, which had at least as many sequences.
+        # The states before each step: the first rows of the previous step, which has at least as many sequences.
         before_h, before_c = (_begins(x, sizes) for x in (states, cells))
         parts = [x.split(sizes) for x in (grad, grad_states, grad_gates, gates, states, cells, before_c)]
         dh = dc = grad.new_zeros(0, 1)
@@ -139,7 +140,7 @@ class _Steps(torch.autograd.Function):
 
 
 def _begins(x: Tensor, sizes: list[int]) -> Tensor:
-    """(T, U) states after each step -> (T, U) those before it, zeros before the first."""
+    """x (T, U), the states after each step -> (T, U), the states before it, zeros before the first."""
     steps = x.split(sizes)
     first = x.new_zeros(sizes[0], x.shape[1])
     return torch.cat([first, *(before[:size] for before, size in zip(steps, sizes[1:], strict=False))])
@@ -151,6 +152,6 @@ def _clip_(x: Tensor, limit: float | None) -> None:
 
 
 def _stop_(grad: Tensor, clipped: Tensor, limit: float | None) -> None:
-    """Makes the gradient zero where a value was clipped; in place."""
+    """Sets the gradient to zero where a value was clipped; in place."""
     if limit is not None:
         grad.masked_fill_(clipped.abs() >= limit, 0.0)

@@ -1,4 +1,4 @@
-"""What a model is asked for whatever it was left in: evaluation mode for a while, outputs by name."""
+"""Calls that do not depend on how a model was left: in evaluation mode for a block, with outputs by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts a model into evaluation mode, and every part of it back into its own afterwards.
+    """Puts a model into evaluation mode, and afterwards each part back into its own mode.
 
-    ``model.train(was)`` would not: a part that its owner keeps in evaluation mode, as a frozen encoder under a head
-    that is trained, would drop out again from then on.
+    ``model.train(was)`` would put all parts into one mode: dropout would be on again in a part that is kept in
+    evaluation mode, such as a frozen encoder under a head that is trained.
     """
     training = _training(model)
     if training:
@@ -28,7 +28,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _training(model: nn.Module) -> list[nn.Module]:
-    """The parts in training mode. `modules()` makes up a name for each: a fifth of a short sentence's time."""
+    """The parts in training mode. Not by ``modules()``, which builds a name for each part: that would take a fifth of
+    the time of a short sentence."""
     found, waiting, seen = [], [model], {model}
     while waiting:
         module = waiting.pop()
@@ -41,16 +42,16 @@ def _training(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-@lru_cache(maxsize=64)  # asked before every batch, and for one short sentence it counts
+@lru_cache(maxsize=64)  # called before every batch, and its time counts before a short sentence
 def _takes_return_dict(forward: Callable) -> bool:
     return "return_dict" in inspect.signature(forward).parameters
 
 
 def plain_outputs(model: nn.Module) -> dict[str, bool]:
-    """Keywords with which a model returns its outputs by name and no more of them than its head's, whatever its
-    config.json says to return; none for a model that has no such choice."""
+    """Keywords that make a model return named outputs, and only those of its head, whatever its config.json says; none
+    for a model whose forward does not take them."""
     if not _takes_return_dict(getattr(model.forward, "__func__", model.forward)):
         return {}
-    # A kind that has no field for them takes no such keyword either.
+    # A kind of model whose configuration lacks these fields does not take the keywords either.
     extra = [name for name in ("output_attentions", "output_hidden_states") if name in model.config.defaults]
     return {"return_dict": True, **dict.fromkeys(extra, False)}

@@ -1,4 +1,4 @@
-"""LayerNorm in one op with what comes before it, and when the module must be called as it is."""
+"""LayerNorm fused with what comes before it, unless the module itself must be called."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .linear import is_watched
 
 
 def is_plain_norm(module: nn.Module) -> bool:
-    """True for torch's own LayerNorm with weight and bias: no class of someone's, no adapter in its place."""
+    """Whether a module is torch's own LayerNorm class, with weight and bias, and not a subclass or an adapter."""
     if type(module) is not nn.LayerNorm:
         return False
-    own = module._parameters  # in which a plain tensor in a parameter's place is not
+    own = module._parameters  # where a plain tensor in a parameter's place is missing
     return own.get("weight", own) is not None and own.get("bias", own) is not None
 
 
@@ -25,14 +25,17 @@ def apply_norm(
     residual: Tensor | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    """norm(residual + dropout(x + x_bias)), in one op where the module is plain and nobody listens to it.
+    """norm(residual + dropout(x + x_bias)), in one op if the module is plain and has no hooks.
 
     Args:
-        norm: an `nn.LayerNorm`, or what somebody put in its place.
+        norm: an `nn.LayerNorm`, or a module in its place.
         x: (T, H).
         x_bias: (H,), or None.
         residual: (T, H), or None.
         dropout: its rate and place in the random stream, or None.
+
+    Returns:
+        (T, H), dtype of x.
     """
     if residual is not None:
         residual = residual.to(x.dtype)  # under autocast the first residual may be wider than the branch

@@ -1,4 +1,4 @@
-"""The numbers in which a trained model computes."""
+"""The precision and the device of a trained model that is to be used."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def device_for(precision: str, device: torch.device | None = None) -> torch.device:
-    """The device of a model in this precision: the one that is given; else the GPU if there is one, and the CPU for
-    int8.
+    """The device of a model in this precision: the given one, else the CPU for int8, else the GPU if there is one.
 
     Raises:
         InputError: there is no such precision, or the device is not the CPU for int8.
@@ -33,8 +32,8 @@ def device_for(precision: str, device: torch.device | None = None) -> torch.devi
 
 
 def in_precision(model: Model, precision: str, device: torch.device | None = None) -> Model:
-    """A loaded model on its device, to be used: "fp32" leaves its numbers as they are, "bf16" rounds all of them, and
-    "int8" is `quantize`.
+    """Moves a loaded model to its device and precision: "fp32" leaves its dtype as it is, "bf16" converts the model,
+    and "int8" applies `quantize`.
 
     Raises:
         InputError: as `device_for` and `quantize` do.

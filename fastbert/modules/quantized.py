@@ -1,9 +1,10 @@
 """Int8 inference on the CPU: `fastbert.quantize`, which puts a `QuantizedLinear` in place of each `nn.Linear`.
 
-What costs int8 its accuracy in BERT are a few channels that are far larger than the others: with one scale for a token,
-everything else in it is left a handful of levels. So each group of at most 256 inputs has a scale of its own, on both
-sides, and the largest channels of a layer's input are not quantised at all. Which ones these are is a property of the
-weights and shows on any input: they are found by running the model once on random tokens, no data needed.
+The accuracy of int8 in BERT suffers from a few channels that are far larger than the others: with one scale per token,
+only a handful of levels are left for all other channels. So each group of at most 256 inputs has its own scale, in the
+activations and in the weights, and the largest channels of a layer's input are not quantised at all. Which channels are
+largest depends on the weights and shows on any input, so they are found by running the model once on random tokens; no
+data is needed.
 """
 
 from __future__ import annotations
@@ -28,18 +29,17 @@ Model = TypeVar("Model")
 
 # Input channels of a layer that stay float32.
 OUTLIERS = 16
-# The probe: enough tokens that the largest of each channel is seen, few enough to take a second for BERT-base.
+# The probe: enough tokens to see the largest values of each channel, few enough to take a second for BERT-base.
 _PROBE_SEQUENCES, PROBE_LENGTH = 32, 32
 
 
 class Quantizable(NamedTuple):
-    """What of one encoder becomes int8.
+    """The dense layers of one encoder that become int8.
 
     Args:
         places: (parent, name) of each dense layer.
-        probe: a pass of `probe_ids` that calls each of them; run in evaluation, without gradients.
-        is_ours: False for modules of a library's, which would write the weights that are there now as if they were its
-            own.
+        probe: runs a pass on `probe_ids` that calls each of them; called in evaluation mode, without gradients.
+        is_ours: False for modules of another library, which would save the int8 numbers as if they were its weights.
     """
 
     places: list[tuple[nn.Module, str]]
@@ -48,7 +48,7 @@ class Quantizable(NamedTuple):
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """True where a layer of the model holds int8 weights."""
+    """Whether a layer of the model has int8 weights."""
     return any(isinstance(module, QuantizedLinear) for module in model.modules())
 
 
@@ -62,7 +62,7 @@ def _encoder_linears(encoder: BertEncoder) -> Iterator[tuple[nn.Module, str]]:
 
 
 def probe_ids(vocab_size: int, length: int) -> Tensor:
-    """(B, length) random tokens, always the same ones."""
+    """(B, length) int64 random tokens, always the same ones."""
     return torch.randint(vocab_size, (_PROBE_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
 
 
@@ -73,7 +73,7 @@ def _probe(model: nn.Module, encoder: BertEncoder) -> None:
     owners = (m for m in model.modules() if getattr(m, "encoder", None) is encoder and hasattr(m, "embeddings"))
     base = next(owners, None)
     if base is None or not hasattr(base, "encode"):
-        # No embeddings of ours: hidden states as a LayerNorm makes them.
+        # There are no embeddings of ours: normally distributed hidden states, like those after a LayerNorm.
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(_PROBE_SEQUENCES, length, config.hidden_size, generator=generator)
         encoder(x.to(next(encoder.parameters()).dtype))
@@ -82,7 +82,7 @@ def _probe(model: nn.Module, encoder: BertEncoder) -> None:
 
 
 def _quantizable(model: nn.Module) -> Iterator[Quantizable]:
-    """Every encoder inside a model, also those that `patch` has made ours to compute."""
+    """Every encoder inside a model, also those of patched models."""
     for module in model.modules():
         if isinstance(module, BertEncoder):
             yield Quantizable(list(_encoder_linears(module)), partial(_probe, model, module))
@@ -96,7 +96,7 @@ def _largest_channels(linears: list[nn.Linear], probe: Callable[[], object]) -> 
 
     def look(linear: nn.Linear, inputs: tuple[Tensor]) -> None:
         now = inputs[0].detach().float().abs().flatten(0, -2).amax(0)
-        # One that several layers share is called by each of them.
+        # A dense layer that several layers share is called by each of them.
         largest[linear] = torch.maximum(largest[linear], now) if linear in largest else now
 
     hooks = [linear.register_forward_pre_hook(look) for linear in linears]
@@ -112,12 +112,12 @@ def _largest_channels(linears: list[nn.Linear], probe: Callable[[], object]) -> 
 def quantize(model: Model) -> Model:
     """Converts every dense layer of a model's encoder to int8 weights, for inference on the CPU; in place.
 
-    The model is then in evaluation mode, its parameters need no gradient, and it cannot be trained or saved (save it
+    The model is then in evaluation mode, its parameters require no gradient, and it cannot be trained or saved (save it
     before; quantising again after loading takes seconds). Use `copy.deepcopy` first to keep the original.
 
     Args:
-        model: a fastbert model, `BertEncoder` or `SentenceEncoder`, or a model of transformers that `patch` was given;
-            on the CPU.
+        model: a fastbert model, `BertEncoder` or `SentenceEncoder`, or a model of transformers after `patch`; on the
+            CPU.
 
     Returns:
         the same model.
@@ -137,7 +137,7 @@ def quantize(model: Model) -> Model:
         elif found:
             hint = ", whose dense layers have hooks, as accelerate's, or are of another class than torch's Linear"
         elif any(type(module).__module__.startswith("transformers.") for module in modules):
-            # Its name is often that of a class here, so that the sentence without this would make no sense.
+            # Its class often has the name of one of ours, so that the sentence would make no sense without this.
             hint = " of transformers' modules: quantize(fastbert.patch(model))"
         raise InputError(
             f"quantize needs a model with fastbert's BertEncoder of float layers, got {type(model).__name__}{hint}"
@@ -148,12 +148,12 @@ def quantize(model: Model) -> Model:
     for parent, name, layer in _quantized(inner, found):
         setattr(parent, name, layer)
     inner.eval().requires_grad_(False)
-    hardware.give_back_freed_memory()  # the float weights'
+    hardware.give_back_freed_memory()  # that of the float weights
     return model
 
 
 def _quantized(model: nn.Module, found: list[Quantizable]) -> list[tuple[nn.Module, str, QuantizedLinear]]:
-    """The layer for each place."""
+    """(parent, name, int8 layer) for each place; the model is not changed."""
     made = []
     with evaluating(model):
         for places, probe, is_ours in found:

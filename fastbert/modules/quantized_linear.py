@@ -11,8 +11,8 @@ from ..errors import CheckpointError, InputError
 
 
 def check_trainable(module: nn.Module, mode: bool) -> None:
-    """Raises InputError for training where a part holds int8 weights; to be called before any part takes the mode: one
-    that was left in training would drop out."""
+    """Raises InputError if ``mode`` is training and a part has int8 weights. To be called before the mode of any part
+    is set: parts left in training mode would apply dropout."""
     if mode and any(isinstance(part, QuantizedLinear) for part in module.modules()):
         raise InputError("a quantised model is for inference: expected eval(), got train()")
 
@@ -28,14 +28,13 @@ class QuantizedLinear(nn.Module):
     """act(x W^T + b) with W as int8; for inference only.
 
     Args:
-        linear: the layer to take the place of; its weight is finite and on the CPU.
-        outliers: (O,) its input channels that stay float32, or None.
-        saves: whether it has a ``state_dict``; a library that writes its model's would take the int8 numbers for its
-            own weights.
+        linear: the layer to replace; its weight is finite and on the CPU.
+        outliers: (O,) int64, the input channels that stay float32, or None.
+        saves: whether it has a ``state_dict``. Another library would save the int8 numbers as if they were its weights.
 
     Raises:
         InputError: the weight cannot be quantised.
-        BackendError: the C++ extension is not there.
+        BackendError: the C++ extension was not built.
     """
 
     fuses_gelu = True  # `apply_gelu` of modules/linear.py
@@ -50,7 +49,7 @@ class QuantizedLinear(nn.Module):
             self.register_state_dict_pre_hook(_refuse_to_save)
 
     def forward(self, x: Tensor, activation: str | None = None) -> Tensor:
-        """x (..., K) -> (..., N); ``activation`` "none" or "tanh" adds that form of GELU."""
+        """x (..., K) -> (..., N). ``activation`` "none" or "tanh" applies that form of GELU; None applies none."""
         return ops.linear_int8(x, self.packed, self.out_features, self.bias, activation=activation)
 
     def train(self, mode: bool = True) -> QuantizedLinear:
@@ -58,7 +57,7 @@ class QuantizedLinear(nn.Module):
         return super().train(False)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # load_state_dict(strict=False) would pass these over, and take over those of the modules around it.
+        # load_state_dict(strict=False) would ignore these, but load the weights of the modules around this one.
         if f"{prefix}weight" in state_dict:
             raise CheckpointError(
                 f"{prefix.removesuffix('.') or 'a dense layer'}: expected int8 weights to load, got float ones: load "

@@ -1,4 +1,4 @@
-"""A task's own mix of the layers of a model that stays as it is (Peters et al. 2018, equation 1)."""
+"""A task's own weighted sum of the layers of a frozen model (Peters et al. 2018, equation 1)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _EPS = 1e-12
 
 
 class ScalarMix(nn.Module):
-    """gamma * sum_j softmax(s)_j h_j, with s and gamma learned; it begins as the plain mean.
+    """gamma * sum_j softmax(s)_j h_j, where s and gamma are learned and initialised so that the mix is the mean.
 
     Args:
-        num_layers: of the model, its embeddings as one.
-        layer_norm: whether each token's vector of a layer is first brought to mean 0 and variance 1, without weights.
-            The paper found that it helps in some cases (section 3.2).
+        num_layers: the number of layers, counting the embeddings as one.
+        layer_norm: whether each token's vector of each layer is first normalised to mean 0 and variance 1, without
+            weights, which helps in some cases according to the paper (section 3.2).
     """
 
     def __init__(self, num_layers: int, layer_norm: bool = False) -> None:

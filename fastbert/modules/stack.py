@@ -1,4 +1,4 @@
-"""The encoder's layers as plain parameters, where nothing was added to them: then one op can run them all."""
+"""All layers of an encoder in one op, if nothing was added to them or replaced in them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class _Stack:
     """What is kept of one encoder between calls."""
 
     def __init__(self) -> None:
-        # Its layers' tensors in a row; by their names; so, without the last layer's. In one, for threads that share it.
+        # The tensors of all layers as a list; by layer and name; likewise without the last layer. One attribute, so
+        # that threads can share it.
         self.found: tuple[list[Tensor], _Layers, _Layers] = ([], (), ())
         self.packed = ops.PackedEncoder()
 
 
-# Not attributes of the modules: a model that was used is copied and pickled like one that was not.
+# Not attributes of the modules, so that copies and pickles of a model do not depend on whether it was used.
 _stacks: WeakKeyDictionary[nn.Module, _Stack] = WeakKeyDictionary()
 
 
@@ -45,19 +46,18 @@ def run_stack(
     all_of_last: bool,
     between: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[int, list[Tensor]] | None:
-    """The layers of a `BertEncoder` in one op, or None where they must be called one by one.
+    """Runs the layers of a `BertEncoder` in one op; None if they must be called one by one.
 
-    That is with attention probabilities, under a trace, in a compiler's graph on a GPU, where a module is not the one
-    that fastbert put there, has a hook, or was given another ``forward``; on a CPU also in training, left to right, and
+    They must be if attention probabilities are needed, under a trace, in a compiler's graph on a GPU, or if a module
+    was replaced, has a hook or another ``forward``. On a CPU also in training, in left-to-right models, and in passes
     recorded by autograd once a backward pass has come.
 
     Args:
-        all_of_last: False where some tokens alone are wanted of the last layer, which may then be left to the caller.
-        between: of a pass that is recorded, called with the state after each layer; what it returns is what the next
-            one reads.
+        all_of_last: False if only some tokens of the last layer are needed, which may then be left to the caller.
+        between: in a recorded pass, called with the state after each layer; the next layer reads what it returns.
 
     Returns:
-        how many layers were run, and the hidden states (T, H) after each of them, or after the last of them alone.
+        how many layers were run; and the hidden states (T, H) after each of them, or only after the last one run.
     """
     on_cpu = x.device.type == "cpu" and ops.current_backend() != "triton"
     compiling = torch.compiler.is_compiling()
@@ -66,7 +66,7 @@ def run_stack(
     if compiling and torch.is_grad_enabled() and x.requires_grad:
         return None  # in a compiler's graph the CPU's call has no gradient
     if on_cpu and (key is not None or layout.causal):
-        return None  # the CPU's call has neither
+        return None  # the CPU's call has neither dropout nor causal attention
     stack = _Stack() if compiling else _stacks.get(encoder) or _stacks.setdefault(encoder, _Stack())
     if on_cpu and torch.is_autocast_enabled("cpu"):
         x = x.to(torch.get_autocast_dtype("cpu"))
@@ -78,7 +78,7 @@ def run_stack(
     if not layers:
         return None
     if on_cpu and encoder.training and ops.is_recorded(x, stack.packed.tensors(layers), layout.bias):
-        return None  # a backward pass will come, also where nothing is dropped
+        return None  # a backward pass is to be expected, even without dropout
     states = ops.fused_encoder(
         *(x, layers, layout.cu_seqlens, layout.max_seqlen),
         nheads=kind.nheads,
@@ -104,8 +104,8 @@ class _Kind(NamedTuple):
 
 
 def _kind(modules: list[nn.Module], config: BertConfig) -> _Kind | None:
-    """The first layer's own number of heads, and whether its dense layers are quantised; for the walk to ask of all
-    layers. A configuration that was changed since they were built is not theirs. None for other layers than ours."""
+    """What the walk expects of all layers; None if the first layer is not one of ours. The number of heads is read from
+    the first layer, since the configuration may have been changed after the layers were built."""
     try:
         attention = modules[0].attention.self
         nheads, query = attention.num_attention_heads, attention.query
@@ -115,8 +115,8 @@ def _kind(modules: list[nn.Module], config: BertConfig) -> _Kind | None:
     return _Kind(config.layer_norm_eps, config.gelu_approximate, nheads, dense)
 
 
-# Where each of `ops.LayerParameters` comes from, and what must be untouched on the way: the part that holds it, its
-# name there, its type, and attributes that must be as the whole stack's.
+# The modules of a layer that must be unchanged, in the order in which their tensors are collected: the number of the
+# parent in this table, the name in it, the type, and the attributes that must be the same in the whole stack.
 _PARTS = (
     (-1, "", BertLayer, ()),
     (0, "attention", BertAttention, ()),
@@ -137,8 +137,8 @@ _PER_LAYER = len(ops.LayerParameters._fields)
 
 
 def _parts(eps: float, approximate: str, nheads: int, dense: type) -> list[tuple]:
-    """`_PARTS` of a stack all of whose dense layers are of one kind: the values that its attributes must have, and
-    where the tensors of a part are."""
+    """`_PARTS` for a stack whose dense layers have the type ``dense``, with the expected values of the attributes and
+    with where each part keeps its tensors."""
     expected = {"eps": eps, "approximate": approximate, "num_attention_heads": nheads}
     kept = {
         nn.Linear: ("_parameters", ("weight", "bias")),
@@ -154,13 +154,13 @@ def _parts(eps: float, approximate: str, nheads: int, dense: type) -> list[tuple
 
 @lru_cache(maxsize=64)
 def _walk(eps: float, approximate: str, nheads: int, dense: type):
-    """The native look at layers."""
+    """The native object that checks a stack's layers and collects their tensors."""
     parts = _parts(eps, approximate, nheads, dense)
     return _native.extension().ModuleWalk(parts, PLAIN_TENSORS, list(hooks.KINDS))
 
 
 def _collect(modules: list[nn.Module], parts: list[tuple]) -> list[Tensor] | None:
-    """What `_walk` collects, in words that a compiler follows, which asks again before every call."""
+    """What `_walk` collects, in Python that torch.compile can trace and guard; None if a part was changed."""
     tensors = []
     for root in modules:
         found: list[nn.Module] = []
@@ -179,8 +179,8 @@ def _collect(modules: list[nn.Module], parts: list[tuple]) -> list[Tensor] | Non
 
 
 def _plain_parameters(modules: list[nn.Module], stack: _Stack, kind: _Kind) -> tuple[ops.LayerParameters, ...] | None:
-    """Every layer's parameters, the tuple of the call before where they are the same; None where a layer is not as
-    fastbert made it, or of another kind or width than the others."""
+    """The parameters of all layers, as the same tuple as in the last call if they are the same; None if a layer was
+    changed, or is of another kind or width than the others."""
     if _native.why_missing() or hooks.on_all_modules():
         return None
     known, layers, _ = stack.found
@@ -195,7 +195,7 @@ def _plain_parameters(modules: list[nn.Module], stack: _Stack, kind: _Kind) -> t
         # Queries', keys' and values' weights come before their biases.
         layers = tuple(ops.LayerParameters(*t[:6:2], *t[1:6:2], *t[6:]) for t in each)
         if any(t.layout is not torch.strided for t in tensors):
-            layers = ()  # sparse ones have no numbers in a row
+            layers = ()  # our ops cannot read sparse tensors
         stack.found = tensors, layers, layers[:-1]
     wide = [p.intermediate_bias.shape for p in layers]
     return layers if wide and all(shape == wide[0] for shape in wide) else None

@@ -1,4 +1,4 @@
-"""Imported in the middle of torch.compile's trace alone: torch.compiler.disable imports the compiler."""
+"""A call that torch.compile leaves alone; imported only while it traces, since torch.compiler.disable imports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# What torch.compile(fullgraph=True) tells, from torch 2.7 on.
+# The reason that torch.compile(fullgraph=True) gives in its error, from torch 2.7 on.
 _REASON = (
     "the host reads an attention_mask to know how many tokens there are; leave fullgraph=True out, or give "
     "packed tokens (a PackedBatch, or cu_seqlens and max_seqlen)"
