@@ -27,11 +27,11 @@ from .pretrained import PreTrainedModel
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the encoder made of a batch, still packed.
+    """The encoder's result for a batch, still packed.
 
     Args:
-        tokens: the batch and the way back to the caller's shape.
-        hidden: (T, H) last hidden states, or (N, H) of the tokens that were asked for alone.
+        tokens: the batch, and how to return to the caller's shape.
+        hidden: (T, H) last hidden states, or (N, H) if only some tokens were asked for.
         pooled: (B, H), or None without a pooler.
         hidden_states, attentions: in the caller's shape, or None.
     """
@@ -93,7 +93,7 @@ class BertModel(PreTrainedModel):
         only_pooled: bool = False,
         **unknown: Any,
     ) -> Encoded:
-        """What `forward` computes, left packed for a head to build on; the arguments are the same but for the last two.
+        """Computes what `forward` does, but leaves it packed, for heads. Takes the arguments of `forward` and two more.
 
         Args:
             only: (N,) int64, indices of packed tokens: the last layer is computed only for them and for the tokens that
@@ -202,16 +202,16 @@ class BertModel(PreTrainedModel):
 
 
 def as_asked(output, return_dict: bool | None, config: ModelConfig):
-    """The output object, or its tuple."""
+    """The output object, or its tuple if ``return_dict``, or without it the configuration, says so."""
     return output if (config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
 
 def encoded_by(model: nn.Module, *inputs: Any, **options: Any) -> Encoded:
-    """What a head's model makes of a batch: by `encode`, or by a call of the model if it has hooks. A hook sees only
-    what the model returns, and the head continues with what the hook returns instead.
+    """The result of the model under a head, by its `encode`, or by calling the model if it has hooks. A hook sees what
+    the model returns, and the head continues with what the hook returns in its place.
 
     Raises:
-        InputError: the model's forward was replaced by one that does not call it.
+        InputError: the model's forward was replaced by one that does not call the original.
     """
     if not is_watched(model):
         return model.encode(*inputs, **options)
@@ -228,10 +228,10 @@ def encoded_by(model: nn.Module, *inputs: Any, **options: Any) -> Encoded:
 
 
 class BertHead(PreTrainedModel):
-    """Base class of the heads: a `BertModel` named ``bert``, and what stands on it.
+    """Base class of models with a head: a `BertModel` named ``bert``, on which the head is put.
 
     Args:
-        config: sizes.
+        config: a `BertConfig`, or transformers'.
         add_pooling_layer: whether the head reads the pooled first token.
     """
 
@@ -243,7 +243,7 @@ class BertHead(PreTrainedModel):
 
     @uncompiled_with_mask
     def encode(self, *inputs: Any, **options: Any) -> Encoded:
-        """What ``bert`` makes of a batch (`encoded_by`)."""
+        """The result of ``bert`` for a batch (`encoded_by`)."""
         return encoded_by(self.bert, *inputs, **options)
 
     def encode_for_pooled(self, *inputs: Any, **options: Any) -> Encoded:
@@ -262,17 +262,17 @@ class BertHead(PreTrainedModel):
         return type(last) is BertLayer and not any(map(is_watched, (self.bert, encoder, *last.modules())))
 
     def make_bilstm(self) -> int:
-        """Adds ``bilstm`` where the configuration asks for one; returns how wide the states of tokens are then."""
+        """Creates ``bilstm`` if the configuration asks for one; returns the width of `token_states`."""
         units = self.config.bilstm_units
         self.bilstm = None if units is None else HeadBiLSTM(self.config.hidden_size, units)
         return self.config.hidden_size if units is None else 2 * units
 
     def token_states(self, encoded: Encoded) -> Tensor:
-        """(T, width): the hidden states, through the BiLSTM where there is one."""
+        """(T, width), the hidden states, or the BiLSTM's states if there is one."""
         return encoded.hidden if self.bilstm is None else self.bilstm(encoded.hidden, encoded.tokens)
 
     def sequence_states(self, encoded: Encoded) -> Tensor:
-        """(B, width): what stands for each sequence, the pooled token or the ends of the BiLSTM."""
+        """(B, width), the representation of each sequence: the pooled token, or the final states of the BiLSTM."""
         if self.bilstm is None:
             return encoded.pooled
         return self.bilstm.ends(self.token_states(encoded), encoded.tokens)
@@ -284,17 +284,17 @@ class BertHead(PreTrainedModel):
 
 
 class HeadDropout(nn.Module):
-    """Dropout before a classifier, from the same generator as the encoder's."""
+    """Dropout before a classifier, drawn from the same random stream as the encoder's."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """(N, H) of any floating dtype -> the same shape; ``tokens`` have the key of the pass."""
+        """x (N, H) -> (N, H), the same dtype; ``tokens`` hold the dropout key of the pass."""
         if not self.training or not self.p:
             return x
-        # A head may be trained over a model that its owner keeps in evaluation mode, which has drawn no key.
+        # Without a key in ``tokens`` if the model below the head is frozen in evaluation mode.
         return ops.dropout(x, (tokens.key or rng.current()).site(self.p, rng.HEAD_SITE))
 
     def extra_repr(self) -> str:

@@ -41,7 +41,7 @@ class ElmoPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Every matrix by the numbers that it adds up, so that signals keep their size whatever the model's is."""
+        """Scales every matrix by the number of its inputs, so that signals keep their size in models of any size."""
         if isinstance(module, CharacterCNN):
             nn.init.uniform_(module.embeddings.weight, -1.0, 1.0)
             for convolution in module.convolutions:
@@ -54,11 +54,11 @@ class ElmoPreTrainedModel(PreTrainedModel):
             _start_lstm(module)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The module that makes vectors of words: it has characters and no row a word."""
+        """The module that computes words' vectors from characters; it has no table with a row per word."""
         return self.base_model.embeddings
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """How many numbers the model has, the characters' table not among them."""
+        """The number of parameters, without the table of characters; arguments as in `PreTrainedModel`."""
         embeddings = {id(p) for p in self.get_input_embeddings().parameters()} if exclude_embeddings else set()
         chosen = (p for p in self.parameters() if id(p) not in embeddings)
         return sum(p.numel() for p in chosen if p.requires_grad or not only_trainable)
@@ -85,7 +85,8 @@ class ElmoModel(ElmoPreTrainedModel):
     def states(
         self, batch: PackedBatch, characters: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor], rng.DropoutKey | None]:
-        """(T, P) states of every layer, the words' vectors first: forward, backward; and the key of dropout."""
+        """The states (T, P) of every layer, the words' vectors first, of the forward and of the backward direction; and
+        the dropout key."""
         _check_batch(batch, characters, self.config)
         key = rng.current() if self.training else None
         x = self.embeddings(batch.input_ids, characters)
@@ -124,14 +125,14 @@ class ElmoModel(ElmoPreTrainedModel):
         """Encodes whole words, whether a vocabulary has them or not, by their characters.
 
         Args:
-            sentences: lists of words; each is put between the marks of a sentence's ends.
-            options: of `forward`.
+            sentences: lists of words; marks for the start and the end of a sentence are added.
+            options: those of `forward`.
 
         Returns:
-            the batch, whose ids mean nothing, and its output.
+            the batch, whose ids have no meaning, and its output.
 
         Raises:
-            InputError: a sentence that is a text and no list of words: each of its letters would be a word.
+            InputError: a sentence is a string and not a list of words.
         """
         if any(isinstance(sentence, str) for sentence in (sentences, *sentences)):
             raise InputError(f"sentences must be lists of words, one a sentence, got {sentences!r:.100}")
@@ -211,7 +212,7 @@ class ElmoForPreTraining(ElmoPreTrainedModel):
 
 
 def _places_with_next(batch: PackedBatch) -> Tensor:
-    """(N,) the tokens of a batch that are not the last of their sequence."""
+    """(N,) int64, the indices of the tokens that are not the last of their sequence."""
     if batch.mlm_positions is not None:
         return batch.mlm_positions
     inner = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.input_ids.device)
@@ -226,7 +227,7 @@ def _places_with_next(batch: PackedBatch) -> Tensor:
 
 
 def _check_next(labels: Tensor, given: Tensor | None) -> None:
-    """Raises InputError for labels that are not the next tokens; not looked at on a GPU, as ids are not."""
+    """Raises InputError for labels that are not the next tokens; like ids, they are not checked on a GPU."""
     if given is not None and labels.device.type == "cpu" and not torch.equal(labels, given):
         raise InputError("an ELMo predicts next tokens, so its batches need the objective causal, got other labels")
 
@@ -251,7 +252,7 @@ def _start(linear: nn.Linear) -> None:
 
 
 def _start_lstm(layer: ProjectedLSTM) -> None:
-    """torch's weights, and gates that remember."""
+    """torch's initial weights, and forget gates that keep the cell's state."""
     layer.reset_parameters()
     for bias in (layer.bias_ih_l0, layer.bias_hh_l0):
         bias.zero_()

@@ -1,4 +1,4 @@
-"""The models that give every token of a batch a vector: the encoder of every kind in `registry.ARCHITECTURES`."""
+"""Models without heads, which compute a vector for every token: the encoder of any kind in `registry.ARCHITECTURES`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .pretrained import PreTrainedModel
 
 
 def read_config(directory: str | os.PathLike[str], **overrides) -> ModelConfig:
-    """The configuration of a directory, of whatever kind its config.json says; one that says nothing is a BERT's.
+    """The configuration in a directory, of the kind that its config.json names, or a BERT's if it names none.
 
     Raises:
         InputError: there is no config.json that can be read, or it is of another kind.

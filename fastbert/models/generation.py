@@ -1,4 +1,4 @@
-"""Text from a GPT: greedy or sampled, with the keys and values of what is there already kept."""
+"""Text generation with a GPT, greedy or by sampling, with a key-value cache."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..modules.layout import PackedLayout
 from ..modules.mode import evaluating
 from ..packing import PackedBatch
 
-# A lower temperature is taken as this one, at which the most probable token is certain: float32 has no quotients by
-# less.
+# Lower temperatures are replaced by this one, at which the most probable token is certain anyway: dividing by less
+# would overflow float32.
 _LEAST_TEMPERATURE = 1e-30
 _IDS = 1 << 63
 
@@ -87,7 +87,7 @@ def generate(
 
 
 def _continue(model, rows, count: int, filters: tuple, draws: Tensor | None, ends: Tensor, use_cache: bool) -> Tensor:
-    """The new tokens (B, at most count); what stands after an end token is to be cut off."""
+    """The new tokens (B, at most count) int64; those after an end token are still to be cut off."""
     decoder, config, device = model.transformer, model.config, model.device
     batch = PackedBatch.from_sequences(rows).to(device)
     lengths = batch.cu_seqlens.diff().long()
@@ -139,16 +139,16 @@ def filtered(logits: Tensor, temperature: float, top_k: int | None, top_p: float
 
 
 def _draws(seed: int | None, rows: int, count: int) -> Tensor:
-    """(rows, count) numbers in [0, 1): those of a row are the same however many rows there are."""
+    """(rows, count) float64 random numbers in [0, 1); a row's numbers do not depend on the number of rows."""
     first = int(torch.randint(1 << 62, ())) if seed is None else seed
     made = [np.random.Generator(np.random.PCG64([first, row])).random(count) for row in range(rows)]
     return torch.from_numpy(np.stack(made))
 
 
 def _draw(logits: Tensor, draws: Tensor) -> Tensor:
-    """One token a row, where its number falls in the sum of probabilities."""
+    """One token per row: the one in whose interval of the cumulative probabilities the row's number falls."""
     sums = logits.double().softmax(-1).cumsum(-1)
-    # The sum may fall short of 1 by rounding: the last token that has a share is then the one.
+    # By rounding, a number may fall past the last interval: then the last token with a finite logit is taken.
     place = torch.searchsorted(sums, (draws * sums[:, -1])[:, None], right=True)[:, 0]
     last = logits.shape[-1] - 1 - torch.isfinite(logits).flip(-1).int().argmax(-1)
     return torch.minimum(place, last)

@@ -126,7 +126,7 @@ class GPTModel(GPTPreTrainedModel):
         max_seqlen: int | None = None,
         **unknown: Any,
     ) -> Encoded:
-        """`forward` with the result still packed, for the heads to build on; the same arguments."""
+        """Computes what `forward` does, but leaves it packed, for heads. Takes the arguments of `forward`."""
         if unknown:
             raise InputError(f"unknown argument of the model: {', '.join(sorted(unknown))}")
         config = self.config
@@ -146,7 +146,7 @@ class GPTModel(GPTPreTrainedModel):
         key: DropoutKey | None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """dropout(word + position), (T,) -> (T, H): no LayerNorm, so `ops.embedding` is not its op."""
+        """dropout(word + position), (T,) -> (T, H). There is no LayerNorm, so `ops.embedding` cannot be used."""
         words, positions = (getattr(self, name) for name in self.names)
         x = words(input_ids) if inputs_embeds is None else inputs_embeds
         x = x + positions(position_ids)
@@ -199,20 +199,20 @@ class GPTModel(GPTPreTrainedModel):
 
         Args:
             input_ids: (B, S) int64; or (T,) or (1, T) with ``cu_seqlens``; or a `PackedBatch` and nothing else, whose
-                ids of segments are not looked at.
-            attention_mask: (B, S), non-zero = keep, holes and left padding allowed; or 4-D.
-            position_ids: column indices where not given, whatever the mask says.
+                token types are ignored.
+            attention_mask: (B, S), non-zero = keep; it may have holes or left padding; or 4-D, as in `BertModel`.
+            position_ids: in the shape of input_ids; by default the column of each token, whatever the mask says.
             options: ``inputs_embeds`` (B, S, H) in place of input_ids; ``output_hidden_states``; ``cu_seqlens`` (B+1,)
                 and ``max_seqlen`` for packed tokens.
             return_dict: False returns a tuple, as in transformers; None does what the configuration says.
             encoded: for the heads: a list to which the result of `encode` is added (`encoded_by`).
 
         Returns:
-            ``last_hidden_state`` (B, S, H), zeros at masked tokens, or as the tokens came; ``hidden_states``, L+1 of
-            them, embeddings first.
+            ``last_hidden_state`` (B, S, H), zeros at masked tokens, or (T, H) or (1, T, H) for packed tokens; if asked
+            for, ``hidden_states``, the embeddings and then each layer's states.
 
         Raises:
-            InputError: an id outside its table, a sequence over n_positions, or shapes that do not fit.
+            InputError: an id is outside its table, a sequence is longer than n_positions, or shapes do not fit.
         """
         made = self.encode(input_ids, attention_mask, position_ids, **options)
         if encoded is not None:
@@ -276,18 +276,17 @@ class GPTForPreTraining(GPTPreTrainedModel):
         """Inputs are those of `GPTModel.forward`.
 
         Args:
-            labels: (B, S) ids as in transformers, input_ids themselves: each place is compared with the label of the
-                next; -100 = not predicted. Packed, (T,) or (1, T), no place is compared with another sequence's. A
-                masked place predicts nothing; its own label counts as any. A `PackedBatch` brings its own, at
-                ``mlm_positions``.
-            output_logits: True computes ``logits`` although there are labels.
+            labels: int64 in the shape of input_ids, usually input_ids themselves, as in transformers: the logits at a
+                token are compared with the label of the next token of its sequence; -100 = not predicted. Masked tokens
+                predict nothing. A `PackedBatch` holds its own labels, at ``mlm_positions``.
+            output_logits: True computes ``logits`` even if there are labels.
 
         Returns:
-            ``loss`` = ``mlm_loss``, the mean next-word cross-entropy; ``mlm_logits`` (N, V) at the labelled places;
-            ``logits`` (B, S, V) or (T, V), zeros at masked tokens, where there are no labels or they are asked for.
+            ``loss`` = ``mlm_loss``: (), the mean next-word cross-entropy; ``mlm_logits``: (N, V) at the labelled
+            tokens; ``logits``: (B, S, V) or (T, V), zeros at masked tokens, without labels or if asked for.
 
         Raises:
-            InputError: inputs or labels that do not fit.
+            InputError: inputs or labels do not fit.
         """
         check_targets(input_ids)
         encoded = encoded_by(self.transformer, input_ids, attention_mask, position_ids, **options)
@@ -298,7 +297,7 @@ class GPTForPreTraining(GPTPreTrainedModel):
             following[..., :-1] = labels[..., 1:]
             tokens = encoded.tokens
             following = tokens.pack(following)
-            if tokens.shape.packing is None:  # end to end: what stands after a sequence's last token is another's first
+            if tokens.shape.packing is None:  # packed: the token after a sequence's last one is not of that sequence
                 last = tokens.cu_seqlens[1:][tokens.cu_seqlens.diff() > 0].long() - 1
                 following = following.index_fill(0, last, -100)
         loss, at_labels, logits = word_loss(

@@ -33,7 +33,7 @@ def from_file(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_file(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The other way."""
+    """The tensors of our modules as files have them: the inverse of `from_file`."""
     return {
         name: tensor.t().contiguous() if name.endswith(_TRANSPOSED) and tensor.dim() == 2 else tensor
         for name, tensor in state.items()

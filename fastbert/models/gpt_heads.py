@@ -1,7 +1,7 @@
 """One output layer on a GPT, for fine-tuning (Radford et al. 2018, sections 3.2 and 3.3).
 
-A sequence is what the decoder says of its last token, the extract token. ``lm_weight`` adds the next-word loss of the
-same sequences to a task's (L3 = L2 + lambda L1, the paper's lambda is 0.5), while training.
+A sequence is represented by the decoder's state at its last token, the extract token. In training, ``lm_weight`` adds
+the next-word loss of the same sequences to the task's loss (L3 = L2 + lambda L1; lambda is 0.5 in the paper).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GPTHead(GPTPreTrainedModel):
             setattr(config, f"{name}_token_id", first + number)
 
     def _states(self, encoded: Encoded, sequences: int = 1) -> Tensor:
-        """(B, H) of the last tokens, of so many sequences each added up."""
+        """(B / sequences, H): the states of the last tokens, summed over each group of ``sequences`` sequences."""
         last = encoded.tokens.pooled_tokens(encoded.hidden)
         return last if sequences == 1 else last.view(-1, sequences, last.shape[-1]).sum(1)
 
@@ -98,12 +98,15 @@ class GPTForSequenceClassification(GPTHead):
         """Inputs are those of `GPTModel.forward`; labels those of `logits.classification_loss`.
 
         Args:
-            orders: sequences of a row, beside each other; their states are added up before the classifier (2 for the
-                paper's similarity tasks).
-            lm_weight: of the next-word loss, at ``mlm_positions`` of a `PackedBatch`.
+            orders: how many consecutive sequences belong to one example; their states are summed before the classifier
+                (2 for the paper's similarity tasks).
+            lm_weight: weight of the next-word loss, at ``mlm_positions`` of a `PackedBatch`.
 
         Returns:
-            ``loss``, ``logits`` (B / orders, num_labels).
+            ``loss``: (); ``logits``: (B / orders, num_labels).
+
+        Raises:
+            InputError: inputs or labels do not fit.
         """
         encoded = encoded_by(self.transformer, input_ids, attention_mask, position_ids, **options)
         logits = self._logits(self._states(encoded, orders), encoded)
@@ -133,16 +136,16 @@ class GPTForMultipleChoice(GPTHead):
         """Scores the choices of questions.
 
         Args:
-            input_ids: a `PackedBatch` of the choices of B questions, those of one beside each other.
-            labels: (B,) int64, the right choice.
-            num_choices: of every question; or of each.
+            input_ids: a `PackedBatch` of the choices of B questions, those of one question next to each other.
+            labels: (B,) int64, the index of the right choice.
+            num_choices: C, or how many choices each question has, C being the most.
             lm_weight: as in `GPTForSequenceClassification`.
 
         Returns:
-            ``loss``, ``logits``: as `choice_logits` says.
+            ``loss``: (), mean cross-entropy; ``logits``: (B, C), as `choice_logits` says.
 
         Raises:
-            InputError: numbers or labels that do not fit.
+            InputError: numbers or labels do not fit.
         """
         encoded = encoded_by(self.transformer, input_ids, **options)
         logits = choice_logits(self._logits(self._states(encoded), encoded), num_choices)

@@ -1,4 +1,4 @@
-"""The inputs of a model: what a caller gives is packed once at the start, and unpacked to its shape once at the end."""
+"""The inputs of a model: a caller's batch is packed once at the start, and results get its shape once at the end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Tokens:
     """A batch inside the model.
 
     Args:
-        input_ids: (T,), or None with inputs_embeds (T, H).
-        token_type_ids, position_ids: (T,).
-        layout: how tokens attend to each other.
-        cu_seqlens: (B+1,) bounds of the sequences among the T tokens.
-        shape: the one that the caller's tokens had, and the way back to it.
-        causal: tokens do not attend to later ones, so that the last one stands for a sequence and not the first.
+        input_ids: (T,) int64, or None with inputs_embeds (T, H).
+        token_type_ids, position_ids: (T,) int64.
+        layout: which tokens attend to each other.
+        cu_seqlens: (B+1,) int32, the bounds of the sequences among the T tokens.
+        shape: the shape of the caller's tokens, and how to return to it.
+        causal: tokens do not attend to later ones, so that a sequence is represented by its last token, not its first.
         key: the dropout key of this forward pass; None in evaluation.
     """
 
@@ -47,7 +47,7 @@ class Tokens:
         return self.shape.unpack(x)
 
     def pack(self, x: Tensor) -> Tensor:
-        """Labels in the caller's shape -> (T,), -100 for a masked token that is computed all the same."""
+        """Labels x in the caller's shape -> (T,), with -100 at masked tokens that are computed (on the padded path)."""
         check_tensors(labels=x)
         packing = self.shape.packing
         if packing is None:
@@ -60,28 +60,30 @@ class Tokens:
         if x.shape[:2] != expected:
             raise InputError(f"labels must have the shape of input_ids {expected}, got {tuple(x.shape)}")
         labels, keep = packing.pack(x), self.shape.keep
-        # On the packed path it is not there: a loss must not depend on which of the two a batch takes.
+        # On the packed path masked tokens do not exist; the loss must not depend on which path a batch takes.
         return labels if keep is None else labels.masked_fill(~keep.flatten(), -100)
 
     @property
     def _may_be_empty(self) -> bool:
-        """Whether a sequence may have no tokens, which is not known of packed ones, whose bounds may be on a GPU. For a
-        single short sentence every op of torch counts, and two serve empty sequences alone."""
+        """Whether a sequence may be empty; unknown of tokens packed by the caller, whose bounds may be on a GPU.
+
+        If none is, two ops of torch are saved, whose time counts for a single short sentence.
+        """
         packing = self.shape.packing
         return packing is None or not packing.min_seqlen > 0
 
     def pooled_rows(self) -> Tensor:
-        """(B,) int64: the index of the token that stands for each sequence, its first, or its last if attention is
+        """(B,) int64, the index of the token that represents each sequence: the first, or the last if attention is
         causal; that of some other token for an empty sequence."""
         if self.causal:
             return self.last_rows()
-        first = self.cu_seqlens[:-1].long()  # in forward mode torch 2.6 selects by no int32
+        first = self.cu_seqlens[:-1].long()  # torch 2.6 cannot index_select by int32 in forward-mode differentiation
         return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0)) if self._may_be_empty else first
 
     def first_rows(self) -> Tensor:
         """(B,) int64: the index of each sequence's first kept token; that of some other one for an empty sequence."""
         first = self.cu_seqlens[:-1].long()
-        if self.shape.keep is not None:  # the rectangle with its pads
+        if self.shape.keep is not None:  # on the padded path
             first = first + self.shape.keep.int().argmax(1)
         return first.clamp(max=max(self.token_type_ids.shape[0] - 1, 0))
 
@@ -93,14 +95,14 @@ class Tokens:
         return last.clamp(min=0)
 
     def pooled_tokens(self, x: Tensor) -> Tensor:
-        """(T, H) -> (B, H): the token that stands for each sequence; zeros for an empty one."""
+        """x (T, H) -> (B, H), the token that represents each sequence; zeros for an empty one."""
         if x.shape[0] == 0:
             return x.new_zeros(self.cu_seqlens.numel() - 1, x.shape[-1])
         return self.without_empty(x.index_select(0, self.pooled_rows()))
 
     def without_empty(self, first: Tensor) -> Tensor:
-        """(B, H) of the pooled tokens, with zeros for an empty sequence."""
-        if self.shape.keep is not None:  # in the rectangle it has columns all the same
+        """first (B, H), the pooled tokens -> (B, H), with zeros for empty sequences."""
+        if self.shape.keep is not None:  # on the padded path an empty sequence has S masked tokens
             return first * self.shape.keep.any(1)[:, None]
         return first * (self.cu_seqlens.diff() > 0)[:, None] if self._may_be_empty else first
 
@@ -119,8 +121,8 @@ def open_tokens(
     needs_first_column: bool = False,
     needs_attentions: bool = False,
 ) -> Tokens:
-    """Packs what a caller gave, in one of three forms: a `PackedBatch` and nothing else, tokens laid end to end with
-    ``cu_seqlens``, or a (B, S) batch.
+    """Packs a caller's batch, which has one of three forms: a `PackedBatch` and nothing else, packed tokens with
+    ``cu_seqlens``, or a (B, S) batch. The shapes are those of `BertModel.forward`.
 
     Args:
         needs_first_column: whether a pooler reads column 0 even if it is masked.
@@ -163,7 +165,7 @@ def open_tokens(
 
 
 def _refuse_beside(what: str, **given) -> None:
-    """Raises InputError for an argument that would be ignored beside what else was given."""
+    """Raises InputError for an argument that would be ignored beside ``what``."""
     for name, value in given.items():
         if value is not None:
             raise InputError(f"expected no {name} beside {what}: it would be left unread, got one")
@@ -187,7 +189,7 @@ def _check_length(config: ModelConfig, length: int) -> None:
 
 
 def _open_packed_batch(batch: PackedBatch, config: BertConfig | GPTConfig, key: DropoutKey | None) -> Tokens:
-    """A `PackedBatch` as it is."""
+    """The tokens of a `PackedBatch`."""
     _check_length(config, batch.max_seqlen)
     check_ids(config, batch.input_ids, batch.token_type_ids, batch.position_ids)
     return Tokens(
@@ -273,11 +275,11 @@ def open_padded(
         raise InputError(f"input_ids must be (B, S) and inputs_embeds (B, S, H), got {tuple(tokens.shape)}")
     _check_width(config, inputs_embeds)
     batch_size, seqlen = tokens.shape[:2]
-    if position_ids is None:  # those that are given may begin again
+    if position_ids is None:  # given ones may restart within a row, which may then be longer
         _check_length(config, seqlen)
     device = tokens.device
-    # `lay_out` refuses one on the meta device. One that is here stays itself: under a transform of torch.func what `to`
-    # gives back no longer says that a gradient is wanted.
+    # `lay_out` refuses a mask on the meta device. One on the right device is not passed through `to`, whose result no
+    # longer requires a gradient under a transform of torch.func.
     if attention_mask is not None and not attention_mask.is_meta and attention_mask.device != device:
         attention_mask = attention_mask.to(device)
     packing, layout, keep = lay_out(
@@ -285,7 +287,7 @@ def open_padded(
         batch_size,
         seqlen,
         device,
-        # Left to right the last token is pooled, and of those that are kept.
+        # A left-to-right model pools the last token that is kept.
         first_column=needs_first_column and not config.is_decoder,
         probabilities=needs_attentions,
         causal=config.is_decoder,
@@ -301,7 +303,7 @@ def open_padded(
     types = torch.zeros_like(packing.indices) if token_type_ids is None else ids("token_type_ids", token_type_ids)
     if position_ids is not None:
         positions = ids("position_ids", position_ids)
-    elif is_exported():  # ONNX has no remainder by a size that is not known yet
+    elif is_exported():  # ONNX cannot export a remainder by a dynamic size
         positions = torch.arange(seqlen, device=device).repeat(batch_size)
     else:
         positions = packing.indices % max(seqlen, 1)

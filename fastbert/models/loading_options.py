@@ -1,4 +1,4 @@
-"""Keywords that code for transformers gives to `from_pretrained` and `save_pretrained`: what becomes of them."""
+"""Keywords that code written for transformers passes to `from_pretrained` and `save_pretrained`: ignored or refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..errors import InputError
 from ..model_config import ModelConfig
 
-# Those of loading that change nothing here, and those of which something is expected.
+# Keywords of loading that are ignored, since they would change nothing here, and those that are refused with a hint.
 _LOADING_PASSED_OVER = {
     *("low_cpu_mem_usage", "attn_implementation", "use_safetensors", "weights_only", "trust_remote_code"),
     *("local_files_only", "cache_dir", "force_download", "resume_download", "proxies", "token", "revision"),
@@ -25,7 +25,7 @@ _LOADING_REFUSED = {
     "state_dict": "call the model's load_state_dict",
 }
 
-# The same of saving: what changes nothing, and what only these values of it do not.
+# The same for saving; keywords that are refused are ignored with one of the values listed.
 _SAVING_PASSED_OVER = {
     *("save_function", "max_shard_size", "token", "repo_id", "save_peft_format", "save_original_format"),
 }
@@ -37,7 +37,7 @@ _SAVING_REFUSED: dict[str, tuple[tuple, str]] = {
 
 
 def check_saving_options(options: dict) -> None:
-    """Raises InputError for a keyword of which something else than the usual files is expected."""
+    """Raises InputError for a keyword that asks for other files than those that are written."""
     for name, value in options.items():
         harmless, instead = _SAVING_REFUSED.get(name, ((value,) if name in _SAVING_PASSED_OVER else (), "leave it out"))
         if all(value is not x for x in harmless):
@@ -45,7 +45,7 @@ def check_saving_options(options: dict) -> None:
 
 
 def without_loading_options(options: dict) -> dict:
-    """The keywords that are left for the configuration."""
+    """The keywords that are left, for the configuration. Raises InputError for one that is refused."""
     for name, instead in _LOADING_REFUSED.items():
         if options.get(name):
             raise InputError(f"{name} is no option of from_pretrained here: {instead}")
@@ -57,7 +57,7 @@ def without_loading_options(options: dict) -> dict:
 
 
 def check_fields(overrides: dict, config_class: type[ModelConfig], held: Mapping[str, object]) -> None:
-    """Raises InputError for a keyword that is no field: a misspelt one would change nothing, and nobody would know."""
+    """Raises InputError for a keyword that is not a field, such as a misspelt one: it would silently have no effect."""
     known = {*config_class.defaults, *held, "num_labels", "id2label", "label2id", "model_type"}
     strange = next((name for name in overrides if name not in known), None)
     if strange is not None:

@@ -1,4 +1,4 @@
-"""What task heads of every kind of model make of their logits: a loss by the kind of labels, rows of choices."""
+"""What the task heads of all kinds of models share: the loss of a classifier or regressor, and logits of choices."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
         labels: (B,) class ids, (B,) or (B, num_labels) numbers, or (B, num_labels) zeros and ones.
         problem_type: "regression", "single_label_classification", "multi_label_classification", or None to decide by
             the labels: num_labels 1 is regression, integers are classes, anything else is multi-label.
+
+    Returns:
+        (), mean squared error, cross-entropy or binary cross-entropy.
 
     Raises:
         InputError: labels are not a tensor of such a shape, or a class id is neither -100 nor in 0..num_labels-1.
@@ -50,7 +53,7 @@ def classification_loss(logits: Tensor, labels: Tensor, num_labels: int, problem
 
 
 def _check_numbers(labels: Tensor, logits: Tensor, fits: bool, what: str) -> None:
-    """Raises InputError for labels that are no class ids and not one number for each of the logits."""
+    """Raises InputError unless there is one number for each of the logits (``fits``)."""
     if not fits:
         dtype = dtype_name(labels.dtype)
         raise InputError(f"labels must be {tuple(logits.shape)} {what}, got {tuple(labels.shape)} {dtype}")
@@ -61,17 +64,17 @@ def choice_logits(scores: Tensor, num_choices: int | Sequence[int]) -> Tensor:
 
     Args:
         scores: (N, 1), those of a question next to each other.
-        num_choices: of every question; or of each.
+        num_choices: C for all questions, or a number for each question, C being the most.
 
     Returns:
-        (B, C), C being the most. A place that a question has no choice for holds the lowest number of the dtype: its
-        share in the softmax is 0, and it gets no gradient.
+        (B, C). Missing choices of a question have the dtype's lowest number: their probability is 0, and they get no
+        gradient.
 
     Raises:
         InputError: the numbers do not fit.
     """
     num_scores = scores.shape[0]
-    # An export of any number of choices has a SymInt for it, a trace a tensor.
+    # In an export with a dynamic number of choices it is a SymInt, in a trace a tensor.
     alike = isinstance(num_choices, (int, torch.SymInt)) or getattr(num_choices, "ndim", 1) == 0
     if alike:
         fits = num_choices > 0 and num_scores % num_choices == 0

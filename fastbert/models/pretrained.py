@@ -1,4 +1,4 @@
-"""What every model shares: weights in and out, sizes, ties, checkpointing; the habits of transformers' models."""
+"""The base class of all models: loading, saving, resizing, tying, checkpointing, with the interface of transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .loading_options import check_fields, check_saving_options, without_loading
 
 
 class _WithoutInitialWeights(TorchFunctionMode):
-    """Leaves new parameters as the memory is that they get: to draw them takes ten times as long as to read a file."""
+    """Makes torch.nn.init leave parameters uninitialised: drawing them takes ten times as long as reading a file."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -46,7 +46,7 @@ class PreTrainedModel(nn.Module):
     config: ModelConfig
     config_class: type[ModelConfig] = BertConfig
     base_model_prefix = "bert"
-    # Parts of the base model: what every file must have, whatever head it was saved with.
+    # Prefixes of the base model's parts, which every file must have, whatever head it was saved with.
     trunk: ClassVar[tuple[str, ...]] = ("embeddings.", "encoder.")
     supports_gradient_checkpointing = True
     # Tells transformers' Trainer that a loss is the mean over its own batch, whatever else a step accumulates.
@@ -56,11 +56,11 @@ class PreTrainedModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = self.config_class.from_hf(config)
-        # Where the tokenizer's files are, so that save_pretrained can put them beside the weights.
+        # Where the tokenizer's files are, so that save_pretrained can write them beside the weights.
         self.tokenizer_source: Path | None = None
-        # What from_pretrained found and did not find: commands that use a model refuse one with a head of chance.
+        # What from_pretrained found and did not find: commands refuse to use a model whose head is random.
         self.load_report: LoadReport | None = None
-        # Names of parameters that neither a file nor a training has given a value: save_pretrained leaves them out.
+        # Names of parameters that were neither loaded nor trained: save_pretrained leaves them out.
         self.untrained: frozenset[str] = frozenset()
 
     def train(self, mode: bool = True) -> Self:
@@ -88,7 +88,7 @@ class PreTrainedModel(nn.Module):
 
     @property
     def architecture(self) -> str:
-        """What config.json says of the class, so that other libraries know the file."""
+        """The class named in config.json, by which other libraries recognise the model."""
         return type(self).__name__
 
     @classmethod
@@ -155,13 +155,13 @@ class PreTrainedModel(nn.Module):
             dtype = next(iter(state.values())).dtype if dtype == "auto" else getattr(torch, dtype, None)
             if not isinstance(dtype, torch.dtype):
                 raise InputError("dtype must be a torch dtype or its name, or 'auto'")
-        # Also without one: the modules were made in torch's default dtype, which is another program's affair.
+        # Also if none was given: the modules have torch's default dtype, which the program may have changed.
         model.to(torch.float32 if dtype is None else dtype)
         model.load_report = load_into(
             model, state, ignore_mismatched_sizes=ignore_mismatched_sizes, source=directory, **names
         )
         for module in model.modules():
-            if isinstance(module, SinusoidalEmbedding):  # not to be taken from the file of a model with learned ones
+            if isinstance(module, SinusoidalEmbedding):  # the file's table may be one of learned positions
                 module.reset()
         model.tie_weights()
         model.tokenizer_source = Path(directory)
@@ -206,30 +206,30 @@ class PreTrainedModel(nn.Module):
 
     @classmethod
     def tensors_to_file(cls, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The other way: what `save_pretrained` writes, made of the tensors of ``state_dict``."""
+        """The tensors that `save_pretrained` writes for those of ``state_dict``: the inverse of `tensors_from_file`."""
         return state
 
     @property
     def base_model(self) -> nn.Module:
-        """The model below the head; of a model without a head, itself."""
+        """The model below the head; the model itself if it has no head."""
         return getattr(self, self.base_model_prefix, self)
 
     @property
     def device(self) -> torch.device:
-        """Where the first parameter is."""
+        """The device of the first parameter."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the first floating parameter."""
+        """The dtype of the first floating-point parameter."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """How many numbers the model has; tied ones count once.
+        """The number of parameters (numbers, not tensors); tied ones count once.
 
         Args:
-            only_trainable: leaves out those that need no gradient.
-            exclude_embeddings: leaves out the table of words (and what is tied to it).
+            only_trainable: leaves out those that require no gradient.
+            exclude_embeddings: leaves out the word embeddings, and what is tied to them.
         """
         embedding = self.get_input_embeddings().weight if exclude_embeddings else None
         return sum(
@@ -237,11 +237,11 @@ class PreTrainedModel(nn.Module):
         )
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The table of words, weight (V, H)."""
+        """The word embeddings, weight (V, H)."""
         return getattr(*self._word_embeddings())
 
     def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
-        """Puts another table of words, weight (V, H), in its place, and ties the decoder to it (`tie_weights`)."""
+        """Replaces the word embeddings, weight (V, H), and ties the decoder to them (`tie_weights`)."""
         setattr(*self._word_embeddings(), embeddings)
         self.tie_weights()
 
@@ -254,12 +254,12 @@ class PreTrainedModel(nn.Module):
         return getattr(getattr(self, "cls", None), "predictions", None)
 
     def get_output_embeddings(self) -> nn.Linear | None:
-        """The layer that makes logits of the vocabulary, weight (V, H); None where the model has none."""
+        """The layer that computes the vocabulary's logits, weight (V, H); None if the model has none."""
         owner = self._decoder_owner()
         return None if owner is None else owner.decoder
 
     def set_output_embeddings(self, decoder: nn.Linear) -> None:
-        """Puts another layer, weight (V, H) and bias (V,), in its place.
+        """Replaces the layer that computes the vocabulary's logits, weight (V, H) and bias (V,).
 
         Raises:
             InputError: the model has no such layer.
@@ -271,7 +271,7 @@ class PreTrainedModel(nn.Module):
         owner.bias = decoder.bias
 
     def tie_weights(self, *_args, **_kwargs: Any) -> None:
-        """Makes the decoder share the word embeddings' weight, where the configuration says so."""
+        """Makes the decoder share the word embeddings' weight, if the configuration says so."""
         owner = self._decoder_owner()
         if owner is None:
             return
@@ -282,18 +282,20 @@ class PreTrainedModel(nn.Module):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **_kwargs: Any
     ) -> nn.Embedding:
-        """Changes the size of the vocabulary; old rows are kept, new ones are initialised as at the start.
+        """Changes the size of the vocabulary; old rows are kept, new ones are initialised like a new model's.
+
+        ``config.vocab_size`` and the decoder are changed too.
 
         Args:
-            new_num_tokens: how many rows the table is to have; None for as many as it has.
-            pad_to_multiple_of: rounds that up to a multiple.
+            new_num_tokens: the new number of rows; None keeps it.
+            pad_to_multiple_of: rounds the number up to a multiple of this.
 
         Returns:
-            the table of words, weight (rows, H): a new module where the size has changed, so an optimiser made before
-            does not know it. ``config.vocab_size`` and the decoder follow.
+            the word embeddings, weight (rows, H): a new module if the size has changed, which an existing optimiser
+            does not know.
 
         Raises:
-            InputError: a number below 1.
+            InputError: a number is below 1.
         """
         old = self.get_input_embeddings()
         if pad_to_multiple_of is not None:
@@ -325,7 +327,7 @@ class PreTrainedModel(nn.Module):
         return new
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **_kwargs: Any) -> None:
-        """Keeps only each layer's input for the backward pass and computes the rest again."""
+        """Keeps only each layer's input for the backward pass and recomputes the rest; the arguments are ignored."""
         self._stack().gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
@@ -334,7 +336,7 @@ class PreTrainedModel(nn.Module):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """Whether training keeps only each layer's input."""
+        """Whether training keeps only each layer's input for the backward pass."""
         return self._stack().gradient_checkpointing
 
     def _stack(self) -> nn.Module:
@@ -348,8 +350,8 @@ class PreTrainedModel(nn.Module):
 
 
 def _check_size(config: ModelConfig, state: dict[str, torch.Tensor], source) -> None:
-    """Refuses weights that are far too few before memory is asked for what a config.json claims; `load_into` names what
-    is missing of others."""
+    """Raises CheckpointError for far too few weights, before memory is allocated for the sizes in config.json. If fewer
+    are missing, `load_into` names them."""
     held = sum(tensor.numel() for tensor in state.values())
     if config.num_parameters() > 2 * held + 10**7:
         raise CheckpointError(

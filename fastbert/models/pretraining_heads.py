@@ -23,7 +23,7 @@ from .checks import check_labels, check_range
 
 
 def check_targets(batch) -> None:
-    """Raises InputError for labels of a `PackedBatch` without their places, or places without labels or outside."""
+    """Raises InputError for a `PackedBatch` with labels but no positions, or the reverse, or positions out of range."""
     if not isinstance(batch, PackedBatch) or batch.mlm_positions is batch.mlm_labels is None:
         return
     if batch.mlm_positions is None or batch.mlm_labels is None:
@@ -33,8 +33,8 @@ def check_targets(batch) -> None:
 
 
 def _only_labelled(model: BertHead, batch, labels: Tensor | None, output_logits: bool | None, options: dict):
-    """{"only": positions} where nothing but the labelled tokens of a `PackedBatch` is asked of the last layer."""
-    if model.config.is_decoder:  # next words: all but one token of a sequence is labelled, so there is nothing to save
+    """{"only": positions} if only the labelled tokens of a `PackedBatch` are needed of the last layer, else {}."""
+    if model.config.is_decoder:  # next words: all tokens but one per sequence are labelled, so there is little to save
         return {}
     wanted = model.last_layer == "needed" and isinstance(batch, PackedBatch) and batch.mlm_positions is not None
     if not wanted or labels is not None or output_logits or options.get("output_hidden_states"):
@@ -43,12 +43,20 @@ def _only_labelled(model: BertHead, batch, labels: Tensor | None, output_logits:
 
 
 def word_loss(predict, vocab_size: int, encoded: Encoded, labels: Tensor | None, batch, output_logits, gathered=False):
-    """The mean loss over labelled tokens, their logits (N, V), and all logits where they are asked for.
+    """The loss of a masked-LM or language-model head.
 
     Args:
-        predict: hidden states (N, H) -> logits (N, V).
-        labels: (T,) of the packed tokens, -100 = none; without them those count that a `PackedBatch` brings.
-        gathered: whether ``encoded`` holds nothing but the labelled tokens of the batch.
+        predict: maps hidden states (N, H) to logits (N, V).
+        vocab_size: V.
+        encoded: the encoder's result.
+        labels: (T,) int64 for the packed tokens, -100 = none; None for those of the `PackedBatch`, if it has any.
+        batch: what the caller passed as input_ids.
+        output_logits: whether logits of all tokens are computed; None: only without labels.
+        gathered: whether ``encoded`` holds only the labelled tokens of the batch.
+
+    Returns:
+        the mean loss over labelled tokens (), their logits (N, V), and all logits in the caller's shape; each may be
+        None.
     """
     hidden, loss, at_labels, logits = encoded.hidden, None, None, None
     positions = batch.mlm_positions if isinstance(batch, PackedBatch) else None
@@ -111,12 +119,12 @@ class BertForPreTraining(BertHead):
 
     @property
     def next_sentence_parameters(self) -> list[nn.Parameter]:
-        """The parameters that have a gradient only where there are sentence pairs."""
+        """The parameters that only get a gradient if there are sentence pairs."""
         return [*self.bert.pooler.parameters(), *self.cls.seq_relationship.parameters()]
 
     @property
     def architecture(self) -> str:
-        """What config.json says; without a head for pairs, transformers' class of what is left."""
+        """The class named in config.json: if the next-sentence head is left out, transformers' class without it."""
         if not self.untrained:
             return super().architecture
         return "BertLMHeadModel" if self.config.is_decoder else "BertForMaskedLM"

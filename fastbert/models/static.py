@@ -1,4 +1,4 @@
-"""One vector a token, whatever stands around it: the baseline without context, in the habits of the other models."""
+"""Static vectors: one per token, whatever its context. A baseline, with the interface of the other models."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StaticEmbeddings(nn.Module):
 
 
 class StaticEncoder(PreTrainedModel):
-    """(T,) ids -> (T, H) vectors; tokens that training did not see have zeros."""
+    """A table of vectors: ids (T,) -> (T, H). Tokens that did not occur in training have zeros."""
 
     config: StaticConfig
     config_class = StaticConfig
