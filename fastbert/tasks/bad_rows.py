@@ -1,4 +1,4 @@
-"""What becomes of a row that cannot be used: the reading stops with its reason, or goes on and counts."""
+"""Rows that cannot be used: reading stops at the first with the reason, or skips them and records the reasons."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ T = TypeVar("T")
 
 
 def called(path: str | os.PathLike) -> str:
-    """What messages call a file: its path, but for ``-``."""
+    """The name of a file in messages: its path, or "standard input" for ``-``."""
     return "standard input" if os.fspath(path) == "-" else str(path)
 
 
 class BadRows:
-    """Readers hand every unusable row to `refuse`.
+    """What to do with bad rows: readers pass every unusable row to `refuse`.
 
     Args:
-        skip: keep the reasons and go on, where the first would otherwise be raised.
-        hint: what a person can do about it, added to a raised reason.
-        encoding: of one byte a character, for lines that are not UTF-8; without it they are bad rows.
+        skip: record the reasons and continue; otherwise the first is raised.
+        hint: what the user can do about it, added to the message that is raised.
+        encoding: for lines that are not UTF-8, an encoding with one byte per character; None makes them bad rows.
 
     Attributes:
-        reasons: one sentence a skipped row, with file, line and reason.
-        decoded: how many lines, or texts of files of their own, were read in that encoding.
+        reasons: one sentence per skipped row, with file, line and reason.
+        decoded: how many lines, or whole files with one text each, were read in that encoding.
 
     Raises:
-        InputError: no such encoding, or one of several bytes a character.
+        InputError: the encoding is unknown, or has several bytes per character.
     """
 
     def __init__(self, skip: bool = False, hint: str = "", encoding: str | None = None):
@@ -40,7 +40,7 @@ class BadRows:
         self.decoded = 0
 
     def decode(self, raw: bytes) -> str:
-        """The text of a line; raises UnicodeDecodeError where it is none in UTF-8 and none in the other encoding."""
+        """The text of a line. Raises UnicodeDecodeError if it is valid neither in UTF-8 nor in the other encoding."""
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
@@ -51,23 +51,24 @@ class BadRows:
         return text
 
     def refuse(self, reason: str) -> None:
-        """Takes note of a row that is left out.
+        """Records the reason why a row is skipped.
 
         Raises:
-            DataError: rows are not to be skipped.
+            DataError: bad rows are not to be skipped.
         """
         if not self.skip:
             raise DataError(f"{reason} ({self.hint})" if self.hint else reason)
         self.reasons.append(reason)
 
     def none_left(self, path: str | os.PathLike, what: str) -> DataError:
-        """The error of a file whose ``what`` (rows, questions) are all bad: it says why the first one is."""
+        """The error for a file without usable ``what`` ("rows", "questions"); its message says why the first is bad."""
         first = f"; the first is bad: {self.reasons[0]}" if self.reasons else ""
         return DataError(f"{called(path)}: expected {what}, got none that can be used{first}")
 
 
 def _check_encoding(name: str) -> None:
-    """A line of bytes that come in pairs may be UTF-8 by chance, and would be read as that: Chinese words alone do."""
+    """Raises InputError for an encoding of several bytes per character: lines in it are often valid UTF-8 by chance, as
+    short Chinese ones are, and would be read as that."""
     try:
         single = len(bytes(range(128, 256)).decode(name, "replace")) == 128
     except (LookupError, ValueError):
@@ -80,8 +81,8 @@ def _check_encoding(name: str) -> None:
 
 
 def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:
-    """Rows with their numbers from 0. Those that their reader refuses in between count too, so that the numbers of the
-    others do not depend on what is skipped."""
+    """Enumerates rows from 0, counting also those that the reader refuses in between, so that a row's number does not
+    depend on what is skipped."""
     number, told = 0, len(bad_rows.reasons)
     for row in rows:
         number += len(bad_rows.reasons) - told
@@ -90,7 +91,7 @@ def numbered(rows: Iterable[T], bad_rows: BadRows) -> Iterator[tuple[int, T]]:
 
 
 def some(rows: Iterable[T], path: str | os.PathLike, bad_rows: BadRows) -> Iterator[T]:
-    """Rows as they come; raises DataError at the end of those of a file that has none."""
+    """Yields the rows; raises DataError at the end if there was none."""
     none = True
     for row in rows:
         none = False
@@ -100,4 +101,4 @@ def some(rows: Iterable[T], path: str | os.PathLike, bad_rows: BadRows) -> Itera
 
 
 STRICT = BadRows()
-"""The default of every reader: it keeps nothing, so that all may share it."""
+"""The default of every reader. It records nothing, so all can share it."""

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a task's file, as a person would read it.
+    """One row of a task's file, before encoding.
 
     Args:
         id: its name in the submission format (an index, a question id).
         texts: one text, a pair, or whatever the task's `encode` expects.
         label: what the metric compares predictions with; None if the file has no labels (a test set).
-        source: what it was taken from beside others, such as a video, or the number of an article in its file; None if
-            the file does not say.
+        source: what this and other rows were taken from, such as a video or the number of an article in the file; None
+            if the file does not say.
     """
 
     id: str
@@ -54,11 +54,12 @@ class Example:
 
     Args:
         row: index of the row among those that were encoded.
-        input_ids, token_type_ids: of the same length.
-        label: what the loss needs: a class id, a number, or one id a token; None for a row without a label.
-        truncated: whether tokens were cut off to fit.
-        meta: what the task's `decode` needs, such as offsets of tokens in the text.
-        features: where a frozen model's features of it are kept, a `FeatureFile` and the number there; else None.
+        input_ids, token_type_ids: (tokens,) each.
+        label: what the loss needs: a class id, a number, or one id per token; None for a row without a label.
+        truncated: whether tokens were cut off.
+        meta: what the task's `decode` needs, such as the tokens' offsets in the text.
+        features: where a frozen model's features of this example are stored, a `FeatureFile` and the number in it; or
+            None.
     """
 
     row: int
@@ -71,7 +72,7 @@ class Example:
 
     @property
     def num_tokens(self) -> int:
-        """How many it has."""
+        """The number of tokens."""
         return len(self.input_ids)
 
 
@@ -82,13 +83,13 @@ class Task(abc.ABC):
         name: its name on the command line.
         metrics: names of the metrics; the first chooses the best epoch, and larger is better.
         submission: the official name of a file of predictions.
-        bad_rows: takes every row that `read` cannot use.
-        predicting: whether rows are read in order to be predicted. A label that the task does not have then counts as
-            none, and does not make its row unusable; and ids, in files that have them, must differ.
-        streams: whether each row is predicted for itself, whatever others there are: rows are then taken from `rows`,
-            and predicted some at a time.
-        label_place: where a file has its labels, in words.
-        label_columns: where labels were looked for in the file that was read last, if it has named columns.
+        bad_rows: what to do with rows that `read` cannot use.
+        predicting: whether rows are read to be predicted. Then a label that the task does not have counts as no label,
+            where else it makes a bad row, and the ids of a file that has them must differ.
+        streams: whether the prediction for a row does not depend on other rows. Then rows are taken from `rows`, and
+            predicted a few at a time.
+        label_place: where a file has its labels, in words for messages.
+        label_columns: where labels were looked for in the last file that was read, if it has named columns.
         bilstm, auxiliary_lm: those of `TaskOptions`.
         transform: how a GPT reads rows; None for other models.
     """
@@ -106,8 +107,8 @@ class Task(abc.ABC):
     transform: Transform | None = None
 
     def configure(self, options: TaskOptions) -> None:
-        """Sets the options that the task has as attributes; None leaves what it has. Called before `read` and `model`,
-        which depend on some of them.
+        """Sets those options that the task has as attributes; an option that is None changes nothing. To be called
+        before `read` and `model`, which depend on some of them.
 
         Raises:
             InputError: an option does not fit the task.
@@ -120,22 +121,23 @@ class Task(abc.ABC):
     def read(self, path: str | os.PathLike) -> list[Row]:
         """Reads a file of the task, with or without labels.
 
-        An unusable row is given to ``bad_rows.refuse`` with file, line and reason, which raises DataError unless bad
+        An unusable row is passed to ``bad_rows.refuse`` with file, line and reason, which raises DataError unless bad
         rows are to be skipped.
         """
 
     def rows(self, path: str | os.PathLike) -> Iterator[Row]:
-        """The same rows one after another, of a task that `streams` in flat memory where a file's form allows it; what
-        only all of them together say of labels is not looked at."""
+        """Yields the rows of `read` one by one; a task that `streams` does so in constant memory if the file's format
+        allows it. What only all labels together tell is not checked."""
         return iter(self.read(path))
 
     def check_id(self, name: str, seen: set[str], numbered: bool = False) -> None:
-        """Raises ValueError for an id that cannot stand in a line of a submission; and, of rows to be predicted, for an
-        empty id or one that an earlier row has, since submissions are read by id.
+        """Raises ValueError for an id that a line of a submission cannot contain. Of rows to be predicted, also for an
+        empty or repeated one, since predictions are matched by id.
 
         Args:
-            seen: the ids of earlier rows, to which this one is added; of numbered rows an empty one is.
-            numbered: the file has no id for this row. Then it may have none for any other: their numbers are not kept.
+            name: the id.
+            seen: the ids of earlier rows, to which this one is added; numbered rows add "".
+            numbered: the file has no id for this row, which is numbered. Then it must have none for any row.
         """
         if any(mark in name for mark in "\t\n\r"):
             raise ValueError(f"expected an id that a line of a submission has a place for, got {name!r:.60}")
@@ -155,51 +157,52 @@ class Task(abc.ABC):
         seen.add(name)
 
     def for_training(self, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-        """The rows of a training file that can be trained on, by default all; others go to ``bad_rows.refuse``."""
+        """The rows that can be trained on, by default all; the others are passed to ``bad_rows.refuse``."""
         return list(rows)
 
     def sources(self, row: Row) -> tuple[Hashable | None, ...]:
-        """What a row was taken from, the largest first, each None where it is not known: the model would recognise
-        what it was trained on in other rows of the same source. By default its ``source``, and its first text."""
+        """What a row was taken from, from the largest unit to the smallest, each None if unknown; by default its
+        ``source`` and its first text. Rows of one source are not split between training and evaluation, since the model
+        would recognise in the one what it has learned from the other."""
         return row.source, row.texts[0]
 
     def unlabelled(self, rows: Sequence[Row]) -> str:
-        """What a file without labels has in their place, for a message about it."""
+        """What a file without labels has in their place, in words for a message."""
         return "a file without them"
 
     def learn(self, rows: Sequence[Row]) -> None:  # noqa: B027
-        """Learns from the training rows what the head depends on, such as the names of labels; by default nothing."""
+        """Takes from the training rows what the head depends on, such as the names of labels; by default nothing."""
 
     def restore(self, config: ModelConfig) -> None:  # noqa: B027
-        """Reads what `learn` and `settle` found from the configuration of a fine-tuned model; by default nothing."""
+        """Restores from a fine-tuned model's configuration what `learn` and `settle` found; by default nothing."""
 
     def settle(self, rows: Sequence[Row], predictions: Sequence, config: ModelConfig) -> list:
-        """Decides from the best epoch's dev predictions what later predictions depend on, such as a threshold, and
-        keeps it in the model's configuration for `restore`; by default nothing.
+        """Chooses from the best epoch's dev predictions what later predictions depend on, such as a threshold, and
+        stores it in the model's configuration for `restore`; by default nothing.
 
         Returns:
-            the predictions, as that decision makes them.
+            the predictions under that choice.
         """
         return list(predictions)
 
     @abc.abstractmethod
     def encode(self, rows: Sequence[Row], tokenizer: Tokenizer, max_seqlen: int) -> list[Example]:
-        """Makes examples of at most max_seqlen tokens, in the order of the rows."""
+        """Encodes rows as examples of at most max_seqlen tokens, in the order of the rows."""
 
     def adopt(self, config: ModelConfig) -> None:
-        """Adapts the task to how a model reads rows: as BERT's sequences, or by a GPT's input transforms. Called before
-        `encode`.
+        """Adapts the task to the kind of model: rows become BERT's sequences, or those of a GPT's input transforms. To
+        be called before `encode`.
 
         Raises:
             InputError: an option does not apply to this kind of model.
         """
-        # Features are looked at token by token, in the sequences that a BERT has.
+        # A model on frozen features reads them token by token, in BERT's sequences.
         self.transform = None if getattr(config, "feature_layers", None) else Transform.of(config)
         if self.auxiliary_lm and self.transform is None:
             raise InputError(f"auxiliary_lm is the loss of a language model's next words, got a {config.model_type}")
 
     def on_top(self) -> dict[str, Any]:
-        """Keyword arguments of `from_pretrained` for what the options put between encoder and head."""
+        """Keyword arguments of `from_pretrained` for what the options add between encoder and head."""
         return {} if self.bilstm is None else {"bilstm_units": self.bilstm}
 
     @abc.abstractmethod
@@ -207,8 +210,8 @@ class Task(abc.ABC):
         """The model with the task's head: from a pre-trained directory (new head) or from a fine-tuned one."""
 
     def collate(self, examples: Sequence[Example]) -> tuple[PackedBatch, dict[str, Any]]:
-        """Makes a packed batch, and the keyword arguments to call the model with: labels, unless an example has none,
-        and what else the head needs."""
+        """A packed batch, and the keyword arguments for calling the model: labels, unless an example has none, and
+        whatever else the head needs."""
         return packed(examples), labels_of(examples)
 
     def outputs(self, out: Any, batch: PackedBatch) -> list[np.ndarray]:
@@ -217,10 +220,10 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list:
-        """Makes one prediction for each row, from the outputs of its examples."""
+        """One prediction for each row, from the outputs of its examples."""
 
     def metrics_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
-        """The names of the metrics of these rows; `metrics`, unless a data set adds others."""
+        """The names of the metrics for these rows: `metrics`, unless a data set has additional ones."""
         return self.metrics
 
     @abc.abstractmethod
@@ -229,8 +232,8 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def write_predictions(self, rows: Iterable[Row], predictions: Iterable, path: str | os.PathLike) -> list[Path]:
-        """Writes predictions in the official submission format, of a task that `streams` as they come; returns the
-        files, of which there are none for standard output, ``-``."""
+        """Writes predictions in the official submission format; a task that `streams` writes them one by one. Returns
+        the files, none for standard output (``-``)."""
 
     @abc.abstractmethod
     def read_predictions(self, rows: Sequence[Row], path: str | os.PathLike) -> list:
@@ -246,7 +249,7 @@ class Task(abc.ABC):
         return None
 
     def tables(self, rows: Sequence[Row], predictions: Sequence) -> dict[str, list[Sequence]]:
-        """Tables for people to read, by name: each a header and lines of strings, whole numbers and floats."""
+        """Tables for the report, by name: each is a header and lines of strings, whole numbers and floats."""
         return {}
 
     def errors(self, rows: Sequence[Row], predictions: Sequence) -> Iterable[dict]:
@@ -265,7 +268,7 @@ def packed(examples: Iterable[Example]) -> PackedBatch:
 
 
 def labels_of(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-    """The keyword ``labels`` with a number of each example; none where one has no label."""
+    """The keyword argument ``labels``, (B,), if every example has a label."""
     import torch
 
     labels = [e.label for e in examples]
@@ -274,8 +277,13 @@ def labels_of(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Where a task has looked for labels: in which file and line, under which names of their column, and which columns
-    it found."""
+    """Where a task has looked for labels.
+
+    Args:
+        where: the file and line of the header.
+        names: the names that the column of labels may have.
+        found: the columns that there are.
+    """
 
     where: str
     names: Sequence[str]
@@ -283,7 +291,7 @@ class LabelColumns:
 
 
 def require_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) -> list[Row]:
-    """The rows with labels; the others are bad rows (SNLI has some on whose label its annotators did not agree).
+    """The rows with labels; the others are bad rows (SNLI has some without, where its annotators disagreed).
 
     Args:
         task: the task that read the rows from the path.
@@ -315,7 +323,7 @@ def _without_labels(task: Task, rows: Sequence[Row], path: str | os.PathLike) ->
 
 
 def check_fit(tokenizer: Tokenizer, config: ModelConfig, max_seqlen: int) -> None:
-    """Raises InputError if a tokenizer or a length does not fit a model."""
+    """Raises InputError if a tokenizer, or a maximum length in tokens, does not fit a model."""
     most = config.max_position_embeddings
     if max_seqlen < 3 or (most is not None and max_seqlen > most):
         bound = "at least 3" if most is None else f"between 3 and the model's max_position_embeddings, {most}"

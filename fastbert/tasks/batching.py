@@ -1,4 +1,4 @@
-"""Which examples go into which batch: pure functions of lengths, seed and epoch."""
+"""Which examples go into which batch, and which rows are held out: pure functions of lengths, seed and epoch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from ..errors import InputError
 def budget_batches(
     lengths: Sequence[int], token_budget: int, order: Sequence[int] | np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Cuts examples, taken in `order`, into batches of at most token_budget tokens each.
+    """Divides examples into batches of at most token_budget tokens.
+
+    Args:
+        lengths: the number of tokens of each example.
+        token_budget: the most tokens in a batch.
+        order: indices of examples, in the order in which they are taken; None for that of ``lengths``.
+
+    Returns:
+        int64 arrays of example indices.
 
     Raises:
-        InputError: one example alone is over the budget.
+        InputError: an example alone has more tokens than the budget.
     """
     batches, batch, tokens = [], [], 0
     for index in range(len(lengths)) if order is None else order:
@@ -35,9 +43,9 @@ def budget_batches(
 def training_batches(
     lengths: Sequence[int], *, seed: int, epoch: int, batch_size: int, token_budget: int | None = None
 ) -> list[np.ndarray]:
-    """One epoch's batches of example numbers, shuffled: the same for the same seed, epoch and sizes.
+    """The batches of one epoch, as int64 arrays of example indices: shuffled, the same for the same arguments.
 
-    By rows (the last batch may be smaller), or by tokens where a budget is given.
+    Batches have ``batch_size`` examples (the last may have fewer), or at most ``token_budget`` tokens if that is given.
     """
     order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(len(lengths))
     if token_budget is not None:
@@ -46,11 +54,11 @@ def training_batches(
 
 
 def evaluation_batches(lengths: Sequence[int], token_budget: int) -> list[np.ndarray]:
-    """Batches of like lengths, the longest first, so that a batch that does not fit in memory fails at once; a longer
-    sequence than the budget goes alone.
+    """Batches of examples of similar length, as int64 arrays of indices, the longest first, so that a batch that does
+    not fit into memory fails at once. A sequence longer than the budget raises the budget.
 
     Raises:
-        InputError: a budget of no token.
+        InputError: the budget is below 1.
     """
     if token_budget < 1:
         raise InputError(f"token_budget must be at least 1, got {token_budget}")
@@ -59,21 +67,26 @@ def evaluation_batches(lengths: Sequence[int], token_budget: int) -> list[np.nda
 
 
 def evenly(rows: Sequence, most: int | None) -> list:
-    """At most so many rows, evenly from the whole file: many are sorted by source or by label."""
+    """At most ``most`` rows, evenly spaced over the whole file, since many files are sorted by source or by label."""
     if most is None or most >= len(rows):
         return list(rows)
     return [rows[index * len(rows) // most] for index in range(most)]
 
 
 def hold_out(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Hashable | None]]) -> tuple[list, list]:
-    """Cuts rows into those to train on and about a share to evaluate on, drawn by chance: the same ones for every call,
-    so that runs with different seeds can be compared. Both keep their order.
+    """Divides rows into those to train on and about a share to evaluate on, drawn at random, but the same ones in every
+    call, so that runs with different seeds can be compared. Both keep their order.
 
-    All rows of one source go to the same side. Where sources are so few that one is on average more than the share,
-    smaller ones are taken, at last the rows alone; a warning says so.
+    All rows of one source go to the same side. If there are so few sources that one has on average more than the share,
+    the next smaller units are kept together, in the end single rows; a warning says so.
 
     Args:
-        sources: of a row what it was taken from, the largest first; None where that is not known (`Task.sources`).
+        rows: all rows.
+        share: between 0 and 1.
+        sources: maps a row to what it was taken from, as `Task.sources`.
+
+    Returns:
+        the rows to train on, and those to evaluate on.
 
     Raises:
         InputError: one of the two would be empty.
@@ -85,7 +98,7 @@ def hold_out(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Has
     chosen: set[int] = set()
     for index in np.random.Generator(np.random.PCG64(0)).permutation(len(groups)):
         size = len(groups[index])
-        # What would go farther over the share than it is below stays with the training rows, which must have some.
+        # A group is held out if that brings the number closer to the share, and some training rows remain.
         if len(chosen) + size / 2 <= count and len(chosen) + size < len(rows):
             chosen.update(groups[index])
     kept = [row for index, row in enumerate(rows) if index not in chosen]
@@ -93,7 +106,7 @@ def hold_out(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Has
 
 
 def _groups(rows: Sequence, share: float, sources: Callable[[Any], Sequence[Hashable | None]]) -> list[list[int]]:
-    """Indices of rows that stay together, in the order of their first ones."""
+    """The indices of rows that are kept together, in the order of their first rows."""
     of_rows = list(map(sources, rows))
     for level in range(len(of_rows[0])):
         groups: dict[Hashable, list[int]] = defaultdict(list)

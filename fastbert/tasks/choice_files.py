@@ -1,4 +1,4 @@
-"""Files of multiple choice that are no table with a header and no JSON: COPA's XML, MMLU's .csv, and directories."""
+"""Files of multiple choice that are neither JSON nor tables with a header: COPA's XML, MMLU's .csv, directories."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .csv_records import csv_records
 from .hub_files import Record
 
 SUFFIXES = (".txt", ".csv")
-"""Those of the files in RACE's directories and in MMLU's."""
+"""The suffixes of the files in RACE's and MMLU's directories."""
 _PARTS = frozenset(["train", "auxiliary_train", "dev", "val", "test"])
 _MMLU = ("1", "2", "3", "4", "5", "6")
 
 
 def files_of(path: str | os.PathLike) -> list[Path]:
-    """The files in a directory and in those within it, in the order of their names.
+    """The files in a directory and its subdirectories, sorted by path.
 
     Raises:
-        DataError: there are none, or they are of several parts of a set: who trains on all trains on the test.
+        DataError: there are none, or there are several parts of a set: training on all would include the test part.
     """
     parts = sorted(_PARTS.intersection(entry.name for entry in Path(path).iterdir() if entry.is_dir()))
     if len(parts) > 1:
@@ -43,10 +43,10 @@ def is_xml(text: str) -> bool:
 
 
 def copa_records(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """COPA's items as SuperGLUE has them in JSON, where alternatives count from 0.
+    """COPA's items in the form of SuperGLUE's JSON, where alternatives are counted from 0.
 
     Raises:
-        DataError: no XML, or one without items.
+        DataError: the file is not XML, or has no items.
     """
     try:
         root = xml.etree.ElementTree.fromstring("\n".join(line for _, line in lines))
@@ -69,11 +69,11 @@ def copa_records(path: str | os.PathLike, lines: Iterator[tuple[int, str]]) -> I
 def mmlu_records(
     first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, dict[str, str] | None]] | None:
-    """The rows of a .csv without a header, with their lines' numbers, if the first is one of MMLU's: a question, four
-    answers, and the letter of the right one. None for anything else.
+    """The rows of a .csv without a header and the numbers of their lines, if the first is a row of MMLU: a question,
+    four answers, and the letter of the right one. None for any other file.
 
     Args:
-        first, lines: the file's first line and those after it, with their numbers.
+        first, lines: the file's first line and the following ones, with their numbers.
     """
     found = csv_records(itertools.chain([(first[0] - 1, ""), first], lines), None)
     row = next(found, (0, {}))
@@ -82,7 +82,7 @@ def mmlu_records(
 
 
 def of_mmlu(fields: dict[str, str]) -> dict[str, Any]:
-    """The values of such a row by the names that they have on hubs; raises ValueError for one of other columns."""
+    """A row of `mmlu_records` under the names that hubs use. Raises ValueError for one with other columns."""
     if set(fields) != set(_MMLU):
         raise ValueError("expected MMLU's six columns (question, four answers, letter), with closed quotes, got others")
     question, *choices, answer = (fields[name] for name in _MMLU)

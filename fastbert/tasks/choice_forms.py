@@ -1,4 +1,4 @@
-"""Published sets of multiple choice: which columns have the context and the endings, and what says which is right."""
+"""Published sets of multiple choice: which columns hold the context, the endings and the right answer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Form:
     """The columns of a set.
 
     Args:
-        context: of what comes before the endings, which a blank joins.
-        endings: a column of lists, or one for each ending.
-        label: which ending is right, by its number or letter, or by the name that it has in a column of lists.
-        beginning: of what every ending begins with; empty where there is none.
+        context: the columns of the text before the endings, to be joined by a blank.
+        endings: a column of lists, or a column for each ending.
+        label: the column that says which ending is right, by its number or letter, or by its name in a column of lists.
+        beginning: the column of a text with which every ending begins; empty if there is none.
         first: the number of the first ending.
-        open: the context may be empty.
+        open: whether the context may be empty.
     """
 
     context: tuple[str, ...]
@@ -35,7 +35,7 @@ class Form:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All that a header has."""
+        """All columns but the label's, as in a header."""
         return (*self.context, *((self.beginning,) if self.beginning else ()), *self.endings)
 
 
@@ -89,7 +89,7 @@ _OTHERS = (
 
 
 def label_column(values: dict[str, Any]) -> str:
-    """The column that has the label of such a row, if it has one."""
+    """The name of the column with the label of a row of these columns."""
     try:
         form = _form_of(_usual(values))
     except ValueError:
@@ -98,7 +98,7 @@ def label_column(values: dict[str, Any]) -> str:
 
 
 def _form_of(values: dict[str, Any]) -> Form | None:
-    """Which of `FORMS` a row has, with its label where several have its texts."""
+    """The one of `FORMS` that a row has; among several that fit, one whose label is there."""
 
     def fits(form: Form) -> bool:
         if not all(isinstance(values.get(column), str) for column in form.context):
@@ -114,10 +114,10 @@ def _form_of(values: dict[str, Any]) -> Form | None:
 
 
 def _usual(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a row with what some sets have within a column, or between two, in columns of `FORMS`.
+    """The values of a row, with the peculiarities of some sets (`_UNUSUAL`) converted to columns of `FORMS`.
 
     Raises:
-        ValueError: a sentence without the place that its options are for, or a first observation without a second.
+        ValueError: a sentence without a gap for its options, or a first observation without a second.
     """
     for columns, change in _UNUSUAL:
         if all(column in values for column in columns):
@@ -148,19 +148,19 @@ def _of_dialogue(values: dict[str, Any]) -> dict[str, Any]:
     turns, choices, answer = values["dialogue"], values["choice"], values.get("answer")
     found = {"dialogue": " ".join(map(str, turns)) if isinstance(turns, list) else turns}
     if isinstance(choices, list) and answer not in (None, ""):
-        # In quotes it is the number of none.
+        # The quotes of repr make sure that it is not taken for a number or letter.
         found["answer"] = choices.index(answer) if answer in choices else repr(answer)
     return found
 
 
 def _of_premise(values: dict[str, Any]) -> dict[str, Any]:
-    """COPA says in a word what is asked for; the questions are those that its authors asked people."""
+    """COPA says by one word what is asked; the questions are those that its authors asked people."""
     asked = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
     return {"question": asked.get(str(values["question"]), values["question"])}
 
 
 def _of_sentence(values: dict[str, Any]) -> dict[str, Any]:
-    """WinoGrande's options fill a gap; each goes on with what is behind it, as its authors have it."""
+    """WinoGrande's options fill a gap; each ending is an option with the text after the gap, as its authors do it."""
     parts = str(values["sentence"]).split("_")
     if len(parts) != 2:
         raise ValueError(f"expected a sentence with one _, got {shorten(str(values['sentence']))!r}")
@@ -168,10 +168,10 @@ def _of_sentence(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_observations(values: dict[str, Any]) -> dict[str, Any]:
-    """alphaNLI's hypotheses are between two observations.
+    """alphaNLI's hypotheses lie between two observations: the second is appended to each.
 
     Raises:
-        ValueError: there is no second one.
+        ValueError: there is no second observation.
     """
     after = str(values.get("obs2", "")).strip()
     if not after:
@@ -180,7 +180,7 @@ def _of_observations(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _before(option: Any, more: str) -> str:
-    """An ending of an option and what is behind it; of an empty option an empty one, which is no ending."""
+    """An ending: an option and the text after it; empty, and so refused, if the option is empty."""
     return f"{option}{more}" if str(option).strip() else ""
 
 
@@ -199,14 +199,14 @@ _UNUSUAL: tuple[tuple[tuple[str, ...], Callable[[dict[str, Any]], dict[str, Any]
     (("obs1", "hyp1", "hyp2"), _of_observations),
 )
 PLACES = ("dialogue", "questions", "id")
-"""What DREAM has in the lists that its dialogues are."""
+"""Names for the parts of DREAM's dialogues, which are lists."""
 
 
 def apart(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each question with what it is about, where an object has several as RACE's and DREAM's do; else the object.
+    """One object for each question, with its context, if an object has several, as in RACE and DREAM; else the object.
 
     Raises:
-        ValueError: with what was expected.
+        ValueError: the parts of the object do not belong together; the message says what was expected.
     """
     questions = values.get("questions")
     if not isinstance(questions, list):
@@ -230,25 +230,27 @@ OBJECTS = (
     SCIQ,
     *(columns for columns, _ in _UNUSUAL),
 )
-"""Keys of a row in JSON, all of one of these."""
+"""The sets of keys by which a row in JSON is recognised: it has all keys of one of them."""
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """The values of a record as authors have them: MedMCQA's right answers count from 1 in its authors' files; as
-    classes, whose names Parquet has, from 0."""
+    """The values of a record as in its authors' files: MedMCQA counts right answers from 1, but in Parquet files, where
+    they are classes, from 0."""
     right = record.values.get("cop")
     is_class = "cop" in record.names and isinstance(right, int) and right >= 0
     return record.values | {"cop": right + 1} if is_class else record.values
 
 
 def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
-    """The row that values are of, its label as the number of an ending from 0.
+    """The row for the values of a record; its label is the number of an ending, from 0, as a text.
 
     Args:
-        ignore_label: one that is none of the endings' counts as none.
+        index: the number of the row, its id.
+        values: by column.
+        ignore_label: whether a label that belongs to no ending counts as no label, where else it is an error.
 
     Raises:
-        ValueError: with what was expected.
+        ValueError: the row cannot be used; the message says what was expected.
     """
     if set(FULL[:-1]) <= set(values) and _form_of(values) is None:
         values = _regular(index, values)
@@ -280,7 +282,7 @@ def row_of(index: int, values: dict[str, Any], ignore_label: bool) -> Row:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether a column has two lists, the endings and what the label calls them."""
+    """Whether a value is a table of two lists: the endings and their names, which the label refers to."""
     return isinstance(value, dict) and isinstance(value.get("text"), list)
 
 
@@ -298,10 +300,10 @@ def _of_sciq(index: int, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed(index: int, right: Any, wrong: Sequence[Any]) -> tuple[list[Any], int]:
-    """Four endings, and where the right one is: at a place that the row's number decides, so that none is favoured.
+    """Four endings, and the place of the right one, which depends on the row's number so that all are equally frequent.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: there are fewer than four.
     """
     wrong = [ending for ending in wrong if ending is not None and str(ending).strip()]
     place = index % 4
@@ -320,15 +322,15 @@ def _joined(beginning: str | None, endings: Sequence[Any]) -> list[str]:
 
 
 def label_of(value: Any) -> str:
-    """A label as text; empty for none, which data-set hubs write as -1. pandas writes numbers with gaps between them as
-    2.0."""
+    """A label as text, empty for a missing one, which data-set hubs write as -1. "2.0" becomes "2": so pandas writes
+    numbers in a column with missing ones."""
     text = "" if value is None else str(value).strip()
     number = class_number(text)
     return "" if text in ("-1", "-1.0") else text if number is None else str(number)
 
 
 def _place(value: Any, names: Sequence[Any], first: int, count: int) -> str | None:
-    """The number from 0 of the ending that a label says is right; None for no label."""
+    """The number of the right ending, from 0, as a text; None for no label."""
     text = label_of(value)
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""Tasks that give one label to a text or to a pair: a subclass states its name, its labels and its columns."""
+"""Tasks with one label for a text or a pair: a subclass states its name, its labels and its columns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .text import TextTask
 
 
 class Classification(TextTask):
-    """One of C labels for one text or a pair.
+    """One of C labels for a text or a pair.
 
     Attributes:
         labels: as they are written in the files, in the order of the class ids.
-        label_names: what the model's configuration calls them; None for `labels` themselves.
-        metrics: of "accuracy", "matthews" and "f1" (of the last label); the first picks the best epoch.
+        label_names: their names in the model's configuration; None for `labels` themselves.
+        metrics: some of "accuracy", "matthews" and "f1" (of the last label); the first chooses the best epoch.
     """
 
     metrics: tuple[str, ...] = ("accuracy",)
@@ -31,7 +31,7 @@ class Classification(TextTask):
     label_names: tuple[str, ...] | None = None
 
     def parse(self, text: str) -> str:
-        # SNLI and MultiNLI, which call the column so, have such rows; elsewhere - may be a class, as + is.
+        # SNLI and MultiNLI mark rows without a majority by -, in a column of this name; elsewhere - may be a class.
         if text == "-" and self.label_column == "gold_label":
             raise ValueError("expected a label that most annotators chose, got '-', which says that there is none")
         if self.labels and text not in self.labels:
@@ -44,13 +44,13 @@ class Classification(TextTask):
         return self.labels.index(self.parse(label))
 
     def restore(self, config: ModelConfig) -> None:
-        """Takes the order of the classes from a model that names them: published ones have MNLI's in any order.
+        """Takes the order of the classes from a model that names them: published models have MNLI's in any order.
 
-        Warns of a model whose classes have names of their own, as one of another task has, and of one that names none
-        of three or more.
+        Warns if the model's classes have other names, as in a model for another task, or if it names none of three or
+        more classes.
 
         Raises:
-            CheckpointError: these are of another number.
+            CheckpointError: the model has named classes, but not as many as the task.
         """
         super().restore(config)
         names = [str(name).lower() for _, name in sorted((int(i), name) for i, name in config.id2label.items())]
@@ -63,8 +63,8 @@ class Classification(TextTask):
         if not self.labels:
             return
         if all(re.fullmatch(r"label_\d+", name) for name in names):
-            # The names do not count: two are there by default, whatever head a configuration without any stands beside.
-            if len(type(self).labels) > 2:  # of two, the order is hardly ever another
+            # Default names; nor does their number count, since a configuration without names has two by default.
+            if len(type(self).labels) > 2:  # two classes hardly ever have another order
                 logging.getLogger("fastbert").warning(
                     "expected a model that names its classes (id2label), got one that does not: they are taken in the "
                     "task's order, %s, which published models of %s do not all have",
@@ -85,7 +85,7 @@ class Classification(TextTask):
             raise InputError(f"task {self.name} needs at least two labels, got {list(self.labels)}")
         return {
             "id2label": dict(enumerate(self.label_names or self.labels)),
-            "problem_type": "single_label_classification",  # whatever the model was of that is started from
+            "problem_type": "single_label_classification",  # whatever the pre-trained directory says
         }
 
     def decode(self, rows: Sequence[Row], examples: Sequence[Example], outputs: Sequence[np.ndarray]) -> list[str]:
@@ -102,7 +102,7 @@ class Classification(TextTask):
 
     @property
     def positive(self) -> str:
-        """The label that F1 is of."""
+        """The label whose F1 is computed."""
         return max(self.labels)
 
     def guess(self, rows: Sequence[Row]) -> list[str]:
@@ -110,7 +110,7 @@ class Classification(TextTask):
         return [label] * len(rows)
 
     def tables(self, rows: Sequence[Row], predictions: Sequence[str]) -> dict[str, list[Sequence]]:
-        """Precision, recall and F1 of every label, and how often each was taken for each."""
+        """Precision, recall and F1 of every label, and the confusion matrix."""
         labels = self.labels or tuple(sorted({row.label for row in rows} | set(predictions)))
         ids = {label: index for index, label in enumerate(labels)}
         counts = np.zeros((len(ids), len(ids)), np.int64)  # [label, prediction]
