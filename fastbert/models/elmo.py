@@ -57,12 +57,6 @@ class ElmoPreTrainedModel(PreTrainedModel):
         """The module that computes words' vectors from characters; it has no table with a row per word."""
         return self.base_model.embeddings
 
-    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """The number of parameters, without the table of characters; arguments as in `PreTrainedModel`."""
-        embeddings = {id(p) for p in self.get_input_embeddings().parameters()} if exclude_embeddings else set()
-        chosen = (p for p in self.parameters() if id(p) not in embeddings)
-        return sum(p.numel() for p in chosen if p.requires_grad or not only_trainable)
-
     def resize_token_embeddings(self, *_args, **_kwargs: Any) -> nn.Module:
         """Refused: a vocabulary is a table of characters here."""
         raise InputError("an ELMo's vocabulary is its table of characters: make a new model from another tokenizer")

@@ -231,10 +231,9 @@ class PreTrainedModel(nn.Module):
             only_trainable: leaves out those that require no gradient.
             exclude_embeddings: leaves out the word embeddings, and what is tied to them.
         """
-        embedding = self.get_input_embeddings().weight if exclude_embeddings else None
-        return sum(
-            p.numel() for p in self.parameters() if p is not embedding and (p.requires_grad or not only_trainable)
-        )
+        embeddings = {id(p) for p in self.get_input_embeddings().parameters()} if exclude_embeddings else set()
+        chosen = (p for p in self.parameters() if id(p) not in embeddings)
+        return sum(p.numel() for p in chosen if p.requires_grad or not only_trainable)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The word embeddings, weight (V, H)."""

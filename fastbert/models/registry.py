@@ -68,7 +68,7 @@ class Architecture:
         return _load(self.encoder)
 
     @property
-    def model_class(self) -> type[PreTrainedModel]:
+    def pretraining_class(self) -> type[PreTrainedModel]:
         """The class of the model that is pre-trained."""
         return _load(self.pretraining)
 

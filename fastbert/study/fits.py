@@ -28,7 +28,7 @@ def check(cell: Cell) -> None:
     if cell.model.static is None:
         architecture, settings = model_settings(cell.model.config, None)
         kind, layers, longest = architecture.model_type, settings.num_hidden_layers, settings.max_position_embeddings
-        _check_samples(cell, architecture.model_class, settings.objectives)
+        _check_samples(cell, architecture.pretraining_class, settings.objectives)
     with named(f"row {cell.row!r}, task {spec.column}"):
         if longest is not None and config.max_seqlen > longest:
             raise InputError(f"max_seqlen must be at most the model's {longest}, got {config.max_seqlen}")

@@ -179,7 +179,7 @@ class PretrainLoop:
                 self._evaluate()
             if self.step and self.progress >= 1.0:
                 self.console.say(f"nothing is left to train: the run has its {counted(self.step, 'step')}")
-            while self.progress < 1.0 and not self._asked():
+            while self.progress < 1.0 and not self._stop_signal():
                 self.train_step()
                 watch.alive()
                 # The last evaluation comes before the last checkpoint, which remembers the best.
@@ -188,7 +188,7 @@ class PretrainLoop:
                 if self.step % self.config.save_every == 0:
                     self.checkpoints.save()
                 self.checkpoints.check()
-            stopped = self._asked()
+            stopped = self._stop_signal()
             if not self.step and stopped is None:
                 raise InputError(
                     f"max_minutes must leave time for a step, got {self.config.max_minutes:g}, which were over before "
@@ -289,15 +289,15 @@ class PretrainLoop:
         labels, pairs, tokens = map(int, counts)
         return labels, pairs, tokens
 
-    def _asked(self) -> str | None:
-        """The signal that ends the run, if one came; the same answer on all ranks."""
+    def _stop_signal(self) -> str | None:
+        """The name of the signal that ends the run, or None; the same on all ranks, which have agreed in `_agree`."""
         return self._stop.asked if self.engine.world.size == 1 else self._agreed_stop
 
-    def _ask(self) -> bool:
-        """Whether a signal has come, asked between steps; the same answer on all ranks."""
+    def _poll_stop(self) -> bool:
+        """Whether a signal has come, for use between steps. Several ranks agree here, so it is the same on all."""
         if self.engine.world.size > 1 and self.engine.reduce([self._stop.asked is not None])[0]:
             self._agreed_stop = self._stop.asked or "a signal to another rank"
-        return self._asked() is not None
+        return self._stop_signal() is not None
 
     def _is_spike(self, losses: list[torch.Tensor]) -> bool:
         """Whether this step is left out because of its loss; the same answer on all ranks."""
@@ -354,7 +354,7 @@ class PretrainLoop:
         if self.heldout is None:
             return
         self._settle()
-        options = {"max_tokens": self.config.eval_tokens, "engine": self.engine, "stop": self._ask}
+        options = {"max_tokens": self.config.eval_tokens, "engine": self.engine, "stop": self._poll_stop}
         row = evaluate(self.model, self.heldout, **options)
         if row is None:
             return

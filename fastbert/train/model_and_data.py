@@ -51,9 +51,9 @@ def build_model(config: PretrainConfig, data: PretrainingData) -> torch.nn.Modul
     with _building:
         torch.manual_seed(config.seed)  # of a directory too, which may lack a head
         if goes_on:
-            model = kind.model_class.from_pretrained(config.model, **kind.rates(config.dropout))
+            model = kind.pretraining_class.from_pretrained(config.model, **kind.rates(config.dropout))
         else:
-            model = kind.model_class(settings)
+            model = kind.pretraining_class(settings)
     if config.init == "small" and not goes_on:
         counts = sum(np.bincount(tokens, minlength=settings.vocab_size) for tokens in data.shards.tokens)
         initialisation.start_small(model, torch.from_numpy(counts))

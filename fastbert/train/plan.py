@@ -109,7 +109,6 @@ def make_plan(
     data: PretrainingData | None = None,
     ranks: int = 1,
     throughput: float | str | None = None,
-    device: torch.device | None = None,
 ) -> Plan:
     """Plans a run; nothing is trained and nothing written.
 
@@ -124,7 +123,7 @@ def make_plan(
     """
     if throughput == "measure" and data is None:
         raise InputError("a rate can be measured on data only, got no --data")
-    planner = _Planner(config, data, ranks, device or hardware.default_device())
+    planner = _Planner(config, data, ranks, hardware.default_device())
     found = phases.of_run(config, planner.total_steps())
     samples = [planner.samples(phase) for phase in found]
     rates = planner.rates(found, samples, throughput)
@@ -152,7 +151,7 @@ class _Planner:
         self.zero = None if deepspeed is None else deepspeed_config.stage(deepspeed)
         kind, self.settings = model_settings(config, None if data is None else data.shards)
         with torch.device("meta"):
-            tensors = list(kind.model_class(self.settings).parameters())
+            tensors = list(kind.pretraining_class(self.settings).parameters())
         self.parameters, self.tensors = sum(tensor.numel() for tensor in tensors), len(tensors)
 
     def total_steps(self) -> int | None:

@@ -112,7 +112,7 @@ def _probe(settings: ModelConfig, layers: int, batch: PackedBatch, precision: st
     small = copy.copy(settings)
     small.num_hidden_layers = layers
     with torch.device("meta"):
-        model = registry.of_type(settings.model_type).model_class(small)
+        model = registry.of_type(settings.model_type).pretraining_class(small)
     model.to_empty(device=batch.input_ids.device).train()
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):

@@ -156,7 +156,7 @@ def test_the_registry_knows_names_and_directories(tiny_model, tmp_path):
     assert registry.of_model("base").model_type == registry.of_model("4x96x3").model_type == "bert"
     assert registry.of_model("gpt-small").model_type == "openai-gpt"
     assert registry.of_model("GPT2-small").model_type == "gpt2"
-    assert registry.of_model(tiny_model).model_class is BertForPreTraining
+    assert registry.of_model(tiny_model).pretraining_class is BertForPreTraining
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(InputError, match=r"config\.json: model_type must be one of bert"):
         registry.of_model(tmp_path)

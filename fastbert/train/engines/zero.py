@@ -90,8 +90,8 @@ class DeepSpeedEngine(LocalEngine):
         writer = self.deepspeed.checkpoint_engine
         writer.save = self._noting_failure(writer.save)
         self.deepspeed._copy_recovery_script = self._noting_failure(self.deepspeed._copy_recovery_script)
-        # The losses are weighted already, by the labels of all ranks; DeepSpeed averages over the ranks.
-        self._scale = float(world.size)
+        # Losses are already weighted by their share of all ranks' labels, and DeepSpeed averages over the ranks.
+        self._undo_average = float(world.size)
         if isinstance(optimizer, ShardedLamb):
             optimizer.layouts = layouts(self.deepspeed.optimizer, world)
             # DeepSpeed hands the optimiser one group after another, and has clipped all by then.
@@ -107,7 +107,7 @@ class DeepSpeedEngine(LocalEngine):
         with self.timer.part("forward"):
             loss = self._forward(compute_loss)
         with self.timer.part("backward"):
-            self.deepspeed.backward(loss * self._scale, scale_wrt_gas=False)
+            self.deepspeed.backward(loss * self._undo_average, scale_wrt_gas=False)
         return loss.detach()
 
     def step(self, lr: float) -> float:
