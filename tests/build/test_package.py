@@ -165,6 +165,15 @@ def test_no_module_imports_what_imports_it():
     assert below == {}
 
 
+@pytest.mark.parametrize("package", ["interop", "models", "modules", "tasks", "train"])
+def test_a_packages_docstring_names_all_its_modules(package):
+    """It is a map for readers. A name that ends in * stands for all that begin with what is before it."""
+    names = re.findall(r"\w+\*?", ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text("utf-8"))))
+    beginnings = tuple(name[:-1] for name in names if name.endswith("*"))
+    modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
+    assert sorted(m for m in modules - set(names) if not m.startswith(beginnings)) == []
+
+
 def test_the_reference_imports_nothing_of_what_it_is_compared_with():
     paths = list((ROOT / "reference").rglob("*.py"))
     assert [module for path in paths for module in imports(path) if not module.startswith("reference")] == []
