@@ -1,4 +1,4 @@
-"""Lines at the end of a file, which a full disk delays and does not lose."""
+"""Appending to a log file: on a full disk, lines wait in memory until there is room."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _log = logging.getLogger("fastbert")
 
 
 class Appender:
-    """Appends text to a file at once. What finds no room waits for the next call, which is told: a log is no reason to
-    end a run.
+    """Appends text to a file, unbuffered. On a full disk it warns once and keeps the text for the next call: a log is
+    no reason to end a run.
 
     Args:
-        path: of the file.
+        path: the file, created if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._waiting, self._told = path, b"", False
 
     def write(self, text: str = "") -> None:
-        """Writes what waits and the text. Raises OSError for other reasons than a full disk."""
+        """Writes the text after what is still waiting. Raises OSError, but not for a full disk."""
         self._waiting += text.encode()
         try:
             with open(self._path, "ab", buffering=0) as file:

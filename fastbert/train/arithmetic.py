@@ -1,4 +1,4 @@
-"""Who computes: two trainings of one recipe come to the same bits only where this is the same too."""
+"""What the bits of a training depend on besides its recipe: libraries, kernels, devices, threads and processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("fastbert")
 
 
 def rounding() -> dict:
-    """Libraries, kernels and devices, which round each in its own way."""
+    """Libraries, kernels and devices, each of which rounds in its own way."""
     return {
         "torch": torch.__version__,
         "backend": ops.current_backend(),
@@ -24,24 +24,24 @@ def rounding() -> dict:
 
 
 def computed_with(world: World) -> dict:
-    """What a checkpoint records of its arithmetic: `rounding`, and the ranks, by which sums are cut."""
+    """What a checkpoint records: `rounding`, and what sums are divided by: threads and ranks."""
     here = {**rounding(), "processor": hardware.processor_name(), "threads": torch.get_num_threads()}
     return {**here, "float32 products": torch.get_float32_matmul_precision(), "processes": world.size}
 
 
 def differing(before: dict, now: dict) -> list[str]:
-    """The values of ``now`` that differ from those of ``before``, where it has them, as pieces of a line of text."""
+    """The values of ``now`` that differ from those that ``before`` has, as phrases for a message."""
     names = [name for name in now if name in before and str(now[name]) != str(before[name])]
     return [f"{name} {now[name]} ({before[name]} before)" for name in names]
 
 
 def warn_of_others(path: str | os.PathLike, before: dict | None, world: World) -> None:
-    """Says in one line, on the first rank, what computes otherwise than where a checkpoint was written. What follows is
-    as good a run, but not to the bit the one that was left alone.
+    """Warns, on the first rank, if a run is resumed under other conditions than those under which its checkpoint was
+    written: the run is as good, but its bits differ from those of an uninterrupted run.
 
     Args:
-        path: of the checkpoint.
-        before: what `computed_with` gave then; None of an older checkpoint, which does not say.
+        path: the checkpoint.
+        before: the result of `computed_with` at that time; None for an older checkpoint, which has none.
     """
     others = differing(before or {}, computed_with(world))
     if others and world.first:

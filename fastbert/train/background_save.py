@@ -15,14 +15,14 @@ from . import checkpoint
 
 
 class BackgroundSave:
-    """Saves from a copy of the tensors, in a thread; at most one save is under way.
+    """Saves a copy of the tensors in a thread; at most one save is in progress.
 
-    The copy is kept and written over by the next save, so that a save costs training one pass over memory, and the
-    process one more copy of what a checkpoint holds. Writing and hashing release Python's lock. The thread is no
-    daemon: a process that ends while it writes waits for it.
+    The copy is reused by the next save, so that a save costs training one pass over memory, and the process memory for
+    one more copy of a checkpoint. Writing and hashing release the GIL. The thread is not a daemon: a process that ends
+    meanwhile waits for it.
 
     Args:
-        save: what writes, with the signature of `checkpoint.save`.
+        save: the function that writes, with the signature of `checkpoint.save`.
     """
 
     def __init__(self, save: Callable[..., Path] = checkpoint.save) -> None:
@@ -33,14 +33,14 @@ class BackgroundSave:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """Whether a save is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, directory: Path, step: int, tensors: dict[str, Tensor], state: dict, **options) -> None:
-        """Copies what is to be saved and returns; the arguments are those of `checkpoint.save`.
+        """Waits for the last save, copies the tensors and starts the next one, with arguments of `checkpoint.save`.
 
         Raises:
-            CheckpointError: the save before this one, which is waited for, has failed.
+            CheckpointError: the last save has failed.
         """
         self.wait()
         held = {name: self._copy(name, value) for name, value in tensors.items()}
@@ -61,11 +61,11 @@ class BackgroundSave:
     def _work(self, directory: Path, step: int, tensors: dict[str, Tensor], state: dict, **options) -> None:
         try:
             self._save(directory, step, tensors, state, **options)
-        except BaseException as error:  # raised where it can be seen, by `check`
+        except BaseException as error:  # raised in the main thread, by `check`
             self._error = error
 
     def check(self) -> None:
-        """Raises the error of a save that has failed, once; does not wait."""
+        """Raises CheckpointError if a save has failed, once for each; does not wait."""
         if self.busy or self._error is None:
             return
         error, self._error = self._error, None
@@ -74,7 +74,7 @@ class BackgroundSave:
         raise CheckpointError(f"a checkpoint could not be written in the background: {error!r}") from error
 
     def wait(self) -> None:
-        """Waits until no save is under way; raises as `check`."""
+        """Waits until no save is in progress; raises like `check`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

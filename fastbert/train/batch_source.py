@@ -1,4 +1,4 @@
-"""Which batches a pre-training run takes: the samples of its phase, and the place in their order."""
+"""The batches of a pre-training run: the samples of its current phase, and the position in their order."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PLANNED_EPOCHS = 3
 
 
 class BatchSource:
-    """The micro-batches of one rank. `enter` comes before the first.
+    """The micro-batches of one rank. Call `enter` before the first.
 
     Args:
         config: the recipe.
-        data: the samples of the run; a phase may cut them to other lengths.
-        world: of n ranks, rank r takes batches r, r + n, ... of one order.
-        fixed_shape: makes batches of one shape.
+        data: the samples of the run; a phase may have samples of another length.
+        world: of n ranks, rank r takes batches r, r + n, ... of one common order.
+        fixed_shape: whether all batches have one shape.
 
     Attributes:
         data: the samples of the phase.
-        accumulate: micro-batches that this rank takes in a step.
-        place: (epoch, batch) in the order of all ranks from which the next step takes.
+        accumulate: the number of micro-batches per step on this rank.
+        place: (epoch, batch) in the common order at which the next step begins.
     """
 
     data: PretrainingData | BudgetData
@@ -39,14 +39,14 @@ class BatchSource:
         self.place = (0, 0)
 
     def steps_of_run(self) -> int | None:
-        """How many steps the recipe comes to; None where the clock alone ends it."""
+        """The number of steps of the recipe; None if only the clock ends the run."""
         if self._config.epochs is None:
             return phases.total_steps(self._config)
         whole, part = int(self._config.epochs), self._config.epochs % 1
         budget = self._config.token_budget
         data = self._shaped(self._run_data, budget)
-        # Every epoch has samples of its own and nearly as many batches; to make those of forty takes hours of a large
-        # corpus.
+        # Each epoch has other samples but nearly the same number of batches; to plan the usual forty of a large corpus
+        # would take hours.
         per_epoch = [len(data.batches(e, budget)) for e in range(min(whole + (part > 0), _PLANNED_EPOCHS))]
         if len(per_epoch) < whole + (part > 0):
             batches = sum(per_epoch) / len(per_epoch) * self._config.epochs
@@ -55,7 +55,7 @@ class BatchSource:
         return max(round(batches / (self._config.accumulate * self._world.size)), 1)
 
     def enter(self, phase: phases.RunPhase) -> None:
-        """Makes samples and batches as this phase has them; the place stays."""
+        """Switches to the samples and batches of a phase; ``place`` stays."""
         self._phase = phase
         self.data = self._shaped(of_phase(self._run_data, phase), phase.token_budget)
         self.accumulate = phase.accumulate or phase.micro_batches(
@@ -64,7 +64,7 @@ class BatchSource:
         self._loader: Iterator[tuple[int, int, PackedBatch]] | None = None
 
     def next_epoch(self) -> None:
-        """Goes to the start of the next epoch, whose samples have not been seen."""
+        """Moves to the start of the next epoch, whose samples have not been used yet."""
         self.place = (self.place[0] + 1, 0)
 
     def next_step(self) -> list[PackedBatch]:
@@ -90,6 +90,6 @@ class BatchSource:
 
 
 def of_phase(data: PretrainingData, phase: phases.RunPhase) -> PretrainingData:
-    """The samples of a run as a phase has them."""
+    """The samples of a run, with the lengths of a phase."""
     samples = phase.samples(data.config)
     return data if samples == data.config else PretrainingData(data.shards, samples)

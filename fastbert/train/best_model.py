@@ -1,4 +1,4 @@
-"""The model of a run, in RUN/model: replaced as a whole, so that the directory always holds one model."""
+"""The best model of a run, in RUN/model. It is replaced as a whole, so the directory always holds a complete model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _NAME = "model"
 
 
 def write_model(model: PreTrainedModel, run_dir: Path) -> None:
-    """Writes RUN/model anew, with the weights that the model has now.
+    """Replaces RUN/model by the model with its current weights.
 
     Raises:
-        CheckpointError: it cannot be written; the model that was there stays.
+        CheckpointError: it cannot be written; the previous model stays.
     """
     target = run_dir / _NAME
     try:
         with whole_directory(target) as fresh:
             model.save_pretrained(fresh)
-    except OSError as error:  # of whatever step: `save_errors` is about them all
+    except OSError as error:  # in any step of writing, so that the option save_errors covers all
         raise CheckpointError(f"{target}: the model could not be written: {error.strerror or error}") from error
 
 

@@ -1,10 +1,10 @@
-"""Checkpoints that cannot be half-written, and that are read only when they are whole.
+"""Checkpoints that are written completely or not at all, and verified before they are read.
 
 A checkpoint is the directory ``step_N`` with ``weights.safetensors``, ``optimizer.safetensors``, ``state.json`` and
-``manifest.json``, which is written last and holds size and SHA-256 of all others. All of it is first written to
-``step_N.tmp-<id>``, forced to the disk, and then renamed. A checkpoint that is written again stands aside as
+``manifest.json``, which is written last and holds size and SHA-256 of all others. Everything is first written to
+``step_N.tmp-<id>``, forced to the disk, and then renamed. A checkpoint that is written again is kept as
 ``step_N.old-<id>`` until the new one is on the disk; one that is removed is first renamed to ``step_N.gone-<id>``.
-Going back to an older one puts the newer ones aside as ``step_N.left-<id>``, which only a person removes.
+Going back to an older checkpoint renames the newer ones to ``step_N.left-<id>``, which only the user removes.
 There is no pointer to the latest: a resume takes the newest directory that verifies. One process writes to a directory;
 any number may read.
 """
@@ -58,15 +58,20 @@ def save(
     """Writes ``directory/step_N`` and removes older ones.
 
     Args:
-        tensors: by name; written in safetensors.
-        state: what JSON can hold.
-        keep: how many of the newest to keep.
-        protect: steps that are kept besides.
-        world_size: how many processes trained, for the manifest.
-        more: writes further files into the directory that it is called with; they come under the manifest too.
+        directory: the directory of all checkpoints, created if it does not exist.
+        step: N.
+        tensors: by name; those named ``optimizer.*`` go to a file of their own.
+        state: values that JSON can hold.
+        keep: how many of the newest checkpoints to keep.
+        protect: steps whose checkpoints are kept in addition.
+        world_size: the number of processes in the training, for the manifest.
+        more: called with the checkpoint's directory, to write further files, which the manifest then lists too.
+
+    Returns:
+        the checkpoint.
 
     Raises:
-        CheckpointError: the disk is full or fails; checkpoints that were there before are untouched.
+        CheckpointError: the disk is full or fails; existing checkpoints are untouched.
     """
     from .. import __version__
 
@@ -96,7 +101,7 @@ def save(
             }
             write_bytes(temporary / _MANIFEST, json.dumps(manifest, indent=1).encode())
             flush(temporary)
-            # One of the same step that stands aside is removed by pruning.
+            # An older one of the same step is set aside here, and removed by pruning.
             put_in_place(temporary, final, final.with_name(f"{final.name}.old-{uuid.uuid4().hex}"))
             flush(directory)
         except OSError as error:
@@ -110,7 +115,7 @@ def save(
 
 
 def _write_tensors(directory: Path, tensors: dict[str, Tensor]) -> dict[str, dict]:
-    """Two files at the same time: SHA-256 of one alone, a byte after the other, is slower than a fast disk."""
+    """Writes both files in parallel: computing the SHA-256 of one after the other is slower than a fast disk."""
     parts: dict[str, dict[str, Tensor]] = {_WEIGHTS: {}, _OPTIMIZER: {}}
     for name, value in tensors.items():
         parts[_OPTIMIZER if name.startswith(_OF_OPTIMIZER) else _WEIGHTS][name] = value
@@ -120,7 +125,7 @@ def _write_tensors(directory: Path, tensors: dict[str, Tensor]) -> dict[str, dic
 
 
 def _list(directory: Path, known: set[str]) -> dict[str, dict]:
-    """Entries of the files that somebody else wrote, which it forces to the disk with their folders."""
+    """The manifest's entries for files not in ``known``, which are forced to the disk with their directories."""
     entries = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
@@ -132,7 +137,7 @@ def _list(directory: Path, known: set[str]) -> dict[str, dict]:
 
 
 def _bring_back(directory: Path) -> None:
-    """Undoes what a save that died between its two renames left: a checkpoint that still stands aside."""
+    """Restores a checkpoint that was set aside by a save that died between its two renames."""
     for path in directory.iterdir():
         if (match := _ASIDE.fullmatch(path.name)) and not (final := directory / f"step_{match[1]}").exists():
             os.rename(path, final)
@@ -147,10 +152,10 @@ def _steps(directory: Path, name: re.Pattern = _NAME) -> list[tuple[int, Path]]:
 
 
 def _prune(directory: Path, keep: int, protect: set[int]) -> None:
-    """Removes old checkpoints, and what dead saves left behind."""
+    """Removes old checkpoints, and what interrupted saves left behind."""
     for step, path in _steps(directory)[keep:]:
         if step not in protect:
-            # A name that no reader takes for a checkpoint, so that a removal cut short is not seen as damage.
+            # Renamed first, so that an interrupted removal does not look like a damaged checkpoint.
             os.rename(path, path.with_name(f"{path.name}.gone-{uuid.uuid4().hex}"))
     for path in list(directory.iterdir()):
         if _LEFTOVER.fullmatch(path.name):
@@ -158,7 +163,7 @@ def _prune(directory: Path, keep: int, protect: set[int]) -> None:
 
 
 def leave_behind(directory: Path, step: int) -> list[Path]:
-    """Puts the checkpoints after a step aside, where neither a resume nor a save sees them; returns their new names."""
+    """Renames the checkpoints after a step, so that neither a resume nor a save sees them; returns the new paths."""
     left = []
     for newer, path in _steps(directory) + _steps(directory, _ASIDE):
         if newer > step:
@@ -208,14 +213,14 @@ def _check_file(file: Path, size: int, digest: str) -> None:
         if got != size:
             raise CheckpointError(f"{file}: expected {size} bytes, got {got}")
         found = sha256(file)
-    except OSError as error:  # or somebody removed it just now
+    except OSError as error:  # also if it was removed meanwhile
         raise CheckpointError(f"{file}: {size} bytes could not be read: {error.strerror or error}") from error
     if found != digest:
         raise CheckpointError(f"{file}: expected bytes with SHA-256 {digest[:12]}, got {found[:12]}")
 
 
 def _check_strangers(path: Path, listed: set[str]) -> None:
-    """No file that the manifest does not vouch for: an engine may read all that it finds."""
+    """Raises CheckpointError for a file that the manifest does not list: an engine may read all files that it finds."""
     try:
         found = [(place, place.is_symlink() or not place.is_dir()) for place in path.rglob("*")]
     except OSError as error:
@@ -241,10 +246,10 @@ def latest_valid(directory: str | os.PathLike) -> tuple[Path | None, list[tuple[
 
 
 def newest(directory: str | os.PathLike) -> Path | None:
-    """The checkpoint that a resume takes, or None where there is none; says which damaged ones it passes over.
+    """The checkpoint that a resume takes, or None if there is none; warns of newer ones that are damaged.
 
     Raises:
-        CheckpointError: there are some, and none is valid.
+        CheckpointError: there are checkpoints, but none is valid.
     """
     found, skipped = latest_valid(directory)
     for path, reason in skipped:
@@ -257,7 +262,7 @@ def newest(directory: str | os.PathLike) -> Path | None:
 
 
 def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
-    """Tensors, state and step of a checkpoint, after it has verified. Raises CheckpointError."""
+    """The tensors, the state and the step of a checkpoint. Raises CheckpointError if it does not verify."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -269,7 +274,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict, int]:
             with held_signals():  # as in weights.reading
                 tensors |= load_file(path / name)
         state = json.loads((path / _STATE).read_bytes())
-        # A writer may have put another checkpoint of this step in its place between two of these.
+        # A writer may have replaced the checkpoint between two of these reads.
         after = json.loads((path / _MANIFEST).read_bytes())
     except (SafetensorError, RuntimeError, ValueError, OSError) as error:  # RecursionError too
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
@@ -299,10 +304,10 @@ def restore_optimizer(
     tensors: dict[str, Tensor],
     numbers: dict,
 ) -> None:
-    """Puts back what `optimizer_tensors` took; a parameter of which nothing was taken begins anew.
+    """Restores the state that `optimizer_tensors` returned; parameters without state start afresh.
 
     Raises:
-        CheckpointError: a tensor of another shape, or state of a parameter that is not among these.
+        CheckpointError: a tensor has another shape than its parameter, or there is state of an unknown parameter.
     """
     by_name: dict[str, dict] = {name: dict(values) for name, values in numbers.items()}
     for full_name, value in tensors.items():

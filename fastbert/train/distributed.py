@@ -48,7 +48,7 @@ class World:
 
 
 def launched() -> World:
-    """What the launcher said. Raises InputError where it said something else than numbers, or none of a process's."""
+    """The process as the launcher describes it. Raises InputError if a variable is no number, or out of range."""
     words = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     if words["RANK"] is None or words["WORLD_SIZE"] is None:
         return World()
@@ -63,7 +63,7 @@ def launched() -> World:
 
 
 def current() -> World:
-    """The group that this process is in; of its own where it is in none."""
+    """The process group that this process is in, or a world of this process alone."""
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
     return World()
@@ -71,14 +71,14 @@ def current() -> World:
 
 @contextmanager
 def joined(always: bool = False) -> Iterator[World]:
-    """Joins the process group that the launcher opened, and leaves it at the end; of one process, none.
+    """Joins the process group that the launcher describes, and leaves it at the end; a single process joins none.
 
     Args:
-        always: a group even for one process, which DeepSpeed wants.
+        always: opens a group even for one process, which DeepSpeed needs.
 
     Raises:
-        InputError: the processes cannot meet.
-        RankLost: while the block ran another process has died, or answers no more.
+        InputError: the processes cannot connect.
+        RankLost: while the block ran, another process died or stopped answering.
     """
     if dist.is_available() and dist.is_initialized():  # by whoever calls us as a library; the group is theirs
         with _told_of_loss(current()) as world:
@@ -108,7 +108,7 @@ def joined(always: bool = False) -> Iterator[World]:
 
 
 def _meet(backend: str, world: World) -> None:
-    """Opens the process group. Raises InputError where the processes cannot meet."""
+    """Opens the process group. Raises InputError if the processes cannot connect."""
     place = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
     if world.size > 1 and (not place["MASTER_ADDR"] or not (place["MASTER_PORT"] or "").isdecimal()):
         raise InputError(
@@ -128,8 +128,8 @@ def _meet(backend: str, world: World) -> None:
 
 
 def _leave() -> None:
-    """Closes the process group; through DeepSpeed where that has taken part, which else would give the groups that it
-    made of this one to the next training of the process."""
+    """Closes the process group, through DeepSpeed if that was used: it would otherwise use groups derived from this one
+    in the next training of the process."""
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed is not None and deepspeed.comm.is_initialized():
         deepspeed.comm.destroy_process_group()
@@ -138,18 +138,18 @@ def _leave() -> None:
 
 
 def _store(world: World) -> dist.Store:
-    """Where the processes leave their addresses for each other."""
+    """The store through which the processes exchange their addresses."""
     if world.size == 1:
         return dist.HashStore()
     store, *_ = next(dist.rendezvous("env://", world.rank, world.size))
-    # That of torchrun outlives a group: the next one in it would find the addresses of the last, and wait for them.
+    # torchrun's store outlives a group: without a prefix, the next group would find the addresses of the last one.
     return dist.PrefixStore(f"fastbert {next(_meetings)}", store)
 
 
 @contextmanager
 def _waiting(world: World, place: dict) -> Iterator[None]:
-    """For a block that waits for the other processes, by torch's default for half an hour: says so after a while, and
-    lets Ctrl-C end this process at once, of which Python would hear only afterwards."""
+    """Surrounds a block that waits for the other processes (half an hour by torch's default): warns after a while, and
+    lets Ctrl-C end this process at once, since Python would only handle it after the wait."""
     told = threading.Timer(
         _WAIT_TOLD_AFTER_S,
         lambda: _log.warning(
@@ -173,7 +173,7 @@ def _waiting(world: World, place: dict) -> Iterator[None]:
 
 @contextmanager
 def _told_of_loss(world: World) -> Iterator[World]:
-    """Raises RankLost in place of what a collective of the block ends in where another process is gone."""
+    """Raises RankLost in place of the error with which a collective fails if another process is gone."""
     try:
         yield world
     except RuntimeError as error:
@@ -194,23 +194,24 @@ def _first_line(error: BaseException) -> str:
 
 
 def device(world: World) -> torch.device:
-    """Where a rank's model belongs."""
-    if world.size > 1 and torch.cuda.is_available():  # of a group that is the caller's, nobody set the current device
+    """The device for a rank's model."""
+    if world.size > 1 and torch.cuda.is_available():  # the current device is not set in a group opened by the caller
         return torch.device("cuda", world.local_rank)
     return hardware.default_device()
 
 
 def place(model: torch.nn.Module, world: World) -> None:
-    """Puts a model where it is trained, in place. One process leaves it on a GPU that it is on already."""
+    """Moves a model to the device on which it is trained, in place. A single process leaves it on its GPU."""
     if world.size > 1 or next(model.parameters()).device.type == "cpu":
         model.to(device(world))
 
 
 def on_first(world: World, call: Callable[[], Result]) -> Result:
-    """What ``call`` returns on rank 0, on every rank; it runs there alone.
+    """Runs ``call`` on rank 0 and returns its result on every rank.
 
     Raises:
-        FastbertError: the one that ``call`` raised, on every rank; others are marked as told already.
+        FastbertError: the error that ``call`` raised, on every rank; on the others it is marked as already reported
+            (``told_by_another_rank``).
     """
     if world.size == 1:
         return call()
@@ -229,12 +230,11 @@ def on_first(world: World, call: Callable[[], Result]) -> Result:
 
 
 def on_each_machine(world: World, call: Callable[[], object]) -> None:
-    """Runs ``call`` on the first process of every machine: what lies on a machine's own disk is for its processes to
-    look at.
+    """Runs ``call`` on the first process of every machine, for checks of a machine's own disk.
 
     Raises:
-        FastbertError: what ``call`` raised on the first of those where it did, on every rank and with that rank's
-            number; on the others marked as told already.
+        FastbertError: the error of the first rank on which ``call`` raised one, with its number, on every rank; on the
+            others it is marked as already reported.
     """
     error = None
     if world.local_rank == 0:
@@ -250,7 +250,7 @@ def on_each_machine(world: World, call: Callable[[], object]) -> None:
 
 
 def gathered(world: World, value: Result) -> list[Result]:
-    """Every rank's value, by rank, on every rank."""
+    """The values of all ranks, in the order of the ranks, on every rank."""
     told: list = [value] * world.size
     if world.size > 1:
         dist.all_gather_object(told, value)
@@ -258,14 +258,14 @@ def gathered(world: World, value: Result) -> list[Result]:
 
 
 def same_on_all(world: World, values: dict) -> None:
-    """Checks that processes which were started one by one were all started alike: each follows its own options, and
-    other ones would make it wait for the rest, or update its copy of the model in another way.
+    """Checks that all processes were started with the same options: with others, a process would wait for the rest, or
+    update its copy of the model in another way.
 
     Args:
-        values: by name, what must be the same on every rank.
+        values: by name, the values that must be the same on every rank.
 
     Raises:
-        InputError: naming the first value that differs and its rank; on every rank, see `on_first`.
+        InputError: naming the first value that differs and its rank; on every rank, as in `on_first`.
     """
     told = gathered(world, {name: str(value) for name, value in values.items()})
     for rank, theirs in enumerate(told):
@@ -288,7 +288,7 @@ def barrier(world: World) -> None:
 
 def total(values: Sequence[float]) -> list[float]:
     """Each value summed over the ranks, in float64."""
-    # A group that somebody else opened may know no CPU tensors.
+    # A group opened by the caller may not support CPU tensors.
     where = "cpu" if "gloo" in dist.get_backend_config() else torch.device("cuda", torch.cuda.current_device())
     sums = torch.tensor(values, dtype=torch.float64, device=where)
     dist.all_reduce(sums)
@@ -296,10 +296,10 @@ def total(values: Sequence[float]) -> list[float]:
 
 
 class RankLost(FastbertError):
-    """Another process of the run has ended or does not answer, so that this one cannot go on."""
+    """Another process of the run has ended or does not answer, so this one cannot continue."""
 
 
-# What gloo, NCCL and torch's store say where the other end of a connection is gone.
+# Parts of the messages of gloo, NCCL and torch's store if the other end of a connection is gone.
 _GONE = (
     "connection closed by peer",
     "connection reset by peer",
@@ -311,7 +311,7 @@ _GONE = (
 
 
 def lost_a_rank(error: BaseException) -> bool:
-    """Whether this is what a collective ends in when another process of the run has died, or answers no more."""
+    """Whether this is an error with which a collective fails if another process has died or does not answer."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _GONE)

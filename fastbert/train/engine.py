@@ -1,7 +1,7 @@
-"""One optimiser step, for pre-training and fine-tuning alike: the only place that runs a backward pass.
+"""One optimiser step, for pre-training and fine-tuning: the only place that runs a backward pass.
 
-The loops know an engine by its verbs: ``forward``, `backward`, `step`, `leave_out`, `settle`, `reduce`, `state`,
-`writing`, `restore`, `whole_weights`. Here is the engine of one process; `fastbert.train.engines` has those of several.
+The loops use an engine through ``forward``, `backward`, `step`, `leave_out`, `settle`, `reduce`, `state`, `writing`,
+`restore` and `whole_weights`. This is the engine of one process; `fastbert.train.engines` has those of several.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ class LocalEngine:
 
     Attributes:
         world: this process among those that train together.
-        forward: what a forward pass calls in place of the model.
-        timer: where the time of steps goes.
-        loss_scale: what losses are multiplied by before they go backward; as of the last `settle`, as ``skipped`` is.
-        micro_step: forward passes of the run so far, those of all ranks.
-        skipped: steps that were skipped, as of the last `settle` where the device decides.
+        forward: what to call for a forward pass, in place of the model.
+        timer: measures the parts of a step.
+        loss_scale: the factor on losses before the backward pass; with ``on_device``, as of the last `settle`.
+        micro_step: the number of forward passes of the run so far, on all ranks.
+        skipped: the number of skipped steps; with ``on_device``, as of the last `settle`.
 
     Args:
         model: trained in place.
         optimizer: over the model's parameters.
-        precision: "fp32"; or "bf16" or "fp16" for autocast on fp32 weights, fp16 with dynamic loss scaling; or "fp8"
+        precision: "fp32"; "bf16" or "fp16" for autocast on fp32 weights, fp16 with dynamic loss scaling; or "fp8"
             (`fastbert.train.precision`).
-        clip: largest norm of the gradient.
-        seed: of dropout.
-        patience: that many skipped steps in a row end the training; in fp16 those alone count that a smaller loss scale
-            could not have saved.
-        on_device: keep all decisions on the device; None for a CUDA device and an optimiser of `fastbert.optim`.
+        clip: the largest norm of the gradient; a larger gradient is scaled down to it.
+        seed: the seed of dropout.
+        patience: this many skipped steps in a row end the training. In fp16, only steps count that were skipped at the
+            smallest loss scale.
+        on_device: whether all decisions are made on the device; None: on a CUDA device, with an optimiser of
+            `fastbert.optim`.
     """
 
     world = World()
     loss_scale = 1.0
-    # Whether an op may add to a gradient by itself; not where something waits for autograd to bring it.
+    # Whether ops may add to gradients themselves (`ops.gradients_in_place`); not if something waits for autograd's.
     gradients_in_place = True
 
     def __init__(
@@ -98,22 +99,23 @@ class LocalEngine:
         self.on_device = True
         self._lr = torch.zeros(1, device=self.device)
         self.norm = torch.zeros((), device=self.device)
-        # How many steps were skipped, how many in a row without hope, and the most of those since the last look.
+        # Skipped steps; steps skipped in a row that no loss scale could save; the most of those since `settle`.
         self._counts = torch.zeros(3, dtype=torch.int64, device=self.device)
 
     def autocast(self) -> AbstractContextManager:
         """The precision policy, for a forward pass outside `backward` too."""
         return self.policy.block()
 
-    # Makes each of some values (n,) on the device the largest of all ranks', in place; None where there is one rank.
+    # Replaces values (n,) on the device by their maxima over the ranks, in place; None for a single rank.
     _largest_of_ranks: Callable[[Tensor], object] | None = None
 
     def backward(self, compute_loss: Callable[[], Tensor], last: bool = True) -> Tensor:
         """Runs a forward pass and adds its gradients; returns the loss, detached.
 
         Args:
-            compute_loss: calls ``forward``; over the ranks and micro-batches of a step, losses add up.
-            last: whether `step` comes next, and not another micro-batch of the same step.
+            compute_loss: calls ``forward`` and returns the loss (). The losses of all ranks and micro-batches of a step
+                are added up, so they must be weighted.
+            last: whether this is the last micro-batch of the step.
         """
         with self.timer.part("forward"):
             loss = self._forward(compute_loss)
@@ -129,16 +131,22 @@ class LocalEngine:
         return loss
 
     def leave_out(self) -> None:
-        """Forgets the gradients of this step: no update."""
+        """Discards the gradients of this step: no update."""
         self.optimizer.zero_grad(set_to_none=True)
         self.policy.end_step(self._largest_of_ranks)
 
     def step(self, lr: float) -> float | Tensor:
-        """Clips, updates, clears the gradients; returns the norm before clipping, a tensor where it is on the device.
+        """Clips the gradients, updates the parameters and clears the gradients.
+
+        Args:
+            lr: the learning rate.
+
+        Returns:
+            the norm before clipping, with ``on_device`` a tensor () on the device.
 
         Raises:
-            TrainingDiverged: the gradient was not finite for ``patience`` steps in a row; parameters are those of the
-                last good step. Where the counts are on the device, `settle` raises it.
+            TrainingDiverged: the gradient was not finite for ``patience`` steps in a row; the parameters are those of
+                the last good step. With ``on_device``, `settle` raises it.
         """
         if self.on_device:
             self.set_rate(lr)
@@ -158,19 +166,19 @@ class LocalEngine:
         return norm
 
     def _count(self, norm: float, hopeless: bool = True) -> None:
-        """Takes note of whether a step of this norm was skipped, and whether another loss scale could help."""
+        """Counts a step as skipped if its norm is not finite; ``hopeless``: no loss scale could have saved it."""
         skipped = not math.isfinite(norm)
         self.skipped += skipped
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped and hopeless else 0
         self._check(self._skipped_in_a_row)
 
     def set_rate(self, lr: float) -> None:
-        """Puts the rate of the next `update` into device memory."""
+        """Sets the learning rate of the next `update`, in device memory."""
         self._lr.fill_(lr)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Clips and updates by what device memory says, and keeps norm and counts there; can be captured."""
+        """`step` with rate, norm and counts in device memory, so that a CUDA graph can capture it."""
         outcome = device_step(self.optimizer, self._lr, max_norm=self.clip, grad_scale=self.scale.inverse)
         self.norm.copy_(outcome.norm)
         hopeless = self.scale.update(outcome.finite)
@@ -181,7 +189,7 @@ class LocalEngine:
         self.policy.end_step(self._largest_of_ranks)
 
     def settle(self) -> None:
-        """Waits for the device and brings counts back from it. Raises TrainingDiverged as `step` does."""
+        """Waits for the device and reads the counts from it. Raises TrainingDiverged as `step` does."""
         if not self.on_device:
             return
         self.optimizer.settle()
@@ -203,15 +211,15 @@ class LocalEngine:
         return list(values)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every rank's values, by rank."""
+        """The values of all ranks, in the order of the ranks."""
         rank, size, count = self.world.rank, self.world.size, len(values)
         table = self.reduce([0.0] * (rank * count) + list(values) + [0.0] * ((size - 1 - rank) * count))
         return [table[r * count : (r + 1) * count] for r in range(size)]
 
     def state(self) -> tuple[dict[str, Tensor], dict]:
-        """Weights and optimiser state for a checkpoint, tensors and what JSON can hold; the same on every rank.
+        """Weights and optimiser state for a checkpoint: tensors, and values that JSON can hold; the same on every rank.
 
-        Counters are those of the run, so another number of ranks can go on.
+        Counters are those of the whole run, so that a resume may have another number of ranks.
         """
         self.settle()
         tensors = {f"model.{name}": value.data for name, value in self.model.named_parameters()}
@@ -223,21 +231,22 @@ class LocalEngine:
         return {"micro_step": self.micro_step, "skipped": self.skipped, **scale}
 
     def writing(self) -> AbstractContextManager[Callable[[Path], None] | None]:
-        """A block in which rank 0 writes a checkpoint, and every other rank does nothing.
+        """A context in which rank 0 writes a checkpoint; every rank enters it.
 
-        Its value is what adds files of the engine's own to the checkpoint's directory, with the help of all ranks; None
-        where there are none.
+        Its value is a function for the argument ``more`` of `checkpoint.save`, which adds the engine's own files with
+        the help of all ranks; None if there are none.
         """
         return nullcontext()
 
     def restore(self, path: Path, tensors: dict[str, Tensor], state: dict) -> None:
-        """Puts back what `state` and `writing` gave.
+        """Restores what `state` returned and `writing` added.
 
         Args:
-            path: of the checkpoint, which has verified.
+            path: the checkpoint, which has been verified.
+            tensors, state: its contents (`checkpoint.load`).
 
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: it is a checkpoint of another model or engine.
         """
         if "deepspeed" in state:
             form = state["deepspeed"]
@@ -271,5 +280,5 @@ class LocalEngine:
             self.loss_scale = float(self.scale.scale)
 
     def whole_weights(self) -> AbstractContextManager:
-        """While the block runs, rank 0 has every parameter of the model whole; every rank enters it."""
+        """A context in which the model on rank 0 has all its parameters, whole; every rank enters it."""
         return nullcontext()
