@@ -1,12 +1,12 @@
-"""Which scale every tensor has that goes through a product of 8-bit floats, and in which block dense layers go there.
+"""Scales of the tensors in products of 8-bit floats, and the context in which dense layers use such products.
 
 Weights and activations are e4m3 (largest value 448), gradients e5m2 (57,344), each tensor with one scale (Micikevicius
-et al., "FP8 formats for deep learning", 2022). A tensor is cast with the scale that the last steps' largest values
-give ("delayed scaling"), so that whoever makes it can write its 8 bits in the same pass; what is larger than those is
+et al., "FP8 formats for deep learning", 2022). A tensor is cast with a scale computed from the largest values of the
+last steps ("delayed scaling"), so that the kernel that computes it can also write its 8-bit cast; larger values are
 clipped. In the very first step each tensor is measured before it is cast.
 
-Scales are powers of two: multiplying by them rounds nothing, so 8 bits are lost to the cast and to nothing else. All
-state is in the device's memory and is read and written there alone: a captured step replays it.
+Scales are powers of two, so multiplying by them does not round. All state is in device memory, where it is read and
+written, so that a step captured in a CUDA graph can be replayed.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import Tensor, nn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
-# Steps whose largest values a scale is made of.
+# The number of past steps whose largest values determine a scale.
 WINDOW = 16
-# Places that the programs of a kernel share to note the largest value in, so that they do not queue for one.
+# The number of places in which the programs of a kernel record the largest value, so that they do not contend for one.
 LANES = 32
-# Products take rows of whole 16 bytes; tables have such rows too, for entries that begin at such an address.
+# In bytes: products need rows of a multiple of it. The tables have such rows too, so that entries are aligned.
 ALIGNMENT = 16
 
 
 class Scales:
-    """Scales, and the largest values that they are made of.
+    """The scales of n tensors, and the largest values from which they are computed.
 
     Args:
-        kinds: `E4M3` or `E5M2`, one a tensor.
-        device: of the tensors.
+        kinds: `E4M3` or `E5M2` for each tensor.
+        device: the tensors' device.
 
     Attributes:
-        scale, inverse: (n, 4) float32, of which the first column counts: what a tensor is multiplied by before its
-            cast, and one over it.
-        maxima: (n, LANES) int32, the bits of the largest magnitudes of this step; bits of floats above zero are ordered
-            as these are, so a maximum over them does not depend on the order in which it is taken.
+        scale, inverse: (n, 4) float32, of which only the first column is used: the factor on a tensor before its cast,
+            and its inverse.
+        maxima: (n, LANES) int32, the bits of the largest magnitudes of this step. Positive floats are ordered like
+            their bits, so that integer maxima give the same result in any order.
         history: (n, WINDOW) float32, the largest magnitudes of the last steps, the newest first.
-        cold: whether no step is behind these scales; tensors are then measured before they are cast.
+        cold: whether there was no step yet; tensors are then measured before they are cast.
     """
 
     def __init__(self, kinds: Sequence[torch.dtype], device: torch.device) -> None:
@@ -60,18 +60,18 @@ class Scales:
 
     @torch.no_grad()
     def end_step(self, over_ranks: Callable[[Tensor], object] | None = None) -> None:
-        """Takes the largest values of a step into the history and makes the scales of the next; waits for nothing.
+        """Moves the largest values of a step into the history and computes the scales of the next; waits for nothing.
 
-        A value that is not finite is forgotten, as its step is.
+        Values that are not finite are dropped, like the step that they come from.
 
         Args:
-            over_ranks: makes each of these values, (n,) float32, the largest of all ranks', in place.
+            over_ranks: replaces the values (n,) float32 by their maxima over the ranks, in place; None for one rank.
         """
         newest = self.maxima.view(torch.float32).amax(1)
         newest = torch.where(newest.isfinite(), newest, 0.0)
         if over_ranks is not None:
             over_ranks(newest)
-        newest = torch.where(newest > 0, newest, self.history[:, 0])  # of a tensor that the step had no use for
+        newest = torch.where(newest > 0, newest, self.history[:, 0])  # 0 for a tensor that was not used in the step
         self.history.copy_(torch.cat([newest[:, None], self.history[:, :-1]], 1))
         self.maxima.zero_()
         self._set()
@@ -84,7 +84,7 @@ class Scales:
 
     @torch.no_grad()
     def restore(self, history: Tensor) -> None:
-        """Goes on from the ``history`` of a run; memory that a captured step uses is kept."""
+        """Continues from a run's ``history``, in place, since a captured step may use this memory."""
         self.history.copy_(history)
         self.maxima.zero_()
         self._set()
@@ -93,7 +93,7 @@ class Scales:
 
 def power_of_two(largest: Tensor, limit: Tensor | float) -> Tensor:
     """The largest power of two that keeps ``largest`` (n,) float32 within ``limit``; 1 where it is 0."""
-    ratio = (limit / largest).clamp(max=2.0**60)  # the inverse must be a normal float32, beside another one
+    ratio = (limit / largest).clamp(max=2.0**60)  # the product of two inverses must be a normal float32
     # Without its mantissa a float is a power of two.
     power = (ratio.view(torch.int32) & 0x7F800000).view(torch.float32)
     return torch.where(largest > 0, power, torch.ones_like(power))
@@ -111,7 +111,7 @@ class Slot:
 
     @torch.no_grad()
     def note(self, x: Tensor) -> None:
-        """Notes the largest magnitude of a tensor that is cast, and makes the scale of it where there is none yet."""
+        """Records the largest magnitude of a tensor that is to be cast; in the first step, also sets its scale."""
         if not x.numel():
             return
         largest = x.abs().amax().float()[None]
@@ -124,11 +124,11 @@ class Slot:
 
 
 class Site:
-    """One dense layer: the entries of its input, weight and gradient, and the weight's 8 bits, cast once a step.
+    """One dense layer: the entries of its input, weight and gradient, and the weight's 8-bit cast, made once a step.
 
     Args:
         weight: (N, K).
-        x, own, grad: entries of the input, of the weight, and of the gradient of what the layer gives.
+        x, own, grad: the entries of the input, of the weight, and of the output's gradient.
     """
 
     def __init__(self, weight: nn.Parameter, x: Slot, own: Slot, grad: Slot) -> None:
@@ -137,17 +137,18 @@ class Site:
         self._version = -1
 
     def copies(self, quantize: Callable) -> tuple[Tensor, Tensor]:
-        """The weight (N, K) and its transpose (K, N) in 8 bits, always in the same memory.
+        """The 8-bit casts of the weight (N, K) and of its transpose (K, N), always in the same memory.
 
         Args:
-            quantize: (x, slot, out=) -> casts into the two tensors of out, which are made where it is None.
+            quantize: called with the weight, its slot, and the two tensors to write, or None for new ones, which it
+                returns.
         """
         weight = self.weight
         if self._copies is None or self._copies[0].device != weight.device:
             self._copies, self._version = quantize(weight.detach(), self.own, None), weight._version
         elif self._version != weight._version:
             quantize(weight.detach(), self.own, self._copies)
-            torch.autograd.graph.increment_version(list(self._copies))  # what backward still needs would be found out
+            torch.autograd.graph.increment_version(list(self._copies))  # autograd detects it if backward needs the old
             self._version = weight._version
         return self._copies
 
@@ -156,7 +157,7 @@ class Policy:
     """Which dense layers of a model multiply in 8 bits, and which LayerNorms write their output in 8 bits too.
 
     Args:
-        scales: of all tensors.
+        scales: those of all tensors.
         sites: the dense layers.
         outputs: (weight of a LayerNorm, entry of its output).
     """
@@ -170,11 +171,11 @@ class Policy:
         return len(self._sites)
 
     def site(self, weight: Tensor) -> Site | None:
-        """The entry of a dense layer, by its weight; None where it multiplies as always."""
+        """The entry of a dense layer, by its weight; None if it does not multiply in 8 bits."""
         return self._sites.get(id(weight))
 
     def output(self, weight: Tensor) -> Slot | None:
-        """Where a LayerNorm's output in 8 bits is scaled, by its weight; None where it writes none."""
+        """The entry for a LayerNorm's output, by its weight; None if it writes no 8-bit output."""
         return self._outputs.get(id(weight), (None, None))[1]
 
 
@@ -182,7 +183,7 @@ _current: ContextVar[Policy | None] = ContextVar("fastbert_fp8_policy", default=
 
 
 def _active() -> Policy | None:
-    """The policy in force; nowhere but in training, where the next step makes good what a cast lost."""
+    """The policy in force. None outside training, where no later step makes up for what a cast loses."""
     return None if torch.compiler.is_compiling() or not torch.is_grad_enabled() else _current.get()
 
 
@@ -192,20 +193,20 @@ def is_in_use() -> bool:
 
 
 def site(weight: Tensor) -> Site | None:
-    """The place of a dense layer that multiplies in 8 bits, None for another."""
+    """The entry of a dense layer that multiplies in 8 bits now, by its weight; None for another."""
     policy = _active()
     return None if policy is None else policy.site(weight)
 
 
 def output(weight: Tensor) -> Slot | None:
-    """The entry that a LayerNorm of this weight casts its output by, None where nobody reads it in 8 bits."""
+    """The entry for casting the output of a LayerNorm with this weight; None if nothing reads it in 8 bits."""
     policy = _active()
     return None if policy is None else policy.output(weight)
 
 
 @contextmanager
 def use(policy: Policy | None) -> Iterator[None]:
-    """Makes the dense layers of a policy multiply in 8 bits inside the block."""
+    """Makes the dense layers of a policy multiply in 8 bits inside the block; None turns it off."""
     token = _current.set(policy)
     try:
         yield
@@ -214,16 +215,16 @@ def use(policy: Policy | None) -> Iterator[None]:
 
 
 def current() -> Policy | None:
-    """The policy of the innermost `use` block, for another thread to take over."""
+    """The policy of the innermost `use` block, to be passed to another thread."""
     return _current.get()
 
 
 def attach(x: Tensor, data: Tensor) -> None:
-    """Leaves with x its 8 bits, for those who multiply it."""
+    """Attaches to x its 8-bit cast, for the products that read x."""
     x.fastbert_fp8 = (x._version, data)
 
 
 def attached(x: Tensor) -> Tensor | None:
-    """The 8 bits that `attach` left, if x is still what it was."""
+    """The cast that `attach` attached, or None if there is none or x was changed since."""
     version, data = getattr(x, "fastbert_fp8", (None, None))
     return data if version == x._version else None

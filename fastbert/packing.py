@@ -1,4 +1,4 @@
-"""Token-flat batches: sequences laid end to end, no padding.
+"""Packed batches: sequences laid end to end, without padding.
 
 Shape letters: B sequences, S columns of a padded batch, T tokens = sum of the sequence lengths, N labelled tokens.
 """
@@ -25,15 +25,22 @@ def cu_seqlens_from_lengths(lengths: Tensor) -> Tensor:
 
 
 def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) -> tuple[Tensor, int]:
-    """A caller's bounds of packed sequences as (B+1,) int32, and the longest sequence, computed if it is not given.
+    """Checks a caller's bounds of packed sequences.
 
-    On a GPU the numbers are looked at only where ``max_seqlen`` is not given, and they must be read for it. A kernel
-    there leaves out what is beyond ``max_seqlen``, so that one that is too small is refused on a CPU too, although
-    nothing depends on it there.
+    On a GPU the values are only read, and checked, if ``max_seqlen`` is not given. A GPU kernel ignores tokens beyond
+    ``max_seqlen``; therefore one that is too small is refused on a CPU too, where it would do no harm.
+
+    Args:
+        cu_seqlens: (B+1,) int32 or int64.
+        num_tokens: T.
+        max_seqlen: the length of the longest sequence, or None to compute it.
+
+    Returns:
+        the bounds as int32, and the length of the longest sequence.
 
     Raises:
-        InputError: the bounds are no integers, or do not belong to so many tokens; or max_seqlen is below the longest;
-            or this pass is exported.
+        InputError: the bounds are not integers or do not ascend from 0 to T, max_seqlen is too small, or this pass is
+            exported.
     """
     if is_exported():
         raise InputError(
@@ -61,7 +68,7 @@ def checked_bounds(cu_seqlens: Tensor, num_tokens: int, max_seqlen: int | None) 
 
 
 def _ids(row, name: str) -> Tensor:
-    """A sequence of ids, (n,) int64. Raises InputError for anything else: a fraction would be cut off."""
+    """A sequence of ids as (n,) int64. Raises InputError for anything but integers: fractions would be cut off."""
     try:
         ids = row if isinstance(row, Tensor) else torch.tensor(row)  # a copy: torch warns of what cannot be written
     except (TypeError, ValueError, RuntimeError):
@@ -105,30 +112,30 @@ class PackedBatch:
 
     @property
     def num_real_tokens(self) -> int:
-        """How many tokens are data and not padding, which only a `data.budget.StaticBatch` has."""
+        """The number of tokens without padding, which only a `data.budget.StaticBatch` has."""
         return self.num_tokens
 
     @property
     def num_real_sequences(self) -> int:
-        """How many sequences are data and not padding."""
+        """The number of sequences without padding."""
         return self.num_sequences
 
     @property
     def num_labels(self) -> int:
-        """How many tokens are to be predicted."""
+        """N, the number of tokens to predict."""
         return 0 if self.mlm_labels is None else self.mlm_labels.numel()
 
     @property
     def num_pairs(self) -> int:
-        """How many sequences have a next-sentence label."""
+        """The number of sequences with a next-sentence label."""
         return self.num_sequences if self.nsp_labels is not None else 0
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> PackedBatch:
         """The same batch on another device.
 
         Args:
-            device: a `torch.device`, or what names one.
-            non_blocking: copies from pinned memory may still be under way when this returns.
+            device: a `torch.device`, or the name or number of one.
+            non_blocking: copies from pinned memory may still be in progress when this returns.
         """
         moved = {
             f.name: getattr(self, f.name).to(device, non_blocking=non_blocking)
@@ -178,7 +185,7 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the kept tokens of a (B, S) batch are, and how to go there and back.
+    """Where the kept tokens of a (B, S) batch are; packs a padded batch, and unpacks a packed one.
 
     Args:
         indices: (T,) int64 into the B*S flattened tokens, ascending.
@@ -196,12 +203,19 @@ class Packing:
 
     @classmethod
     def from_mask(cls, attention_mask: Tensor) -> Packing:
-        """Reads a (B, S) mask of any dtype in which non-zero means keep; holes and left padding are allowed."""
+        """Reads a mask.
+
+        Args:
+            attention_mask: (B, S) of any dtype, non-zero = keep; holes and left padding are allowed.
+
+        Raises:
+            InputError: the mask has another shape.
+        """
         if attention_mask.dim() != 2:
             raise InputError(f"attention_mask must be (B, S) to be packed, got shape {tuple(attention_mask.shape)}")
         keep = attention_mask != 0
         lengths = keep.sum(1)
-        # Waits once; not by tolist(), which older releases of torch refuse within torch.func.
+        # One wait for the device. Not by tolist(), which older releases of torch refuse inside torch.func.
         fewest, most = map(int, torch.stack(lengths.aminmax()).cpu()) if lengths.numel() else (0, 0)
         return cls(
             indices=keep.flatten().nonzero().flatten(),
@@ -218,7 +232,7 @@ class Packing:
         return cls(
             indices=torch.arange(batch_size * seqlen, device=device),
             cu_seqlens=torch.arange(batch_size + 1, dtype=torch.int32, device=device) * seqlen,
-            # What is asked for its truth is a constant to torch 2.6's compiler, and there is a graph for each.
+            # With ``if batch_size``, torch 2.6's compiler would take the size for a constant: a graph for each size.
             min_seqlen=seqlen if batch_size > 0 else 0,
             max_seqlen=seqlen,
             batch_size=batch_size,
@@ -227,7 +241,7 @@ class Packing:
 
     @property
     def is_full(self) -> bool:
-        """Whether every place of the rectangle is a token."""
+        """Whether every token of the (B, S) batch is kept."""
         return self.indices.numel() == self.batch_size * self.seqlen
 
     def pack(self, x: Tensor) -> Tensor:
@@ -245,12 +259,12 @@ class Packing:
 
 @dataclass(frozen=True)
 class CallerShape:
-    """The shape that a caller's tokens came in, and the way back to it.
+    """The shape of a caller's tokens, and how to return results in it.
 
     Args:
-        packing: of a (B, S) batch; None for a caller who came packed.
-        keep: (B, S) bool where the whole rectangle is computed under a mask: tokens that are given back; None for all.
-        row: packed tokens came as (1, T).
+        packing: that of a (B, S) batch; None if the caller's tokens were packed.
+        keep: (B, S) bool, on the padded path: the tokens whose results are returned, others get zeros; None for all.
+        row: whether packed tokens had the shape (1, T).
     """
 
     packing: Packing | None = None
@@ -258,24 +272,24 @@ class CallerShape:
     row: bool = False
 
     def unpack(self, x: Tensor) -> Tensor:
-        """(T, ...) -> (B, S, ...) with zeros at masked tokens, or (T, ...) or (1, T, ...) as the caller came."""
+        """(T, ...) -> the caller's shape: (B, S, ...) with zeros at masked tokens, (T, ...) or (1, T, ...)."""
         if self.packing is None:
             return x[None] if self.row else x
         x = self.packing.unpack(x)
         return x if self.keep is None else x.masked_fill(~self._kept(x), 0.0)
 
     def show(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A hidden state (T, H) as the caller gets it, and the tokens (T, H) to go on with: those that the caller
-        gets, so that their gradients are the state's."""
+        """A hidden state x (T, H) in the caller's shape, and the tokens (T, H) for the next layer. These are computed
+        from what the caller gets, so that gradients with respect to it are defined."""
         shown = self.unpack(x)
         return shown, self.tokens_of(shown, x) if x.requires_grad else x
 
     def tokens_of(self, shown: Tensor, x: Tensor) -> Tensor:
-        """The tokens (T, H) of what a caller got of the state x, or has made of it."""
+        """The tokens (T, H) of a state in the caller's shape, as `unpack` returned it for x or a hook changed it."""
         if self.packing is None:
             return shown[0] if self.row else shown
         tokens = self.packing.pack(shown)
-        if self.keep is not None:  # a masked token's state is shown as zeros, and what comes next reads it all the same
+        if self.keep is not None:  # the caller gets zeros at masked tokens, but the next layer reads their state in x
             tokens = torch.where(self._kept(shown).flatten(0, 1), tokens, x)
         return tokens
 

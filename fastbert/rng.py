@@ -1,9 +1,9 @@
-"""Which random numbers a forward pass uses: keys of the counter-based generator behind every dropout.
+"""The random numbers of a forward pass: keys of the counter-based generator that every dropout uses.
 
-The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A key names
-all the numbers of one forward pass; a site names one dropout inside it. What an element draws depends on nothing but
-(seed, offset, site, row, column), so a mask is the same on every backend and device, packed or padded, and again when
-activations are recomputed. `fastbert.reference.dropout` holds the mapping.
+The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A key stands
+for all random numbers of one forward pass, a site for one dropout in it. The bits of an element only depend on (seed,
+offset, site, row, column), so a mask is the same on every backend and device, packed or padded, and when activations
+are recomputed. `fastbert.reference.dropout` has the mapping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from .errors import InputError
 from .transforms import is_transformed
 
-# Site numbers: layer n takes LAYER_SITES of them from FIRST_LAYER_SITE on; heads lie far above any depth.
+# Site numbers: layer n has LAYER_SITES of them, from FIRST_LAYER_SITE + n * LAYER_SITES on; heads are above all layers.
 EMBEDDING_SITE = 0
 FIRST_LAYER_SITE = 1
 LAYER_SITES = 4
@@ -28,10 +28,14 @@ HEAD_SITE = 1 << 20
 
 @dataclass(frozen=True)
 class Dropout:
-    """What an op needs to drop elements: probability p and the place in the random stream.
+    """What an op needs for dropout: the probability and the place in the random stream.
 
-    With ``state``, (2,) int64 of seed and offset in memory, kernels that can read them there do so whenever they run;
-    ``seed`` and ``offset`` are then what was there when this was made, or None where that is not known (in a compiler).
+    Args:
+        p: the probability with which an element is dropped.
+        seed, offset, site: the place in the random stream; seed and offset are None if they are only in ``state``, as
+            in a compiler's graph.
+        state: (2,) int64, seed and offset in memory, from which kernels that can do so read them when they run; or
+            None.
     """
 
     p: float
@@ -42,23 +46,23 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """An element is dropped when its 16 random bits are below this."""
+        """An element is dropped if its 16 random bits are below this number."""
         return round(self.p * 65536)
 
     @property
     def scale(self) -> float:
-        """Factor of kept elements: one over the exact probability of being kept, so the expectation is exact."""
+        """The factor on kept elements, 1 / P(kept) with the exact probability, so the expectation is exact."""
         return 65536 / (65536 - self.threshold) if self.threshold < 65536 else 0.0
 
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """Names the random numbers of one forward pass.
+    """Stands for the random numbers of one forward pass.
 
     Args:
         seed: 64 bits, the run's seed.
         offset: 32 bits, the number of the forward pass (a trainer uses its micro-step).
-        state: the two in device memory, for a forward pass that is replayed (`Dropout`).
+        state: (2,) int64, both in device memory, for a forward pass that is replayed (`Dropout`); or None.
     """
 
     seed: int | None
@@ -66,7 +70,7 @@ class DropoutKey:
     state: Tensor | None = field(default=None, compare=False, repr=False)
 
     def site(self, p: float, site: int) -> Dropout | None:
-        """The dropout of one place in the model, or None where nothing is dropped.
+        """The dropout at one place in the model, or None if p is 0.
 
         Raises:
             InputError: p is outside 0..1.
@@ -77,7 +81,8 @@ class DropoutKey:
 
 
 class _DrawnLater(DropoutKey):
-    """Drawn by the first dropout that drops anything: vmap refuses a draw, and torch's dropout at rate 0 makes none."""
+    """A key that is drawn by the first dropout with p > 0. A pass without such a dropout then draws nothing, as with
+    torch's dropout: vmap would refuse a draw."""
 
     def site(self, p: float, site: int) -> Dropout | None:
         if p > 0.0 and self.state is None:
@@ -86,7 +91,7 @@ class _DrawnLater(DropoutKey):
 
 
 def _draw_state() -> Tensor:
-    """What `draw` draws, in memory: to torch that sees into a pass it is no number."""
+    """A fresh seed, and offset 0, as a tensor: in a pass that torch exports or transforms it must not be a number."""
     seed = torch.randint(1 << 62, (1,), dtype=torch.int64, device="cpu")
     return torch.cat([seed, torch.zeros_like(seed)])
 
@@ -102,9 +107,9 @@ def draw() -> DropoutKey:
 def current() -> DropoutKey:
     """The key that `use` set, or a fresh one.
 
-    Under `torch.compile` seed and offset come out of an op, so that a compiled pass draws anew whenever it runs: every
-    implementation of a dropout reads them from memory where they are not numbers. So they do where torch sees into the
-    pass (`transforms`): a program that is exported draws, and every example under vmap may draw for itself.
+    Under `torch.compile`, seed and offset are the result of an op, so that a compiled pass draws new numbers in every
+    run; every implementation of dropout reads them from memory then. The same holds if torch exports or transforms the
+    pass (`transforms`): an exported program draws in every run, and under vmap each example may draw its own.
     """
     compiling = torch.compiler.is_compiling()
     given = None if compiling else _current.get()
@@ -125,8 +130,8 @@ def _dropout_state_fake(_call: Tensor) -> Tensor:
     return torch.empty(2, dtype=torch.int64, device="cpu")
 
 
-# The argument tells calls apart: two of equal arguments would be one to torch's compiler, and two forward passes drop
-# the same elements. The tag says that numbers are drawn, so that what is recomputed for backward draws them again.
+# The argument distinguishes calls: torch's compiler would merge two calls with equal arguments, and two forward passes
+# would drop the same elements. The tag says that the op draws, so that recomputation for backward replays it.
 _library = torch.library.Library("fastbert", "FRAGMENT")
 _library.define(
     "dropout_state(Tensor call) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
@@ -137,7 +142,7 @@ torch.library.register_fake("fastbert::dropout_state", _dropout_state_fake, lib=
 
 @contextmanager
 def use(key: DropoutKey) -> Iterator[None]:
-    """Makes every forward pass inside draw from this key."""
+    """Makes every forward pass inside the block use this key."""
     token = _current.set(key)
     try:
         yield
