@@ -30,14 +30,14 @@ _CONFIGS = ("config.json", "bert_config.json")
 
 @dataclass(frozen=True)
 class Source:
-    """A model as it was found.
+    """A model as it was read.
 
     Args:
-        model: in the dtype of the file, tensor by tensor, and in evaluation mode.
-        tokenizer: where its tokenizer's files may be.
-        unused: names of the file that the model has no place for.
-        directory: the one that was named: the tokenizer's, or a sentence-transformers directory around it.
-        left_out: what a sentence-transformers directory has beside its model that the written form has no place for.
+        model: in evaluation mode; each tensor has the dtype that it has in the file.
+        tokenizer: the directory in which the tokenizer's files may be.
+        unused: names of tensors in the file that the model does not have.
+        directory: the directory that was named: the tokenizer's, or a sentence-transformers directory around it.
+        left_out: parts of a sentence-transformers directory that the written format cannot hold.
     """
 
     model: nn.Module
@@ -48,17 +48,17 @@ class Source:
 
 
 def read_model(source, config=None) -> Source:
-    """The model in a directory or file, under the class that its tensors say.
+    """Reads the model in a directory or file, as the class that its tensors belong to.
 
     Args:
-        source: what `convert` takes.
-        config: a config.json or bert_config.json in place of the one beside the weights.
+        source: as in `convert`.
+        config: the path of a config.json or bert_config.json, in place of the one beside the weights.
 
     Returns:
-        the model with the file's dtypes, and what was left out.
+        the model with the file's dtypes, and what of the file was not used.
 
     Raises:
-        InputError: no configuration, or it does not fit.
+        InputError: there is no configuration, or it does not fit.
         CheckpointError: weights are missing or damaged.
     """
     source = Path(source)

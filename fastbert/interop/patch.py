@@ -1,9 +1,10 @@
 """`patch` and `unpatch`: encoders of transformers and of torch computed by fastbert, in place.
 
-Each encoder inside the model is given a subclass of its own class, of the same name, whose ``forward`` is ours. Nothing
-else is touched: parameters, modules and their names, configuration and heads stay the objects they were, so optimisers,
-adapters, trainers, copies and files do not notice. Whatever a packed pass cannot serve (see `Unservable`), and every
-pass that is exported or traced, is computed by the class's own ``forward``. `torch.compile` leaves ours as it is.
+The class of each encoder inside the model is replaced by a subclass of the same name, whose ``forward`` is ours.
+Nothing else is touched: parameters, modules and their names, configuration and heads stay the same objects, so
+optimisers, adapters, trainers, copies and files do not notice. Passes that cannot be computed packed (see
+`Unservable`), or that are exported or traced, are computed by the class's own ``forward``. `torch.compile` does not
+compile ours.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _log = logging.getLogger("fastbert")
 PADS = ("zeros", "computed")
 _READ_PADS = ("ForQuestionAnswering", "LMHeadModel", "ForCausalLM")
 
-# What torch.compile(fullgraph=True) tells, from torch 2.7 on.
+# The reason that torch.compile(fullgraph=True) gives in its error, from torch 2.7 on.
 _REASON = (
     "a patched model is computed by fastbert's kernels outside of the compiler's graphs; leave fullgraph=True out, or "
     "have the model's own code compiled after fastbert.unpatch(model)"
@@ -114,29 +115,30 @@ def unpatch(model: Model) -> Model:
     for module in model.modules():
         if is_patched(module):
             _change_class(module, type(module)._fastbert_original)
-            module.__dict__.pop(PADS_KEY, None)  # one that its patched class has made has none
+            module.__dict__.pop(PADS_KEY, None)  # missing in an encoder that was created from the patched class
             forget(module)
     return model
 
 
 def _change_class(module: nn.Module, cls: type) -> None:
-    """Gives a module a class of another forward; the old one's, if it is also an attribute, would hide it."""
+    """Changes a module's class. The old class's forward, if it is also an attribute of the module, would hide the new
+    one, so it is removed."""
     if not hooks.is_forward_replaced(module):
         module.__dict__.pop("forward", None)
     module.__class__ = cls
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Whether this very module, not one inside it, is computed by fastbert."""
+    """Whether this module itself, not one inside it, is patched."""
     return "_fastbert_original" in vars(type(module))
 
 
 def _read_at_pads(module: nn.Module) -> list[nn.Module]:
-    """What holds encoders whose outputs are read at masked tokens too.
+    """All modules inside this one if its head also reads encoder outputs at masked tokens, else none.
 
-    That is a span head, whose softmax runs over the whole row; a head for next words, whose loss at a pad is that of
-    the token after it; a ColBERT of sentence-transformers whose queries are filled up with tokens to which no other
-    attends; and ELECTRA's head for choices, where it reads more than the first column, or the last.
+    Such heads are: a span head, whose softmax runs over the whole row; a head for next words, whose loss at a pad is
+    that of the following token; a ColBERT of sentence-transformers whose queries are padded with tokens that are not
+    attended to; and ELECTRA's head for choices if it does not summarise by the first token.
     """
     answers = any(cls.__name__.endswith(_READ_PADS) for cls in type(module).__mro__)
     expansion = getattr(module, "query_expansion", None)
@@ -146,7 +148,7 @@ def _read_at_pads(module: nn.Module) -> list[nn.Module]:
 
 
 def _check(module: nn.Module, family: Family | None) -> None:
-    """Raises InputError for an encoder that can never be served."""
+    """Raises InputError for an encoder of which no pass could be computed by fastbert."""
     original = getattr(type(module), "_fastbert_original", type(module))
     where = f"{original.__name__} cannot be patched"
     if not is_patched(module) and hooks.is_forward_replaced(module):
@@ -169,22 +171,24 @@ def _check(module: nn.Module, family: Family | None) -> None:
         our_config(module.config, family)
         view_for(module, family)
     except OwnPart:
-        pass  # each pass says that transformers' code computes it, until the part is gone
+        pass  # the part may be removed again; until then each pass warns that transformers' code computes it
     except (InputError, Unservable) as error:
         raise InputError(f"{where}: {error}") from error
 
 
 @cache
 def patched_class(original: type, family: Family | None) -> type:
-    """The subclass that takes the place of an encoder's class: the same name, so that files and messages agree.
+    """The subclass that replaces an encoder's class. It has the same name, which files and messages contain.
 
-    ``family`` is None for torch's TransformerEncoder.
+    Args:
+        original: the encoder's class.
+        family: None for torch's TransformerEncoder.
     """
     own_forward = original.forward
     run = _run_torch if family is None else _runner(family, own_forward)
 
-    # A graph of packed tokens would be made for each way in which a model is used, to call the same kernels: the host
-    # reads the mask, and looks at what has become of the model since the last pass.
+    # Not compiled: the host reads the mask and checks the model for changes, so there would be many graphs, which would
+    # only call the same kernels.
     @partial(torch.compiler.disable, **_REASONS)
     def computed_by_fastbert(self, args, kwargs):
         try:
@@ -201,13 +205,13 @@ def patched_class(original: type, family: Family | None) -> type:
 
     @wraps(own_forward)
     def forward(self, *args, **kwargs):
-        # A graph that is kept is one of the class's own code. torch.compile asks no more than the first of these.
+        # Exports and traces get the class's own code. Under torch.compile only the first condition is evaluated.
         if is_exported() or (not torch.compiler.is_compiling() and _is_traced(args, kwargs)):
             return original.forward(self, *args, **kwargs)
         return computed_by_fastbert(self, args, kwargs)
 
     def __reduce_ex__(self, protocol):
-        # Copies and pickles name the original class: ours is made anew on the other side, which may be another process.
+        # Copies and pickles contain the original class; `_blank` creates the subclass again, maybe in another process.
         return _blank, (original,), object.__reduce_ex__(self, max(protocol, 2))[2]
 
     def train(self, mode: bool = True):
@@ -228,12 +232,12 @@ def patched_class(original: type, family: Family | None) -> type:
 
 
 def _is_traced(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether torch.fx traces a pass's code, which then gets what only notes its use."""
+    """Whether torch.fx traces a pass, whose arguments are then proxies."""
     return any(isinstance(x, Proxy) for x in (*args, *kwargs.values()))
 
 
 def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises Unservable for a pass that torch itself transforms: its code alone can be looked into."""
+    """Raises Unservable for a pass under a transform of torch, which cannot see into our kernels."""
     if is_transformed():
         raise Unservable("it runs under a transform of torch.func or in forward-mode differentiation")
     given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -242,14 +246,14 @@ def _refuse_transforms(args: tuple, kwargs: dict[str, Any]) -> None:
 
 
 def _methods(family: Family) -> frozenset[str]:
-    """The model's own methods that its forward calls, to make masks: what they do is done without them."""
+    """The model's methods that its forward calls, such as those that make masks: our pass does not call them."""
     cls = family.model_class()
     names = inspect.unwrap(cls.forward).__code__.co_names
     return frozenset(name for name in names if inspect.isfunction(getattr(cls, name, None)))
 
 
 def _runner(family: Family, own_forward: Callable) -> Callable:
-    """What prepares a pass of one family: it raises Unservable, or returns the pass, to be called."""
+    """A function that prepares a pass of one family: it returns the pass as a function, or raises Unservable."""
     parameters = list(inspect.signature(own_forward).parameters)[1:]
     methods = _methods(family)
 

@@ -1,4 +1,4 @@
-"""What a transformers encoder must hold for a view to stand for it, and why not, in words."""
+"""Whether a transformers encoder computes what our layers compute, and if not, why not, in words."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _OWN = (
 
 
 class Unservable(Exception):
-    """Why a model, as it is now, must be computed by its own code."""
+    """A model, as it is now, or a pass must be computed by its own code; the message says why."""
 
 
 class OwnPart(Unservable):
-    """The reason is a module of the caller's own, which alone knows its tokens: transformers' code is right with it."""
+    """The reason is a module of the user's, which may not compute token by token: only transformers' code is right."""
 
 
 def approximation(activation: nn.Module) -> str | None:
-    """What our GELU calls an activation of transformers or torch; None for another."""
+    """The form of GELU, "none" or "tanh", of an activation of transformers or torch; None if it is no GELU."""
     if isinstance(activation, nn.GELU):
         return activation.approximate
     name = type(activation).__name__
@@ -35,12 +35,19 @@ def approximation(activation: nn.Module) -> str | None:
 
 
 def check(model: nn.Module, layers: list[nn.Module], config: BertConfig, family: Family) -> None:
-    """Raises Unservable for a model that holds something that computes otherwise than its family's own code."""
+    """Raises Unservable for a model with a part that computes something else than its family's own code.
+
+    Args:
+        model: the encoder of transformers.
+        layers: its layers, in the order in which they run.
+        config: our configuration of it.
+        family: its family.
+    """
     if not layers:
         raise Unservable("it has no layers")
     encoder = model._modules[family.encoder]
     inner = [family.part(layer, name) for layer in layers for name in INNER]
-    # transformers' activations and torch's dropouts are others' by right; the rest must be the family's own code.
+    # Activations are in another module of transformers, and dropouts are torch's; all others must be the family's code.
     own = (*inner, *layers, *family.layers(encoder)[0], encoder, model._modules["embeddings"])
     for module in own:
         if module is None:
@@ -87,7 +94,7 @@ def _check_embeddings(children: dict[str, nn.Module]) -> None:
 
 
 def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dense: list[nn.Module]) -> None:
-    """Raises Unservable for a layer of fewer heads, or other ones, than the configuration says.
+    """Raises Unservable for a layer whose heads do not have the number or size that the configuration says.
 
     Args:
         attention, owner, dense: what `scoring_of` returns.
@@ -97,29 +104,29 @@ def check_heads(config: BertConfig, attention: nn.Module, owner: nn.Module, dens
     if owner.__dict__.get("pruned_heads") or heads != (number,) * 2 or own.get("attention_head_size", size) != size:
         raise Unservable("heads of a layer have been pruned")
     for module in dense:
-        weight = module._parameters.get("weight")  # an adapter, and a parametrised layer, have none of their own
+        weight = module._parameters.get("weight")  # None for an adapter, and for a parametrised layer
         if weight is not None and weight.dim() == 2 and weight.shape[0] != config.hidden_size:
             raise Unservable(f"heads of a layer have been pruned: a dense layer has {weight.shape[0]} outputs")
 
 
 def scoring_of(layer: nn.Module, family: Family) -> tuple[nn.Module, nn.Module, list[nn.Module]]:
-    """The module that computes a layer's scores, the one that holds it, and its three dense layers before them."""
+    """The module that computes a layer's scores, its parent, and the dense layers of query, key and value."""
     owner = find(layer, "attention")
     return family.part(layer, "attention.self") or owner, owner, [family.part(layer, name) for name in LEAVES[:3]]
 
 
 def _kind(module: nn.Module | None) -> str:
-    """The class with its module's name: adapters call theirs as torch calls its own."""
+    """The class with the name of its Python module, since adapters name their classes like torch's."""
     return "missing" if module is None else f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _reason(module: nn.Module | None) -> type[Unservable]:
-    """What is raised for a module in the place of a norm or a table: an adapter of PEFT's may be taken out again."""
+    """The error for a module in the place of a norm or table: OwnPart for an adapter of PEFT, which may be removed."""
     return OwnPart if type(module).__module__.startswith("peft.") else Unservable
 
 
 def compiled(module: nn.Module | None) -> str | None:
-    """Why a module that ``torch.compile(module)`` put in the place of another cannot be served; None of any other."""
+    """The reason why a module that ``torch.compile(module)`` returned cannot be served; None for any other module."""
     inside = None if module is None else module._modules.get("_orig_mod")
     if inside is None:
         return None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..weights import distilbert
 
-# What a layer holds, under the names of BERT: the dense layers and norms that we read or call, ...
+# The parts of a layer, under BERT's names: the dense layers and norms that we read or call, ...
 LEAVES = (
     "attention.self.query",
     "attention.self.key",
@@ -28,7 +28,7 @@ LEAVES = (
     "output.dense",
     "output.LayerNorm",
 )
-# ... and the modules whose work is done for them: one that does anything else is not ours to replace.
+# ... and the modules whose work our code does in their place: one that does anything else cannot be replaced.
 INNER = (
     "attention",
     "attention.self",
@@ -52,20 +52,20 @@ class Family:
     """One architecture.
 
     Args:
-        module: where transformers keeps it.
-        model: the name of its model class there.
+        module: the Python module of transformers.
+        model: the name of the model class in it.
         output: the class in transformers.modeling_outputs that the model returns.
-        encoder: the attribute of the model that holds the layers.
-        layers: the encoder to the modules whose code calls the layers, if it is not the encoder's alone, and to the
-            layers in the order in which they run, one that runs several times as often; None where they are not there.
-        rename: our names of a layer's parts to the family's; those of BERT where not given, None for what it lacks.
-        config: our configuration's fields to the family's.
-        embed: None where the embeddings are BERT's own, else model and keywords to (B, S, H).
-        bias: None where scores have none, else the encoder and R to (nheads, 2R-1) as `ops.attention` takes it.
-        table: the attribute of the encoder from which ``bias`` looks it up.
-        pool: None where the model's pooler reads (B, S, H), else model and first tokens (B, H) to what it returns.
-        inputs: what the family's embeddings take besides what BERT's take.
-        as_in_4: whether its code in version 5 of transformers is still written as all of version 4 was.
+        encoder: the attribute of the model with the layers.
+        layers: maps the encoder to the modules besides it whose code calls the layers, and to the layers in the order
+            in which they run, repeated if they run several times; or to None if there are no layers.
+        rename: (our name of a layer's part, the family's name); BERT's by default, None for a part that is missing.
+        config: (a field of our configuration, the family's name).
+        embed: maps the model and a pass's keywords to embeddings (B, S, H); None if the embeddings are BERT's own.
+        bias: maps the encoder and R to a bias (nheads, 2R-1) as in `ops.attention`; None if scores have no bias.
+        table: the attribute of the encoder in which ``bias`` looks up values.
+        pool: maps the model and first tokens (B, H) to the pooled output; None if the model's pooler reads (B, S, H).
+        inputs: the arguments of the family's embeddings besides BERT's.
+        as_in_4: whether its code in version 5 of transformers is still written in the style of version 4.
     """
 
     module: str
@@ -89,11 +89,11 @@ class Family:
         return getattr(importlib.import_module("transformers.modeling_outputs"), self.output)
 
     def path(self, name: str) -> str | None:
-        """Our name of a layer's part in the family's words; None for what it does not have."""
+        """The family's name for our name of a layer's part; None if it has no such part."""
         return dict(self.rename).get(name, name)
 
     def part(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """A layer's part by our name of it; None for what is not there."""
+        """A layer's part by our name for it; None if it is missing."""
         path = self.path(name)
         return None if path is None else find(layer, path)
 
@@ -101,12 +101,12 @@ class Family:
         return dict(self.config).get(name, name)
 
     def is_as_before_5(self) -> bool:
-        """Whether the code that is there is written as that of version 4 was."""
+        """Whether the installed code of the family is written in the style of version 4."""
         return self.as_in_4 or is_before_5()
 
 
 def find(module: nn.Module, path: str | tuple[str, ...]) -> nn.Module | None:
-    """The module at a path below another, in one string or by its names; None where there is none."""
+    """The module at a path below another, as a dotted string or a tuple of names; None if there is none."""
     for name in path.split(".") if isinstance(path, str) else path:
         module = module._modules.get(name)
         if module is None:
@@ -116,7 +116,7 @@ def find(module: nn.Module, path: str | tuple[str, ...]) -> nn.Module | None:
 
 @cache
 def is_before_5() -> bool:
-    """Whether transformers is of version 4."""
+    """Whether the installed transformers is version 4."""
     import transformers
     from packaging.version import Version
 
@@ -127,7 +127,7 @@ _INPUTS = ("input_ids", "position_ids", "token_type_ids", "inputs_embeds")
 
 
 def _embed(model: nn.Module, given: dict[str, Any], *more: str) -> Tensor:
-    """The family's own embeddings of the (B, S) rectangle: their positions follow the pads, so they need them."""
+    """The family's own embeddings of the padded batch, whose position ids depend on the padding."""
     x = model.embeddings(**{name: given.get(name) for name in (*_INPUTS, *more)})
     project = model._modules.get("embeddings_project") or model.encoder._modules.get("embedding_hidden_mapping_in")
     return x if project is None else project(x)
@@ -139,7 +139,7 @@ def _embed_more(*inputs: str) -> Callable[[nn.Module, dict[str, Any]], Tensor]:
 
 
 def _embed_boxes(model: nn.Module, given: dict[str, Any]) -> Tensor:
-    """Without places on a page, LayoutLM takes all words to be in its corner."""
+    """LayoutLM's embeddings; without ``bbox``, all words are in the corner of the page."""
     boxes = given.get("bbox")
     if boxes is None:
         tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
@@ -154,7 +154,7 @@ def _embed_distilbert(model: nn.Module, given: dict[str, Any]) -> Tensor:
 
 
 def _albert_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
-    """Lan et al. 2020, section 3.1: a group's layers run in each of its share of the layers."""
+    """Layers that share parameters in groups (Lan et al. 2020, section 3.1)."""
     held = encoder._modules.get("albert_layer_groups")
     if held is None:
         return None
@@ -165,7 +165,7 @@ def _albert_layers(encoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]
 
 
 def _mpnet_bias(encoder: nn.Module, longest: int) -> Tensor:
-    """Of all distances of a key from its query by their buckets (Raffel et al. 2020, section 2.1)."""
+    """The bias for all distances of a key from its query, by buckets (Raffel et al. 2020, section 2.1)."""
     table = encoder._modules["relative_attention_bias"]
     weight = next(table.parameters())
     distances = torch.arange(1 - longest, longest, device=weight.device)
@@ -243,7 +243,7 @@ FAMILIES = (
     _kin("splinter", "SplinterModel", output="BaseModelOutput"),
     _kin("layoutlm", "LayoutLMModel", output=_WITH_POOLING, embed=_embed_boxes, inputs=("bbox",)),
     _kin("markuplm", "MarkupLMModel", output=_WITH_POOLING, embed=_embed_more(*_PATHS), inputs=_PATHS),
-    # The towers of texts in models of images and of sounds.
+    # The text towers of image and audio models.
     _kin("chinese_clip", "ChineseCLIPTextModel", output=_WITH_POOLING),
     _kin("clap", "ClapTextModel", output=_WITH_POOLING),
     DISTILBERT,
@@ -253,6 +253,6 @@ FAMILIES = (
 
 
 def family_of(model_class: type) -> Family | None:
-    """The family of a class of models, or of what it inherits from; no module of transformers is imported for it."""
+    """The family of a model class or of one of its base classes, else None; imports nothing of transformers."""
     names = {(cls.__module__, cls.__name__) for cls in model_class.__mro__}
     return next((family for family in FAMILIES if (family.module, family.model) in names), None)

@@ -1,8 +1,8 @@
-"""What may stand in the place of a dense layer or a table of words in a model that is computed packed.
+"""Which modules may replace a dense layer or the word embeddings in a model that is computed packed.
 
-A packed pass calls it with (T, in_features) rows, or (T,) ids, transformers with (B, S, ...). To a module
-that computes every token by itself that is the same; one that steers the first token, records what it sees or puts a
-prompt in front would do so with the wrong tokens, in silence.
+A packed pass calls such a module with (T, in_features) rows or (T,) ids, where transformers calls it with (B, S, ...).
+For a module that computes each token independently that makes no difference. One that changes the first token, records
+its input or prepends a prompt would silently do so with the wrong tokens.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import nn
 
 TOKENWISE = "fastbert_tokenwise"
-"""An attribute by which a module of the caller's own says that it computes every token by itself."""
+"""The attribute by which a module of the user's declares that it computes each token independently."""
 
-# Torch's, by their code: a parametrised layer, and a subclass that leaves it alone, have a class of their own.
+# Torch's modules, by their forward: parametrised layers and subclasses that inherit it have another class.
 _FORWARDS = tuple(
     kind.forward
     for kind in (
@@ -21,20 +21,20 @@ _FORWARDS = tuple(
         nn.Module,  # lists and dictionaries of modules, which have none
     )
 )
-# Libraries of adapters and of quantised layers, which are made for inputs of any shape before the last.
+# Libraries of adapters and quantised layers, which accept any leading dimensions.
 _LIBRARIES = ("torch.ao.nn.", "torchao.", "peft.", "loralib.", "bitsandbytes.", "optimum.", "hqq.", "fastbert.")
-# The one of them whose experts are chosen by the mean of all tokens.
+# An exception among them: its experts are chosen by the mean of all tokens.
 _MIXING = ("peft.tuners.lily.",)
 
 
 def is_tokenwise(module: nn.Module) -> bool:
-    """Whether a module is known to compute every token by itself."""
+    """Whether a module is known to compute each token independently."""
     if getattr(module, TOKENWISE, False):
         return True
     cls = type(module)
     library = cls.__module__.startswith(_LIBRARIES) and not cls.__module__.startswith(_MIXING)
     if not library and cls.forward not in _FORWARDS:
         return False
-    # What makes a weight sees no token.
+    # Parametrizations compute weights, and get no tokens.
     inside = (child for name, child in module._modules.items() if name != "parametrizations")
     return all(is_tokenwise(child) for child in inside if child is not None)

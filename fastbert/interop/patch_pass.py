@@ -1,4 +1,4 @@
-"""One forward pass of a transformers encoder, computed packed: arguments read, tokens packed, output made."""
+"""One forward pass of a transformers encoder, computed packed: its arguments are read, its output is built."""
 
 from __future__ import annotations
 
@@ -20,23 +20,28 @@ from .patch_checks import Unservable
 from .patch_families import Family, is_before_5
 from .patch_view import View, view_of
 
-# What an encoder that is patched says of its pads, in its __dict__.
+# The key in a patched encoder's __dict__ for the option ``pads`` of `patch`.
 PADS_KEY = "_fastbert_pads"
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 _SERVED = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
     *("output_hidden_states", "output_attentions", "return_dict", *_PACKED),
 )
-# Arguments of decoders and of trainers that say nothing to an encoder, and what a model of sentence-transformers leaves
-# among its features, which a loss encodes twice, or a teacher scores before the student does.
+# Arguments of decoders and trainers that an encoder ignores; and features that models of sentence-transformers add to
+# their input dictionary, which a loss may encode twice, or which a teacher scores before the student.
 _IGNORED = (*IGNORED, "token_embeddings", "sentence_embedding", "all_layer_embeddings", "scores")
 
 
 class Pass:
-    """One forward pass: made where it can be served, computed by `run`.
+    """One forward pass, computed by `run`.
+
+    Args:
+        model: the patched encoder.
+        family: its family.
+        given: the arguments, by name.
 
     Raises:
-        Unservable: it is not one for a packed pass.
+        Unservable: the pass cannot be computed packed.
     """
 
     def __init__(self, model: nn.Module, family: Family, given: dict[str, Any]) -> None:
@@ -80,20 +85,20 @@ class Pass:
         )
 
     def _pooled(self, tokens: Tokens, last: Tensor) -> Tensor | None:
-        """What the model's pooler makes of the last state (T, H); None where it has none."""
+        """The pooler's output for the last state (T, H); None if the model has no pooler."""
         pooler = self.model._modules.get("pooler")
         if pooler is None:
             return None
         if self.family.pool is not None:
             return self.family.pool(self.model, tokens.pooled_tokens(last))
-        # transformers' own reads column 0 alone; whoever took its place, or listens to it, may read all of them.
+        # transformers' own pooler only reads column 0; a replacement, or hooks on it, may read all columns.
         own = type(pooler).__module__ == self.family.module
         reads_first = own and (self.packed or not is_watched(pooler))
         return pooler(tokens.pooled_tokens(last)[:, None] if reads_first else tokens.unpack(last))
 
     def _mask_dtype(self, hidden: Tensor) -> torch.dtype | None:
-        """The dtype of the mask that transformers adds to its scores, where probabilities are asked for: from version 5
-        on it makes no mask where nothing is masked."""
+        """The dtype of the mask that transformers adds to its scores, if probabilities are returned; None if it adds
+        none, as version 5 does if nothing is masked."""
         mask = self.given.get("attention_mask")
         if not self.attentions or (mask is None and not is_before_5()):
             return None
@@ -137,7 +142,7 @@ class Pass:
             attention_mask=mask if keep is None else None,
             token_type_ids=types,
             position_ids=position_ids,
-            # Heads read column 0 also where it is masked: the pooler's, and those of models without one.
+            # Poolers, and heads of models without one, read column 0 even if it is masked.
             needs_first_column=True,
             needs_attentions=bool(self.attentions),
         )
@@ -159,7 +164,7 @@ class Pass:
             fields["pooler_output"] = pooled
         old = self.family.is_as_before_5()
         if attentions is not None and "cross_attentions" in cls.__dataclass_fields__ and not old:
-            # transformers 5 answers for the cross-attention that an encoder has not, too.
+            # transformers 5 returns an empty tuple of cross-attentions for an encoder.
             fields["cross_attentions"] = ()
         output = cls(**fields)
         if self.return_dict:
@@ -171,8 +176,8 @@ class Pass:
 
 
 def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> None:
-    """Raises Unservable for a configuration, or an argument, that asks for what our encoder does not compute, and is
-    none of the ``inputs`` of the family's embeddings."""
+    """Raises Unservable for a configuration or an argument that our encoder does not support; ``inputs`` are the
+    arguments of the family's embeddings."""
     own = _someones_attention(config)
     if own is not None:
         raise Unservable(f"the attention named {own} is of someone's own")
@@ -192,11 +197,11 @@ def _check_call(config: Any, given: dict[str, Any], inputs: tuple[str, ...]) -> 
 
 
 def _tokens_of(given: dict[str, Any]) -> Tensor:
-    """The ids (B, S), or the embeddings (B, S, E), that were given.
+    """The ids (B, S) or the embeddings (B, S, E) among the arguments.
 
     Raises:
-        Unservable: not one of ids and embeddings, or of other dimensions.
-        InputError: a `PackedBatch`.
+        Unservable: there are both or neither, or they have other dimensions.
+        InputError: input_ids is a `PackedBatch`.
     """
     ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
     if isinstance(ids, PackedBatch):
@@ -217,7 +222,7 @@ def _check_mask(mask: Tensor | None, shape: tuple[int, int], packed: bool, confi
 
 
 def _someones_attention(config: Any) -> str | None:
-    """The name of the attention that a configuration asks for, where it, or its mask, is not transformers' own."""
+    """The name of the configured attention implementation if it, or its mask, is not transformers' own; else None."""
     from transformers import masking_utils, modeling_utils
 
     name = getattr(config, "_attn_implementation", None)
@@ -231,7 +236,7 @@ def _someones_attention(config: Any) -> str | None:
 
 
 def _adds_masks(config: Any) -> bool:
-    """Whether transformers adds a ready mask to its scores whatever its dtype: a key to keep has 1 there then."""
+    """Whether transformers adds a 4-D mask to its scores whatever its dtype, so that True would add 1."""
     return getattr(config, "_attn_implementation", None) == "eager"
 
 
@@ -248,7 +253,7 @@ def _is_key_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
 
 
 def _keys_of(mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
-    """(B, S) bool, the keys that a mask keeps; None for one that says more: all tokens are computed anyway."""
+    """(B, S) bool, the keys that a mask keeps; None without a mask, and for one that says more than that."""
     if mask is None or mask.dim() == 2:
         return None if mask is None else mask != 0
     fits = mask.shape[0] in (1, shape[0]) and mask.shape[2] in (1, shape[1])
@@ -257,6 +262,6 @@ def _keys_of(mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
 
 
 def _is_square_mask(mask: Tensor, shape: tuple[int, int]) -> bool:
-    """A ready 4-D mask, as transformers 5 takes it; 4.x would convert it, so there it is not ours to read."""
+    """Whether a mask is a 4-D mask that transformers 5 uses as it is; version 4 would convert it first."""
     known = mask.dtype == torch.bool or mask.is_floating_point()
     return mask.dim() == 4 and known and mask.shape[-1] == shape[1] and not is_before_5()

@@ -1,4 +1,4 @@
-"""What of a patched encoder `fastbert.quantize` turns into int8: the same dense layers as of our own."""
+"""The dense layers of a patched encoder that `fastbert.quantize` converts to int8: the same ones as in our encoder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .patch_view import View, view_for
 
 
 def quantizable(model: nn.Module) -> Quantizable:
-    """The dense layers of a patched encoder, and a pass that shows their inputs.
+    """The dense layers of a patched encoder, and a probe that runs them.
 
     Raises:
-        InputError: it is torch's, whose layers multiply in functions of torch; or it holds what cannot be served.
+        InputError: it is torch's encoder, whose products are not made by modules, or one that cannot be served.
     """
     family = family_of(type(model))
     if family is None:
@@ -31,12 +31,12 @@ def quantizable(model: nn.Module) -> Quantizable:
 
     def probe() -> None:
         config = model.config
-        # Positions of RoBERTa's family begin behind that of the pads.
+        # In RoBERTa's family positions begin after the padding id.
         positions = config.max_position_embeddings - (config.pad_token_id or 0) - 1
-        table = getattr(model.get_input_embeddings(), "weight", None)  # one that was cut is smaller than is said
+        table = getattr(model.get_input_embeddings(), "weight", None)  # may have been cut below vocab_size
         words = min(config.vocab_size, table.shape[0]) if isinstance(table, torch.Tensor) else config.vocab_size
         ids = probe_ids(words, max(1, min(PROBE_LENGTH, positions)))
-        # By transformers' own code, which calls every module.
+        # transformers' own code calls every module, as the probe needs.
         type(model)._fastbert_original.forward(model, input_ids=ids, attention_mask=torch.ones_like(ids))
 
     return Quantizable(list(_places(view, family)), probe, is_ours=False)
