@@ -296,6 +296,8 @@ def test_parameters_are_counted():
     model = pretraining(num_hidden_layers=3)
     assert sum(p.numel() for p in model.elmo.parameters()) == model.config.num_parameters()
     assert model.num_parameters() == model.config.num_parameters() + 3 * len(VOCABULARY) + len(VOCABULARY)
+    words = sum(p.numel() for p in model.elmo.embeddings.parameters())
+    assert model.num_parameters(exclude_embeddings=True) == model.num_parameters() - words
 
 
 def test_the_published_model_has_the_papers_93_6_million():
