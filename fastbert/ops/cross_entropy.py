@@ -24,8 +24,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, r
         () or, with "none", (N,); float32 (float64 for float64 logits).
 
     Raises:
-        InputError: shapes do not fit, there is no such reduction, or, on a CPU, a label is neither ``ignore_index`` nor
-            in 0..V-1.
+        InputError: shapes do not fit, there is no such reduction, or the CPU kernels find a label that is neither
+            ``ignore_index`` nor in 0..V-1. (The reference raises torch's IndexError for one; GPUs do not look.)
     """
     if logits.dim() != 2 or labels.shape != logits.shape[:1]:
         raise InputError(f"logits must be (N, V) and labels (N,), got {tuple(logits.shape)} and {tuple(labels.shape)}")
