@@ -18,16 +18,17 @@ RECIPES: dict[str, dict] = {
     "swag": {"epochs": 3, "batch_size": 16, "lr": 2e-5},
     "ner": {"epochs": 3, "batch_size": 32, "lr": 5e-5},
 }
-"""What the paper did on a task (its sections 4.2 to 4.4; 5.3 leaves NER's open), where it is not `FinetuneConfig`'s."""
+"""The paper's recipe for a task (sections 4.2 to 4.4; NER's, in 5.3, is not given), where it differs from
+`FinetuneConfig`'s defaults."""
 
 FEATURE_RECIPE = {"epochs": 10, "batch_size": 32, "lr": 1e-3}
-"""For a BiLSTM on the features of a frozen BERT, which starts from nothing; the paper does not say what it did."""
+"""For a randomly initialised BiLSTM on the features of a frozen BERT; the paper does not give a recipe."""
 
 
 _MOST = 100_000
-"""Epochs or trainings: more than anybody makes. They are planned one by one, so that far more would never begin."""
+"""Upper limit of epochs and of trainings. They are planned one by one, so a far larger number would never start."""
 
-# Options that change no figure: how often things are told and written.
+# Options that do not change results: how often something is printed and written.
 NEUTRAL = {"log_every", "save_every", "keep", "resume"}
 
 

@@ -29,12 +29,12 @@ WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")
 
 @dataclass(frozen=True)
 class Sentence(Row):
-    """A row whose texts are words and whose label is their tags, as the file has them.
+    """A row whose texts are words, and whose label is their tags as they are in the file.
 
     Args:
-        lines: of the file, a word each.
-        source: number of the document, from 0; None where the file has no -DOCSTART- lines. What a model reads may
-            depend on it, so that rows of other documents are other rows.
+        lines: the lines of the file, one per word.
+        source: the number of the document, from 0; None if the file has no -DOCSTART- lines. It is compared, since what
+            a model reads may depend on the document.
         opening: the -DOCSTART- line of a document, at its first sentence.
     """
 
@@ -44,10 +44,15 @@ class Sentence(Row):
 
 
 def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_tags: bool = False) -> list[Sentence]:
-    """The sentences of a file. They have labels where the last of several columns holds tags.
+    """The sentences of a file. They have labels if there are several columns and the last one holds tags.
 
-    A sentence with a line of another number of columns is a bad row; so is one with something else for a tag, which
-    with ``ignore_tags`` has no labels.
+    Args:
+        path: the file; ``-`` for standard input.
+        bad_rows: what to do with a sentence that has a line with another number of columns, or an invalid tag.
+        ignore_tags: whether a sentence with an invalid tag has no labels, where else it is a bad row.
+
+    Raises:
+        DataError: there is no usable sentence, or a bad one is not to be skipped.
     """
     if is_hub_file(path):
         return _read_records(path, bad_rows, ignore_tags)
@@ -62,7 +67,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
         say_if_tagged_twice(called(path), lines, columns, table.width)
     rows, opening = [], None
     for index, block in enumerate(table.blocks):
-        # The line that opens a document whose first sentence is left out goes before the next one.
+        # If a document's first sentence is skipped, its -DOCSTART- line goes to the next one.
         opening = block.opening or opening
         if block.broken:
             bad_rows.refuse(block.broken)
@@ -78,7 +83,7 @@ def read_sentences(path: str | os.PathLike, bad_rows: BadRows = STRICT, ignore_t
 
 
 def _read_records(path: str | os.PathLike, bad_rows: BadRows, ignore_tags: bool) -> list[Sentence]:
-    """Sentences as data-set hubs have them: lists of words and of tags, and maybe the document that they are of."""
+    """Sentences in the form of data-set hubs: lists of words and of tags, and possibly a document id."""
     found, documents = [], 0
     before = None
     records = list(numbered(read_records(path, bad_rows), bad_rows))
@@ -129,7 +134,7 @@ def _tag_column(record: Record) -> str | None:
 
 
 def _named_tags(record: Record) -> list | None:
-    """The tags of a record, numbers by their names, which data sets order as they like; None without a list of tags."""
+    """The tags of a record, with numbers replaced by the names that the file gives; None without a list of tags."""
     column = _tag_column(record)
     tags, names = record.values.get(column), record.names.get(column, ())
     if not isinstance(tags, list):
@@ -169,8 +174,8 @@ def _sentence(name: str, block: Block, opening: str | None, table: Table, ignore
 
 
 def _predicted(blocks: list[Block], sentences: Sequence[Row], left_out: int, tabs: bool) -> list[Block]:
-    """Those of the blocks that are of these sentences, beside which a file of predictions may have all that were left
-    out, or some: what is none for a tag is no reason not to predict a sentence."""
+    """The blocks of a file of predictions that belong to these sentences. The file may also have all or some of the
+    sentences that were skipped as bad rows, since an invalid tag does not prevent predictions for a sentence."""
     if len(blocks) == len(sentences) + left_out:
         return [blocks[int(sentence.id)] for sentence in sentences]
     rest = iter(blocks)
@@ -183,11 +188,11 @@ def _predicted(blocks: list[Block], sentences: Sequence[Row], left_out: int, tab
 
 
 def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRows = STRICT) -> list[tuple[str, ...]]:
-    """Predicted tags, the last column of a file with the same sentences (as conlleval takes it, or tags alone). Where
-    bad rows were left out of the sentences, the file may still have them.
+    """Predicted tags: the last column of a file with the same sentences (conlleval's input, or tags alone). It may
+    also have the sentences that were skipped as bad rows.
 
     Raises:
-        DataError: other sentences or words, or something else for a tag.
+        DataError: the file has other sentences or words, or an invalid tag.
     """
     table = read_columns(path, words=itertools.chain.from_iterable(sentence.texts for sentence in sentences))
     blocks, tabs = table.blocks, table.tabs
@@ -218,20 +223,20 @@ def read_tags(path: str | os.PathLike, sentences: Sequence[Row], bad_rows: BadRo
 
 
 def _as_sentence(row: Row, separator: str) -> Sentence:
-    """A row that came from no file gets the columns word and tag."""
+    """The row as a `Sentence`; a row that is none, since it was not read from a file, gets the columns word and tag."""
     if isinstance(row, Sentence):
         return row
     return Sentence(row.id, row.texts, row.label, _lines(row.texts, row.label, separator))
 
 
 def _separator_of(sentences: Iterable[Sequence[str]]) -> str:
-    """What parts the columns of a file of these words: tabs where one holds blanks, in all lines, since a reader
-    decides for a whole file."""
+    """The separator of columns for a file of these words: a tab if any word contains a blank, in all lines, since
+    readers decide for a whole file."""
     return "\t" if any(" " in word for words in sentences for word in words) else " "
 
 
 def _lines(words: Sequence[str], tags: Sequence[str] | None, separator: str) -> tuple[str, ...]:
-    """Lines of a sentence that no file of columns has."""
+    """Lines for a sentence that was not read from a file of columns."""
     return tuple(words) if tags is None else tuple(map(separator.join, zip(words, tags, strict=True)))
 
 

@@ -25,13 +25,20 @@ _HEADS = _HEADS_OF_WORDS.union(
     ["lemma", "pos", "pos_tag", "postag", "upos", "xpos", "chunk", "chunk_tag", "phrase"],
     ["ner", "ner_tag", "ner_tags", "netag", "entity", "iob", "bio", "tag", "tags", "label", "labels"],
 )
-"""What people write above columns."""
+"""Names of columns in header lines."""
 
 
 @dataclass
 class Block:
-    """Lines of one sentence with their numbers, and the -DOCSTART- line before them; broken, with the reason, where a
-    line is missing that is no UTF-8; the columns of the lines, once it is known what parts them."""
+    """One sentence of a file.
+
+    Args:
+        lines: (number, text) of each line.
+        document: the number of the document, or None.
+        opening: the -DOCSTART- line before the sentence, or None.
+        broken: the reason why a line could not be read (it is not UTF-8), or None.
+        columns: the columns of each line, once the separator is known.
+    """
 
     lines: list[tuple[int, str]]
     document: int | None
@@ -44,13 +51,13 @@ def _blocks(path: str | os.PathLike, bad_rows: BadRows, documents: bool = True) 
     """The sentences of a file.
 
     Args:
-        bad_rows: what lines are read by; those that cannot be are their block's.
-        documents: -DOCSTART- opens a document, where else it is a word.
+        bad_rows: has the encoding of lines; lines that cannot be read make their block broken.
+        documents: whether -DOCSTART- opens a document; otherwise it is a word.
     """
     block, unread = Block([], None, None), BadRows(skip=True, encoding=bad_rows.encoding)
     for number, line in read_lines(path, unread):
         _mark_broken(block, unread)
-        if not line.strip(" \t\ufeff"):  # WNUT17's dev file ends in a byte-order mark
+        if not line.strip(" \t\ufeff"):  # WNUT17's dev file ends with a byte-order mark
             whole = bool(block.lines or block.broken)
             if whole:
                 yield block
@@ -72,31 +79,43 @@ def _opens(line: str) -> bool:
 
 
 def _mark_broken(block: Block, unread: BadRows) -> None:
-    """Lines that could not be read since the last one are the block's: one reason is enough for a sentence."""
+    """Marks the block as broken if lines could not be read since the last call; the first reason is kept."""
     if unread.reasons:
         block.broken = block.broken or unread.reasons[0]
         unread.reasons.clear()
 
 
 def split(line: str, tabs: bool = False) -> list[str]:
-    """The columns of a line, of a `Table` with these ``tabs``; a no-break space is part of a word. Words and tags that
-    come again are the same objects: a file is held whole, and has few of them."""
+    """The columns of a line; a no-break space is part of a word. Strings are interned, since the whole file is held in
+    memory and has few different ones.
+
+    Args:
+        line: the line.
+        tabs: whether only tabs separate columns (`Table`).
+    """
     line = line.strip(" \t")
     columns = line.split("\t") if tabs and "\t" in line else _BLANKS.split(line)
     return [sys.intern(column.strip(" ")) for column in columns]
 
 
 def _by_tabs(blocks: Sequence[Block]) -> bool:
-    """Whether tabs alone part the columns of a file, so that words may hold blanks: most lines with a tab have no other
-    blank. Where a column was pasted with a tab to those that blanks part, all have."""
+    """Whether only tabs separate the columns of a file, so that words may contain blanks: at least half of the lines
+    with a tab have no other blank. If a column was appended by a tab to columns separated by blanks, all lines have."""
     tabbed = [line for block in blocks for _, line in block.lines if "\t" in line]
     return bool(tabbed) and 2 * sum(split(line) == split(line, True) for line in tabbed) >= len(tabbed)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The sentences of a file, without comments; whether tabs alone part its columns; how many it has; the letters of
-    its tags; and whether the last column holds some."""
+    """A file of columns.
+
+    Args:
+        blocks: its sentences, without comments.
+        tabs: whether only tabs separate the columns.
+        width: the number of columns.
+        letters: the letters of its tagging scheme.
+        labelled: whether the last column holds tags.
+    """
 
     blocks: list[Block]
     tabs: bool
@@ -109,13 +128,13 @@ def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Ite
     """Reads a file.
 
     Args:
-        bad_rows: what lines are read by; those that cannot be are their block's.
-        words: that it is known to have. Blanks within one say that tabs part the columns, and where a data-set hub's
-            -DOCSTART- is one, it opens no document.
+        bad_rows: has the encoding of lines; lines that cannot be read make their block broken.
+        words: words that the file is known to contain. A blank in one means that tabs separate the columns; if
+            -DOCSTART- is one, as in data of hubs, it does not open a document.
 
-    Comments are lines such as ``# id 3`` before a sentence's first word, as CoNLL-U and its kin have them, and
-    JNLPBA's ``###MEDLINE:95369245``; a line that has a tag is none, for # may be a word. A line of names of columns
-    (``word pos chunk ner``) is left out like one: it would be tagged as if it were words.
+    Comments are skipped: lines before a sentence's first word such as ``# id 3`` in CoNLL-U and ``###MEDLINE:95369245``
+    in JNLPBA; a line with a tag is no comment, since # may be a word. Header lines (``word pos chunk ner``) are skipped
+    too: they would be taken for words.
     """
     words = set(words)
     blocks = list(_blocks(path, bad_rows, documents=not any(map(_opens, words))))
@@ -127,7 +146,7 @@ def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Ite
     columns = [found for block in lines for _, found in block]
     first = columns[0] if columns else ()
     width = len(next((found for block in lines for line, found in block if not _COMMENT.match(line)), first))
-    if width > 1 or words:  # of one column alone, which are words if they are not known
+    if width > 1 or words:  # a single column holds words, unless the words are known; then it holds tags
         typed = with_types([[found[-1] for _, found in block] for block in lines])
         lines = [
             [(line, [*found[:-1], tag]) for (line, found), tag in zip(block, tags, strict=True)]
@@ -153,6 +172,6 @@ def read_columns(path: str | os.PathLike, bad_rows: BadRows = STRICT, words: Ite
 
 
 def _is_header(columns: Sequence[str]) -> bool:
-    """Whether these are names of several columns, the words' first; of one alone it may be a word."""
+    """Whether these are the names of several columns, with that of the words first; a single one may be a word."""
     names = [column.lower() for column in columns]
     return len(names) > 1 and names[0] in _HEADS_OF_WORDS and _HEADS.issuperset(names)
