@@ -202,6 +202,15 @@ def test_a_run_that_has_ended_gives_its_result_again(directory, whole, tmp_path)
         runs.run(directory, out, resume="auto", lr=1e-5)
 
 
+def test_of_an_ended_run_the_dev_rows_that_it_had_are_scored_again(directory, tmp_path):
+    options = {"epochs": 1, "limit_train": 8, "limit_dev": 6}
+    result, _ = runs.run(directory, tmp_path / "run", **options)
+    again, _ = runs.run(directory, tmp_path / "run", resume="auto", **options)
+    assert len(again.predictions) == 6
+    for name in ("best", "predictions", "guess"):
+        assert runs.plain(getattr(again, name)) == runs.plain(getattr(result, name)), name
+
+
 @pytest.mark.parametrize(
     ("damage", "got"),
     [
