@@ -61,6 +61,18 @@ def test_what_is_written_into_the_corpus_is_not_read_as_text(tmp_path):
         assert (len(shards), shards.num_sentences) == (20, 40)
 
 
+def test_options_of_prepare(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *["one", "two", "three", "four", "five", "six", "."]]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "a.txt").write_text("\n".join(["One. Two.\nThree\nFour\nFive\nSix\n"] * 3))
+    command = ["prepare", str(tmp_path / "a.txt"), "--vocab", str(tmp_path / "vocab.txt"), "--out", str(tmp_path / "D")]
+    for given, sentences, shards in (([], 15, 1), (["--segment", "always", "--shard-tokens", "8"], 18, 3)):
+        assert main([*command, *given, "--overwrite"]) == 0
+        data = ShardSet.open(tmp_path / "D")
+        assert (len(data), data.num_sentences, len(data.tokens)) == (3, sentences, shards)
+    assert main(command) == 2
+
+
 @pytest.mark.parametrize("owner", ["config.json", "bert_config.json", "manifest.json"])
 def test_the_vocabulary_of_a_model_or_of_data_is_not_replaced(corpus, tmp_path, capsys, owner):
     (tmp_path / "vocab.txt").write_text("a model's")
