@@ -400,6 +400,10 @@ def test_labels_of_other_models(tmp_path):
     assert task._labels([Row("0", ("a", "b"), ("B-PER", "B-ORG"))]).tolist() == [0, -100]
     with pytest.raises(InputError, match=r"expected a model with the labels O, B-TYPE and I-TYPE .*, got LABEL_0"):
         task.restore(fastbert.BertConfig(num_labels=2))
+    # By their numbers: as texts, which JSON has, 10 would come before 2.
+    names = ("O", *(f"{letter}-T{number}" for number in range(6) for letter in "BI"))
+    task.restore(fastbert.BertConfig(id2label={str(number): name for number, name in enumerate(names)}))
+    assert task.labels == names
 
 
 def test_chunks_are_not_taken_for_entities(tmp_path, caplog):

@@ -6,6 +6,7 @@ import pytest
 import tiny_bert
 
 from fastbert.cli.main import main
+from fastbert.config import BertConfig
 from fastbert.errors import DataError, InputError
 from fastbert.tasks import registry
 from fastbert.tasks.bad_rows import BadRows
@@ -289,6 +290,9 @@ def test_labels_that_are_numbers_are_in_the_order_of_their_size(labels, expected
     task.learn([Row(str(index), ("a film",), label) for index, label in enumerate(labels)])
     assert list(task.labels) == expected
     assert task.head()["id2label"] == dict(enumerate(expected))
+    again = task_of("text-classification")
+    again.restore(BertConfig(id2label={str(index): label for index, label in enumerate(expected)}))  # as JSON has them
+    assert list(again.labels) == expected
 
 
 @pytest.mark.parametrize(
