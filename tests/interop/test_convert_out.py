@@ -15,6 +15,7 @@ import fastbert
 from fastbert.cli.main import main
 from fastbert.errors import InputError
 from fastbert.interop.convert import convert
+from fastbert.interop.convert_onnx import PaddedBert
 from fastbert.interop.sentence_modules import Dense
 from fastbert.weights.reading import read_state_dict
 
@@ -58,6 +59,20 @@ def test_onnx_runtime_gives_our_outputs(name, tmp_path):
         for key, x in zip(names, got, strict=True):
             hf.assert_near(torch.tensor(x), wanted[key], torch.float32, f"{key} at {shape}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.onnx"]
+
+
+def test_a_graph_computes_the_activation_of_its_model(tmp_path):
+    """Also the head's: google's own weights are read as the tanh form of GELU where their configuration says so."""
+    for name in ("BertForPreTraining", "BertForTokenClassification"):
+        directory = save(tmp_path / name, name, hidden_act="gelu_new")
+        model = getattr(fastbert, name).from_pretrained(directory).eval()
+        given = {key: torch.randint(5, 20, (2, 7)) for key in ("input_ids", "attention_mask")}
+        given["token_type_ids"] = torch.zeros(2, 7, dtype=torch.int64)
+        graph = PaddedBert(model)
+        with torch.no_grad():
+            got, wanted = graph(**given), model(**given)
+        for key, x in zip(graph.outputs, got, strict=True):
+            hf.assert_near(x, wanted[key], torch.float32, key)
 
 
 @slow

@@ -109,7 +109,7 @@ def test_every_activation(activation, tmp_path):
         assert all(torch.equal(ours(x[i : i + 1])[0], together[i]) for i in range(50))
 
 
-@pytest.mark.parametrize("form", ["pytorch_model.bin", "float16", "types_of_release_2"])
+@pytest.mark.parametrize("form", ["pytorch_model.bin", "float16", "types_of_release_2", "no activation_function"])
 def test_the_files_of_other_releases(form, tmp_path):
     model = model_of(tmp_path / "bert", dense(32, 12), theirs_of.Normalize())
     model.save(str(tmp_path / "st"))
@@ -123,6 +123,10 @@ def test_the_files_of_other_releases(form, tmp_path):
         keys = ("in_features", "out_features", "bias", "activation_function")
         values = json.loads((home / "config.json").read_text())
         (home / "config.json").write_text(json.dumps({key: values[key] for key in keys}))
+    elif form == "no activation_function":
+        values = json.loads((home / "config.json").read_text())
+        del values["activation_function"]
+        (home / "config.json").write_text(json.dumps(values))
     elif form == "float16":
         fastbert_state = {name: tensor.half() for name, tensor in model[2].state_dict().items()}
         from safetensors.torch import save_file
