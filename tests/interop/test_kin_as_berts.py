@@ -25,6 +25,8 @@ from fastbert.interop.convert import convert
 from fastbert.models.registry import of_model
 from fastbert.tasks import ner
 from fastbert.tasks.base import Row
+from fastbert.weights.distilbert import FIELDS
+from fastbert.weights.kin import read_bert_config
 
 SIZES = {
     **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
@@ -144,6 +146,29 @@ def test_a_narrow_electra_is_none(tmp_path):
         convert(tmp_path, tmp_path / "bert")
     with pytest.raises(InputError, match=r"makes a BERT of it, if its embeddings are as wide as its layers$"):
         fastbert.BertModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [*((kind, {}) for kind in KINDS), ("Electra", {"embedding_size": 256}), ("DistilBert", {})]
+)
+def test_what_a_configuration_leaves_out_is_as_in_transformers(kind, given, tmp_path):
+    """Another number of heads, or of rows for pads, fits the same weights and computes something else."""
+    theirs = getattr(transformers, f"{kind}Config")(**given)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": theirs.model_type, **given}))
+    ours, names = read_bert_config(tmp_path), dict(FIELDS) if kind == "DistilBert" else {}
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps"):
+        assert getattr(ours, name) == getattr(theirs, names.get(name, name), 1e-12), name
+    for_pads = theirs.pad_token_id + 1 if kind in KINDS else 0
+    assert ours.max_position_embeddings == theirs.max_position_embeddings - for_pads
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_positions_begin_behind_those_of_the_pads(first, tmp_path):
+    source, theirs = saved(tmp_path, "Roberta", pad_token_id=first)
+    ids = torch.randint(5, 90, (2, 9))
+    with torch.no_grad():
+        got, wanted = convert(source, tmp_path / "bert").model(ids), theirs(ids)
+    torch.testing.assert_close(got.last_hidden_state, wanted.last_hidden_state, rtol=1e-4, atol=1e-4)
 
 
 def test_numbers_are_copied_bit_for_bit(tmp_path):
