@@ -310,6 +310,9 @@ def test_windows_hold_everything_and_label_only_whole_answers(tmp_path, tokenize
     # Tokens 5 and 6: of window 6-9 they are not all, although their end is.
     before = task.read(write(tmp_path, squad(("q", "what is bad", [("the book", 19)]))))
     assert [e.label for e in task.encode(before, tokenizer, 11)] == [(0, 0), (7, 8), (0, 0)]
+    # Tokens 4 and 5: the second is the first that window 0-4 has not.
+    across = task.read(write(tmp_path, squad(("q", "what is bad", [(". the", 17)]))))
+    assert [e.label for e in task.encode(across, tokenizer, 11)] == [(0, 0), (6, 7), (0, 0)]
     kept = [context[w.starts[i] : w.ends[i]] for w in (e.meta for e in examples) for i in np.flatnonzero(w.owned)]
     assert kept == context.split()
     # A stride that is longer than what a window has room for leaves nothing out.
@@ -537,6 +540,15 @@ def test_odds_of_questions_without_a_prediction_are_not_asked_for(tmp_path):
     assert (figures["best_exact"], figures["best_f1"]) == (150, 150)
     with pytest.raises(InputError, match="expected a number for each predicted question, got none for r"):
         task.read_na_probs(rows, answers, write(tmp_path, {"q": 0.25}, "odds.json"))
+
+
+@pytest.mark.parametrize("odds", [float("nan"), float("inf"), True, "0.5"])
+def test_odds_are_finite_numbers(tmp_path, odds):
+    """Others would sort questions by chance, and be thresholds."""
+    task = registry.get("squad2")
+    rows = task.read(write(tmp_path, squad(("q", "what", [("film", 4)]))))
+    with pytest.raises(DataError, match=rf"odds\.json: expected numbers for question q, got {odds!r}$"):
+        task.read_na_probs(rows, [Answer("film")], write(tmp_path, {"q": odds}, "odds.json"))
 
 
 def test_half_of_a_pair_of_surrogates_is_a_bad_row(tmp_path):
