@@ -284,6 +284,17 @@ def test_files_beside_a_vocabulary_that_cannot_be_used(tmp_path, name, content, 
     assert said in str(error.value)
 
 
+def test_case_is_told_by_the_tokens_that_have_one(tmp_path):
+    """They are few of a Chinese vocabulary; Google's has two in upper case and is none of case."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(0x4E00, 0x4E00 + 1000)), "B", "b"]
+    for more, tokens in (
+        ([], ["B", "\u4e00"]),
+        ([f"##{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"], ["b", "\u4e00"]),
+    ):
+        (tmp_path / "vocab.txt").write_text("\n".join([*words, *more]) + "\n", "utf-8")
+        assert load_tokenizer(tmp_path).encode("B\u4e00").tokens[1:-1] == tokens
+
+
 def test_koreans_syllables_are_taken_apart_for_a_vocabulary_of_its_letters(tmp_path):
     """KR-BERT's of sub-characters, whose own code normalises texts first; where a file says something, that counts."""
     transformers = pytest.importorskip("transformers")
