@@ -10,9 +10,12 @@ import tiny_bert
 import torch
 
 import fastbert
+from fastbert.cli import _features
+from fastbert.cli._finetune_options import Finetune
+from fastbert.cli._finetune_training import Inputs
 from fastbert.cli.main import main
 from fastbert.tasks import on_features, registry
-from fastbert.tasks.config import FinetuneConfig
+from fastbert.tasks.config import FEATURE_RECIPE, FinetuneConfig
 from fastbert.tasks.feature_files import Cached
 from fastbert.tasks.features import LAYERS, token_features
 from fastbert.tasks.finetune import finetune
@@ -125,6 +128,17 @@ def test_learns_above_a_frozen_model(directory, tmp_path):
     loaded = again.model(result.model_dir)
     assert loaded.load_report.newly_initialised == ()
     assert predict(again, loaded, dev, again.encode(dev, tokenizer, 32)) == result.predictions
+
+
+@pytest.mark.parametrize(("name", "lr"), [("ner", 5e-5), ("sst2", 2e-5)])
+def test_the_whole_model_is_trained_by_the_recipe_of_its_task(name, lr, tmp_path, monkeypatch):
+    """And not by that of features, which the rest of the table has."""
+    found = []
+    monkeypatch.setattr(_features.training, "train", lambda args, inputs, configs: found.extend([args, *configs]))
+    args = Finetune(task=name, model=tmp_path, train=(tmp_path,), out=tmp_path, features="all", **FEATURE_RECIPE)
+    _features._train_whole(args, Inputs(registry.get(name), tmp_path, [], [], {}), args.recipe())
+    assert [(recipe.lr, recipe.epochs) for recipe in found] == [(lr, 3)] * 2
+    assert (found[0].features, found[0].out) == (None, tmp_path / "fine-tuning")
 
 
 def test_all_rows_of_the_table_in_one_command(directory, tmp_path, capsys):
