@@ -70,6 +70,13 @@ def test_what_is_another_run_is_refused(directory, stopped, tmp_path):
     assert runs.run(directory, stopped, resume="auto", save_every=2, keep=1)[0].interrupted is None
 
 
+def test_what_a_run_is_compared_by_lacks_only_options_that_change_no_figure(directory):
+    task, tokenizer = registry.get("sst2"), fastbert.load_tokenizer(directory)
+    told = saving.identity(task, task.model(directory), tokenizer, [], [], [runs.config()])
+    names = {field.name for field in dataclasses.fields(runs.config())}
+    assert names - told.keys() == {"log_every", "save_every", "keep", "resume"}
+
+
 def test_what_one_of_two_identities_lacks_is_a_difference():
     """A newer version has options of which an older one's run says nothing, and the other way round."""
     for saved, now in (({"lr": 1, "new": 2}, {"lr": 1}), ({"lr": 1}, {"lr": 1, "new": 2})):
