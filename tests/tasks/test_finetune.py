@@ -65,15 +65,17 @@ def test_the_best_epoch_is_the_earliest_of_the_best_and_its_weights_are_kept(dir
 
 
 def test_training_drops_out(tmp_path, task):
-    """Of a first step without and with dropout the loss differs, and the next one of the same seed drops the same."""
+    """Of a first step without and with dropout the loss differs, and the next one of the same seed drops the same; of
+    another seed others are dropped, also where the order of the rows does not matter."""
     losses = []
-    for rate in (0.0, 0.5, 0.5):
+    for rate, seed in ((0.0, 0), (0.5, 0), (0.5, 0), (0.5, 1)):
         rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
         directory = tiny_bert.save(tmp_path, "BertForSequenceClassification", num_labels=2, **rates)
-        config = FinetuneConfig(epochs=1, batch_size=32, max_seqlen=16)
-        given = (task.model(directory), fastbert.load_tokenizer(directory), rows_of(32, 1), rows_of(8, 2), config)
+        config = FinetuneConfig(epochs=1, batch_size=32, max_seqlen=16, seed=seed)
+        given = (task.model(directory), fastbert.load_tokenizer(directory), rows_of(1, 1) * 32, rows_of(8, 2), config)
         losses.append(finetune(task, *given).history[0]["train_loss"])
     assert losses[1] == losses[2] != pytest.approx(losses[0], rel=1e-2)
+    assert losses[3] != losses[1]
 
 
 def test_a_seed_gives_one_result(directory, task):
@@ -158,6 +160,9 @@ def test_a_run_directory_holds_the_whole_story(directory, task, tmp_path):
 
     recipe, path = trained_with(out, "sst2")
     assert (recipe["task"], recipe["max_seqlen"], path) == ("sst2", 8, out / "config.yaml")
+    alone = out / "model" / "config.json"
+    assert trained_with(out / "model", "sst2") == ({"task": "sst2", "max_seqlen": 8, "auxiliary_lm": 0.0}, alone)
+    assert trained_with(out / "model", "rte") == ({}, alone)
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     losses = [step["loss"] for step in steps if step["kind"] == "train"]
     means = [step["train_loss"] for step in steps if step["kind"] == "dev"]
