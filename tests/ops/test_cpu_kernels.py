@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 from close import assert_close
-from levels import LEVELS, at_level
+from levels import LEVELS, Guarded, at_level
 
 from fastbert import _native, ops, reference
 from fastbert.errors import BackendError, InputError
+from fastbert.ops import _cpu
 from fastbert.ops._cpu_dropout import keep_mask
 from fastbert.rng import Dropout
 
@@ -202,6 +203,48 @@ def test_cross_entropy_at_the_ends(level):
         ops.cross_entropy(logits, torch.tensor([0, 27, 0, 0, 0]))
     with pytest.raises(InputError, match="got -5 at 2"):
         ops.cross_entropy(logits, torch.tensor([0, 0, -5, 0, 0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 13, 24, 100])
+def test_nothing_is_written_beside_the_results(level, columns, dtype):
+    rows, native, guarded = 5, _native.extension(), Guarded()
+    dropout, code = _cpu.native_dropout(*_cpu.dropout_arguments(DROPOUT)), _cpu.code_of(dtype)
+    x, residual, dout = (torch.randn(rows, columns).to(dtype) for _ in range(3))
+    weight, bias, dloss = torch.randn(columns), torch.randn(columns), torch.randn(rows)
+    labels, row_numbers, results = torch.arange(rows) % columns, torch.arange(rows), []
+
+    def at(*tensors):
+        return [t.data_ptr() for t in tensors]
+
+    def fresh(*shape, dtype=torch.float32):
+        results.append(guarded(torch.full(shape, float("nan")).to(dtype)))
+        return results[-1].data_ptr()
+
+    def matrix():
+        return fresh(rows, columns, dtype=dtype)
+
+    def workspace(parts):
+        return fresh(native.reduction_chunks(rows), parts * columns)
+
+    size = rows, columns
+    native.gelu_forward(code, False, *at(x, bias), matrix(), *size)
+    native.gelu_forward(code, False, x.data_ptr(), 0, matrix(), *size)
+    native.gelu_backward(code, False, *at(dout, x, bias), matrix(), fresh(columns), workspace(1), *size)
+    given = at(x, bias, residual, weight, bias)
+    kept = fresh(rows, columns), fresh(rows), fresh(rows)  # sum, mean, rstd
+    native.layer_norm_forward(code, *given, 1e-5, dropout, matrix(), *kept, *size)
+    native.layer_norm_forward(code, *given, 1e-5, dropout, matrix(), 0, *kept[1:], *size)
+    gradients = matrix(), matrix(), fresh(columns), fresh(columns), fresh(columns), workspace(3)
+    native.layer_norm_backward(code, dout.data_ptr(), *kept, weight.data_ptr(), dropout, *gradients, *size)
+    native.dropout(code, x.data_ptr(), matrix(), *size, dropout)
+    native.keep_mask(row_numbers.data_ptr(), *size, dropout, fresh(rows, columns, dtype=torch.bool))
+    loss, statistics = fresh(rows), fresh(rows, 2)
+    assert native.cross_entropy_forward(code, *at(x, labels), -100, loss, statistics, *size) == -1
+    given = at(dloss, x, labels)
+    assert native.cross_entropy_backward(code, *given, statistics, -100, matrix(), *size) == -1
+    guarded.check()
+    assert all(result.isfinite().all() for result in results)  # written all over
 
 
 def _every_op(shape=(131, 200)):
