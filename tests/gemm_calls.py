@@ -14,6 +14,8 @@ ACTIVATIONS = ["none", "gelu", "gelu_tanh"]
 SHAPES = [(1, 1, 1), (1, 40, 768), (5, 17, 33), (13, 47, 300), (31, 33, 31), (32, 64, 64), (70, 48, 545), (3, 5, 0)]
 # Blocks of K whose sums wait for the next, beside more columns than a strip; more tokens than a gradient takes at once.
 SHAPES += [(20, 100, 1700), (2100, 20, 40)]
+# More rows than a block of A holds.
+SHAPES += [(400, 20, 700)]
 GUARD = 64
 
 

@@ -80,6 +80,18 @@ def test_every_state_is_right(level, dtype, act, biased, restore_isa):
         assert_close(ours, truth, rounded, what=f"state {number}")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sequence_longer_than_a_block_of_rows_is_right(dtype):
+    """The feed-forward block takes 512 rows at a time."""
+    encoder, given = small_encoder(dtype, num_hidden_layers=1), batch(lengths=(530, 3), dtype=dtype)
+    with fastbert.backend("cpu"):
+        ours = run(encoder, *given)
+    with fastbert.backend("reference"):
+        same = run(encoder, *given)
+        true = run(encoder.double(), given[0].double(), *given[1:])
+    assert_close(ours, true, same)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("keep_states", [False, True])
 def test_opcheck(keep_states, dtype):

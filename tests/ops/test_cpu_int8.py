@@ -21,6 +21,8 @@ pytestmark = pytest.mark.skipif(_native.why_missing() is not None, reason=str(_n
 # groups (256).
 SHAPES = [(1, 1, 1), (1, 21, 24), (5, 15, 3), (7, 17, 65), (6, 64, 64), (13, 130, 257), (3, 80, 509)]
 SHAPES += [(119, 48, 384), (33, 51, 1030), (101, 150, 600), (48, 64, 256)]
+# Blocks of 96, 96 and 8 rows: they are cut where more would not fit the cache.
+SHAPES += [(200, 20, 8300)]
 GUARD = 64
 
 
@@ -134,6 +136,14 @@ def test_packing_is_what_numpy_makes_of_it():
     assert np.array_equal(got.scale.numpy(), scale)
     assert got.outliers.tolist() == [7, 130, 399]
     assert torch.equal(got.outlier_weights, weight[:, [7, 130, 399]].T)
+
+
+def test_weights_that_are_too_small_for_a_scale_are_zero():
+    """Of such a scale 127 steps are not the largest weight any more, and a step more is of the other sign."""
+    weight = torch.tensor([[2e-43, -2e-43], [1e-36, 2e-36], [1.0, -1.0]])
+    got = ops.unpack_int8(ops.pack_int8(weight))
+    assert got.q.tolist() == [[0, 0], [0, 0], [127, -127]]
+    assert got.scale[0, :2].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -163,9 +163,10 @@ def test_a_packed_weight_with_a_damaged_header():
         ops.linear_int8(x, cut, 16)
     column = int(packed[72:80].view(torch.int64))  # where the outliers' numbers lie
     damaged = packed.clone()
-    damaged[column : column + 4] = torch.tensor([1 << 20], dtype=torch.int32).view(torch.uint8)
-    with pytest.raises(InputError, match="with another beginning"):
-        ops.linear_int8(x, damaged, 16)
+    for outliers in ([1 << 20, 40], [-1, 40], [3, 64], [40, 40], [40, 3]):
+        damaged[column : column + 8] = torch.tensor(outliers, dtype=torch.int32).view(torch.uint8)
+        with pytest.raises(InputError, match="with another beginning"):
+            ops.linear_int8(x, damaged, 16)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
