@@ -157,6 +157,16 @@ def test_the_gradient_of_no_tokens_is_zero(level, dtype):
     assert not db.any()
 
 
+def test_a_bfloat16_gradient_is_the_float32_one_rounded(level):
+    """Once, however many times 2,048 tokens there are."""
+    dy, x, found = torch.randn(4200, 20).bfloat16(), torch.randn(4200, 24).bfloat16(), []
+    for dtype in DTYPES:
+        found.append(torch.empty(20, 24, dtype=dtype))
+        pointers = dy.data_ptr(), 20, x.data_ptr(), 24, found[-1].data_ptr(), 24
+        _native.extension().weight_grad(CODE[torch.bfloat16], *pointers, CODE[dtype], 0, 4200, 20, 24)
+    assert torch.equal(found[0].bfloat16(), found[1])
+
+
 def test_tiles_of_four_threads_have_the_bits_of_one(tiles):
     """Two parts of the rows times two of the columns."""
     m, n, k = 512, 100, 260
