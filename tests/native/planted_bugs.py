@@ -481,6 +481,22 @@ BUGS = [
         level=SHARED,
     ),
     Bug(
+        "dw: the bfloat16 gradients of 2,048 tokens each are rounded before they are added up",
+        "gemm_train.cpp",
+        "if (g.m <= TOKENS) return",
+        "return",
+        GEMM,
+        "one_rounded",
+    ),
+    Bug(
+        "int8: threads do not wait for each other's rows",
+        "gemm_int8.cpp",
+        "#pragma omp barrier",
+        "",
+        INT8,
+        "same_bits",
+    ),
+    Bug(
         "read_mask: a negative zero keeps",
         "mask.cpp",
         "Word(~sign)",
