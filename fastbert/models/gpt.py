@@ -89,6 +89,7 @@ class GPTPreTrainedModel(PreTrainedModel):
             with torch.no_grad():
                 kept = min(head.out_features, words.num_embeddings)
                 new.weight[:kept] = head.weight[:kept]
+            new.weight.requires_grad_(head.weight.requires_grad)
             self.lm_head = new
         self.lm_head.out_features = words.num_embeddings
 

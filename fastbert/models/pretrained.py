@@ -291,7 +291,7 @@ class PreTrainedModel(nn.Module):
 
         Returns:
             the word embeddings, weight (rows, H): a new module if the size has changed, which an existing optimiser
-            does not know.
+            does not know. What was frozen stays frozen.
 
         Raises:
             InputError: a number is below 1.
@@ -311,6 +311,7 @@ class PreTrainedModel(nn.Module):
         padding = old.padding_idx if old.padding_idx is not None and old.padding_idx < new_num_tokens else None
         new = nn.Embedding(new_num_tokens, old.embedding_dim, padding_idx=padding, **like)
         self._init_weights(new)
+        new.weight.requires_grad_(old.weight.requires_grad)
         owner = self._decoder_owner()
         with torch.no_grad():
             new.weight[:kept] = old.weight[:kept]
@@ -319,6 +320,8 @@ class PreTrainedModel(nn.Module):
                 self._init_weights(decoder)
                 decoder.weight[:kept] = owner.decoder.weight[:kept]
                 decoder.bias[:kept] = owner.decoder.bias[:kept]
+                decoder.weight.requires_grad_(owner.decoder.weight.requires_grad)
+                decoder.bias.requires_grad_(owner.decoder.bias.requires_grad)
                 owner.decoder, owner.bias = decoder, decoder.bias
         setattr(*self._word_embeddings(), new)
         self.config.vocab_size = self.base_model.config.vocab_size = new_num_tokens

@@ -17,6 +17,8 @@ from torch import nn
 import fastbert
 from fastbert import rng
 from fastbert.errors import InputError
+from fastbert.gpt_config import GPT2Config
+from fastbert.models.gpt import GPTForPreTraining
 from fastbert.modules.layer import BertAttention
 from fastbert.packing import PackedBatch
 
@@ -118,6 +120,26 @@ def test_resizing_the_vocabulary(size):
     logits = ours(ids).prediction_logits
     assert logits.shape[-1] == size
     hf.assert_near(logits[..., :kept], theirs(ids).prediction_logits[..., :kept], torch.float32, "logits")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["bert", "gpt"])
+def test_what_is_frozen_stays_so_in_another_vocabulary(kind, tied):
+    """As in transformers, which decides it matrix by matrix."""
+    if kind == "bert":
+        model = fastbert.BertForMaskedLM(hf.hf_config(tie_word_embeddings=tied))
+    else:
+        sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8, "bos_token_id": None}
+        model = GPTForPreTraining(GPT2Config(**sizes, eos_token_id=None, tie_word_embeddings=tied))
+    for frozen in (True, False):
+        model.get_input_embeddings().weight.requires_grad_(not frozen)
+        if not tied:
+            model.get_output_embeddings().weight.requires_grad_(frozen)
+        if kind == "bert":
+            model.get_output_embeddings().bias.requires_grad_(not frozen)
+        before = {name: p.requires_grad for name, p in model.named_parameters()}
+        model.resize_token_embeddings(model.config.vocab_size + 8)
+        assert {name: p.requires_grad for name, p in model.named_parameters()} == before
 
 
 def test_setting_embeddings_keeps_the_tie():
