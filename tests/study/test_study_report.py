@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import study_runs
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
 from fastbert.errors import InputError
-from fastbert.study import compare, page, results, run
+from fastbert.study import compare, page, results, run, senses
 from fastbert.wording import duration
 
 
@@ -212,6 +213,33 @@ def test_the_report_says_what_was_found(place, done, tmp_path):
     page_text = (tmp_path / "report.html").read_text()
     assert "<svg" in page_text
     assert "http" not in page_text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_jobs_that_rows_share_are_counted_once(place, done, tmp_path):
+    cache = shutil.copytree(done[0], tmp_path / "cache")
+    work = run.work_of(study_runs.read(place), cache)
+    model = work.model_of["full", 0]
+    assert model.key == work.model_of["on features", 0].key
+    path = model.directory / "result.json"
+    path.write_text(json.dumps({**model.result(), "best_step": 8}))
+    found = results.collect(work, "the command")
+    models, cells = ([job.result() for job in jobs] for jobs in (work.models, work.cells))
+    for name, own in (("pretraining", models), ("finetuning", cells)):
+        assert found["measured"][f"{name}_seconds"] == pytest.approx(sum(r["measured"]["seconds"] for r in own))
+        assert found["measured"][f"{name[:-3]}ed_tokens"] == sum(result["tokens"] for result in own)
+    by_row = {row["row"]: row["pretraining"] for row in found["rows"]}
+    assert by_row["full"]["weights_of_step"] == [8, work.model_of["full", 1].result()["best_step"]]
+
+
+def test_senses_are_asked_of_every_seed_and_drawn_of_the_first(place, done, tmp_path):
+    cache, _ = done
+    found = senses.measure(run.work_of(study_runs.read(place), cache), tmp_path)
+    drawn = json.loads((tmp_path / "polysemy.json").read_text())["means"]
+    assert list(found["rows"]) == list(drawn) == ["full", "no NSP"]
+    for name, of in found["rows"].items():
+        first, other = of["silhouette"]
+        assert first == drawn[name]["silhouette"] != other
+    assert found["words"][-1] == ["mean", *(drawn[name][what] for name in drawn for what in ("accuracy", "silhouette"))]
 
 
 def test_the_plan_counts_tokens_and_leaves_nothing_behind(place, done, tmp_path, capsys):

@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pretraining_runs
 import pytest
 import study_runs
+import torch
 
 from fastbert.cli.main import main
 from fastbert.data.shards import ShardSet
@@ -150,6 +152,19 @@ def test_what_determines_a_model_makes_another(place, done, tmp_path):
     # Dropout is no option of the recipe.
     (place / "dropout.yaml").write_text(study_runs.TINY.replace("paper: B\n", "paper: B\n    dropout: 0.3\n"))
     assert not cells & {cell.key for cell in run.work_of(study_runs.read(place, "dropout.yaml"), cache).cells}
+    # How many rows there are, and what features of the model are read by how large a new one.
+    for number, (option, of_rows) in enumerate(
+        {
+            "feature_units: 16\n    train_rows: 5": {"full", "no NSP", "on features"},
+            "feature_units: 16\n    dev_rows: 5": {"full", "no NSP", "on features"},
+            "feature_units: 8": {"on features"},
+        }.items()
+    ):
+        (place / f"other-{number}.yaml").write_text(study_runs.TINY.replace("feature_units: 16", option))
+        others = run.work_of(study_runs.read(place, f"other-{number}.yaml"), cache).cells
+        assert of_rows <= {cell.row for cell in others if cell.key not in cells}, option
+    (place / "last.yaml").write_text(study_runs.TINY.replace("last4-concat", "last"))
+    assert cells - {cell.key for cell in run.work_of(study_runs.read(place, "last.yaml"), cache).cells}
     # So does what stands in the files: the corpus a model, the rows the cells alone.
     files = shutil.copytree(place, tmp_path / "files")
     (files / "tags-dev.txt").write_text((place / "tags-dev.txt").read_text() + "\nred X X O\n")
@@ -176,6 +191,30 @@ def test_a_cell_is_trained_with_the_dropout_of_its_task(place, done, monkeypatch
     assert cell.result() is None
 
 
+def test_a_cell_has_its_own_seed_and_the_figures_of_its_best_epoch(place, done, tmp_path, monkeypatch):
+    """The seed draws the new head too."""
+    work = run.work_of(study_runs.read(place), shutil.copytree(done[0], tmp_path / "cache"))
+    heads: dict[int, list[torch.Tensor]] = {}
+
+    def finetune(task, model, _tokenizer, _train, _dev, config):
+        heads.setdefault(config.seed, []).append(model.classifier.weight.detach().clone())
+        rows = [
+            {"epoch": epoch, "train_loss": 1.0, "tokens_per_second": 50.0, "train_seconds": 2.0}
+            | dict.fromkeys(task.metrics, value)
+            for epoch, value in ((1, 0.5), (2, 0.25))
+        ]
+        return SimpleNamespace(history=rows, best=rows[0], guess={})
+
+    monkeypatch.setattr("fastbert.tasks.finetune.finetune", finetune)
+    for cell in [cell for cell in work.cells if cell.row == "full"] * 2:
+        cell.path.unlink()
+        result = cells.compute(cell)
+        assert (result["epoch"], set(result["metrics"].values()), result["tokens"]) == (1, {0.5}, 200)
+    assert set(heads) == {0, 1}
+    assert all(torch.equal(*twice) for twice in heads.values())
+    assert not torch.equal(heads[0][0], heads[1][0])
+
+
 def test_static_vectors_see_as_many_tokens_as_a_pretraining(place, tmp_path):
     pytest.importorskip("gensim")
     static = "rows:\n  - {name: static, static: {size: 16}, task: {features: embeddings}}\n"
@@ -183,11 +222,13 @@ def test_static_vectors_see_as_many_tokens_as_a_pretraining(place, tmp_path):
         study_runs.TINY[: study_runs.TINY.index("rows:")] + static + study_runs.TINY[study_runs.TINY.index("tasks:") :]
     )
     (place / "static.yaml").write_text(text.replace("token_budget: 256", "token_budget: 256\n  accumulate: 4"))
-    model = run.work_of(study_runs.read(place, "static.yaml"), tmp_path / "cache").models[0]
+    model, other = run.work_of(study_runs.read(place, "static.yaml"), tmp_path / "cache").models
     tokens = ShardSet.open(model.config.data).num_tokens
     passes = round(12 * 4 * 256 / tokens)
     assert passes > 1
-    assert pretrained.make(model)["tokens"] == passes * tokens
+    made = pretrained.make(model)
+    assert made["tokens"] == passes * tokens
+    assert made["weights"] != pretrained.make(other)["weights"], "they are of two seeds"
 
 
 def test_a_model_is_taken_from_the_middle_and_the_end_stays_the_same(place, done):
