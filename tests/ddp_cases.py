@@ -13,7 +13,7 @@ from fastbert.data.config import PretrainingConfig
 from fastbert.models import BertForPreTraining
 from fastbert.optim import AdamW, param_groups
 from fastbert.packing import PackedBatch
-from fastbert.train import distributed, engines
+from fastbert.train import distributed, engines, flops
 from fastbert.train.config import PretrainConfig
 from fastbert.train.pretrain import pretrain
 
@@ -108,6 +108,7 @@ def of_elmo(data: Path, out: Path, accumulate: int) -> PretrainConfig:
 
 
 def main(directory: Path) -> dict:
+    flops.measured_peak = lambda *_: (1e9, "made up")
     with distributed.joined() as world:
         poison = (1, world.size - 1)
         result = {"plain": train(world, micro_batches(6)), "nan": train(world, micro_batches(6), 4, poison)}

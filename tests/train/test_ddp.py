@@ -16,6 +16,7 @@ from fastbert.data import ranks
 from fastbert.errors import InputError
 from fastbert.train.distributed import World, joined, launched, total
 from fastbert.train.loop import PretrainLoop
+from fastbert.train.metrics import from_line
 from fastbert.train.pretrain import pretrain
 
 
@@ -76,8 +77,9 @@ def test_ranks_have_the_8_bit_scales_of_all(runs):
     assert torch.equal(history[0, :, 0], own.amax(0))
 
 
-def test_pretraining_is_that_of_one_process_with_as_many_micro_batches(runs, tmp_path):
+def test_pretraining_is_that_of_one_process_with_as_many_micro_batches(runs, tmp_path, monkeypatch):
     results, directory = runs
+    monkeypatch.setattr("fastbert.train.flops.measured_peak", lambda *_: (1e9, "made up"))
     options = {"steps": 6, "accumulate": 6, "eval_every": 4, "save_every": 3}
     expected = pretrain(pretraining_runs.config(directory / "data", tmp_path / "one", **options), quiet=True)
     assert all((got["steps"], got["tokens"]) == (6, expected.tokens) for got in results)
@@ -88,6 +90,16 @@ def test_pretraining_is_that_of_one_process_with_as_many_micro_batches(runs, tmp
             assert got.keys() == row.keys()
             for name, value in row.items():
                 assert got[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
+        # The same arithmetic, in the time that it took, as a share of what as many processes can do.
+        got_done, done = (
+            [
+                row["mfu"] * row["seconds"]
+                for row in map(from_line, (path / file).read_text().splitlines())
+                if "mfu" in row
+            ]
+            for path in (directory / "run", tmp_path / "one")
+        )
+        assert got_done == pytest.approx([each / len(results) for each in done])
 
 
 def test_pretraining_without_pairs_is_that_of_one_process(runs, tmp_path):
@@ -115,8 +127,6 @@ def test_an_elmo_is_that_of_one_process(runs, tmp_path):
 
 def test_time_of_communication_is_counted(runs):
     """Gradients travel during backward; what ranks agree on before is the rest."""
-    from fastbert.train.metrics import from_line
-
     for row in map(from_line, (runs[1] / "run" / "steps.jsonl").read_text().splitlines()):
         assert 0 < row["communication_seconds"] <= row["seconds"]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pretraining_runs import assert_same_run, checkpoint_of
 
-from fastbert import BertForPreTraining, optim
+from fastbert import BertConfig, BertForPreTraining, optim
 from fastbert.data.budget import BudgetData, real
 from fastbert.data.config import PretrainingConfig
 from fastbert.data.pretraining import PretrainingData
@@ -21,7 +21,9 @@ from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
 from fastbert.train import graph
 from fastbert.train.engine import LocalEngine, TrainingDiverged
+from fastbert.train.flops import batch_flops
 from fastbert.train.pretrain import pretrain
+from fastbert.train.window import Window
 
 LR = 2e-3
 
@@ -194,6 +196,19 @@ def test_a_run_says_what_pads_cost_and_resumes_to_the_bit(recipe, tmp_path):
     assert_same_run(tmp_path / "parts", tmp_path / "whole", 6)
     with pytest.raises(CheckpointError, match="expected the cuda_graph that it was trained with"):
         pretrain(replace(parts, resume="auto", cuda_graph="off"), quiet=True)
+
+
+def test_pads_are_neither_text_nor_arithmetic(data):
+    """Of what a line says pads are in the executed tokens alone."""
+    ids = min(data.batches(0), key=lambda ids: data.lengths(0)[ids].sum())
+    batch, lengths = data.collate(0, ids), data.lengths(0)[ids]
+    assert batch.num_tokens == 160 > lengths.sum()
+    config, window = BertConfig.from_name("2x32x2"), Window()
+    window.count(batch, config)
+    window.seconds = 2.0
+    row = window.row(peak=1e6)
+    assert row["mfu"] == pytest.approx(batch_flops(config, lengths, batch.num_labels) / 2.0 / 1e6)
+    assert (row["tokens_per_second"], row["executed_tokens_per_second"]) == (lengths.sum() / 2.0, 80.0)
 
 
 def test_fp16_halves_its_scale_until_nothing_overflows_and_keeps_it_over_a_resume(recipe, tmp_path):

@@ -23,6 +23,9 @@ from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.errors import CheckpointError, InputError
 from fastbert.train import checkpoint, evaluation
+from fastbert.train.distributed import World
+from fastbert.train.loop import PretrainLoop
+from fastbert.train.model_and_data import build_model
 from fastbert.train.pretrain import pretrain
 
 STEPS = 40
@@ -263,6 +266,17 @@ def test_going_back_gives_up_the_way_that_was_left(data, tmp_path, capsys):
     assert auto.steps == straight.steps == 12
     ours, theirs = (runs.checkpoint_of(run, 12)[0] for run in (out, tmp_path / "straight"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_rank_goes_on_from_the_time_that_was_trained(data, whole, tmp_path):
+    """Before its first step nobody has told it another: with none a run by the clock would begin in its first phase."""
+    config = runs.config(data, tmp_path / "run")
+    pretraining = PretrainingData(ShardSet.open(data), config.samples)
+    loop = PretrainLoop(config, build_model(config, pretraining), pretraining, None, tmp_path, None)
+    source = whole / "checkpoints" / f"step_{STEPS}"
+    loop.checkpoints.restore(source)
+    loop.engine.world = World(1, 2)
+    assert loop.seconds == checkpoint.load(source)[1]["seconds"] > 0
 
 
 def test_a_resume_says_which_options_are_others(data, tmp_path, capsys):
