@@ -51,6 +51,16 @@ def test_what_is_saved_is_the_moment_of_the_call(tmp_path):
     assert saved == {"window": {"n": 1}}
 
 
+def test_a_tensor_that_has_become_another_is_saved_as_it_is(tmp_path):
+    saver = BackgroundSave()
+    for step, weight in enumerate((torch.rand(3), torch.rand(3, dtype=torch.float64), torch.rand(2, 2)), 1):
+        saver.submit(tmp_path, step, {"w": weight}, {})
+        saver.wait()
+        saved = checkpoint.load(tmp_path / f"step_{step}")[0]["w"]
+        assert saved.dtype == weight.dtype
+        assert torch.equal(saved, weight)
+
+
 def test_at_most_one_is_under_way_and_the_copy_is_used_again(tmp_path):
     gate = Gate()
     gate.open.set()

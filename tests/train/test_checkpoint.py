@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import threading
 from pathlib import Path
 
@@ -262,6 +263,29 @@ def test_further_files_come_under_the_manifest(tmp_path):
     (path / "ranks" / "deep").symlink_to(tmp_path / "deep")
     with pytest.raises(CheckpointError, match="expected only"):
         checkpoint.load(path)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not say which file a number is of")
+def test_all_that_a_checkpoint_needs_is_forced_to_the_disk(tmp_path, monkeypatch):
+    """Its files and folders, what an engine adds to them, the names of the folders above, and each change of a name."""
+    forced, fsync = [], os.fsync
+
+    def spy(descriptor: int) -> None:
+        forced.append(re.sub(r"\.tmp-\w+", "", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def more(directory: Path) -> None:
+        (directory / "shards").mkdir()
+        (directory / "shards" / "rank0").write_bytes(b"a shard")
+
+    monkeypatch.setattr(os, "fsync", spy)
+    directory = tmp_path / "run" / "checkpoints"
+    path = checkpoint.save(directory, 1, {"w": torch.ones(3)}, {}, more=more)
+    assert {*map(str, path.rglob("*")), *map(str, (path, directory, tmp_path / "run", tmp_path))} <= set(forced)
+    assert forced[-1] == str(directory), "after its name has changed"
+    forced.clear()
+    checkpoint.leave_behind(directory, 0)
+    assert forced == [str(directory)]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
