@@ -8,16 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fastbert.bench import gate, plot, pool, results, table
+from fastbert import BertForPreTraining
+from fastbert.bench import gate, models, plot, pool, results, table
 from fastbert.bench.peers import Adapter, probe
-from fastbert.bench.session import Session, SessionPlan
+from fastbert.bench.session import Row, Session, SessionPlan
 from fastbert.bench.variants import Variant
 from fastbert.bench.worker import Server
-from fastbert.bench.workloads import Workload
+from fastbert.bench.workloads import Workload, flops
 from fastbert.config import BertConfig
 
 CONFIG = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=64)
@@ -259,8 +261,28 @@ def test_document_tables_and_picture(tmp_path):
     table.show(document, console)
     shown = console.export_text()
     assert "wrong: relative error" in shown
+    slow, fast = (f"{rows[0]['tokens'] / rows[0][key] * 1e3:,.0f}" for key in ("p80_ms", "p20_ms"))
+    assert f"{slow}-{fast}" in shown
     assert "fastbert / peer" in shown
     assert plot.plot(document, tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("fp32", 0.5), ("bf16", 0.25), ("int8", 0.125)])
+def test_the_share_of_the_peak_is_of_the_peak_of_its_dtype(dtype, share):
+    rate = flops(CONFIG, SHORT) / 0.5 / 1e9
+    plan = SimpleNamespace(kind="inference", model="base")
+    peaks = {"fp32": 2 * rate, "bf16": 4 * rate, "int8": 8 * rate}
+    session = SimpleNamespace(plan=plan, config=CONFIG, peak_rates=lambda workload: {"A": peaks}[workload])
+    row = results.row_dict(Row(SHORT, planted("Right", dtype), seconds=[0.25, 0.5, 2.0]), session)
+    assert (row["gflops"], row["share_of_peak"]) == (pytest.approx(rate), pytest.approx(share))
+    assert row["tokens_per_second"] == 16
+
+
+def test_all_weights_of_the_measured_model_say_something(tmp_path):
+    """As BERT begins, with biases of 0 and norms of 1, a library that forgot one would compute the same."""
+    models.make_directory("base", tmp_path, CONFIG)
+    state = BertForPreTraining.from_pretrained(tmp_path).state_dict()
+    assert not [name for name, tensor in state.items() if tensor.dim() == 1 and len(tensor.unique()) < len(tensor)]
 
 
 def test_ratios_by_hand():

@@ -40,3 +40,18 @@ def test_ways_of_tokenising_take_turns(monkeypatch):
     assert calls == [*names, *reversed(names)]
     assert rows[0]["mb_per_s"] == pytest.approx((10 / 2 + 10 / 7) / 2)
     assert said[0] == "encode_batch 5.00 MB/s"
+
+
+def test_memory_is_of_a_tenth_of_the_text_and_of_all(monkeypatch, tmp_path):
+    source, whole, sizes = tmp_path / "source.txt", tmp_path / "whole.txt", []
+    source.write_text("A line of text.\n" * 10)
+    whole.write_text("x" * 5_000)
+
+    def measure(what, corpus, _vocab, threads, shard_tokens):
+        sizes.append((what, corpus.stat().st_size, threads))
+        return {"peak_mb": [corpus.stat().st_size, 1.0]}
+
+    monkeypatch.setattr(data, "measure", measure)
+    rows = data._compare_memory(source, whole, 5_000, Path("vocab.txt"), 2)
+    assert sizes == [("prepare", pytest.approx(500, abs=20), 2), ("prepare", 5_000, 2)]
+    assert [(row["mb"], row["peak_mb"]) for row in rows] == [(size / 1e6, size) for _, size, _ in sizes]
