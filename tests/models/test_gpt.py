@@ -14,6 +14,7 @@ from fastbert import PackedBatch
 from fastbert.errors import CheckpointError, InputError
 from fastbert.gpt_config import GPT2Config, GPTConfig
 from fastbert.models.gpt import GPTForPreTraining, GPTModel
+from fastbert.models.gpt_heads import GPTForMultipleChoice, GPTForSequenceClassification
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +175,26 @@ def test_labels_of_a_packed_batch_and_recomputed_layers(directories, kind):
         found.append([out.loss.detach(), *(p.grad.clone() for p in model.parameters())])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("head", [GPTForSequenceClassification, GPTForMultipleChoice])
+def test_a_task_adds_the_loss_of_next_words_while_it_trains(directories, kind, head):
+    """L3 = L2 + lambda L1 (Radford et al. 2018, section 3.3)."""
+    model = head.from_pretrained(directories / kind, **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0))
+    batch = PackedBatch.from_sequences([ids(9).tolist(), ids(15)[9:].tolist()])
+    places = torch.tensor([*range(8), *range(9, 14)])
+    batch = dataclasses.replace(batch, mlm_positions=places, mlm_labels=batch.input_ids[places + 1])
+    options = (
+        {"labels": torch.tensor([1, 0])} if head is GPTForSequenceClassification else {"labels": torch.tensor([1])}
+    )
+    options |= {} if head is GPTForSequenceClassification else {"num_choices": 2}
+    words = model.transformer(batch).last_hidden_state[places] @ model.get_input_embeddings().weight.T
+    alone, added = model(batch, **options).loss, torch.nn.functional.cross_entropy(words, batch.mlm_labels)
+    assert torch.equal(model(batch, **options, lm_weight=0.5).loss, alone), "an evaluation has the task's loss"
+    torch.testing.assert_close(model.train()(batch, **options, lm_weight=0.5).loss, alone + 0.5 * added)
+    with pytest.raises(InputError, match="lm_weight needs a packed batch with the labels of next words"):
+        model(dataclasses.replace(batch, mlm_positions=None, mlm_labels=None), **options, lm_weight=0.5)
 
 
 def test_new_weights_begin_as_the_papers_say():
