@@ -245,8 +245,8 @@ class PretrainLoop:
                 self.engine.backward(lambda batch=batch: self._loss(batch, labels, pairs), last=number == len(micro))
                 for number, batch in enumerate(micro, 1)
             ]
-            if not self._is_spike(losses):
-                window.grad_norm, window.lr = self.engine.step(lr), lr
+            # Of a step that is left out there is no norm, for which that of the step before must not stand.
+            window.grad_norm, window.lr = 0.0 if self._is_spike(losses) else self.engine.step(lr), lr
         self.step += 1
         self.tokens += tokens
         window.seconds += time.perf_counter() - began

@@ -128,3 +128,17 @@ def test_options_that_make_no_sense(wrong):
 
 def test_off_by_default():
     assert PretrainConfig().spike_sigma is None
+
+
+def test_a_step_that_is_left_out_has_a_row_of_its_own(data, tmp_path):
+    """However often a line is told: no norm, where that of the step before stood, and the rate that it had."""
+    changes = {"spike_sigma": 0.5, "spike_window": 5, "steps": 9, "lr": 1e-5}
+    found = []
+    for every in (1, 9):
+        pretrain(runs.config(data, tmp_path / str(every), log_every=every, **changes), quiet=True)
+        found.append(runs.rows(tmp_path / str(every), "steps.jsonl"))
+    for one, other in zip(*found, strict=True):
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+    before, left_out, after = found[1][5:8]
+    assert (left_out["left_out_steps"], left_out["grad_norm"]) == (1, 0.0)
+    assert before["lr"] > left_out["lr"] > after["lr"]
