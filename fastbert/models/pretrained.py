@@ -152,7 +152,9 @@ class PreTrainedModel(nn.Module):
         if not is_complete(model, state, **names):
             model = cls(config, **init)
         if isinstance(dtype, str):
-            dtype = next(iter(state.values())).dtype if dtype == "auto" else getattr(torch, dtype, None)
+            # The first floating one's: an ELMo's file may begin with its table of characters.
+            floating = (tensor.dtype for tensor in state.values() if tensor.is_floating_point())
+            dtype = next(floating, torch.float32) if dtype == "auto" else getattr(torch, dtype, None)
             if not isinstance(dtype, torch.dtype):
                 raise InputError("dtype must be a torch dtype or its name, or 'auto'")
         # Also if none was given: the modules have torch's default dtype, which the program may have changed.

@@ -12,8 +12,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import fastbert
+from fastbert.elmo_config import ElmoConfig
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import read_model
+from fastbert.models.elmo import ElmoModel
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,18 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("options", [{"torch_dtype": torch.float16}, {"dtype": "float16"}, {"torch_dtype": "float16"}])
 def test_both_names_of_the_dtype(saved, options):
     assert fastbert.BertModel.from_pretrained(saved, **options).dtype == torch.float16
+
+
+def test_the_dtype_of_a_file_is_that_of_its_weights(tmp_path):
+    """An ELMo's begins, as torch saves it, with a table of characters in 16-bit integers."""
+    model = ElmoModel(ElmoConfig.from_name("elmo-1x16x2", vocab_size=20)).half()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    state = model.state_dict()
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    assert next(iter(state.values())).dtype == torch.int16
+    read = ElmoModel.from_pretrained(tmp_path, dtype="auto")
+    assert {name: tensor.dtype for name, tensor in read.state_dict().items()} == {n: t.dtype for n, t in state.items()}
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
