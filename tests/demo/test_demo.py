@@ -7,10 +7,15 @@ import importlib.util
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from fastbert import BertForPreTraining
 from fastbert.data import builtin_corpus
+from fastbert.data.config import PretrainingConfig
+from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import ShardSet
 from fastbert.demo import families, run
 from fastbert.demo.recipe import FULL, QUICK
@@ -126,6 +131,45 @@ def test_no_test_document_is_in_the_shards_that_pretraining_opens(tiny, document
         assert len(shards) == corpus[name] > 0
     training = ShardSet.open(tiny.out / "data", "train")
     assert len(training) == corpus["documents"] - corpus["validation_documents"] - corpus["test_documents"]
+
+
+def test_the_vocabulary_is_of_the_training_documents_alone(documents, tmp_path, monkeypatch):
+    def train(sentences, _size):
+        raise LookupError(list(sentences))
+
+    monkeypatch.setattr(run, "train_wordpiece", train)
+    with pytest.raises(LookupError) as seen:
+        run._prepare(run.DemoResult(tmp_path, QUICK))
+    sizes = [(name, sum(map(len, sentences))) for name, sentences in documents]
+    kept = frozenset.union(*families.split_documents(sizes, QUICK.heldout_share))
+    assert seen.value.args[0] == [s for name, sentences in documents if name not in kept for s in sentences]
+
+
+def test_the_figures_are_of_the_test_documents(tiny):
+    samples = PretrainingConfig(max_seqlen=tiny.recipe.max_seqlen)
+    testing = PretrainingData(ShardSet.open(tiny.out / "test", "train"), samples)
+    assert tiny.test["tokens"] == sum(int(testing.lengths(epoch).sum()) for epoch in range(3))
+
+
+def test_the_classifiers_begin_as_they_are_called_and_the_last_epoch_counts(tiny, monkeypatch):
+    """Of the best epoch the figure would be chosen by the very rows that it is of."""
+    begun = []
+
+    def finetune(_task, model, _tokenizer, _train, _test, config):
+        begun.append((config.seed, {name: tensor.clone() for name, tensor in model.bert.state_dict().items()}))
+        return SimpleNamespace(history=[{"accuracy": 0.9}, {"accuracy": 0.25}])
+
+    monkeypatch.setattr(run, "finetune", finetune)
+    result = dataclasses.replace(tiny, recipe=dataclasses.replace(tiny.recipe, seeds=2), classifier={})
+    run._classify(result, 3)
+    assert result.classifier["accuracies"] == {"pre-trained": [0.25, 0.25], "random weights": [0.25, 0.25]}
+    trained = BertForPreTraining.from_pretrained(tiny.run.model_dir).bert.state_dict()
+    assert [seed for seed, _ in begun] == [3, 3, 4, 4]
+    for seed, weights in begun[::2]:
+        assert all(torch.equal(weights[name], tensor) for name, tensor in trained.items()), seed
+    name = "encoder.layer.0.output.dense.weight"
+    first, other = (weights[name] for _, weights in begun[1::2])
+    assert not any(torch.equal(*pair) for pair in ((first, other), (first, trained[name]), (other, trained[name])))
 
 
 def test_a_directory_of_something_else_is_not_removed(tmp_path):
