@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastbert
-from fastbert import BertConfig, rng
+from fastbert import BertConfig, fp8, ops, rng
 from fastbert.errors import CheckpointError
 from fastbert.optim import AdamW
 from fastbert.train import checkpoint
@@ -93,6 +93,23 @@ def test_two_models_in_two_threads_are_as_in_turn():
         thread.join()
     assert same(got[1], wanted[0])
     assert same(got[2], wanted[1])
+
+
+def test_what_a_block_chooses_holds_in_its_thread_alone():
+    weight = torch.nn.Parameter(torch.ones(1))
+
+    def look() -> tuple:
+        return ops.current_backend(), ops.is_batch_invariant(), ops._in_place.is_allowed(weight), fp8.current()
+
+    seen = [look()]
+    policy = fp8.Policy(fp8.Scales([], torch.device("cpu")), [], [])
+    with fastbert.backend("reference"), fastbert.batch_invariant(), ops.gradients_in_place(), fp8.use(policy):
+        assert look() == ("reference", True, True, policy)
+        thread = threading.Thread(target=lambda: seen.append(look()))
+        thread.start()
+        thread.join()
+    assert seen == [seen[0]] * 2
+    assert seen[0][1:] == (False, False, None)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -293,6 +293,18 @@ def test_an_epsilon_that_changes_is_followed(calls):
         torch.testing.assert_close(after, run(encoder, *given))
 
 
+def test_another_gelu_or_number_of_heads_is_followed():
+    """Of one stack of weights, by whoever calls the op."""
+    layers, packed = parameters(small_encoder()), ops.PackedEncoder()
+    x, *bounds = batch()
+    options = {"nheads": 4, "eps": 1e-12}
+    with torch.no_grad(), fastbert.backend("cpu"):
+        for change in ({}, {"nheads": 2}, {"approximate": "tanh"}, {"eps": 0.5}):
+            options |= change
+            alone = ops.encoder(x, layers, *bounds, **options)[0]
+            assert torch.equal(ops.encoder(x, layers, *bounds, **options, packed=packed)[0], alone), options
+
+
 @pytest.mark.parametrize("bytes_", [1, 7, 8, 9, 4096, 16383, 16384])
 def test_any_byte_of_a_small_buffer_changes_its_fingerprint(bytes_):
     buffer, fingerprint = torch.zeros(bytes_, dtype=torch.uint8), _native.extension().fingerprint
