@@ -227,6 +227,16 @@ def test_bf16_autocast_keeps_float32_weights_and_learns_the_same(recipe, tmp_pat
     assert rows["bf16"] != rows["fp32"]
 
 
+def test_a_run_in_bf16_is_evaluated_in_bf16(recipe, prepared):
+    result = pretrain(recipe(precision="bf16", steps=1, eval_every=1), quiet=True)
+    heldout = PretrainingData(ShardSet.open(prepared, "heldout"), PretrainingConfig(max_seqlen=32))
+    model = BertForPreTraining.from_pretrained(result.model_dir)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = evaluate(model, heldout, max_tokens=400)
+    assert {name: result.heldout[name] for name in expected} == expected
+    assert evaluate(model, heldout, max_tokens=400)["mlm_loss"] != expected["mlm_loss"]
+
+
 def test_recomputed_activations_give_the_same_bits(prepared, tiny_model):
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     data = PretrainingData(ShardSet.open(prepared), PretrainingConfig(max_seqlen=32))
