@@ -244,6 +244,14 @@ class Packing:
         """Whether every token of the (B, S) batch is kept."""
         return self.indices.numel() == self.batch_size * self.seqlen
 
+    def keeps_distances(self) -> bool:
+        """Whether two tokens of a row are as far from each other when packed: no token between others is left out.
+        It reads numbers of the device."""
+        starts, ends = (bounds.to(torch.int64) for bounds in (self.cu_seqlens[:-1], self.cu_seqlens[1:]))
+        filled = ends > starts
+        starts, ends = starts[filled], ends[filled]
+        return bool((self.indices[ends - 1] - self.indices[starts] == ends - 1 - starts).all())
+
     def pack(self, x: Tensor) -> Tensor:
         """(B, S, ...) -> (T, ...)."""
         flat = x.reshape(self.batch_size * self.seqlen, *x.shape[2:])

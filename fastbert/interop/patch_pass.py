@@ -145,6 +145,7 @@ class Pass:
             # Poolers, and heads of models without one, read column 0 even if it is masked.
             needs_first_column=True,
             needs_attentions=bool(self.attentions),
+            needs_distances=self.family.bias is not None,
         )
         if keep is not None:
             if not bool(keep.all()):

@@ -261,6 +261,7 @@ def open_padded(
     position_ids: Tensor | None,
     needs_first_column: bool,
     needs_attentions: bool,
+    needs_distances: bool = False,
 ) -> Tokens:
     """Packs a (B, S) batch. By default positions are column indices, whatever the mask says, as in transformers."""
     check_tensors(
@@ -291,6 +292,7 @@ def open_padded(
         first_column=needs_first_column and not config.is_decoder,
         probabilities=needs_attentions,
         causal=config.is_decoder,
+        distances=needs_distances,
     )
 
     def ids(name: str, given: Tensor) -> Tensor:

@@ -162,6 +162,7 @@ def lay_out(
     first_column: bool,
     probabilities: bool,
     causal: bool = False,
+    distances: bool = False,
 ) -> tuple[Packing, Layout, Tensor | None]:
     """Decides how a (B, S) batch is computed: packed, unless something needs the whole rectangle.
 
@@ -170,6 +171,7 @@ def lay_out(
         first_column: whether column 0 is read even if it is masked, as by transformers' pooler.
         probabilities: whether attention probabilities are needed.
         causal: a token attends only to itself and those before it, whatever else the mask says.
+        distances: whether scores depend on the number of columns between two tokens, which packing must then keep.
 
     Returns:
         the packing of the tokens; their layout; and on the padded path the (B, S) bool tokens to keep, None for all.
@@ -208,10 +210,12 @@ def lay_out(
     else:
         whole = keep is None
         packing = Packing.full(batch_size, seqlen, device) if whole else ops.read_mask(keep, first_column=first_column)
-        if packing is not None:
+        if packing is not None and (not distances or packing.keeps_distances()):
             return packing, PackedLayout(packing.cu_seqlens, packing.max_seqlen, causal), None
         # A masked token can only be computed in the padded batch.
         reason = "the first token of a sequence is masked (left padding), and a pooler or a head may read it"
+        if packing is not None:
+            reason = "a token between others is masked, and scores depend on the distance of two tokens"
     say_padded(reason)
     if keep is None:
         return rectangle(None, None)

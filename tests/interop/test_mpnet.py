@@ -132,6 +132,24 @@ def test_rectangles(mask, probabilities, passes):
     assert len(passes) == 1
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_hole_counts_in_distances(empty, passes):
+    """A token behind one that is masked is no nearer to those before it; packed it would be."""
+    mask = MASK.clone()
+    mask[2, 3:7] = 0
+    if empty:
+        mask[1] = 0
+    results = []
+    for model in twins():
+        states = model(IDS, attention_mask=mask, output_hidden_states=True).hidden_states
+        (states[-1] * torch.linspace(-1, 1, 64))[mask.bool()].sum().backward()
+        weights = [p for name, p in model.named_parameters() if not name.endswith(".k.bias") and p.grad is not None]
+        results.append(([x[mask.bool()] for x in states], [p.grad for p in weights]))
+    for limit, wanted, got in zip((1e-5, 1e-4), *results, strict=True):
+        assert_near_each(got, wanted, limit)
+    assert len(passes) == 1
+
+
 @pytest.mark.parametrize("what", ["attention", "branches"])
 def test_what_is_dropped(what, passes):
     """All of it, which needs no luck."""
