@@ -23,8 +23,9 @@ from .sentence_files import transformer_directory
 
 _log = logging.getLogger("fastbert")
 
-# Layers of DistilBERT's and ELECTRA's heads with a classifier that no head of BERT's has.
-_BEFORE_A_CLASSIFIER = ("pre_classifier.weight", "sequence_summary.summary.weight")
+# Layers under a classifier that no head of BERT's has: DistilBERT's, ELECTRA's, and the BiLSTM over frozen features.
+# The classifier reads what they compute, so that it means nothing on BERT's states, even if it is as wide as they are.
+_BEFORE_A_CLASSIFIER = ("pre_classifier.weight", "sequence_summary.summary.weight", "lstm.weight_ih_l0")
 _CONFIGS = ("config.json", "bert_config.json")
 
 

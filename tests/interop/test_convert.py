@@ -22,6 +22,9 @@ import fastbert
 from fastbert.cli.main import main
 from fastbert.errors import CheckpointError, InputError
 from fastbert.interop.convert import convert
+from fastbert.tasks.feature_classifier import FeatureClassifier
+from fastbert.tasks.feature_tagger import FeatureTagger
+from fastbert.tasks.on_features import of_kind
 from fastbert.weights.tensor_bundle import read_bundle
 
 CLASSES = (
@@ -168,6 +171,20 @@ def test_tensorflows_vocabulary_is_made_of_a_tokenizer_json(tmp_path, caplog):
     convert(source, tmp_path / "unigram", to="tf1")
     assert not (tmp_path / "unigram" / "vocab.txt").exists()
     assert "no vocab.txt is written" in caplog.text
+
+
+@pytest.mark.parametrize("head", [FeatureClassifier, FeatureTagger])
+def test_a_classifier_over_a_bilstm_is_no_head_of_berts(head, tmp_path):
+    """It is as wide as BERT's here, and was taken for that: an answer of chance in every other library."""
+    base = _saved(_theirs("BertModel"), tmp_path / "base")
+    config = fastbert.BertConfig.from_pretrained(base)
+    units = config.hidden_size // (2 if head is FeatureTagger else 8)
+    options = {"feature_layers": "last", "feature_units": units, "feature_pairs": head is FeatureClassifier}
+    config = fastbert.BertConfig.from_pretrained(base, num_labels=2, **options)
+    of_kind(head, "bert")(config).save_pretrained(tmp_path / "features")
+    found = convert(tmp_path / "features", tmp_path / "end")
+    assert {name.split(".")[0] for name in found.unused} == {"classifier", "lstm"}
+    assert json.loads((tmp_path / "end" / "config.json").read_text())["architectures"] == ["BertModel"]
 
 
 def test_what_is_there_is_not_mixed_with(tmp_path):
