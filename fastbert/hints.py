@@ -34,12 +34,17 @@ def adapter_hint(directory: str | os.PathLike) -> str:
     )
 
 
+def is_weights(path: str | os.PathLike) -> bool:
+    """Whether a file is called as files of weights are."""
+    return Path(path).suffix in _WEIGHTS and Path(path).is_file()
+
+
 def checkpoint_hint(directory: str | os.PathLike) -> str:
     """The end of an error's sentence where a directory holds a file of weights under another name, or DeepSpeed's
     checkpoints: the newest may be what was meant."""
     home = Path(directory)
-    files = [path for path in (*home.glob("*"), *home.glob("global_step*/mp_rank_*")) if path.suffix in _WEIGHTS]
-    found = [path for path in files if path.is_file() and not path.name.startswith(_BESIDE)]
+    files = [path for path in (*home.glob("*"), *home.glob("global_step*/mp_rank_*")) if is_weights(path)]
+    found = [path for path in files if not path.name.startswith(_BESIDE)]
     found = [path for path in found if not path.name.endswith(_OPTIMIZER)]
     if not found:
         return ""

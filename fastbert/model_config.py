@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from .errors import InputError
 from .files import write_whole
-from .hints import adapter_hint, download_hint, run_hint
+from .hints import adapter_hint, download_hint, is_weights, run_hint
 from .text_files import read_json
 from .wording import dtype_name
 
@@ -49,6 +49,8 @@ def read_config_file(directory: str | os.PathLike[str]) -> tuple[Path, dict[str,
         # The second is google-research's, beside its TensorFlow checkpoints.
         names = ("config.json", "bert_config.json")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
+    if is_weights(path):
+        raise InputError(f"{directory}: expected the directory of a model, got a file of weights: give what holds it")
     if not path.is_file():
         hint = download_hint(directory) or run_hint(directory) or adapter_hint(directory)
         raise InputError(f"{directory}: expected a directory with a config.json, found none{hint}")

@@ -251,6 +251,12 @@ def _text_of(row: dict) -> str | None:
     return next((row[name] for name in _FIELDS if isinstance(row.get(name), str)), None)
 
 
+def _shown(row: dict) -> str:
+    """The first names of a row without a text, and the types of those that texts have: it may be there, and a list."""
+    shown = [f"{name!r} ({type(row[name]).__name__})" if name in _FIELDS else repr(name) for name in sorted(row)[:5]]
+    return f"[{', '.join(shown)}]"
+
+
 def _has_rows(file: Path) -> bool:
     """Whether a .json file has rows: most of that name are settings."""
     if not file.is_file():  # a pipe, which is read once, or a link to nowhere, of which its reader tells
@@ -326,7 +332,7 @@ def _jsonl_documents(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[R
             raise DataError(f"{path}:{number}: expected a JSON object, got a row that fails with: {error}") from None
         text = _text_of(row) if isinstance(row, dict) else None
         if text is None:
-            got = f"fields {sorted(row)[:5]}" if isinstance(row, dict) else type(row).__name__
+            got = f"fields {_shown(row)}" if isinstance(row, dict) else type(row).__name__
             raise DataError(f"{path}:{number}: expected a JSON object with a string field 'text', got {got}")
         # A lone surrogate is legal JSON and no text; the tokenizer could not take it.
         document = _paragraphs(text.encode("utf-8", "replace").decode("utf-8"))

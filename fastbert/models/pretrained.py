@@ -154,9 +154,10 @@ class PreTrainedModel(nn.Module):
         if isinstance(dtype, str):
             # The first floating one's: an ELMo's file may begin with its table of characters.
             floating = (tensor.dtype for tensor in state.values() if tensor.is_floating_point())
-            dtype = next(floating, torch.float32) if dtype == "auto" else getattr(torch, dtype, None)
-            if not isinstance(dtype, torch.dtype):
-                raise InputError("dtype must be a torch dtype or its name, or 'auto'")
+            named = next(floating, torch.float32) if dtype == "auto" else getattr(torch, dtype, None)
+            if not isinstance(named, torch.dtype):
+                raise InputError(f"dtype must be a torch dtype or its name, or 'auto', got {dtype!r}")
+            dtype = named
         # Also if none was given: the modules have torch's default dtype, which the program may have changed.
         model.to(torch.float32 if dtype is None else dtype)
         model.load_report = load_into(

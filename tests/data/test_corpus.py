@@ -196,6 +196,12 @@ def test_rows_of_json_under_a_name_without_a_suffix(tmp_path):
         assert sentences(path) == [[text]]
 
 
+def test_a_text_that_is_no_string_is_told_by_its_type(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": 1, "text": ["a", "b"]}\n')
+    refused(path, f"{path}:1", "a string field 'text', got fields ['id', 'text' (list)]")
+
+
 def test_rows_of_json_in_files_called_json(tmp_path, caplog):
     """C4's and Dolma's are; beside them may be settings, which are called so too."""
     rows = [{"text": "Two.\nThree.", "url": "u"}, {"text": ""}, {"text": "Four."}]

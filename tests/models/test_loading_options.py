@@ -43,6 +43,18 @@ def test_the_dtype_of_a_file_is_that_of_its_weights(tmp_path):
     assert {name: tensor.dtype for name, tensor in read.state_dict().items()} == {n: t.dtype for n, t in state.items()}
 
 
+def test_a_dtype_that_is_none_is_named(saved):
+    with pytest.raises(InputError, match=r"dtype must be a torch dtype or its name, or 'auto', got 'float99'"):
+        fastbert.BertModel.from_pretrained(saved, dtype="float99")
+
+
+def test_a_file_of_weights_is_no_directory(saved):
+    """Its bytes were read as a configuration, whose first line is no UTF-8."""
+    for read in (fastbert.BertModel.from_pretrained, fastbert.BertConfig.from_pretrained):
+        with pytest.raises(InputError, match=r"model\.safetensors: expected the directory of a model, got a file of w"):
+            read(saved / "model.safetensors")
+
+
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_torchs_default_dtype_is_not_that_of_the_parameters(saved, default):
     before = torch.get_default_dtype()
