@@ -236,6 +236,9 @@ class BertHead(PreTrainedModel):
     """
 
     config: BertConfig
+    # "all", or "needed": to compute the last layer only for the tokens that are read, whose dropout then draws other
+    # random numbers.
+    last_layer = "all"
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool) -> None:
         super().__init__(config)
@@ -247,11 +250,13 @@ class BertHead(PreTrainedModel):
         return encoded_by(self.bert, *inputs, **options)
 
     def encode_for_pooled(self, *inputs: Any, **options: Any) -> Encoded:
-        """`encode` for a head that reads nothing but the pooled token: in training the last layer computes no other one
-        beyond its attention, unless somebody asks for its states or has hooks there, or a BiLSTM reads them."""
+        """`encode` for a head that reads nothing but the pooled token. If ``last_layer`` is "needed", the last layer
+        computes no other one beyond its attention in training, unless somebody asks for its states or has hooks there,
+        or a BiLSTM reads them."""
         config, keep_states = self.config, options.get("output_hidden_states")
         keep_states = config.output_hidden_states if keep_states is None else keep_states
-        if self.training and self.bert.pooler is not None and not keep_states and self._last_layer_is_unseen():
+        wanted = self.last_layer == "needed" and self.training and self.bert.pooler is not None
+        if wanted and not keep_states and self._last_layer_is_unseen():
             options["only_pooled"] = True
         return self.encode(*inputs, **options)
 

@@ -135,7 +135,9 @@ def pooled_only(cls) -> tuple:
     if cls is BertForMultipleChoice:
         ids, keep = ids.view(2, 2, 17), keep.view(2, 2, 17)
     padded = {"input_ids": ids, "attention_mask": keep, **given}
-    return make(cls, **HEADS[cls]), ({"num_choices": 2} if cls is BertForMultipleChoice else {}) | given, packed, padded
+    model = make(cls, **HEADS[cls])
+    model.last_layer = "needed"
+    return model, ({"num_choices": 2} if cls is BertForMultipleChoice else {}) | given, packed, padded
 
 
 def rows_of_the_last_layer(monkeypatch) -> list[int]:
@@ -182,6 +184,7 @@ def test_what_only_the_pooler_reads_has_the_same_losses_and_gradients(monkeypatc
 
 def test_sequences_and_batches_without_tokens_have_no_rows():
     model = make(BertForSequenceClassification, **NO_DROPOUT)
+    model.last_layer = "needed"
     for bounds in ([0, 0, 3, 3], [0, 0]):
         ids = torch.arange(5, 5 + bounds[-1])
         options = {"cu_seqlens": torch.tensor(bounds, dtype=torch.int32), "max_seqlen": bounds[-1]}
@@ -210,3 +213,11 @@ def test_in_evaluation_all_of_the_layer_is_one_call_as_before(monkeypatch):
     rows = rows_of_the_last_layer(monkeypatch)
     model.eval()(packed, **given)
     assert set(rows) <= {33}
+
+
+def test_by_default_all_of_it_is_computed(monkeypatch):
+    model, given, packed, _ = pooled_only(BertForSequenceClassification)
+    del model.last_layer
+    rows = rows_of_the_last_layer(monkeypatch)
+    model(packed, **given)
+    assert rows == [33, 33]

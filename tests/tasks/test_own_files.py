@@ -341,7 +341,7 @@ def test_regression_learns_the_size_of_its_numbers(tmp_path, capsys):
     data = tmp_path / "data.csv"
     data.write_text("".join(f'{price},"the film, a",{word}\n' for word, price in rows))
     run, columns = tmp_path / "run", ["--text-columns", "2", "3", "--label-column", "1"]
-    recipe = ["--epochs", "12", "--batch-size", "4", "--lr", "3e-3", "--max-seqlen", "16"]
+    recipe = ["--epochs", "6", "--batch-size", "4", "--lr", "3e-3", "--max-seqlen", "16"]
     given = ["--model", str(model), "--train", str(data), "--dev", str(data), "--out", str(run)]
     assert main(["finetune", "text-regression", *given, *columns, *recipe]) == 0
     lines = (run / "dev_differences.tsv").read_text().splitlines()
