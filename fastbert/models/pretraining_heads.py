@@ -105,8 +105,6 @@ class BertForPreTraining(BertHead):
         Devlin et al. 2019, section 3.1.
     """
 
-    last_layer = "all"
-
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=True)
         self.cls = BertPreTrainingHeads(self.config)
@@ -195,8 +193,6 @@ class BertForMaskedLM(BertHead):
     Ref:
         Devlin et al. 2019, section 3.1, task 1.
     """
-
-    last_layer = "all"
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, add_pooling_layer=False)

@@ -17,7 +17,6 @@ from fastbert import (
     PackedBatch,
     rng,
 )
-from fastbert.models.bert import BertHead
 from fastbert.modules.layer import BertIntermediate
 
 
@@ -162,20 +161,16 @@ def test_what_only_the_pooler_reads_has_the_same_losses_and_gradients(monkeypatc
         padded = {name: x if name == "labels" else x.flip(-1) for name, x in padded.items()}
     if "recomputed" in form:
         model.gradient_checkpointing_enable()
-    calls = [(packed, given)] if "packed" in form else [(None, padded)]
-    rows, results = rows_of_the_last_layer(monkeypatch), []
-    for unseen in (False, True):
-        if not unseen:
-            monkeypatch.setattr(BertHead, "_last_layer_is_unseen", lambda self: False)
-        else:
-            monkeypatch.undo()
-            rows = rows_of_the_last_layer(monkeypatch)
-        ((batch, options),) = calls
+    inputs, options = ((packed,), given) if "packed" in form else ((), padded)
+    every, results = 4 * 17 if form == "padded, left" else 33, []
+    rows = rows_of_the_last_layer(monkeypatch)
+    for which in ("all", "needed"):
+        model.last_layer = which
         model.zero_grad()
+        rows.clear()
         with rng.use(rng.DropoutKey(5, 1)):
-            out = model(batch, **options) if batch is not None else model(**options)
-        every = 4 * 17 if form == "padded, left" else 33
-        assert rows == [every, 4 if unseen else every]
+            out = model(*inputs, **options)
+        assert rows == [every, 4 if which == "needed" else every]
         out.loss.backward()
         results.append([out.loss, out.logits, *(p.grad for p in model.parameters())])
     for whole, part in zip(*results, strict=True):
