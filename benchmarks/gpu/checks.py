@@ -30,11 +30,12 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
     """Runs tests in a process of their own, or some where pytest-xdist is there: most of their time on a GPU goes into
     compiling kernels. In a dry run a few tests, without a GPU in Triton's interpreter.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    command += ["-o", "addopts=--import-mode=importlib"]
     command += [str(REPOSITORY / name) for name in files]
     words = "dropout_has" if dry and words != "to_the_end" else words
     if not dry and importlib.util.find_spec("xdist"):
-        command += ["-n", str(min(os.cpu_count() or 1, 8))]
+        command += ["-n", str(min(os.cpu_count() or 1, 14))]
     command += ["-k", words] if words else []
     paths = [str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
     variables = {
@@ -49,11 +50,11 @@ def pytest(dry: bool, files: tuple[str, ...], words: str = "", timeout: float = 
         said = [file.read() for file in (errors, out) if file.seek(0) == 0]
     lines = "".join(said).strip().splitlines() or ["no output"]
     if status is None:
-        return {"error": f"not done after {timeout:g} s", "tail": lines[-60:]}
+        return {"error": f"not done after {timeout:g} s", "tail": lines[-300:]}
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     row = {"summary": lines[-1], "failed": failed, "rc": status}
-    # The first failure's end, or why no test was run, so that a lent machine need not be asked again.
-    return row | ({"tail": lines[-60:]} if status else {})
+    # The failures, or why no test was run, so that a lent machine need not be asked again.
+    return row | ({"tail": lines[-300:]} if status else {})
 
 
 def _wait(tests: subprocess.Popen, timeout: float) -> int | None:

@@ -175,41 +175,60 @@ def _theirs(config: BertConfig, padded: dict, system: str, device: str, dry: boo
     return step, lambda: float(losses[0].detach())
 
 
-def training(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:
+@dataclasses.dataclass
+class TrainingStep:
+    """A step of one system on one batch: `run` makes it, `loss` is that of the last one."""
+
+    run: Callable[[], None]
+    loss: Callable[[], float]
+    executed: int
+    lengths: list[int]
+    labels: int
+    config: BertConfig
+
+
+def training_step(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> TrainingStep:
     """Forward, backward, clipping and AdamW in bf16 (fp16 or fp8 where it says so) on fp32 weights, dropout 0.1."""
-    device, dtype = where(dry)
+    device, _ = where(dry)
     config = config_of(model, dry)
-    tokens = 512 if dry else 16384 if model == "large" else 32768
+    tokens = 512 if dry else 32768
     chosen = draw(workload, histogram, tokens)
     batch, shape, padded = make_batch(chosen, workload, tokens, device)
     torch.manual_seed(0)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     if system.startswith("fastbert"):
-        step, loss = _ours(config, batch, shape, system, device)
+        run, loss = _ours(config, batch, shape, system, device)
         executed = shape.tokens
     else:
-        step, loss = _theirs(config, padded, system, device, dry)
+        run, loss = _theirs(config, padded, system, device, dry)
         executed = padded["input_ids"].numel()
-    step()
-    first = loss()
-    seconds = median_seconds(step, device, dry)
-    arithmetic = flops.batch_flops(config, chosen, batch.num_labels)
+    return TrainingStep(run, loss, executed, chosen, batch.num_labels, config)
+
+
+def training(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:
+    """The time of a `training_step`, and what of the device's peak that is."""
+    device, dtype = where(dry)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = training_step(model, workload, system, histogram, dry)
+    step.run()
+    first = step.loss()
+    seconds = median_seconds(step.run, device, dry)
+    arithmetic = flops.batch_flops(step.config, step.lengths, step.labels)
     peak, source = flops.measured_peak(torch.device(device), dtype, 0.01)
     return {
-        "sequences": len(chosen),
-        "tokens": sum(chosen),
-        "executed tokens": executed,
+        "sequences": len(step.lengths),
+        "tokens": sum(step.lengths),
+        "executed tokens": step.executed,
         "ms": 1e3 * seconds,
-        "sequences/s": len(chosen) / seconds,
-        "tokens/s": sum(chosen) / seconds,
-        "executed tokens/s": executed / seconds,
+        "sequences/s": len(step.lengths) / seconds,
+        "tokens/s": sum(step.lengths) / seconds,
+        "executed tokens/s": step.executed / seconds,
         "TFLOP/s": arithmetic / seconds / 1e12,
         "MFU": arithmetic / seconds / peak,
         "peak": source,
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None,
         "first loss": first,
-        "loss": loss(),
+        "loss": step.loss(),
     }
 
 

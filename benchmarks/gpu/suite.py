@@ -22,6 +22,7 @@ import cuda_kernels
 import fp8_kernels
 import kernels
 import settings
+import step_profile
 import steps
 import watch
 
@@ -167,13 +168,16 @@ def parts(results: Results, histogram, dry: bool) -> dict:
         results.measure("check unwritten memory", checks.unwritten_memory, dry)
         results.measure("check optimisers", checks.optimizer_tests, dry)
 
-    def training() -> None:
-        # Ours and the first peer on every workload before the other peers on any.
-        for systems in (steps.SYSTEMS[:2], steps.SYSTEMS[2:]):
-            for model, workload in steps.TRAINING:
-                for system in systems:
-                    name = f"training {model} {workload} {system}"
-                    results.measure(name, steps.training, model, workload, system, histogram, dry)
+    def of_training(systems: tuple[str, ...]) -> None:
+        for model, workload in steps.TRAINING:
+            for system in systems:
+                name = f"training {model} {workload} {system}"
+                results.measure(name, steps.training, model, workload, system, histogram, dry)
+
+    def of_profiles() -> None:
+        for model, workload in step_profile.STEPS:
+            name = f"profile {model} {workload} fastbert"
+            results.measure(name, step_profile.measure, model, workload, "fastbert", histogram, dry)
 
     def inference() -> None:
         for model in ("base", "large"):
@@ -200,9 +204,11 @@ def parts(results: Results, histogram, dry: bool) -> dict:
 
     return {
         "ceilings": lambda: results.measure("ceilings", kernels.ceilings, dry),
+        "training": lambda: of_training(steps.SYSTEMS[:2]),
+        "profile": of_profiles,
         "checks": correctness,
-        "training": training,
         "kernels": of_kernels,
+        "peers": lambda: of_training(steps.SYSTEMS[2:]),
         "inference": inference,
         "sanitizer": sanitizer,
         "settings": of_settings,
