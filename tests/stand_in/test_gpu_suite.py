@@ -51,8 +51,7 @@ def test_the_kernels_are_measured(rehearse, backend):
 @pytest.mark.timeout(3600)  # it took 23 minutes beside other work
 def test_steps_are_measured_and_checked(rehearse):
     """On the reference: Triton's interpreter takes minutes a step."""
-    rows = rehearse("checks,training,profile,peers,inference", backend="reference")
-    assert rows["profile base 512 fastbert"]["ms"] > 0
+    rows = rehearse("checks,training,peers,inference", backend="reference")
     assert rows["training large mix fastbert fp8"]["loss"] < rows["training large mix fastbert fp8"]["first loss"]
     same = [rows[f"training base 128 fastbert{way}"]["first loss"] for way in ("", " uncaptured")]
     assert same[0] == pytest.approx(same[1], rel=1e-5)
