@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from unittest import mock
 
+import kernels
 import torch
 from kernels import milliseconds, where, whole
 
 from fastbert import ops, optim
-from fastbert.ops import _dispatch
+from fastbert.ops import _cuda, _dispatch
 
-# What `ops._cuda.why_not_measured` asks for; attention and the accumulation are measured for their settings alone.
+# What `ops._cuda.why_not_measured` asks for; the accumulation is measured for itself alone.
 CHOICES = ("pack", "gather_rows", "lamb", "mlp", "linear")
+# Where one of these is chosen a layer is computed op by op, and is not one op of Triton's: both must be faster.
+IN_LAYERS = ("mlp", "linear")
 SIDES = ("cuda", "other")
 
 
@@ -113,6 +117,14 @@ def linear(side: str, dry: bool) -> dict:
     return {"ms": taken, "TFLOP/s": 3 * 2 * tokens * width * width / taken / 1e9}
 
 
+def layers(side: str, dry: bool) -> dict:
+    """Two layers of BERT-large in training, op by op with cuBLASLt's dense layers, or as `ops.encoder` has them."""
+    gains = dict.fromkeys(("linear",) if side == "cuda" else (), _cuda.LEAST_GAIN)
+    with mock.patch.object(_cuda, "_gains", lambda _gpu: gains):
+        row = kernels.layers("whole", 32768, dry)
+    return {"ms": row["forward + backward ms"], "TFLOP/s": row["TFLOP/s"]}
+
+
 def accumulation(side: str, dry: bool) -> dict:
     """A weight's gradient added to a float32 one."""
     device, dtype = where(dry)
@@ -130,6 +142,6 @@ def accumulation(side: str, dry: bool) -> dict:
 
 def measurements(dry: bool) -> Iterator[tuple[str, Callable[[], dict]]]:
     """("cuda NAME SIDE", what measures it)."""
-    for function in (lamb, mlp, linear, accumulation, gather_rows, pack):
+    for function in (lamb, mlp, linear, layers, accumulation, gather_rows, pack):
         for side in SIDES:
             yield f"cuda {function.__name__} {side}", lambda f=function, s=side: f(s, dry)

@@ -130,7 +130,7 @@ def _attention(seqlen: int, dropout: Dropout | None, who: str, dry: bool) -> dic
     }
 
 
-def _layers(who: str, tokens: int, dry: bool) -> dict:
+def layers(who: str, tokens: int, dry: bool) -> dict:
     """Two layers of BERT-large in training under autocast: as one op, or module by module as where one has a hook.
 
     The host's time is what a step that is not captured waits for where there are few tokens.
@@ -238,7 +238,7 @@ def measurements(dry: bool) -> Iterator[tuple[str, Callable[[], dict]]]:
                 name = f"attention S={seqlen} {'dropout' if dropout else 'plain'} {who}"
                 yield name, lambda s=seqlen, d=dropout, w=who: _attention(s, d, w, dry)
     for tokens, who in itertools.product((32768, 512), ("whole", "apart")):
-        yield f"layers T={tokens} {who}", lambda t=tokens, w=who: _layers(w, t, dry)
+        yield f"layers T={tokens} {who}", lambda t=tokens, w=who: layers(w, t, dry)
     for name, function in (("layer_norm", _layer_norm), ("gelu", _gelu), ("cross_entropy", _cross_entropy)):
         for who in ("fastbert", "torch", "compiled"):
             yield f"{name} {who}", lambda f=function, w=who: f(w, dry)

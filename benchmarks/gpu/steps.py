@@ -118,8 +118,8 @@ def peer(kind: str, config: BertConfig, system: str, device: str, dry: bool = Fa
     )
 
 
-def median_seconds(step, device: str, dry: bool, seconds: float = 4.0, warm_up: int = 4) -> float:
-    """Median seconds of a step, after a warm-up."""
+def median_seconds(step, device: str, dry: bool, seconds: float = 4.0, warm_up: int = 4, together: int = 1) -> float:
+    """Median seconds of a step, after a warm-up; the device is waited for after every ``together`` steps."""
     for _ in range(1 if dry else warm_up):
         step()
     taken = []
@@ -128,10 +128,11 @@ def median_seconds(step, device: str, dry: bool, seconds: float = 4.0, warm_up: 
         if device == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
-        step()
+        for _ in range(together):
+            step()
         if device == "cuda":
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
+        taken.append((time.perf_counter() - began) / together)
     return statistics.median(taken)
 
 
@@ -212,7 +213,8 @@ def training(model: str, workload: str, system: str, histogram: np.ndarray, dry:
     step = training_step(model, workload, system, histogram, dry)
     step.run()
     first = step.loss()
-    seconds = median_seconds(step.run, device, dry)
+    # As training goes on: no loop waits for the device after every step.
+    seconds = median_seconds(step.run, device, dry, together=1 if dry else 4)
     arithmetic = flops.batch_flops(step.config, step.lengths, step.labels)
     peak, source = flops.measured_peak(torch.device(device), dtype, 0.01)
     return {

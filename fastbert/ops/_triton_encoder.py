@@ -81,7 +81,7 @@ def _weights(p: LayerParameters, dtype: torch.dtype, join: bool) -> _Weights:
 
 def _forward(
     x: Tensor, p: LayerParameters, call: _Call, dropouts: Sequence[tuple], keep: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Returns the layer's output and, with ``keep``, what `_backward` needs."""
     from ..triton_kernels import attention, gelu, layer_norm
 
@@ -93,7 +93,10 @@ def _forward(
         rows = rows[0].chunk(3, 1)
     heads = [part.unflatten(1, (call.nheads, -1)) for part in rows]
     scale = heads[0].shape[-1] ** -0.5
-    context, lse = attention.attention_forward(*heads, call.cu_seqlens, call.max_seqlen, scale, call.causal, *on_probs)
+    bits = attention.dropout_bits(heads[0], call.cu_seqlens, call.max_seqlen, *on_probs)
+    context, lse = attention.attention_forward(
+        *(*heads, call.cu_seqlens, call.max_seqlen, scale, call.causal, *on_probs), bits=bits
+    )
     context = context.flatten(1)
     norm = p.attention_norm_weight, p.attention_norm_bias, call.eps, p.attention_out_bias
     branch = F.linear(context, weights.attention_out)
@@ -106,12 +109,12 @@ def _forward(
     if not keep:
         return y, ()
     matrices = weights.projections[0], weights.attention_out, weights.intermediate, weights.out
-    return y, (x, *heads, context, lse, *first, a, wide, hidden, *second, *matrices)
+    return y, (x, *heads, context, lse, bits, *first, a, wide, hidden, *second, *matrices)
 
 
 def _backward(
     dy: Tensor,
-    kept: Sequence[Tensor],
+    kept: Sequence[Tensor | None],
     p: LayerParameters,
     call: _Call,
     dropouts: Sequence[tuple],
@@ -120,8 +123,8 @@ def _backward(
     """Returns the gradients of x and of the parameters, in their order; None for one that is not needed."""
     from ..triton_kernels import attention_backward, gelu, layer_norm
 
-    x, q, k, v, context, lse, *first, a, wide, hidden = kept[:12]
-    second, (w_projections, w_attention_out, w_intermediate, w_out) = kept[12:15], kept[15:]
+    x, q, k, v, context, lse, bits, *first, a, wide, hidden = kept[:13]
+    second, (w_projections, w_attention_out, w_intermediate, w_out) = kept[13:16], kept[16:]
     on_probs, on_attention, on_output = dropouts
     need = LayerParameters(*needed[1:])
     grads: dict[str, Tensor | None] = {}
@@ -152,6 +155,7 @@ def _backward(
         *(dcontext, q, k, v, context.view(q.shape), lse, call.cu_seqlens, call.max_seqlen),
         *(q.shape[-1] ** -0.5, call.causal, *on_probs),
         into=dheads.unbind(1),
+        bits=bits,
     )
     rows, names = dheads.flatten(1), LayerParameters._fields
     if any(need[:3]):

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import attention_dropout
+from .attention_dropout import load_keep
 from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient, whole
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -19,8 +21,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
-    """Tile sizes of the forward kernels; chosen by registers, shared memory and instructions (tests/triton_backend), on
-    no GPU yet. Sequences of at most BLOCK_N tokens take the kernel of one block.
+    """Tile sizes of the forward kernels, measured on an H200 (benchmarks/gpu/settings.py). Sequences of at most BLOCK_N
+    tokens take the kernel of one block.
     """
     if itemsize == 4:
         # A thread holds its share of all operands; of 32 keys with wide heads 456 bytes of it do not fit.
@@ -29,9 +31,7 @@ def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
         # With one block of keys nothing is loaded ahead within a program: other programs must fill its waits, and of
         # four warps several fit on a multiprocessor.
         return {"BLOCK_M": 64, "BLOCK_N": 64 if max_seqlen <= 64 else 128, "num_warps": 4, "num_stages": 1}
-    if head_dim <= 64 and max_seqlen > 512:
-        return {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
-    return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def _attention_fwd_kernel(
     out_ptr,  # (T, nheads, HEAD_DIM)
     lse_ptr,  # (nheads, T) fp32
     cu_seqlens_ptr,  # (B + 1) int32
-    rng_ptr,  # (2) int64
+    bits_ptr,  # (nheads, T, stride_bt) of the dropout, in words
     stride_qt,
     stride_qh,
     stride_kt,
@@ -77,11 +77,9 @@ def _attention_fwd_kernel(
     stride_vh,
     stride_ot,
     stride_oh,
+    stride_bt,
     T,
-    nheads,
     softmax_scale,
-    site,
-    threshold,
     keep_scale,
     CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
@@ -102,8 +100,7 @@ def _attention_fwd_kernel(
     k_ptr += start * stride_kt + head * stride_kh
     v_ptr += start * stride_vt + head * stride_vh
     if HAS_DROPOUT:
-        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
-        random_rows = (start + rows) * nheads + head
+        bits_at = (head.to(tl.int64) * T + start + rows) * stride_bt
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -123,7 +120,7 @@ def _attention_fwd_kernel(
         acc *= old[:, None]
         m = higher
         if HAS_DROPOUT:
-            keep = keep_bits(seed, offset, site, threshold, random_rows, first // 8, BLOCK_M, BLOCK_N)
+            keep = load_keep(bits_ptr, bits_at, rows < length, first, BLOCK_M, BLOCK_N)
             probs = tl.where(keep, probs, 0.0)
         v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
         acc += tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
@@ -225,25 +222,49 @@ def precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def attention_forward(q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale):
-    """q, k, v (T, nheads, head_dim), last dimension contiguous -> out of that shape, lse (nheads, T) fp32."""
+def attention_forward(
+    q, k, v, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale, bits=None
+):
+    """q, k, v (T, nheads, head_dim), last dimension contiguous -> out of that shape, lse (nheads, T) fp32.
+
+    ``bits`` are those of `dropout_bits`, where backward is to have them too.
+    """
     tokens, nheads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(nheads, tokens, dtype=torch.float32, device=q.device)
     if not (tokens and max_seqlen):
         return out, lse
     settings = forward_settings(head_dim, max_seqlen, q.element_size())
-    forward = _attention_fwd_block_kernel if max_seqlen <= settings["BLOCK_N"] else _attention_fwd_kernel
+    tensors, strides = (q, k, v, out), [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
+    options = {
+        "CAUSAL": causal,
+        "HAS_DROPOUT": rng is not None,
+        "PRECISION": precision(q),
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(next_power_of_2(head_dim), 16),
+        **settings,
+    }
+    if bits is None:
+        bits = dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold)
+    words, per_row = attention_dropout.words(bits, settings["BLOCK_N"], q)
     for bounds in launches(cu_seqlens):
-        forward[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)](
-            *(q, k, v, out, lse, bounds, empty_rng(q) if rng is None else rng),
-            *(stride for x in (q, k, v, out) for stride in x.stride()[:2]),
-            *(tokens, nheads, softmax_scale, site, threshold, keep_scale),
-            CAUSAL=causal,
-            HAS_DROPOUT=rng is not None,
-            PRECISION=precision(q),
-            HEAD_DIM=head_dim,
-            BLOCK_D=max(next_power_of_2(head_dim), 16),
-            **settings,
-        )
+        grid = (triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)
+        if max_seqlen <= settings["BLOCK_N"]:
+            random = empty_rng(q) if rng is None else rng
+            scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
+            _attention_fwd_block_kernel[grid](*tensors, lse, bounds, random, *strides, *scalars, **options)
+        else:
+            scalars = (per_row, tokens, softmax_scale, keep_scale)
+            _attention_fwd_kernel[grid](*tensors, lse, bounds, words, *strides, *scalars, **options)
     return out, lse
+
+
+def dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold, *_keep_scale) -> Tensor | None:
+    """The bits that the forward pass reads, for backward to read them too; None where it draws them itself, or nothing
+    is dropped.
+    """
+    tokens, _, head_dim = q.shape
+    settings = forward_settings(head_dim, max_seqlen, q.element_size())
+    if rng is None or not tokens or max_seqlen <= settings["BLOCK_N"]:
+        return None
+    return attention_dropout.draw(q, launches(cu_seqlens), max_seqlen, rng, site, threshold)

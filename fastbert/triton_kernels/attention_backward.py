@@ -18,7 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import attention_dropout
 from .attention import LOG2E, launches, load_rows, precision, store_rows
+from .attention_dropout import load_keep
 from .common import arch, empty_rng, exp2, keep_bits, kernel, next_power_of_2
 
 # Triton 3.3 takes 16 to 32 KiB more on Ampere: with loads ahead, 112, where GPUs of capability 8.6 and 8.9 have 99.
@@ -72,11 +74,7 @@ def _scores(
     columns,
     length,
     softmax_scale,
-    seed,
-    offset,
-    site,
-    threshold,
-    random_rows,
+    keep,
     first_column,
     CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
@@ -109,9 +107,6 @@ def _scores(
             probs = tl.where(columns < length, probs, 0.0)
     kept = probs
     if HAS_DROPOUT:
-        keep = keep_bits(
-            seed, offset, site, threshold, random_rows, first_column // 8, BLOCK_M, BLOCK_N, TRANSPOSED=TRANSPOSED
-        )
         kept = tl.where(keep, probs, 0.0)
     if not TRANSPOSED:
         dprobs = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
@@ -135,7 +130,7 @@ def _attention_bwd_dkdv_kernel(
     dk_ptr,  # (T, nheads, HEAD_DIM)
     dv_ptr,
     cu_seqlens_ptr,
-    rng_ptr,
+    bits_ptr,  # (nheads, T, stride_bt) of the dropout, in words
     stride_qt,
     stride_qh,
     stride_kt,
@@ -148,11 +143,9 @@ def _attention_bwd_dkdv_kernel(
     stride_dkh,
     stride_dvt,
     stride_dvh,
+    stride_bt,
     T,
-    nheads,
     softmax_scale,
-    site,
-    threshold,
     keep_scale,
     CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
@@ -175,9 +168,7 @@ def _attention_bwd_dkdv_kernel(
     dout_ptr += start * stride_dot + head * stride_doh
     lse2_ptr += head.to(tl.int64) * T + start
     delta_ptr += head.to(tl.int64) * T + start
-    seed, offset = 0, 0
-    if HAS_DROPOUT:
-        seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
+    bits_ptr += (head.to(tl.int64) * T + start) * stride_bt
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     begin = 0
@@ -189,6 +180,10 @@ def _attention_bwd_dkdv_kernel(
         dout = load_rows(dout_ptr, rows, length, stride_dot, HEAD_DIM, BLOCK_D)
         lse2 = tl.load(lse2_ptr + rows, mask=rows < length, other=0.0)
         delta = tl.load(delta_ptr + rows, mask=rows < length, other=0.0)
+        keep = 0
+        if HAS_DROPOUT:
+            at = rows.to(tl.int64) * stride_bt
+            keep = tl.trans(load_keep(bits_ptr, at, rows < length, first_column, BLOCK_M, BLOCK_N))
         kept, dscores = _scores(
             q,
             k,
@@ -200,11 +195,7 @@ def _attention_bwd_dkdv_kernel(
             columns,
             length,
             softmax_scale,
-            seed,
-            offset,
-            site,
-            threshold,
-            (start + rows) * nheads + head,
+            keep,
             first_column,
             CAUSAL,
             HAS_DROPOUT,
@@ -236,7 +227,8 @@ def _attention_bwd_dq_kernel(
     dk_ptr,
     dv_ptr,
     cu_seqlens_ptr,
-    rng_ptr,
+    rng_ptr,  # (2) int64, for ONE_PASS
+    bits_ptr,  # (nheads, T, stride_bt) of the dropout, in words, otherwise
     stride_qt,
     stride_qh,
     stride_kt,
@@ -253,6 +245,7 @@ def _attention_bwd_dq_kernel(
     stride_dkh,
     stride_dvt,
     stride_dvh,
+    stride_bt,
     T,
     nheads,
     softmax_scale,
@@ -300,8 +293,7 @@ def _attention_bwd_dq_kernel(
             delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
     k_ptr += start * stride_kt + head * stride_kh
     v_ptr += start * stride_vt + head * stride_vh
-    seed, offset = 0, 0
-    if HAS_DROPOUT:
+    if HAS_DROPOUT and ONE_PASS:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     last = length
@@ -311,6 +303,14 @@ def _attention_bwd_dq_kernel(
         columns = first_column + tl.arange(0, BLOCK_N)
         k = load_rows(k_ptr, columns, length, stride_kt, HEAD_DIM, BLOCK_D)
         v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
+        keep = 0
+        if HAS_DROPOUT:
+            if ONE_PASS:
+                random_rows = (start + rows) * nheads + head
+                group = first_column // 8
+                keep = keep_bits(seed, offset, site, threshold, random_rows, group, BLOCK_M, BLOCK_N)
+            else:
+                keep = load_keep(bits_ptr, at * stride_bt, inside, first_column, BLOCK_M, BLOCK_N)
         kept, dscores = _scores(
             q,
             k,
@@ -322,11 +322,7 @@ def _attention_bwd_dq_kernel(
             columns,
             length,
             softmax_scale,
-            seed,
-            offset,
-            site,
-            threshold,
-            (start + rows) * nheads + head,
+            keep,
             first_column,
             CAUSAL,
             HAS_DROPOUT,
@@ -347,9 +343,27 @@ def _attention_bwd_dq_kernel(
 
 
 def attention_backward(
-    dout, q, k, v, out, lse, cu_seqlens, max_seqlen, softmax_scale, causal, rng, site, threshold, keep_scale, into=None
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    cu_seqlens,
+    max_seqlen,
+    softmax_scale,
+    causal,
+    rng,
+    site,
+    threshold,
+    keep_scale,
+    into=None,
+    bits=None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """-> dq, dk, dv (T, nheads, head_dim), written ``into`` such tensors where they are given."""
+    """-> dq, dk, dv (T, nheads, head_dim), written ``into`` such tensors where they are given.
+
+    ``bits`` are the forward pass's (`attention.dropout_bits`); without them they are drawn again.
+    """
     tokens, nheads, head_dim = q.shape
     dq, dk, dv = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if not (tokens and max_seqlen):
@@ -360,6 +374,10 @@ def attention_backward(
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": max(next_power_of_2(head_dim), 16)}
     lse2, delta = (lse, lse) if one_pass else (torch.empty_like(lse), torch.empty_like(lse))
     random = empty_rng(q) if rng is None else rng
+    if bits is None and rng is not None and not one_pass:
+        bits = attention_dropout.draw(q, launches(cu_seqlens), max_seqlen, rng, site, threshold)
+    words, per_row = attention_dropout.words(bits, settings["BLOCK_N"], q)
+    of_keys, of_keys_row = attention_dropout.words(bits, keys["BLOCK_N"], q)
     options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes}
     scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
     given, written = (q, k, v, dout), (dq, dk, dv)
@@ -370,14 +388,16 @@ def attention_backward(
     for bounds in launches(cu_seqlens):
         sequences = bounds.numel() - 1
         _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
-            *(*given, lse, lse2, delta, out, *written, bounds, random, *strides(*given, out, *written), *scalars),
+            *(*given, lse, lse2, delta, out, *written, bounds, random, words),
+            *(*strides(*given, out, *written), per_row, *scalars),
             ONE_PASS=one_pass,
             **options,
             **settings,
         )
         if not one_pass:
             _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
-                *(*given, lse2, delta, dk, dv, bounds, random, *strides(*given, dk, dv), *scalars),
+                *(*given, lse2, delta, dk, dv, bounds, of_keys, *strides(*given, dk, dv)),
+                *(of_keys_row, tokens, softmax_scale, keep_scale),
                 **options,
                 **keys,
             )

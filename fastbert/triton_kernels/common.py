@@ -45,9 +45,8 @@ def keep_bits(
     first_group,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False,
 ):
-    """(BLOCK_M, BLOCK_N) bool, or TRANSPOSED the other way round: which elements are kept in columns 8 first_group and
+    """(BLOCK_M, BLOCK_N) bool: which elements are kept in columns 8 first_group and
     on (fastbert.reference.dropout). Where all are dropped, threshold 65536, it is anything: their factor is zero.
 
     One Philox call feeds eight elements: its four words hold eight halves, low half first, and half j of group g is for
@@ -60,16 +59,10 @@ def keep_bits(
     words = tl.broadcast_to(words[:, :, :, None], (BLOCK_M, BLOCK_N // 8, 2, 4))
     half = tl.arange(0, 4)[None, None, None, :]
     # To the upper half of 32 bits; what is below does not matter. A thread of a product has both halves of a word, for
-    # which it chooses the word once; TRANSPOSED it has one, and a shift of 64 bits does it all.
-    if TRANSPOSED:
-        halves = ((words << (48 - 16 * half).to(tl.uint64)) >> 32).to(tl.uint32)
-    else:
-        chosen = tl.where(half < 2, words.to(tl.uint32), (words >> 32).to(tl.uint32))
-        halves = chosen << (16 - 16 * (half & 1)).to(tl.uint32)
-    keep = tl.reshape(halves >= (threshold << 16).to(tl.uint32), (BLOCK_M, BLOCK_N))
-    if TRANSPOSED:
-        keep = tl.trans(keep)
-    return keep
+    # which it chooses the word once.
+    chosen = tl.where(half < 2, words.to(tl.uint32), (words >> 32).to(tl.uint32))
+    halves = chosen << (16 - 16 * (half & 1)).to(tl.uint32)
+    return tl.reshape(halves >= (threshold << 16).to(tl.uint32), (BLOCK_M, BLOCK_N))
 
 
 @triton.jit

@@ -134,8 +134,8 @@ def test_other_settings_of_attention_are_rows(suite, tmp_path):
     assert not [row for row in rows if "error" in row]
     names = {row["name"] for row in rows if row["ms"] > 0}
     assert "setting attention forward S=512 M=64 N=64 warps=4 stages=3" in names
-    assert {f"setting attention backward S={n} shipped" for n in (128, 512)} <= names
-    assert "setting attention backward S=128 M=64 N=64 warps=4 stages=2" in names  # two passes beside the one
+    assert {f"setting attention queries S={n} shipped" for n in (128, 512)} <= names
+    assert "setting attention queries S=128 M=64 N=64 warps=4 stages=2" in names  # two passes beside the one
 
 
 def test_time_that_went_before_is_of_the_budget(suite, tmp_path, capsys):

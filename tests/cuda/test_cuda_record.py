@@ -57,6 +57,11 @@ def test_what_is_recorded(modules, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "lamb: 2.000 ms beside 2.500 ms, 1.25 times: chosen" in said
     assert "pack: 3.000 ms beside 2.000 ms, 0.67 times: not chosen" in said
+    # A dense layer that is faster alone, and makes layers slower.
+    more = [("linear cuda", 1.0), ("linear other", 1.1), ("layers cuda", 10.0), ("layers other", 9.0)]
+    rows += [{"name": f"cuda {name}", "ms": ms} for name, ms in more]
+    assert record.chosen(rows)["linear"] == {"ours ms": 1.0, "other ms": 1.1, "gain": 0.9}
+    assert "linear" not in record.chosen(rows[:-1])
     (tmp_path / "results.jsonl").write_text(json.dumps({"name": "environment", "gpu": "none"}) + "\n")
     with pytest.raises(SystemExit, match="a record needs a run on a GPU"):
         record.main()

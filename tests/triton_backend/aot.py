@@ -26,6 +26,7 @@ from fastbert.triton_kernels import (
     adamw,
     attention,
     attention_backward,
+    attention_dropout,
     common,
     cross_entropy,
     dropout,
@@ -52,7 +53,7 @@ _FP32 = {"mean", "rstd", "partial", "lse", "lse2", "delta", "loss", "dloss", "we
 _FP32 |= {"first", "second", "third"}
 _FP32 |= {"slot_scale", "rates", "control", "squares", "trusts", "lr", "grad_scale"}
 _INT64 = {"rng", "labels", "ids", "types", "order", "places"}
-_OTHERS = {"cu_seqlens": "i32", "maxima": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64"}
+_OTHERS = {"cu_seqlens": "i32", "maxima": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64", "bytes": "u8"}
 
 _EIGHT_BITS = {fp8.LARGEST[fp8.E4M3]: "fp8e4nv", fp8.LARGEST[fp8.E5M2]: "fp8e5"}
 
@@ -97,6 +98,7 @@ def settings(arch: int, short: bool = False):
     """
     whole = not short or arch == max(ARCHITECTURES)
     yield from layer_settings()
+    yield from _bits_settings()
     yield from attention_settings(arch, (32, 64, 128), (64, 128, 256, 512, 1024) if whole else (64, 128, 512, 1024))
     if whole:
         yield from attention_settings(arch, (64,), (128, 512, 1024), causal=True)
@@ -169,6 +171,11 @@ def attention_settings(arch, head_dims, lengths, *, causal: bool = False, dtype:
         yield f"attention_dq d={head_dim}{more}", attention_backward._attention_bwd_dq_kernel, dtype, both, launch
 
 
+def _bits_settings():
+    tile = {"BLOCK_M": attention_dropout.BLOCK_M, "BLOCK_G": attention_dropout.BLOCK_G}
+    yield "attention's dropout", attention_dropout._bits_kernel, "bf16", tile, {}
+
+
 def fp8_settings(dtype: str = "bf16"):
     """As `settings`: what writes 8 bits. Activations are e4m3, gradients e5m2."""
     e4m3, e5m2 = ({"LIMIT": fp8.LARGEST[kind], "LANES": fp8.LANES} for kind in (fp8.E4M3, fp8.E5M2))
@@ -218,6 +225,8 @@ def _signature(kernel, dtype: str, constexprs: dict) -> dict[str, str]:
         elif name.endswith("_ptr"):
             what = name.removesuffix("_ptr")
             kind = _EIGHT_BITS.get(constexprs.get("LIMIT")) if what in ("data", "across") else None
+            if what == "bits":  # words of the attention's dropout
+                kind = "i32" if constexprs["BLOCK_N"] >= 32 else "i16"
             kind = kind or _OTHERS.get(what) or ("i64" if what in _INT64 else "fp32" if what in _FP32 else dtype)
             types[name] = f"*{kind}"
         elif name in _FLOATS:
