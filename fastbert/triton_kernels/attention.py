@@ -68,7 +68,7 @@ def _attention_fwd_kernel(
     out_ptr,  # (T, nheads, HEAD_DIM)
     lse_ptr,  # (nheads, T) fp32
     cu_seqlens_ptr,  # (B + 1) int32
-    bits_ptr,  # (nheads, T, stride_bt) of the dropout, in words
+    bits_ptr,  # (nheads, T, 128 bit_blocks) bits of the dropout, in words
     stride_qt,
     stride_qh,
     stride_kt,
@@ -77,7 +77,7 @@ def _attention_fwd_kernel(
     stride_vh,
     stride_ot,
     stride_oh,
-    stride_bt,
+    bit_blocks,
     T,
     softmax_scale,
     keep_scale,
@@ -100,7 +100,7 @@ def _attention_fwd_kernel(
     k_ptr += start * stride_kt + head * stride_kh
     v_ptr += start * stride_vt + head * stride_vh
     if HAS_DROPOUT:
-        bits_at = (head.to(tl.int64) * T + start + rows) * stride_bt
+        bits_rows = head.to(tl.int64) * T + start + rows
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -120,7 +120,7 @@ def _attention_fwd_kernel(
         acc *= old[:, None]
         m = higher
         if HAS_DROPOUT:
-            keep = load_keep(bits_ptr, bits_at, rows < length, first, BLOCK_M, BLOCK_N)
+            keep = load_keep(bits_ptr, bits_rows, rows < length, first, bit_blocks, BLOCK_M, BLOCK_N)
             probs = tl.where(keep, probs, 0.0)
         v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
         acc += tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
@@ -246,7 +246,7 @@ def attention_forward(
     }
     if bits is None:
         bits = dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold)
-    words, per_row = attention_dropout.words(bits, settings["BLOCK_N"], q)
+    words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
     for bounds in launches(cu_seqlens):
         grid = (triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)
         if max_seqlen <= settings["BLOCK_N"]:
@@ -254,7 +254,7 @@ def attention_forward(
             scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
             _attention_fwd_block_kernel[grid](*tensors, lse, bounds, random, *strides, *scalars, **options)
         else:
-            scalars = (per_row, tokens, softmax_scale, keep_scale)
+            scalars = (bit_blocks, tokens, softmax_scale, keep_scale)
             _attention_fwd_kernel[grid](*tensors, lse, bounds, words, *strides, *scalars, **options)
     return out, lse
 

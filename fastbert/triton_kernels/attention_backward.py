@@ -130,7 +130,7 @@ def _attention_bwd_dkdv_kernel(
     dk_ptr,  # (T, nheads, HEAD_DIM)
     dv_ptr,
     cu_seqlens_ptr,
-    bits_ptr,  # (nheads, T, stride_bt) of the dropout, in words
+    bits_ptr,  # (nheads, T, 128 bit_blocks) bits of the dropout, in words
     stride_qt,
     stride_qh,
     stride_kt,
@@ -143,7 +143,7 @@ def _attention_bwd_dkdv_kernel(
     stride_dkh,
     stride_dvt,
     stride_dvh,
-    stride_bt,
+    bit_blocks,
     T,
     softmax_scale,
     keep_scale,
@@ -168,7 +168,7 @@ def _attention_bwd_dkdv_kernel(
     dout_ptr += start * stride_dot + head * stride_doh
     lse2_ptr += head.to(tl.int64) * T + start
     delta_ptr += head.to(tl.int64) * T + start
-    bits_ptr += (head.to(tl.int64) * T + start) * stride_bt
+    first_bits = head.to(tl.int64) * T + start
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     begin = 0
@@ -182,8 +182,8 @@ def _attention_bwd_dkdv_kernel(
         delta = tl.load(delta_ptr + rows, mask=rows < length, other=0.0)
         keep = 0
         if HAS_DROPOUT:
-            at = rows.to(tl.int64) * stride_bt
-            keep = tl.trans(load_keep(bits_ptr, at, rows < length, first_column, BLOCK_M, BLOCK_N))
+            keep = load_keep(bits_ptr, first_bits + rows, rows < length, first_column, bit_blocks, BLOCK_M, BLOCK_N)
+            keep = tl.trans(keep)
         kept, dscores = _scores(
             q,
             k,
@@ -228,7 +228,7 @@ def _attention_bwd_dq_kernel(
     dv_ptr,
     cu_seqlens_ptr,
     rng_ptr,  # (2) int64, for ONE_PASS
-    bits_ptr,  # (nheads, T, stride_bt) of the dropout, in words, otherwise
+    bits_ptr,  # (nheads, T, 128 bit_blocks) bits of the dropout, in words, otherwise
     stride_qt,
     stride_qh,
     stride_kt,
@@ -245,7 +245,7 @@ def _attention_bwd_dq_kernel(
     stride_dkh,
     stride_dvt,
     stride_dvh,
-    stride_bt,
+    bit_blocks,
     T,
     nheads,
     softmax_scale,
@@ -310,7 +310,7 @@ def _attention_bwd_dq_kernel(
                 group = first_column // 8
                 keep = keep_bits(seed, offset, site, threshold, random_rows, group, BLOCK_M, BLOCK_N)
             else:
-                keep = load_keep(bits_ptr, at * stride_bt, inside, first_column, BLOCK_M, BLOCK_N)
+                keep = load_keep(bits_ptr, at, inside, first_column, bit_blocks, BLOCK_M, BLOCK_N)
         kept, dscores = _scores(
             q,
             k,
@@ -376,8 +376,8 @@ def attention_backward(
     random = empty_rng(q) if rng is None else rng
     if bits is None and rng is not None and not one_pass:
         bits = attention_dropout.draw(q, launches(cu_seqlens), max_seqlen, rng, site, threshold)
-    words, per_row = attention_dropout.words(bits, settings["BLOCK_N"], q)
-    of_keys, of_keys_row = attention_dropout.words(bits, keys["BLOCK_N"], q)
+    words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
+    of_keys, _ = attention_dropout.words(bits, keys["BLOCK_N"], q)
     options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes}
     scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
     given, written = (q, k, v, dout), (dq, dk, dv)
@@ -389,7 +389,7 @@ def attention_backward(
         sequences = bounds.numel() - 1
         _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
             *(*given, lse, lse2, delta, out, *written, bounds, random, words),
-            *(*strides(*given, out, *written), per_row, *scalars),
+            *(*strides(*given, out, *written), bit_blocks, *scalars),
             ONE_PASS=one_pass,
             **options,
             **settings,
@@ -397,7 +397,7 @@ def attention_backward(
         if not one_pass:
             _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
                 *(*given, lse2, delta, dk, dv, bounds, of_keys, *strides(*given, dk, dv)),
-                *(of_keys_row, tokens, softmax_scale, keep_scale),
+                *(bit_blocks, tokens, softmax_scale, keep_scale),
                 **options,
                 **keys,
             )

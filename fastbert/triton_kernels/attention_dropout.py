@@ -30,10 +30,10 @@ def _two(word, limit, bit: tl.constexpr):
 
 @kernel
 def _bits_kernel(
-    bytes_ptr,  # (nheads, T, stride_bt) uint8
+    bytes_ptr,  # (nheads, T, 16 bit_blocks) uint8
     cu_seqlens_ptr,  # (B + 1) int32
     rng_ptr,  # (2) int64
-    stride_bt,
+    bit_blocks,
     T,
     nheads,
     site,
@@ -51,7 +51,7 @@ def _bits_kernel(
     seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
     random_rows = ((start + rows) * nheads + head).to(tl.uint32)[:, None]
     limit = (threshold << 16).to(tl.uint32)
-    bytes_ptr += (head.to(tl.int64) * T + start + rows)[:, None] * stride_bt
+    bytes_ptr += (head.to(tl.int64) * T + start + rows)[:, None] * (16 * bit_blocks)
     for first in range(0, length, 8 * BLOCK_G):
         groups = first // 8 + tl.arange(0, BLOCK_G)[None, :]
         w0, w1, w2, w3 = _philox(seed, groups.to(tl.uint32), random_rows, site.to(tl.uint32), offset.to(tl.uint32))
@@ -60,11 +60,13 @@ def _bits_kernel(
 
 
 @triton.jit
-def load_keep(bits_ptr, at, inside, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(BLOCK_M, BLOCK_N) bool: which are kept in columns first and on of the rows that begin at words ``at``."""
+def load_keep(bits_ptr, rows, inside, first, bit_blocks, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(BLOCK_M, BLOCK_N) bool: which are kept in columns first and on of these rows of all (int64)."""
     WIDTH: tl.constexpr = bits_ptr.dtype.element_ty.primitive_bitwidth
     words = first // WIDTH + tl.arange(0, BLOCK_N // WIDTH)
-    found = tl.load(bits_ptr + at[:, None] + words[None, :], mask=inside[:, None], other=0)
+    # Not a stride: of a product with a constant Triton knows what divides it.
+    at = rows[:, None] * (bit_blocks * (128 // WIDTH)) + words[None, :]
+    found = tl.load(bits_ptr + at, mask=inside[:, None], other=0)
     bits = (found[:, :, None] >> tl.arange(0, WIDTH)[None, None, :].to(found.dtype)) & 1
     return tl.reshape(bits, (BLOCK_M, BLOCK_N)) != 0
 
@@ -82,7 +84,7 @@ def draw(q: Tensor, bounds: list[Tensor], max_seqlen: int, rng: Tensor, site: in
     )
     for of_launch in bounds:
         _bits_kernel[(triton.cdiv(max_seqlen, BLOCK_M), nheads, of_launch.numel() - 1)](
-            *(bits, of_launch, rng, bits.stride(1), tokens, nheads, site, threshold),
+            *(bits, of_launch, rng, bits.shape[2] // 16, tokens, nheads, site, threshold),
             BLOCK_M=BLOCK_M,
             BLOCK_G=BLOCK_G,
             num_warps=4,
@@ -91,9 +93,8 @@ def draw(q: Tensor, bounds: list[Tensor], max_seqlen: int, rng: Tensor, site: in
 
 
 def words(bits: Tensor | None, columns: int, q: Tensor) -> tuple[Tensor, int]:
-    """The bits as a kernel with tiles of so many columns reads them, and how many words a row has."""
+    """The bits as a kernel with tiles of so many columns reads them, and how many times 128 columns a row has."""
     kind = torch.int32 if columns >= 32 else torch.int16
     if bits is None:
         return q.new_empty(0, dtype=kind), 0
-    seen = bits.view(kind)
-    return seen, seen.stride(1)
+    return bits.view(kind), bits.shape[2] // 16

@@ -11,7 +11,7 @@ import triton.language as tl
 
 # What differs between the calls of one model: its layers' dropouts, and how many rows there are. Triton would compile a
 # kernel anew for multiples of 16 and for 1, which it makes a constant.
-_VARIES = ["site", "threshold", "T", "M", "V", "rows_each"]
+_VARIES = ["site", "threshold", "T", "M", "V", "rows_each", "bit_blocks"]
 # A product and a sum become a multiply-add. Triton's own default: up to 3.9 that they do, there with a warning to the
 # user, and from 3.10 on that they do not.
 OPTIONS = {"enable_fp_fusion": True}

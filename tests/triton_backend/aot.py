@@ -39,7 +39,19 @@ from fastbert.triton_kernels import embedding as embedding_kernels
 from fastbert.triton_kernels import fp8 as fp8_kernels
 
 ARCHITECTURES = (80, 90)
-_INTS = {"site", "threshold", "N", "M", "T", "rows_each", "nheads", "ignore_index", "padding_idx", "stride_m"} | {
+_INTS = {
+    "site",
+    "threshold",
+    "bit_blocks",
+    "N",
+    "M",
+    "T",
+    "rows_each",
+    "nheads",
+    "ignore_index",
+    "padding_idx",
+    "stride_m",
+} | {
     "first_chunk",
     "V",
     "WIDTH",
