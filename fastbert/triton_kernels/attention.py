@@ -31,7 +31,7 @@ def forward_settings(head_dim: int, max_seqlen: int, itemsize: int) -> dict:
         # With one block of keys nothing is loaded ahead within a program: other programs must fill its waits, and of
         # four warps several fit on a multiprocessor.
         return {"BLOCK_M": 64, "BLOCK_N": 64 if max_seqlen <= 64 else 128, "num_warps": 4, "num_stages": 1}
-    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+    return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3 if head_dim <= 64 else 2}
 
 
 @triton.jit

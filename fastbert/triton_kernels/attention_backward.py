@@ -28,8 +28,8 @@ _STAGES = 1 if triton.__version__.startswith("3.3.") else 2
 
 
 def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int = 90) -> dict:
-    """Tile sizes of the kernel of dQ; chosen by registers and shared memory, not yet on a GPU. Sequences of at most
-    BLOCK_M tokens take one pass.
+    """Tile sizes of the kernel of dQ: measured on an H200 (benchmarks/gpu/settings.py), for older GPUs chosen by
+    registers and shared memory. Sequences of at most BLOCK_M tokens take one pass.
 
     Args:
         arch: the GPU's (`common.arch`).
@@ -42,7 +42,8 @@ def backward_settings(head_dim: int, max_seqlen: int, itemsize: int, arch: int =
     columns = 64 if arch // 10 in (9, 10) else 32
     if 64 < max_seqlen <= 128:
         return {"BLOCK_M": 128, "BLOCK_N": columns, "num_warps": 8, "num_stages": _STAGES}
-    return {"BLOCK_M": 64, "BLOCK_N": columns, "num_warps": 4, "num_stages": 2}
+    stages = 3 if columns == 64 and max_seqlen > 64 else 2
+    return {"BLOCK_M": 64, "BLOCK_N": columns, "num_warps": 4, "num_stages": stages}
 
 
 def keys_settings(settings: dict, head_dim: int) -> dict:
@@ -50,6 +51,7 @@ def keys_settings(settings: dict, head_dim: int) -> dict:
     sums are half of its registers, it takes fewer queries at a time.
     """
     turned = {**settings, "BLOCK_M": settings["BLOCK_N"], "BLOCK_N": settings["BLOCK_M"]}
+    turned["num_stages"] = min(settings["num_stages"], 2)
     return {**turned, "BLOCK_M": min(turned["BLOCK_M"], 32), "num_warps": 4} if head_dim > 64 else turned
 
 

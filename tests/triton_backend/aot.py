@@ -185,7 +185,7 @@ def attention_settings(arch, head_dims, lengths, *, causal: bool = False, dtype:
 
 def _bits_settings():
     tile = {"BLOCK_M": attention_dropout.BLOCK_M, "BLOCK_G": attention_dropout.BLOCK_G}
-    yield "attention's dropout", attention_dropout._bits_kernel, "bf16", tile, {}
+    yield "dropout bits", attention_dropout._bits_kernel, "bf16", tile, {}
 
 
 def fp8_settings(dtype: str = "bf16"):
