@@ -112,7 +112,7 @@ BUGS = [
         "attention_backward.py",
         "seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)",
         "seed, offset = tl.load(rng_ptr) + 1, tl.load(rng_ptr + 1)",
-        ATTENTION + "lengths6",
+        ATTENTION + "lengths1",
         short=True,
     ),
     Bug(
@@ -198,7 +198,7 @@ BUGS = [
         "attention: a row writes its bits over those of the next sequence (a race)",
         "attention_dropout.py",
         "mask=(rows < length)[:, None])",
-        "mask=(rows < length + 1)[:, None])",
+        "mask=((rows < length) | ((start == 0) & (rows < T)))[:, None])",
         ATTENTION + "lengths2",
     ),
     Bug(
