@@ -39,6 +39,7 @@ SYSTEMS = (
     "transformers flash-attention-2",
     "fastbert fp16",
 )
+FINETUNING = ("fastbert", "transformers sdpa")
 INFERENCE = ("fastbert", "transformers sdpa", "transformers compiled", "transformers flash-attention-2")
 VOCABULARY = 30522
 _MASKED = {"128": 20, "512": 80, "mix": None}  # predicted tokens a sequence; of the mix, 15.6 % of its tokens
@@ -232,6 +233,48 @@ def training(model: str, workload: str, system: str, histogram: np.ndarray, dry:
         "first loss": first,
         "loss": step.loss(),
     }
+
+
+def finetuning(system: str, dry: bool) -> dict:
+    """A step of fine-tuning BERT-base on 32 pairs as long as MRPC's: clipping and AdamW in bf16, not captured.
+
+    With so few tokens the host sets the time, so that it is what is measured here.
+    """
+    device, _ = where(dry)
+    config = config_of("base", dry)
+    draws = random.Random(0)
+    lengths = [min(max(round(draws.gauss(53, 12)), 24), 103) for _ in range(4 if dry else 32)]  # MRPC's mean and range
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(1000, VOCABULARY, (n,), generator=generator) for n in lengths]
+    labels = torch.randint(0, 2, (len(lengths),), generator=generator)
+    torch.manual_seed(0)
+    if system == "fastbert":
+        network = built(lambda: fastbert.BertForSequenceClassification(config), device).train()
+        optimizer = fastbert.optim.AdamW(fastbert.optim.param_groups(network, 0.01), lr=2e-5)
+        engine = LocalEngine(network, optimizer, precision="bf16")
+        batch = PackedBatch.from_sequences(ids)
+
+        def step() -> None:
+            moved, of_batch = batch.to(device), labels.to(device)
+            engine.backward(lambda: network(moved, labels=of_batch).loss)
+            engine.step(2e-5)
+    else:
+        network = peer("BertForSequenceClassification", config, system, device, dry).train()
+        optimizer = torch.optim.AdamW(network.parameters(), lr=2e-5, fused=device == "cuda")
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        mask = (padded > 0).long()
+
+        def step() -> None:
+            inputs, masks, of_batch = (x.to(device) for x in (padded, mask, labels))
+            with torch.autocast(device, torch.bfloat16):
+                loss = network(input_ids=inputs, attention_mask=masks, labels=of_batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    seconds = median_seconds(step, device, dry, together=1 if dry else 4)
+    return {"ms": 1e3 * seconds, "sequences/s": len(ids) / seconds, "tokens/s": sum(lengths) / seconds}
 
 
 def inference(model: str, workload: str, system: str, histogram: np.ndarray, dry: bool) -> dict:

@@ -174,6 +174,10 @@ def parts(results: Results, histogram, dry: bool) -> dict:
                 name = f"training {model} {workload} {system}"
                 results.measure(name, steps.training, model, workload, system, histogram, dry)
 
+    def of_finetuning() -> None:
+        for system in steps.FINETUNING:
+            results.measure(f"finetuning base {system}", steps.finetuning, system, dry)
+
     def of_profiles() -> None:
         for model, workload in step_profile.STEPS:
             name = f"profile {model} {workload} fastbert"
@@ -205,6 +209,7 @@ def parts(results: Results, histogram, dry: bool) -> dict:
     return {
         "ceilings": lambda: results.measure("ceilings", kernels.ceilings, dry),
         "training": lambda: of_training(steps.SYSTEMS[:2]),
+        "finetuning": of_finetuning,
         "profile": of_profiles,
         "checks": correctness,
         "kernels": of_kernels,

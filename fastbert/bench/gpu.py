@@ -72,6 +72,7 @@ def render(document: dict) -> str:
 
 _PARTS = {
     "training": ("sequences/s", "tokens/s", "TFLOP/s", "MFU", "of product", "peak GiB", "loss"),
+    "finetuning": ("ms", "sequences/s", "tokens/s"),
     "inference": ("sequences/s", "tokens/s", "TFLOP/s", "largest error"),
     "kernel": (
         "forward ms",

@@ -124,7 +124,7 @@ def test_the_suite_rehearses_and_goes_on_where_it_was(suite, tmp_path, capsys):
     assert '"name": "ceilings"' not in out
     assert "out of time before" in out
     assert [len(list((written / "none").glob(f"*.{kind}"))) for kind in ("json", "md")] == [1, 1]
-    with pytest.raises(SystemExit, match="--only knows ceilings, training, profile, checks"):
+    with pytest.raises(SystemExit, match="--only knows ceilings, training, finetuning, profile"):
         suite(tmp_path, "--only", "speed")
 
 
