@@ -23,6 +23,7 @@ from ..rng import Dropout
 from ..wording import dtype_name
 from . import _cpu, _cuda, _dispatch, _double_backward, _invariant, _triton, _triton_attention
 from ._needed_gradients import needed_gradients
+from ._triton_linear import weight_gradient
 from .encoder import LayerDropouts, LayerParameters, PackedEncoder, is_int8
 from .linear_fp8 import product_dtype
 
@@ -131,7 +132,7 @@ def _backward(
 
     def of_weight(name: str, dout: Tensor, given: Tensor) -> None:
         if getattr(need, name):
-            grads[name] = torch.mm(dout.t(), given)
+            grads[name] = weight_gradient(dout, given, getattr(p, name).dtype)
 
     def of_norm(dout: Tensor, statistics: Sequence[Tensor], weight: Tensor, random: tuple, names: tuple) -> tuple:
         dx, dresidual, *sums = layer_norm.layer_norm_backward(dout, *statistics, weight, *random, True, True)
@@ -159,7 +160,7 @@ def _backward(
     )
     rows, names = dheads.flatten(1), LayerParameters._fields
     if any(need[:3]):
-        grads.update(zip(names[:3], torch.mm(rows.t(), x).chunk(3), strict=True))
+        grads.update(zip(names[:3], weight_gradient(rows, x, p[0].dtype).chunk(3), strict=True))
     if any(need[3:6]):
         grads.update(zip(names[3:6], rows.sum(0, dtype=torch.float32).chunk(3), strict=True))
     dx = dresidual.addmm_(rows, w_projections) if needed[0] else None

@@ -31,6 +31,20 @@ def without_filling(whole: Tensor, features: int) -> Tensor:
     return given
 
 
+# Torch 2.8 and later have it, on a GPU: a product of 16-bit matrices whose float32 sums are stored as they are.
+_STORES_SUMS = torch.version.cuda is not None and "dtype" in torch.ops.aten.mm.overloads()
+
+
+def weight_gradient(dout: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """dout^T x for a weight of this dtype: in float32, where it can be, at once, and otherwise in the dtype of x.
+
+    Rounded to 16 bits first, it would be read and written once more.
+    """
+    if _STORES_SUMS and dtype == torch.float32 and x.dtype != dtype and x.is_cuda:
+        return torch.mm(dout.t(), x, out_dtype=dtype)
+    return torch.mm(dout.t(), x)
+
+
 class _Filled(torch.autograd.Function):
     """A dense layer computed with output features padded by zeros; the result is a view of the first features."""
 
@@ -62,7 +76,7 @@ class _Filled(torch.autograd.Function):
         if whole is None:
             whole = F.pad(dout, (0, len(wide) - features))
         dx = torch.mm(whole, wide).view(shape).to(dtype) if needs_x else None
-        dweight = torch.mm(whole.t(), rows)[:features].to(of_weight) if needs_weight else None
+        dweight = weight_gradient(whole, rows, of_weight)[:features].to(of_weight) if needs_weight else None
         dbias = whole.sum(0, dtype=torch.float32)[:features].to(of_bias) if needs_bias else None
         return dx, dweight, dbias
 
