@@ -65,7 +65,15 @@ _FP32 = {"mean", "rstd", "partial", "lse", "lse2", "delta", "loss", "dloss", "we
 _FP32 |= {"first", "second", "third"}
 _FP32 |= {"slot_scale", "rates", "control", "squares", "trusts", "lr", "grad_scale"}
 _INT64 = {"rng", "labels", "ids", "types", "order", "places"}
-_OTHERS = {"cu_seqlens": "i32", "maxima": "i32", "chunks": "i32", "bounds": "i32", "hyper": "fp64", "bytes": "u8"}
+_OTHERS = {
+    "cu_seqlens": "i32",
+    "maxima": "i32",
+    "chunks": "i32",
+    "bounds": "i32",
+    "hyper": "fp64",
+    "bytes": "u8",
+    "sorted": "i16",
+}
 
 _EIGHT_BITS = {fp8.LARGEST[fp8.E4M3]: "fp8e4nv", fp8.LARGEST[fp8.E5M2]: "fp8e5"}
 

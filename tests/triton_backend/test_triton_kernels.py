@@ -353,6 +353,17 @@ def test_an_id_that_is_no_row_writes_nothing_behind_the_gradient(monkeypatch):
     assert around[:, 0].tolist() == [0, 0, 0, 0, 2, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("rows", [2**15 - 1, 2**15, 2**16 + 5])  # whose keys have 16 bits, and 32
+def test_the_gradient_of_a_large_table(rows):
+    from fastbert.triton_kernels import embedding as kernels
+
+    ids = torch.tensor([rows - 1, 0, -1, rows, rows - 1, 2**40, 7], device=DEVICE)
+    dout = torch.arange(14.0, device=DEVICE).view(7, 2)
+    found = kernels.table_gradient(dout, ids, torch.zeros(rows, 2, device=DEVICE))
+    assert found.nonzero()[:, 0].unique().tolist() == [0, 7, rows - 1]
+    assert found[[0, 7, rows - 1]].tolist() == [[2, 3], [12, 13], [8, 10]]
+
+
 def test_a_label_that_is_no_column_is_noticed_and_reads_nothing():
     """Beside a row lie the numbers of others: a label of -1 had the loss of one of theirs."""
     logits = torch.randn(5, 13, device=DEVICE, requires_grad=True)
