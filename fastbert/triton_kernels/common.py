@@ -122,10 +122,24 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def rows_per_program(rows: int) -> int:
-    """Rows that one program of a reduction sums: by the number of rows alone, so the bits do not depend on the GPU."""
-    programs = 528  # four for each multiprocessor of a Hopper GPU
-    return max(triton.cdiv(rows, programs), 1)
+PROGRAMS = 528  # of a reduction over rows: four for each multiprocessor of a Hopper GPU, whatever GPU it runs on
+
+
+def rows_per_program(rows: int, programs: int = PROGRAMS, tile: int = 1) -> int:
+    """Rows that one program of a reduction sums, whole tiles: by sizes alone, so the bits do not depend on the GPU."""
+    return max(triton.cdiv(triton.cdiv(rows, programs), tile), 1) * tile
+
+
+@triton.jit
+def own_rows(program, programs, rows_each, M, BLOCK_M: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """(first row of a program's first tile, end, distance of its tiles). INTERLEAVED: programs that run at a time take
+    tiles side by side, so that what they read lies together in memory; or else each takes rows side by side.
+    """
+    if INTERLEAVED:
+        return program * BLOCK_M, M.to(tl.int64), programs.to(tl.int64) * BLOCK_M
+    else:
+        first = program * rows_each
+        return first, tl.minimum(first + rows_each, M), tl.full((), BLOCK_M, tl.int64)
 
 
 def whole(*vectors: torch.Tensor | None) -> list[torch.Tensor | None]:

@@ -17,13 +17,22 @@ from .common import kernel
 _BLOCK = 2048
 
 
+def forward_settings(columns: int, itemsize: int) -> dict:
+    """Of GROUP numbers, a load of 16 bytes, a thread takes the largest before it rescales its sum: one more power for
+    all of them and not for each, of which a multiprocessor makes 16 a cycle and in bf16 memory brings 13 numbers.
+    """
+    group = 16 // itemsize
+    block = min(4096 if itemsize == 2 else 2048, max(triton.next_power_of_2(columns), group))
+    return {"BLOCK": block, "GROUP": group, "num_warps": 8}
+
+
 @triton.jit
 def _add_up(m, total, x):
-    """The largest so far and the sum of exponentials below it, lane by lane."""
-    higher = tl.maximum(m, x)
+    """The largest so far and the sum of exponentials below it, group by group of x (groups, GROUP)."""
+    higher = tl.maximum(m, tl.max(x, 1))
     # A lane that has only seen -inf stays at zero.
     shift = tl.where(higher == float("-inf"), 0.0, higher)
-    return higher, total * tl.exp(m - shift) + tl.exp(x - shift)
+    return higher, total * tl.exp(m - shift) + tl.sum(tl.exp(x - shift[:, None]), 1)
 
 
 @kernel
@@ -36,17 +45,20 @@ def _cross_entropy_fwd_kernel(
     N,
     ignore_index,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
-    m = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
+    GROUPS: tl.constexpr = BLOCK // GROUP
+    places = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    m = tl.full((GROUPS,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUPS,), tl.float32)
     logits_ptr += row * stride_m
     whole = N // BLOCK * BLOCK
     for first in range(0, whole, BLOCK):
-        m, total = _add_up(m, total, tl.load(logits_ptr + first + tl.arange(0, BLOCK)).to(tl.float32))
+        m, total = _add_up(m, total, tl.load(logits_ptr + first + places).to(tl.float32))
     if whole < N:
-        columns = whole + tl.arange(0, BLOCK)
+        columns = whole + places
         x = tl.load(logits_ptr + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
         m, total = _add_up(m, total, x)
     top = tl.max(m, 0)
@@ -102,9 +114,9 @@ def cross_entropy_forward(logits: Tensor, labels: Tensor, ignore_index: int) -> 
     rows, columns = logits.shape
     loss, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     if rows:
-        block = min(_BLOCK, triton.next_power_of_2(columns))
+        settings = forward_settings(columns, logits.element_size())
         sizes = (logits.stride(0), columns, ignore_index)
-        _cross_entropy_fwd_kernel[(rows,)](logits, labels, loss, lse, *sizes, BLOCK=block, num_warps=8)
+        _cross_entropy_fwd_kernel[(rows,)](logits, labels, loss, lse, *sizes, **settings)
     return loss, lse
 
 

@@ -66,7 +66,7 @@ def _embedding_fwd_kernel(
     columns = tl.arange(0, BLOCK_N)[None, :]
     inside = columns < N
     z = _row_sum(ids_ptr, types_ptr, places_ptr, word_ptr, type_ptr, position_ptr, token, V, TYPES, P, N, columns)
-    out, mean, rstd = normalised(tl.where(inside, z, 0.0), columns, inside, N, eps, weight_ptr, bias_ptr)
+    out, mean, rstd = normalised(tl.where(inside, z, 0.0), columns, N, eps, weight_ptr, bias_ptr)
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
         keep = keep_bits(seed, offset, site, threshold, tl.zeros((1,), tl.int64) + token, 0, 1, BLOCK_N)

@@ -13,10 +13,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import kernel, rows_per_program, whole
+from .common import PROGRAMS, kernel, own_rows, rows_per_program, whole
 from .layer_norm import sum_rows
 
 _BLOCK_N = 256
+
+
+def backward_settings(columns: int) -> dict:
+    """Backward's tile, and over how many programs the rows are spread. A thread has eight columns, a load of 16 bytes,
+    and warps lie side by side, so that rows are summed within a thread.
+    """
+    block = next((width for width in (1024, 512) if columns % width == 0), 256)
+    tile = {"BLOCK_M": 2, "BLOCK_N": block, "num_warps": block // 256}
+    return {**tile, "INTERLEAVED": True, "programs": PROGRAMS}
+
+
 _INV_SQRT2 = tl.constexpr(0.7071067811865476)
 _INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 _TANH_SCALE = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
@@ -107,29 +118,39 @@ def _gelu_bwd_kernel(
     rows_each,
     TANH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    program = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    program = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    first, last, step = own_rows(program, tl.num_programs(1), rows_each, M, BLOCK_M, INTERLEAVED)
+    rows = first + tl.arange(0, BLOCK_M)[:, None]
+    inside = (rows < last) & (columns < N)
+    at = rows * N + columns
+    # A tile is loaded while the one before it is computed. The first load is before the bias's: Triton lays out the
+    # tile as what is loaded first, and moves the other.
+    next_x = tl.load(x_ptr + at, mask=inside, other=0.0)
+    next_dout = tl.load(dout_ptr + at, mask=inside, other=0.0)
     bias = tl.zeros((1, BLOCK_N), tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    first = program * rows_each
-    last = tl.minimum(first + rows_each, M)
-    for begin in tl.range(first, last, BLOCK_M, num_stages=3):
+    acc = tl.zeros((1, BLOCK_N), tl.float32)
+    for begin in tl.range(first, last, step):
         rows = begin + tl.arange(0, BLOCK_M)[:, None]
         inside = (rows < last) & (columns < N)
         at = rows * N + columns
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) + bias
-        dout = tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x, dout = next_x.to(tl.float32) + bias, next_dout.to(tl.float32)
+        rows += step
+        after = (rows < last) & (columns < N)
+        next_x = tl.load(x_ptr + rows * N + columns, mask=after, other=0.0)
+        next_dout = tl.load(dout_ptr + rows * N + columns, mask=after, other=0.0)
         dx = dout * _gelu_slope(x, TANH, dx_ptr.dtype.element_ty == tl.float32)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        acc += dx
+        acc += tl.sum(dx, 0)[None, :]
     if HAS_BIAS:
         at = program * N + columns
-        tl.store(partial_ptr + at, tl.sum(acc, 0)[None, :], mask=columns < N)
+        tl.store(partial_ptr + at, acc, mask=columns < N)
 
 
 def gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
@@ -155,16 +176,15 @@ def gelu_backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> t
     rows, columns = x.shape
     (bias,) = whole(bias)
     dx = torch.empty_like(x)
-    each = triton.cdiv(rows_per_program(rows), 8) * 8 if rows else 8
+    settings = backward_settings(columns)
+    each = rows_per_program(rows, settings.pop("programs"), settings["BLOCK_M"])
     programs = triton.cdiv(rows, each)
     partial = torch.empty(programs, 1, columns if bias is not None else 0, dtype=torch.float32, device=x.device)
     if rows:
-        _gelu_bwd_kernel[(programs, triton.cdiv(columns, _BLOCK_N))](
+        _gelu_bwd_kernel[(triton.cdiv(columns, settings["BLOCK_N"]), programs)](
             *(dout, x, x if bias is None else bias, dx, partial, rows, columns, each),
             TANH=tanh,
             HAS_BIAS=bias is not None,
-            BLOCK_M=8,
-            BLOCK_N=_BLOCK_N,
-            num_warps=4,
+            **settings,
         )
     return dx, sum_rows(partial)[0] if bias is not None else partial.new_empty(0)

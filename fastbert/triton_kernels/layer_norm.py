@@ -18,7 +18,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ..fp8 import LANES, LARGEST, Slot
-from .common import empty_rng, keep_bits, kernel, next_power_of_2, note_largest, rows_per_program, to_fp8, whole
+from .common import (
+    PROGRAMS,
+    empty_rng,
+    keep_bits,
+    kernel,
+    next_power_of_2,
+    note_largest,
+    own_rows,
+    rows_per_program,
+    to_fp8,
+    whole,
+)
 
 # Warps by the width of a row's tile; not measured on a GPU yet.
 _WARPS = {1024: 4, 2048: 8, 4096: 8, 8192: 16}
@@ -28,17 +39,41 @@ def warps(block: int) -> int:
     return next((count for width, count in _WARPS.items() if block <= width), 16)
 
 
+def forward_settings(columns: int) -> dict:
+    """Forward's tile: up to 1024 columns a warp. Every thread takes the instructions that a row costs beside its
+    elements (sums over the warp, quotients, the root): with four warps these were half of all, of which there were more
+    than memory leaves the time for.
+    """
+    block = next_power_of_2(max(columns, 8))
+    return {"BLOCK_M": 1, "BLOCK_N": block, "num_warps": min(max(block // 1024, 1), 16)}
+
+
+def backward_settings(columns: int) -> dict:
+    """Backward's tile, and over how many programs the rows are spread. Warps lie side by side, so that the sums over
+    rows stay within a thread; of narrow rows, which have fewer warps, there are more programs.
+    """
+    block = next_power_of_2(max(columns, 8))
+    count = min(max(block // 256, 1), 16)
+    tile = {"BLOCK_M": 2 if count <= 8 else 1, "BLOCK_N": block, "num_warps": count}
+    return {**tile, "INTERLEAVED": True, "programs": PROGRAMS * 4 // min(count, 4)}
+
+
 @triton.jit
 def _mean(x, N):
-    """Of each row of a tile, which is zero beyond column N. By a correctly rounded quotient: a GPU's own is 2 ulp off,
-    and costs no less beside reading the row.
+    """Of each row of a tile, which is zero beyond column N. A GPU's own quotient is 2 ulp off, and one that is rounded
+    correctly takes every thread some ten instructions a row. The inverse is made once, and what the remainder adds to
+    a product by it rounds the quotient correctly (Markstein 1990).
     """
-    return tl.div_rn(tl.sum(x, 1), tl.full((1,), N, tl.float32))
+    total, count = tl.sum(x, 1), tl.full((1,), N, tl.float32)
+    inverse = tl.div_rn(1.0, count)
+    near = total * inverse
+    return tl.fma(tl.fma(-near, count, total), inverse, near)
 
 
 @triton.jit
-def normalised(z, columns, inside, N, eps, weight_ptr, bias_ptr):
+def normalised(z, columns, N, eps, weight_ptr, bias_ptr):
     """LN(z) of rows that are zero beyond column N, with their mean and rstd; all fp32."""
+    inside = columns < N
     mean = _mean(z, N)
     centred = tl.where(inside, z - mean[:, None], 0.0)
     rstd = tl.div_rn(1.0, tl.sqrt_rn(_mean(centred * centred, N) + eps))
@@ -49,7 +84,9 @@ def normalised(z, columns, inside, N, eps, weight_ptr, bias_ptr):
 
 @triton.jit
 def sum_gradient(dout, z, mean, rstd, weight, inside, N):
-    """dz and zhat of one row. Beyond column N dz is nothing that is to be read, and zhat is zero."""
+    """dz and zhat of a row, or of rows whose mean and rstd are (M, 1). Beyond column N dz is nothing that is to be
+    read, and zhat is zero.
+    """
     normal = tl.where(inside, (z - mean) * rstd, 0.0)
     g = dout * weight
     mean_g = _mean(g, N)[:, None]
@@ -72,6 +109,7 @@ def _layer_norm_fwd_kernel(
     data_ptr,  # (M, N) 8 bits of out
     slot_scale_ptr,  # (1)
     maxima_ptr,  # (LANES) int32
+    M,
     N,
     eps,
     site,
@@ -83,35 +121,34 @@ def _layer_norm_fwd_kernel(
     SAVE_SUM: tl.constexpr,
     LIMIT: tl.constexpr,
     LANES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)[None, :]
-    inside = columns < N
-    at = row * N + columns
+    inside = (rows[:, None] < M) & (columns < N)
+    at = rows[:, None] * N + columns
     z = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_X_BIAS:
-        z += tl.load(x_bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        z += tl.load(x_bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
-        rows = tl.zeros((1,), tl.int64) + row
-        keep = keep_bits(seed, offset, site, threshold, rows, 0, 1, BLOCK_N)
+        keep = keep_bits(seed, offset, site, threshold, rows, 0, BLOCK_M, BLOCK_N)
         z = tl.where(keep, z * scale, 0.0)
     if HAS_RESIDUAL:
         z += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if SAVE_SUM:
         tl.store(sum_ptr + at, z.to(sum_ptr.dtype.element_ty), mask=inside)
-    out, mean, rstd = normalised(z, columns, inside, N, eps, weight_ptr, bias_ptr)
+    out, mean, rstd = normalised(z, columns, N, eps, weight_ptr, bias_ptr)
     out = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, out, mask=inside)
     if LIMIT > 0:
-        wide = out.to(tl.float32)
+        wide = tl.where(inside, out.to(tl.float32), 0.0)  # past the last row it is the bias
         note_largest(maxima_ptr, wide, LANES)
         data = to_fp8(wide, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
         tl.store(data_ptr + at, data, mask=inside)
-    one = tl.arange(0, 1)
-    tl.store(mean_ptr + row + one, mean)
-    tl.store(rstd_ptr + row + one, rstd)
+    tl.store(mean_ptr + rows, mean, mask=rows < M)
+    tl.store(rstd_ptr + rows, rstd, mask=rows < M)
 
 
 @kernel
@@ -134,41 +171,56 @@ def _layer_norm_bwd_kernel(
     HAS_X_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_N)[None, :]
-    inside = columns < N
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    first, last, step = own_rows(program, tl.num_programs(0), rows_each, M, BLOCK_M, INTERLEAVED)
+    # Rows are loaded while those before them are computed. The first load is before the weight's: Triton lays out the
+    # tile as what is loaded first, and moves the other.
+    rows = first + tl.arange(0, BLOCK_M)
+    inside = (rows[:, None] < last) & (columns < N)
+    next_dout = tl.load(dout_ptr + rows[:, None] * N + columns, mask=inside, other=0.0)
+    next_z = tl.load(sum_ptr + rows[:, None] * N + columns, mask=inside, other=0.0)
+    next_mean = tl.load(mean_ptr + rows, mask=rows < last, other=0.0)
+    next_rstd = tl.load(rstd_ptr + rows, mask=rows < last, other=0.0)
+    weight = tl.load(weight_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     dweight = tl.zeros((1, BLOCK_N), tl.float32)
     dbias = tl.zeros((1, BLOCK_N), tl.float32)
     dx_bias = tl.zeros((1, BLOCK_N), tl.float32)
     if HAS_DROPOUT:
         seed, offset = tl.load(rng_ptr), tl.load(rng_ptr + 1)
-    first = program * rows_each
-    for row in tl.range(first, tl.minimum(first + rows_each, M), num_stages=3):
-        at = row * N + columns
-        dout = tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        z = tl.load(sum_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
-        dz, normal = sum_gradient(dout, z, mean, rstd, weight, inside, N)
+    for begin in tl.range(first, last, step):
+        rows = begin + tl.arange(0, BLOCK_M)
+        inside = (rows[:, None] < last) & (columns < N)
+        at = rows[:, None] * N + columns
+        dout, z = next_dout.to(tl.float32), next_z.to(tl.float32)
+        mean, rstd = next_mean[:, None], next_rstd[:, None]
+        after = rows + step
+        there = (after[:, None] < last) & (columns < N)
+        next_dout = tl.load(dout_ptr + after[:, None] * N + columns, mask=there, other=0.0)
+        next_z = tl.load(sum_ptr + after[:, None] * N + columns, mask=there, other=0.0)
+        next_mean = tl.load(mean_ptr + after, mask=after < last, other=0.0)
+        next_rstd = tl.load(rstd_ptr + after, mask=after < last, other=0.0)
+        dz, normal = sum_gradient(dout, z, mean, rstd, weight, columns < N, N)
         dx = dz
         if HAS_DROPOUT:
             if HAS_RESIDUAL:
                 tl.store(dresidual_ptr + at, dz.to(dresidual_ptr.dtype.element_ty), mask=inside)
-            rows = tl.zeros((1,), tl.int64) + row
-            keep = keep_bits(seed, offset, site, threshold, rows, 0, 1, BLOCK_N)
+            keep = keep_bits(seed, offset, site, threshold, rows, 0, BLOCK_M, BLOCK_N)
             dx = tl.where(keep, dz * scale, 0.0)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        dweight += dout * normal
-        dbias += dout
+        dweight += tl.sum(dout * normal, 0)[None, :]
+        dbias += tl.sum(dout, 0)[None, :]
         if HAS_X_BIAS:
-            dx_bias += dx
+            dx_bias += tl.sum(dx, 0)[None, :]
     partial = partial_ptr + program * 3 * N + columns
-    tl.store(partial, dweight, mask=inside)
-    tl.store(partial + N, dbias, mask=inside)
+    tl.store(partial, dweight, mask=columns < N)
+    tl.store(partial + N, dbias, mask=columns < N)
     if HAS_X_BIAS:
-        tl.store(partial + 2 * N, dx_bias, mask=inside)
+        tl.store(partial + 2 * N, dx_bias, mask=columns < N)
 
 
 @kernel
@@ -224,20 +276,19 @@ def layer_norm_forward(
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
     data = [] if slot is None else [x.new_empty(rows, columns, dtype=slot.kind)]
     casts = (out, mean, mean) if slot is None else (*data, slot.scale, slot.maxima)
-    block = next_power_of_2(max(columns, 8))
+    settings = forward_settings(columns)
     if rows:
-        _layer_norm_fwd_kernel[(rows,)](
+        _layer_norm_fwd_kernel[(triton.cdiv(rows, settings["BLOCK_M"]),)](
             *(x, x if x_bias is None else x_bias, x if residual is None else residual, weight, bias),
             *(out, total, mean, rstd, empty_rng(x) if rng is None else rng, *casts),
-            *(columns, eps, site, threshold, scale),
+            *(rows, columns, eps, site, threshold, scale),
             HAS_X_BIAS=x_bias is not None,
             HAS_RESIDUAL=residual is not None,
             HAS_DROPOUT=rng is not None,
             SAVE_SUM=save,
             LIMIT=0.0 if slot is None else LARGEST[slot.kind],
             LANES=LANES,
-            BLOCK_N=block,
-            num_warps=warps(block),
+            **settings,
         )
     return out, total, mean, rstd, *data
 
@@ -245,12 +296,12 @@ def layer_norm_forward(
 def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, scale, has_residual, has_x_bias):
     """-> dx, dresidual (empty without dropout: dx then), dweight, dbias, dx_bias (or empty), the last three fp32."""
     rows, columns = dout.shape
-    each = rows_per_program(rows)
+    settings = backward_settings(columns)
+    each = rows_per_program(rows, settings.pop("programs"), settings["BLOCK_M"])
     programs = triton.cdiv(rows, each)
     dx = torch.empty_like(dout)
     dresidual = torch.empty_like(dout) if rng is not None and has_residual else dout.new_empty(0)
     partial = torch.empty(programs, 3, columns, dtype=torch.float32, device=dout.device)
-    block = next_power_of_2(max(columns, 8))
     if rows:
         _layer_norm_bwd_kernel[(programs,)](
             *(dout, total, mean, rstd, *whole(weight), dx, dresidual, partial, empty_rng(dout) if rng is None else rng),
@@ -258,8 +309,7 @@ def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, s
             HAS_X_BIAS=has_x_bias,
             HAS_RESIDUAL=has_residual,
             HAS_DROPOUT=rng is not None,
-            BLOCK_N=block,
-            num_warps=warps(block),
+            **settings,
         )
     sums = sum_rows(partial, 3 if has_x_bias else 2)
     return dx, dresidual, *sums, *([] if has_x_bias else [partial.new_empty(0)])

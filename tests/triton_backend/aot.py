@@ -96,11 +96,11 @@ class Resources:
     @property
     def resident(self) -> int:
         """How many programs a multiprocessor holds at a time: by its 65,536 registers, of which a thread takes a
-        multiple of 8, its 64 warps, and its shared memory.
+        multiple of 8, its 64 warps, its shared memory, and at most 32.
         """
         registers = -(-self.registers // 8) * 8 * 32 * self.warps
         shared = {80: 164, 90: 228}[self.arch] * 1024 // (self.shared + 1024)
-        return min(65536 // registers, 64 // self.warps, shared)
+        return min(65536 // registers, 64 // self.warps, shared, 32)
 
     @property
     def row(self) -> str:
@@ -134,27 +134,26 @@ def settings(arch: int, short: bool = False):
 
 def layer_settings(dtype: str = "bf16"):
     plain = {"LIMIT": 0.0, "LANES": fp8.LANES}  # nothing in 8 bits
+    flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True}
     for block in (256, 1024, 4096):
-        flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "BLOCK_N": block}
-        launch = {"num_warps": layer_norm.warps(block)}
-        yield (
-            f"layer_norm_fwd {block}",
-            layer_norm._layer_norm_fwd_kernel,
-            dtype,
-            {**flags, "SAVE_SUM": True, **plain},
-            launch,
-        )
-        yield f"layer_norm_bwd {block}", layer_norm._layer_norm_bwd_kernel, dtype, flags, launch
+        tile, launch = _apart(layer_norm.forward_settings(block))
+        both = {**flags, **tile, "SAVE_SUM": True, **plain}
+        yield f"layer_norm_fwd {block}", layer_norm._layer_norm_fwd_kernel, dtype, both, launch
+        tile, launch = _apart(layer_norm.backward_settings(block))
+        yield f"layer_norm_bwd {block}", layer_norm._layer_norm_bwd_kernel, dtype, {**flags, **tile}, launch
     tile, launch = _apart(layer_norm.SUM_ROWS)
     yield "sum_rows", layer_norm.sum_rows_kernel, dtype, tile, launch
     for tanh in (False, True):
-        flags = {"TANH": tanh, "HAS_BIAS": True, "BLOCK_M": 8, "BLOCK_N": gelu._BLOCK_N}
+        flags = {"TANH": tanh, "HAS_BIAS": True}
         kind = "tanh" if tanh else "erf"
-        yield f"gelu_fwd {kind}", gelu._gelu_fwd_kernel, dtype, flags, {}
-        yield f"gelu_bwd {kind}", gelu._gelu_bwd_kernel, dtype, flags, {}
+        forward = {**flags, "BLOCK_M": 8, "BLOCK_N": gelu._BLOCK_N}
+        yield f"gelu_fwd {kind}", gelu._gelu_fwd_kernel, dtype, forward, {}
+        tile, launch = _apart(gelu.backward_settings(4096))
+        yield f"gelu_bwd {kind}", gelu._gelu_bwd_kernel, dtype, {**flags, **tile}, launch
     yield "dropout", dropout._dropout_kernel, dtype, {"BLOCK_M": 4, "BLOCK_N": 256}, {}
+    tile, launch = _apart(cross_entropy.forward_settings(30522, 4 if dtype == "fp32" else 2))
+    yield "cross_entropy_fwd", cross_entropy._cross_entropy_fwd_kernel, dtype, tile, launch
     block = {"BLOCK": cross_entropy._BLOCK}
-    yield "cross_entropy_fwd", cross_entropy._cross_entropy_fwd_kernel, dtype, block, {"num_warps": 8}
     yield "cross_entropy_bwd", cross_entropy._cross_entropy_bwd_kernel, dtype, block, {"num_warps": 8}
     for block in (1024, 4096):
         flags, launch = {"HAS_DROPOUT": True, "BLOCK_N": block}, {"num_warps": layer_norm.warps(block)}
@@ -201,9 +200,8 @@ def fp8_settings(dtype: str = "bf16"):
     e4m3, e5m2 = ({"LIMIT": fp8.LARGEST[kind], "LANES": fp8.LANES} for kind in (fp8.E4M3, fp8.E5M2))
     flags = {"HAS_X_BIAS": True, "HAS_RESIDUAL": True, "HAS_DROPOUT": True, "SAVE_SUM": True, **e4m3}
     for block in (256, 1024):
-        launch = {"num_warps": layer_norm.warps(block)}
-        flags["BLOCK_N"] = block
-        yield f"layer_norm_fwd {block} e4m3", layer_norm._layer_norm_fwd_kernel, dtype, dict(flags), launch
+        tile, launch = _apart(layer_norm.forward_settings(block))
+        yield f"layer_norm_fwd {block} e4m3", layer_norm._layer_norm_fwd_kernel, dtype, {**flags, **tile}, launch
     tile = {"BLOCK_M": fp8_kernels.BLOCK, "BLOCK_N": fp8_kernels.BLOCK}
     cast = fp8_kernels._cast_kernel
     yield "cast e4m3", cast, dtype, {**tile, **e4m3, "ACROSS": False, "HAS_SUM": False}, {}
@@ -233,8 +231,9 @@ def optimizer_settings():
 
 
 def _apart(setting: dict) -> tuple[dict, dict]:
-    tiles = {name: value for name, value in setting.items() if name.startswith("BLOCK")}
-    return tiles, {name: value for name, value in setting.items() if name not in tiles}
+    """(constexprs, options) of a launch's setting, without what the launcher alone reads."""
+    tiles = {name: value for name, value in setting.items() if name.isupper()}
+    return tiles, {name: value for name, value in setting.items() if name.startswith("num_")}
 
 
 def _signature(kernel, dtype: str, constexprs: dict) -> dict[str, str]:

@@ -256,16 +256,16 @@ BUGS = [
     Bug(
         "layer_norm backward: dropout draws the bits of the next row",
         "layer_norm.py",
-        "rows = tl.zeros((1,), tl.int64) + row",
-        "rows = tl.zeros((1,), tl.int64) + row + 1",
+        "threshold, rows, 0, BLOCK_M, BLOCK_N)",
+        "threshold, rows + 1, 0, BLOCK_M, BLOCK_N)",
         "test_layer_norm and dtype0 and shape0",
         after="def _layer_norm_bwd_kernel",
     ),
     Bug(
         "layer_norm backward: a program leaves out its last row",
-        "layer_norm.py",
-        "tl.minimum(first + rows_each, M)",
-        "tl.minimum(first + rows_each, M - 1)",
+        "common.py",
+        "return program * BLOCK_M, M.to(tl.int64),",
+        "return program * BLOCK_M, M.to(tl.int64) - 1,",
         "test_layer_norm and dtype0 and shape0",
     ),
     Bug(
