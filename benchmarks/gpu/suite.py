@@ -21,6 +21,7 @@ import checks
 import cuda_kernels
 import fp8_kernels
 import kernels
+import memory_settings
 import settings
 import step_profile
 import steps
@@ -206,6 +207,10 @@ def parts(results: Results, histogram, dry: bool) -> dict:
         for name, function in settings.measurements(dry):
             results.measure(f"setting {name}", function)
 
+    def of_memory() -> None:
+        for name, function in memory_settings.measurements(dry):
+            results.measure(f"setting {name}", function)
+
     return {
         "ceilings": lambda: results.measure("ceilings", kernels.ceilings, dry),
         "training": lambda: of_training(steps.SYSTEMS[:2]),
@@ -217,6 +222,7 @@ def parts(results: Results, histogram, dry: bool) -> dict:
         "inference": inference,
         "sanitizer": sanitizer,
         "settings": of_settings,
+        "memory": of_memory,
     }
 
 

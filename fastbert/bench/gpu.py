@@ -82,7 +82,7 @@ _PARTS = {
         "forward GB/s",
         "of ceiling",
     ),
-    "setting": ("ms", "TFLOP/s"),
+    "setting": ("ms", "TFLOP/s", "GB/s"),
 }
 
 

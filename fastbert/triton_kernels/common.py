@@ -122,10 +122,11 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-PROGRAMS = 528  # of a reduction over rows: four for each multiprocessor of a Hopper GPU, whatever GPU it runs on
+# Of a Hopper GPU. Sums over rows are cut for it on every GPU.
+MULTIPROCESSORS = 132
 
 
-def rows_per_program(rows: int, programs: int = PROGRAMS, tile: int = 1) -> int:
+def rows_per_program(rows: int, programs: int = 4 * MULTIPROCESSORS, tile: int = 1) -> int:
     """Rows that one program of a reduction sums, whole tiles: by sizes alone, so the bits do not depend on the GPU."""
     return max(triton.cdiv(triton.cdiv(rows, programs), tile), 1) * tile
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..fp8 import LANES, LARGEST, Slot
 from .common import (
-    PROGRAMS,
+    MULTIPROCESSORS,
     empty_rng,
     keep_bits,
     kernel,
@@ -49,13 +49,14 @@ def forward_settings(columns: int) -> dict:
 
 
 def backward_settings(columns: int) -> dict:
-    """Backward's tile, and over how many programs the rows are spread. Warps lie side by side, so that the sums over
-    rows stay within a thread; of narrow rows, which have fewer warps, there are more programs.
+    """Backward's tile, and over how many programs the rows are spread. A thread has 16 columns of a row and their three
+    sums over rows: more do not fit into its registers, with fewer a row costs more beside its elements. A
+    multiprocessor then holds 12 warps; there are as many programs, which all run at a time.
     """
     block = next_power_of_2(max(columns, 8))
-    count = min(max(block // 256, 1), 16)
-    tile = {"BLOCK_M": 2 if count <= 8 else 1, "BLOCK_N": block, "num_warps": count}
-    return {**tile, "INTERLEAVED": True, "programs": PROGRAMS * 4 // min(count, 4)}
+    warps = min(max(block // 512, 1), 16)
+    tile = {"BLOCK_M": 1, "BLOCK_N": block, "num_warps": warps}
+    return {**tile, "INTERLEAVED": True, "programs": MULTIPROCESSORS * 12 // warps}
 
 
 @triton.jit

@@ -138,6 +138,16 @@ def test_other_settings_of_attention_are_rows(suite, tmp_path):
     assert "setting attention queries S=128 M=64 N=64 warps=4 stages=2" in names  # two passes beside the one
 
 
+def test_other_settings_of_what_memory_bounds_are_rows(suite, tmp_path):
+    suite(tmp_path, "--only", "memory")
+    rows = [json.loads(line) for line in (tmp_path / "rehearsal" / "results.jsonl").read_text().splitlines()][1:]
+    assert not [row for row in rows if "error" in row]
+    names = {row["name"] for row in rows if row["GB/s"] > 0 and row["difference"] == 0}
+    assert "setting gelu backward 32768x3072 M=2 N=512 warps=2 programs=14" in names
+    assert {f"setting layer_norm {direction} 32768x768 shipped" for direction in ("forward", "backward")} <= names
+    assert "setting cross_entropy forward 5120x30522 N=2048 warps=8" in names
+
+
 def test_time_that_went_before_is_of_the_budget(suite, tmp_path, capsys):
     suite(tmp_path, "--only", "ceilings", "--budget", "100", "--spent", "100")
     assert "out of time before 1 measurements" in capsys.readouterr().out

@@ -148,7 +148,7 @@ def layer_settings(dtype: str = "bf16"):
         kind = "tanh" if tanh else "erf"
         forward = {**flags, "BLOCK_M": 8, "BLOCK_N": gelu._BLOCK_N}
         yield f"gelu_fwd {kind}", gelu._gelu_fwd_kernel, dtype, forward, {}
-        tile, launch = _apart(gelu.backward_settings(4096))
+        tile, launch = _apart(gelu.backward_settings(4096, tanh))
         yield f"gelu_bwd {kind}", gelu._gelu_bwd_kernel, dtype, {**flags, **tile}, launch
     yield "dropout", dropout._dropout_kernel, dtype, {"BLOCK_M": 4, "BLOCK_N": 256}, {}
     tile, launch = _apart(cross_entropy.forward_settings(30522, 4 if dtype == "fp32" else 2))
