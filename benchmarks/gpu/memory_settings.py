@@ -79,6 +79,13 @@ LAYER_NORM_BACKWARD = (
     Tile(2, 1024, 4, 3),
     Tile(2, 1024, 4, 4, registers=128),
 )
+BIAS_GRADIENT = (
+    None,
+    Tile(8, 1024, 4, 8, together=False),
+    Tile(8, 1024, 4, 16),
+    Tile(4, 1024, 4, 12),
+    Tile(16, 1024, 4, 7),
+)
 CROSS_ENTROPY_FORWARD = (None, Row(2048, 8), Row(2048, 4), Row(4096, 4), Row(8192, 8), Row(8192, 16))
 
 
@@ -127,6 +134,15 @@ def _cross_entropy_forward(rows: int, columns: int, dtype: torch.dtype) -> Calla
     return lambda: (ops.cross_entropy(logits, labels, reduction="none"),)
 
 
+def _bias_gradient(rows: int, columns: int, dtype: torch.dtype) -> Callable:
+    dout = _random(rows, columns).to(dtype)
+    if dout.device.type == "cpu":  # a rehearsal without a GPU
+        return lambda: (dout.sum(0),)
+    from fastbert.triton_kernels.linear import sum_over_rows
+
+    return lambda: (sum_over_rows(dout),)
+
+
 _HIDDEN = ((32768, 1024), (32768, 768))
 CASES = {
     "gelu backward": Case(
@@ -139,6 +155,7 @@ CASES = {
     "layer_norm backward": Case(
         "layer_norm", "backward_settings", LAYER_NORM_BACKWARD, _HIDDEN, 4, _layer_norm_backward
     ),
+    "bias gradient": Case("linear", "sum_settings", BIAS_GRADIENT, ((32768, 3072),), 1, _bias_gradient),
     "cross_entropy forward": Case(
         "cross_entropy", "forward_settings", CROSS_ENTROPY_FORWARD, ((5120, 30522),), 1, _cross_entropy_forward
     ),

@@ -122,7 +122,7 @@ def _backward(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Returns the gradients of x and of the parameters, in their order; None for one that is not needed."""
-    from ..triton_kernels import attention_backward, gelu, layer_norm
+    from ..triton_kernels import attention_backward, gelu, layer_norm, linear
 
     x, q, k, v, context, lse, bits, *first, a, wide, hidden = kept[:13]
     second, (w_projections, w_attention_out, w_intermediate, w_out) = kept[13:16], kept[16:]
@@ -162,7 +162,7 @@ def _backward(
     if any(need[:3]):
         grads.update(zip(names[:3], weight_gradient(rows, x, p[0].dtype).chunk(3), strict=True))
     if any(need[3:6]):
-        grads.update(zip(names[3:6], rows.sum(0, dtype=torch.float32).chunk(3), strict=True))
+        grads.update(zip(names[3:6], linear.sum_over_rows(rows).chunk(3), strict=True))
     dx = dresidual.addmm_(rows, w_projections) if needed[0] else None
     return [dx, *_widened([grads.get(name) if wanted else None for name, wanted in zip(names, need, strict=True)], p)]
 

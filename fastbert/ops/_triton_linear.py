@@ -77,7 +77,11 @@ class _Filled(torch.autograd.Function):
             whole = F.pad(dout, (0, len(wide) - features))
         dx = torch.mm(whole, wide).view(shape).to(dtype) if needs_x else None
         dweight = weight_gradient(whole, rows, of_weight)[:features].to(of_weight) if needs_weight else None
-        dbias = whole.sum(0, dtype=torch.float32)[:features].to(of_bias) if needs_bias else None
+        dbias = None
+        if needs_bias:
+            from ..triton_kernels.linear import sum_over_rows
+
+            dbias = sum_over_rows(whole.contiguous())[:features].to(of_bias)
         return dx, dweight, dbias
 
 

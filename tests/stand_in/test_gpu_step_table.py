@@ -16,7 +16,8 @@ def test_the_launches_of_a_step(run):
     count = {name: row[0] for name, row in table.items()}
     assert count["attention_fwd"] == count["attention_bwd_dq"] == count["attention_bwd_dkdv"] == LAYERS
     assert count["gelu_fwd"] == count["gelu_bwd"] == LAYERS + 1  # and the masked-LM head
-    assert count["_foreach_copy_"] == 2 * (LAYERS - LAST)  # weights before the products, their gradients after
+    assert count["_foreach_copy_"] == LAYERS - LAST  # weights; gradients leave the products in float32
+    assert count["partial_sums"] == LAYERS - LAST  # the biases of query, key and value
     products = sum(count[f"product, {name}"] for name in ("mm", "addmm", "addmm_"))
     # Of a layer four forward and eight backward, where query, key and value are one; six and twelve where they are not;
     # three for each dense layer of the heads.

@@ -33,6 +33,7 @@ from fastbert.triton_kernels import (
     gelu,
     lamb,
     layer_norm,
+    linear,
     optimizer,
 )
 from fastbert.triton_kernels import embedding as embedding_kernels
@@ -143,6 +144,8 @@ def layer_settings(dtype: str = "bf16"):
         yield f"layer_norm_bwd {block}", layer_norm._layer_norm_bwd_kernel, dtype, {**flags, **tile}, launch
     tile, launch = _apart(layer_norm.SUM_ROWS)
     yield "sum_rows", layer_norm.sum_rows_kernel, dtype, tile, launch
+    tile, launch = _apart(linear.sum_settings(3072))
+    yield "partial_sums", linear._partial_sums_kernel, dtype, tile, launch
     for tanh in (False, True):
         flags = {"TANH": tanh, "HAS_BIAS": True}
         kind = "tanh" if tanh else "erf"

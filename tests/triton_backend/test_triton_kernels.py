@@ -174,6 +174,31 @@ def test_sums_over_rows_in_several_blocks():
         assert_close(got, partial.double().sum(0)[:parts], partial.sum(0)[:parts])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(0, 16), (5, 13), (37, 1024), (300, 520)])
+def test_the_gradient_of_a_bias(dtype, rows, columns):
+    from fastbert.triton_kernels import linear as kernels
+
+    x = torch.randn(rows, columns, device=DEVICE).to(dtype)
+    got = kernels.sum_over_rows(x)
+    assert got.dtype == torch.float32
+    assert_close(got, x.double().sum(0), x.float().sum(0))
+    assert torch.equal(got, kernels.sum_over_rows(x))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("tile", [1, 8])
+@pytest.mark.parametrize("rows", [1, 16, 101])
+def test_each_row_of_a_reduction_has_one_program(monkeypatch, rows, tile, interleaved):
+    """In several tiles of few programs, of which the last may have less or nothing to do."""
+    from fastbert.triton_kernels import linear as kernels
+
+    settings = {"BLOCK_M": tile, "BLOCK_N": 256, "num_warps": 1, "INTERLEAVED": interleaved, "programs": 3}
+    monkeypatch.setattr(kernels, "sum_settings", lambda _: dict(settings))
+    powers = 2.0 ** (torch.arange(rows, device=DEVICE) % 13)[:, None].expand(rows, 20)  # sums are exact
+    assert torch.equal(kernels.sum_over_rows(powers.contiguous()), powers.sum(0))
+
+
 def test_the_sums_of_a_layer_norm_are_one_launch(monkeypatch):
     from fastbert.triton_kernels import layer_norm as kernels
 

@@ -1,0 +1,60 @@
+"""The gradient of a dense layer's bias: the rows of the output's gradient summed, at the speed of reading them.
+
+As everywhere each program leaves one partial row, and a second kernel adds these up: no atomics, the same bits every
+time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .common import MULTIPROCESSORS, kernel, own_rows, rows_per_program
+from .layer_norm import sum_rows
+
+
+def sum_settings(columns: int) -> dict:
+    """The tile, and over how many programs the rows are spread. A thread reads eight rows, 16 bytes of each, before it
+    waits; 32 warps of a multiprocessor, of which it holds more, then wait for 128 KiB. All programs run at a time.
+    """
+    block = next((width for width in (1024, 512) if columns % width == 0), 256)
+    warps = block // 256
+    programs = MULTIPROCESSORS * 32 // (warps * triton.cdiv(columns, block))
+    return {"BLOCK_M": 8, "BLOCK_N": block, "num_warps": warps, "INTERLEAVED": True, "programs": max(programs, 1)}
+
+
+@kernel
+def _partial_sums_kernel(
+    x_ptr,  # (M, N)
+    partial_ptr,  # (programs, N) fp32
+    M,
+    N,
+    rows_each,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    program = tl.program_id(1).to(tl.int64)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    acc = tl.zeros((1, BLOCK_N), tl.float32)
+    first, last, step = own_rows(program, tl.num_programs(1), rows_each, M, BLOCK_M, INTERLEAVED)
+    for begin in tl.range(first, last, step):
+        rows = begin + tl.arange(0, BLOCK_M)[:, None]
+        x = tl.load(x_ptr + rows * N + columns, mask=(rows < last) & (columns < N), other=0.0)
+        acc += tl.sum(x.to(tl.float32), 0)[None, :]
+    tl.store(partial_ptr + program * N + columns, acc, mask=columns < N)
+
+
+def sum_over_rows(x: Tensor) -> Tensor:
+    """x (M, N) contiguous -> (N) fp32."""
+    rows, columns = x.shape
+    settings = sum_settings(columns)
+    each = rows_per_program(rows, settings.pop("programs"), settings["BLOCK_M"])
+    programs = triton.cdiv(rows, each)
+    partial = torch.empty(programs, 1, columns, dtype=torch.float32, device=x.device)
+    if rows:
+        grid = (triton.cdiv(columns, settings["BLOCK_N"]), programs)
+        _partial_sums_kernel[grid](x, partial, rows, columns, each, **settings)
+    return sum_rows(partial)[0]
