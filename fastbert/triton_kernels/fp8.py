@@ -32,10 +32,21 @@ def _place(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _store_across(across_ptr, data, rows, columns, N, M_up):
-    """A tile of zeros beyond the last row goes to the transpose too, as far as its rows are filled up."""
+def _store_across(across_ptr, turned, rows, columns, N, M_up):
+    """A transposed tile of 8 bits. Its zeros beyond the last row are stored too, as far as rows are filled up."""
     at = tl.trans(columns).to(tl.int64) * M_up + tl.trans(rows)
-    tl.store(across_ptr + at, tl.trans(data), mask=(tl.trans(columns) < N) & (tl.trans(rows) < M_up))
+    tl.store(across_ptr + at, turned, mask=(tl.trans(columns) < N) & (tl.trans(rows) < M_up))
+
+
+@triton.jit
+def _cast_across(across_ptr, x, slot_scale_ptr, rows, columns, N, M_up, LIMIT: tl.constexpr):
+    """The transpose of a tile x of fp32 in 8 bits, cast a second time and not taken from the tile that is stored as it
+    is: NVIDIA's assembler before CUDA 13.3 reads registers too early where one cast is packed into words for one store
+    and taken apart for another (github.com/triton-lang/triton/issues/11111). To the compilers the scale of a volatile
+    load may be another number, so that they cannot make one cast of the two.
+    """
+    turned = to_fp8(tl.trans(x), tl.load(slot_scale_ptr, volatile=True), LIMIT, across_ptr.dtype.element_ty)
+    _store_across(across_ptr, turned, rows, columns, N, M_up)
 
 
 @kernel
@@ -63,7 +74,7 @@ def _cast_kernel(
     data = to_fp8(x, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
     tl.store(data_ptr + rows * N + columns, data, mask=inside)
     if ACROSS:
-        _store_across(across_ptr, data, rows, columns, N, M_up)
+        _cast_across(across_ptr, x, slot_scale_ptr, rows, columns, N, M_up, LIMIT)
     if HAS_SUM:
         sums = tl.sum(x, 0)[None, :]
         tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + columns, sums, mask=columns < N)
@@ -81,7 +92,7 @@ def _transpose_kernel(
 ):
     rows, columns = _place(BLOCK_M, BLOCK_N)
     data = tl.load(data_ptr + rows * N + columns, mask=(rows < M) & (columns < N), other=0)
-    _store_across(across_ptr, data, rows, columns, N, M_up)
+    _store_across(across_ptr, tl.trans(data), rows, columns, N, M_up)
 
 
 @kernel
@@ -111,7 +122,7 @@ def _gelu_cast_kernel(
     note_largest(maxima_ptr, hidden, LANES)
     data = to_fp8(hidden, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
     tl.store(data_ptr + rows * N + columns, data, mask=inside)
-    _store_across(across_ptr, data, rows, columns, N, M_up)
+    _cast_across(across_ptr, hidden, slot_scale_ptr, rows, columns, N, M_up, LIMIT)
 
 
 @kernel
@@ -146,7 +157,7 @@ def _gelu_bwd_cast_kernel(
     note_largest(maxima_ptr, dx, LANES)
     data = to_fp8(dx, tl.load(slot_scale_ptr), LIMIT, data_ptr.dtype.element_ty)
     tl.store(data_ptr + rows * N + columns, data, mask=inside)
-    _store_across(across_ptr, data, rows, columns, N, M_up)
+    _cast_across(across_ptr, dx, slot_scale_ptr, rows, columns, N, M_up, LIMIT)
 
 
 def _grid(rows: int, columns: int) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 ``python tests/triton_backend/aot.py [--short]`` prints the table of what each needs: registers, shared memory, spilled
 bytes, matrix instructions, divisions, roots and powers that are not rounded correctly, loads ahead of their use
-(asynchronous copies), and how many programs a multiprocessor holds. The test beside it holds the short table to limits;
-there matrix instructions are counted in PTX, each of which the assembler turns into some of the machine's.
+(asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), and how many programs a
+multiprocessor holds. The test beside it holds the short table to limits; there matrix instructions are counted in PTX,
+each of which the assembler turns into some of the machine's.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Resources:
     hgmma: int
     approximate: int
     ahead: int
+    torn: int
     warps: int
 
     @property
@@ -107,7 +109,7 @@ class Resources:
     def row(self) -> str:
         return (
             f"| {self.name} | sm_{self.arch} | {self.registers} | {self.shared / 1024:.1f} | {self.spills} "
-            f"| {self.hmma} | {self.hgmma} | {self.approximate} | {self.ahead} | {self.resident} |"
+            f"| {self.hmma} | {self.hgmma} | {self.approximate} | {self.ahead} | {self.torn} | {self.resident} |"
         )
 
 
@@ -300,8 +302,20 @@ def compile_one(
         hgmma=len(re.findall(r"\bwgmma\.mma_async" if short else r"\bHGMMA", ptx if short else code)),
         approximate=len(re.findall(r"\b(?:div\.full|(?:sqrt|rsqrt|rcp|ex2|lg2)\.approx)", ptx)),
         ahead=ptx.count("cp.async.c"),
+        torn=torn(ptx),
         warps=built.metadata.num_warps,
     )
+
+
+def torn(ptx: str) -> int:
+    """How many casts to a pair of 8-bit floats are packed into words and also taken apart: ptxas before CUDA 13.3 reads
+    the upper byte of such a pair before it is computed (github.com/triton-lang/triton/issues/11111).
+    """
+    pairs = set(re.findall(r"\bcvt\.rn\S*\.e[45]m[23]x2\.\S+\s+(%rs\d+)", ptx))
+    words = re.findall(r"mov\.b(?:32|64)\s+%r\w+, \{(.*?)\}", ptx)
+    packed = {register for word in words for register in word.split(", ")}
+    apart = set(re.findall(r"shr\.[us]16\s+%rs\d+, (%rs\d+), 8", ptx))
+    return len(pairs & packed & apart)
 
 
 def _compile_at(place: tuple[int, int, bool]) -> Resources:
@@ -316,7 +330,8 @@ def table(short: bool) -> list[Resources]:
 
 
 if __name__ == "__main__":
-    print("| kernel, bf16 if not said | | registers | KiB shared | stack | HMMA | HGMMA | inexact | ahead | resident |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| kernel, bf16 if not said | | registers | KiB shared | stack | HMMA | HGMMA ", end="")
+    print("| inexact | ahead | torn | resident |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for one in table(short="--short" in sys.argv[1:]):
         print(one.row)
