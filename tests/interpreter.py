@@ -1,4 +1,6 @@
-"""Triton's interpreter as a GPU would be: memory that nobody wrote holds rubbish, casts round, exp is inexact."""
+"""Triton's interpreter as a GPU would be: memory that nobody wrote holds rubbish, casts round, exp is inexact, and a
+product and a sum are one multiply-add.
+"""
 
 from __future__ import annotations
 
@@ -151,3 +153,60 @@ def approximate(monkeypatch) -> None:
         monkeypatch.setattr(InterpreterBuilder, name, inexact(getattr(InterpreterBuilder, name), units))
     for name, function in {"create_exp": exp, "create_exp2": exp2, "create_fdiv": quotient}.items():
         monkeypatch.setattr(InterpreterBuilder, name, function)
+
+
+def contract(monkeypatch) -> None:
+    """The interpreter rounds every product; a GPU's compiler makes one multiply-add of a product in float32 and a sum
+    or difference, where a launch does not ask it to leave that (Triton's option enable_fp_fusion). Products of float32
+    matrices are summed term after term, and where such a product is added to something, from that on.
+    """
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
+
+    matrices = InterpreterBuilder.create_dot
+    multiply, add, subtract = (getattr(InterpreterBuilder, f"create_{name}") for name in ("fmul", "fadd", "fsub"))
+    started, fused = GridExecutor.__call__, [False]
+
+    def start(self, *arguments, **options):
+        fused[0] = options.get("enable_fp_fusion", True)
+        return started(self, *arguments, **options)
+
+    def product(self, a, b):
+        out = multiply(self, a, b)
+        if out.data.dtype == np.float32:
+            out.factors = (a.data, b.data)
+        return out
+
+    def terms(a, b, total):
+        for i in range(a.shape[1]):
+            total = (total + a[:, i : i + 1].astype(np.float64) * b[i : i + 1].astype(np.float64)).astype(np.float32)
+        return total
+
+    def dot(self, a, b, d, *more):
+        if any(x.data.dtype != np.float32 or x.data.ndim != 2 for x in (a, b, d)):
+            return matrices(self, a, b, d, *more)
+        out = TensorHandle(terms(a.data, b.data, d.data), d.dtype.scalar)
+        if not d.data.any():
+            out.matrices = (a.data, b.data)
+        return out
+
+    def fusing(plain, sign):
+        def computed(self, a, b):
+            for one, other in ((a, b), (b, a)):
+                if sign == 1 and hasattr(one, "matrices") and one.data.shape == other.data.shape:
+                    return TensorHandle(terms(*one.matrices, other.data), other.dtype.scalar)
+            out = plain(self, a, b)
+            for one, other, before, after in ((a, b, 1, sign), (b, a, sign, 1)):
+                if fused[0] and hasattr(one, "factors"):
+                    x, y = (factor.astype(np.float64) for factor in one.factors)
+                    with np.errstate(all="ignore"):
+                        out.data = (before * x * y + after * other.data.astype(np.float64)).astype(np.float32)
+                    break
+            return out
+
+        return computed
+
+    monkeypatch.setattr(GridExecutor, "__call__", start)
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    monkeypatch.setattr(InterpreterBuilder, "create_fmul", product)
+    monkeypatch.setattr(InterpreterBuilder, "create_fadd", fusing(add, 1))
+    monkeypatch.setattr(InterpreterBuilder, "create_fsub", fusing(subtract, -1))

@@ -17,7 +17,7 @@ def _forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor,
 
 def _forward_fake(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     rows = labels.shape[0]
-    return logits.new_empty(rows, dtype=torch.float32), logits.new_empty(rows, dtype=torch.float32)
+    return logits.new_empty(rows, dtype=torch.float32), logits.new_empty(rows, 2, dtype=torch.float32)
 
 
 def _backward(

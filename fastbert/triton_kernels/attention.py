@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import attention_dropout
 from .attention_dropout import load_keep
-from .common import empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient, whole
+from .common import add_product, empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient, whole
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -123,7 +123,7 @@ def _attention_fwd_kernel(
             keep = load_keep(bits_ptr, bits_rows, rows < length, first, bit_blocks, BLOCK_M, BLOCK_N)
             probs = tl.where(keep, probs, 0.0)
         v = load_rows(v_ptr, columns, length, stride_vt, HEAD_DIM, BLOCK_D)
-        acc += tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
+        acc = add_product(acc, tl.dot(probs.to(v.dtype), v, input_precision=PRECISION), PRECISION)
     if HAS_DROPOUT:
         acc *= keep_scale
     total = tl.where(rows < length, total, 1.0)

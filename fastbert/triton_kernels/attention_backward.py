@@ -21,7 +21,7 @@ from torch import Tensor
 from . import attention_dropout
 from .attention import LOG2E, launches, load_rows, precision, store_rows
 from .attention_dropout import load_keep
-from .common import arch, empty_rng, exp2, keep_bits, kernel, next_power_of_2
+from .common import add_product, arch, empty_rng, exp2, keep_bits, kernel, next_power_of_2
 
 # Triton 3.3 takes 16 to 32 KiB more on Ampere: with loads ahead, 112, where GPUs of capability 8.6 and 8.9 have 99.
 _STAGES = 1 if triton.__version__.startswith("3.3.") else 2
@@ -207,8 +207,10 @@ def _attention_bwd_dkdv_kernel(
             BLOCK_N,
         )
         # In this order fewer registers are needed.
-        dk += tl.dot(dscores.to(q.dtype), q, input_precision=PRECISION)
-        dv += tl.dot(kept.to(dout.dtype), dout, input_precision=PRECISION)
+        dk = add_product(dk, tl.dot(dscores.to(q.dtype), q, input_precision=PRECISION), PRECISION)
+        if PRECISION == "ieee":  # side by side the two spill 8 bytes a thread
+            tl.debug_barrier()
+        dv = add_product(dv, tl.dot(kept.to(dout.dtype), dout, input_precision=PRECISION), PRECISION)
     dk_ptr += start * stride_dkt + head * stride_dkh
     dv_ptr += start * stride_dvt + head * stride_dvh
     store_rows(dk_ptr, columns, length, stride_dkt, dk * (softmax_scale * keep_scale), HEAD_DIM, BLOCK_D)
@@ -334,7 +336,7 @@ def _attention_bwd_dq_kernel(
             BLOCK_N,
         )
         dscores = dscores.to(k.dtype)
-        dq += tl.dot(dscores, k, input_precision=PRECISION)
+        dq = add_product(dq, tl.dot(dscores, k, input_precision=PRECISION), PRECISION)
         if ONE_PASS:
             dv = tl.dot(tl.trans(kept.to(dout.dtype)), dout, input_precision=PRECISION) * keep_scale
             dk = tl.dot(tl.trans(dscores), q, input_precision=PRECISION) * (softmax_scale * keep_scale)

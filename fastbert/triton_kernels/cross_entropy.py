@@ -1,6 +1,9 @@
-"""Softmax cross-entropy of gathered rows: reads the logits once forward and once backward, keeps two numbers a row.
+"""Softmax cross-entropy of gathered rows: reads the logits once forward and once backward, keeps three numbers a row.
 
 loss = log sum exp(x) - x[label];   dx = dloss (softmax(x) - [column == label])
+
+log sum exp(x) is kept as two numbers, the largest x and the rest: what rounding of their sum loses is an error of every
+probability, several units in the last place.
 
 Blocks of whole rows are read under no mask: one that ends anywhere, as BERT's vocabulary does, keeps loads narrow.
 """
@@ -12,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import kernel
+from .common import exp, kernel
 
 _BLOCK = 2048
 
@@ -27,12 +30,12 @@ def forward_settings(columns: int, itemsize: int) -> dict:
 
 
 @triton.jit
-def _add_up(m, total, x):
+def _add_up(m, total, x, PRECISION: tl.constexpr):
     """The largest so far and the sum of exponentials below it, group by group of x (groups, GROUP)."""
     higher = tl.maximum(m, tl.max(x, 1))
     # A lane that has only seen -inf stays at zero.
     shift = tl.where(higher == float("-inf"), 0.0, higher)
-    return higher, total * tl.exp(m - shift) + tl.sum(tl.exp(x - shift[:, None]), 1)
+    return higher, total * exp(m - shift, PRECISION) + tl.sum(exp(x - shift[:, None], PRECISION), 1)
 
 
 @kernel
@@ -40,13 +43,14 @@ def _cross_entropy_fwd_kernel(
     logits_ptr,  # (M, N), rows stride_m apart
     labels_ptr,  # (M) int64
     loss_ptr,  # (M) fp32
-    lse_ptr,  # (M) fp32
+    lse_ptr,  # (M, 2) fp32: the largest logit, and how far log sum exp is above it
     stride_m,
     N,
     ignore_index,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    PRECISION: tl.constexpr = "ieee" if logits_ptr.dtype.element_ty == tl.float32 else "tf32"
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
     GROUPS: tl.constexpr = BLOCK // GROUP
@@ -56,25 +60,26 @@ def _cross_entropy_fwd_kernel(
     logits_ptr += row * stride_m
     whole = N // BLOCK * BLOCK
     for first in range(0, whole, BLOCK):
-        m, total = _add_up(m, total, tl.load(logits_ptr + first + places).to(tl.float32))
+        m, total = _add_up(m, total, tl.load(logits_ptr + first + places).to(tl.float32), PRECISION)
     if whole < N:
         columns = whole + places
         x = tl.load(logits_ptr + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
-        m, total = _add_up(m, total, x)
+        m, total = _add_up(m, total, x, PRECISION)
     top = tl.max(m, 0)
-    above = tl.log(tl.sum(total * tl.exp(m - top), 0))
+    above = tl.log(tl.sum(total * exp(m - top, PRECISION), 0))
     counts = label != ignore_index
     # Of a label that is no column the loss is NaN, in place of memory that is not ours.
     known = (label >= 0) & (label < N)
     x = tl.load(logits_ptr + label, mask=known, other=float("nan")).to(tl.float32)
     # Not lse - x: a loss near 0 would be lost in the rounding of lse.
     tl.store(loss_ptr + row, tl.where(counts, above + (top - x), 0.0))
-    tl.store(lse_ptr + row, top + above)
+    tl.store(lse_ptr + 2 * row, top)
+    tl.store(lse_ptr + 2 * row + 1, above)
 
 
 @triton.jit
-def _gradient(x, columns, label, lse, dloss, ignore_index):
-    dx = dloss * (tl.exp(x - lse) - tl.where(columns == label, 1.0, 0.0))
+def _gradient(x, columns, label, top, above, dloss, ignore_index, PRECISION: tl.constexpr):
+    dx = dloss * (exp((x - top) - above, PRECISION) - tl.where(columns == label, 1.0, 0.0))
     # An ignored row is zero, whatever its logits are.
     return tl.where(label != ignore_index, dx, 0.0)
 
@@ -84,7 +89,7 @@ def _cross_entropy_bwd_kernel(
     dloss_ptr,  # (M) fp32
     logits_ptr,  # (M, N), rows stride_m apart
     labels_ptr,  # (M) int64
-    lse_ptr,  # (M) fp32
+    lse_ptr,  # (M, 2) fp32
     dlogits_ptr,  # (M, WIDTH), zeros from column N on
     stride_m,
     N,
@@ -92,8 +97,9 @@ def _cross_entropy_bwd_kernel(
     ignore_index,
     BLOCK: tl.constexpr,
 ):
+    PRECISION: tl.constexpr = "ieee" if logits_ptr.dtype.element_ty == tl.float32 else "tf32"
     row = tl.program_id(0).to(tl.int64)
-    label, lse = tl.load(labels_ptr + row), tl.load(lse_ptr + row)
+    label, top, above = tl.load(labels_ptr + row), tl.load(lse_ptr + 2 * row), tl.load(lse_ptr + 2 * row + 1)
     dloss = tl.where((label >= 0) & (label < N), tl.load(dloss_ptr + row), float("nan"))
     first = tl.program_id(1) * BLOCK
     columns = first + tl.arange(0, BLOCK)
@@ -101,18 +107,18 @@ def _cross_entropy_bwd_kernel(
     dlogits_ptr += row * WIDTH
     if first + BLOCK <= N:
         x = tl.load(logits_ptr + columns).to(tl.float32)
-        dx = _gradient(x, columns, label, lse, dloss, ignore_index)
+        dx = _gradient(x, columns, label, top, above, dloss, ignore_index, PRECISION)
         tl.store(dlogits_ptr + columns, dx.to(dlogits_ptr.dtype.element_ty))
     else:
         x = tl.load(logits_ptr + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
-        dx = tl.where(columns < N, _gradient(x, columns, label, lse, dloss, ignore_index), 0.0)
+        dx = tl.where(columns < N, _gradient(x, columns, label, top, above, dloss, ignore_index, PRECISION), 0.0)
         tl.store(dlogits_ptr + columns, dx.to(dlogits_ptr.dtype.element_ty), mask=columns < WIDTH)
 
 
 def cross_entropy_forward(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """logits (M, N), rows contiguous; labels (M) -> loss (M) fp32, 0 where ignored; log sum exp (M) fp32."""
+    """logits (M, N), rows contiguous; labels (M) -> loss (M) fp32, 0 where ignored; log sum exp (M, 2) fp32."""
     rows, columns = logits.shape
-    loss, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    loss, lse = (torch.empty(size, dtype=torch.float32, device=logits.device) for size in ((rows,), (rows, 2)))
     if rows:
         settings = forward_settings(columns, logits.element_size())
         sizes = (logits.stride(0), columns, ignore_index)

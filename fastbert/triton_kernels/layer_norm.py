@@ -20,6 +20,7 @@ from torch import Tensor
 from ..fp8 import LANES, LARGEST, Slot
 from .common import (
     MULTIPROCESSORS,
+    differences,
     empty_rng,
     keep_bits,
     kernel,
@@ -290,6 +291,7 @@ def layer_norm_forward(
             LIMIT=0.0 if slot is None else LARGEST[slot.kind],
             LANES=LANES,
             **settings,
+            **differences(x),
         )
     return out, total, mean, rstd, *data
 
@@ -311,6 +313,7 @@ def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, s
             HAS_RESIDUAL=has_residual,
             HAS_DROPOUT=rng is not None,
             **settings,
+            **differences(dout),
         )
     sums = sum_rows(partial, 3 if has_x_bias else 2)
     return dx, dresidual, *sums, *([] if has_x_bias else [partial.new_empty(0)])

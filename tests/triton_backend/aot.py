@@ -2,9 +2,9 @@
 
 ``python tests/triton_backend/aot.py [--short]`` prints the table of what each needs: registers, shared memory, spilled
 bytes, matrix instructions, divisions, roots and powers that are not rounded correctly, loads ahead of their use
-(asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), and how many programs a
-multiprocessor holds. The test beside it holds the short table to limits; there matrix instructions are counted in PTX,
-each of which the assembler turns into some of the machine's.
+(asynchronous copies), casts to 8 bits that the assembler may read too early (`torn`), products of matrices that go on
+from a sum (`chained`), and how many programs a multiprocessor holds. The test beside it holds the short table to
+limits; there matrix instructions are counted in PTX, each of which the assembler turns into some of the machine's.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Resources:
     approximate: int
     ahead: int
     torn: int
+    chained: int
     warps: int
 
     @property
@@ -109,7 +110,8 @@ class Resources:
     def row(self) -> str:
         return (
             f"| {self.name} | sm_{self.arch} | {self.registers} | {self.shared / 1024:.1f} | {self.spills} "
-            f"| {self.hmma} | {self.hgmma} | {self.approximate} | {self.ahead} | {self.torn} | {self.resident} |"
+            f"| {self.hmma} | {self.hgmma} | {self.approximate} | {self.ahead} | {self.torn} | {self.chained} "
+            f"| {self.resident} |"
         )
 
 
@@ -130,6 +132,8 @@ def settings(arch: int, short: bool = False):
         yield from attention_settings(arch, (64, 128), (512,), dtype="fp32")
         wanted = ("layer_norm_fwd 1024", "layer_norm_bwd 1024", "gelu_fwd tanh", "gelu_bwd tanh")
         yield from ((f"{name} fp16", *rest) for name, *rest in layer_settings("fp16") if name in wanted)
+        wanted = ("cross_entropy_fwd", "cross_entropy_bwd")
+        yield from ((f"{name} fp32", *rest) for name, *rest in layer_settings("fp32") if name in wanted)
     yield from optimizer_settings()
     if arch >= 89:  # older ones have no 8-bit floats
         yield from fp8_settings()
@@ -303,6 +307,7 @@ def compile_one(
         approximate=len(re.findall(r"\b(?:div\.full|(?:sqrt|rsqrt|rcp|ex2|lg2)\.approx)", ptx)),
         ahead=ptx.count("cp.async.c"),
         torn=torn(ptx),
+        chained=chained(built.asm["ttgir"]),
         warps=built.metadata.num_warps,
     )
 
@@ -318,6 +323,12 @@ def torn(ptx: str) -> int:
     return len(pairs & packed & apart)
 
 
+def chained(ttgir: str) -> int:
+    """How many products of matrices go on from a sum, and not from zero."""
+    zeros = set(re.findall(r"(%\w+) = arith\.constant dense<0\.0+e\+00>", ttgir))
+    return sum(total not in zeros for total in re.findall(r"= tt\.dot %\w+, %\w+, (%\w+)", ttgir))
+
+
 def _compile_at(place: tuple[int, int, bool]) -> Resources:
     setting, arch, short = place
     return compile_one(*list(settings(arch, short))[setting], arch, short=short)
@@ -331,7 +342,7 @@ def table(short: bool) -> list[Resources]:
 
 if __name__ == "__main__":
     print("| kernel, bf16 if not said | | registers | KiB shared | stack | HMMA | HGMMA ", end="")
-    print("| inexact | ahead | torn | resident |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("| inexact | ahead | torn | chained | resident |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for one in table(short="--short" in sys.argv[1:]):
         print(one.row)
