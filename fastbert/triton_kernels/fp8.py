@@ -41,7 +41,7 @@ def _store_across(across_ptr, turned, rows, columns, N, M_up):
 @triton.jit
 def _cast_across(across_ptr, x, slot_scale_ptr, rows, columns, N, M_up, LIMIT: tl.constexpr):
     """The transpose of a tile x of fp32 in 8 bits, cast a second time and not taken from the tile that is stored as it
-    is: NVIDIA's assembler before CUDA 13.3 reads registers too early where one cast is packed into words for one store
+    is: NVIDIA's assembler up to CUDA 12.9 reads registers too early where one cast is packed into words for one store
     and taken apart for another (github.com/triton-lang/triton/issues/11111). To the compilers the scale of a volatile
     load may be another number, so that they cannot make one cast of the two.
     """

@@ -313,7 +313,7 @@ def compile_one(
 
 
 def torn(ptx: str) -> int:
-    """How many casts to a pair of 8-bit floats are packed into words and also taken apart: ptxas before CUDA 13.3 reads
+    """How many casts to a pair of 8-bit floats are packed into words and also taken apart: ptxas up to CUDA 12.9 reads
     the upper byte of such a pair before it is computed (github.com/triton-lang/triton/issues/11111).
     """
     pairs = set(re.findall(r"\bcvt\.rn\S*\.e[45]m[23]x2\.\S+\s+(%rs\d+)", ptx))
