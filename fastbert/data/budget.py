@@ -77,12 +77,12 @@ class StaticBatch(PackedBatch):
 
 
 def fill_up(batch: PackedBatch, shape: BatchShape, pad_id: int) -> StaticBatch:
-    """Fills a batch up to a shape.
+    """Fills a batch up to a shape; one without predictions stays without.
 
     Raises:
         InputError: the batch has more of something than the shape.
     """
-    tokens, sequences, labels = batch.num_tokens, batch.num_sequences, batch.mlm_labels.numel()
+    tokens, sequences, labels = batch.num_tokens, batch.num_sequences, batch.num_labels
     pads = shape.tokens - tokens
     added = -(-pads // shape.max_seqlen)
     if pads < 0 or sequences + added > shape.sequences or labels > shape.predictions:
@@ -94,10 +94,15 @@ def fill_up(batch: PackedBatch, shape: BatchShape, pad_id: int) -> StaticBatch:
     bounds[: sequences + 1] = batch.cu_seqlens
     steps = torch.arange(1, added + 1, dtype=torch.int32) * shape.max_seqlen
     bounds[sequences + 1 : sequences + 1 + added] = (tokens + steps).clamp(max=shape.tokens)
-    # Other places each: rows that are read twice would be added up in an order that nobody fixes.
-    more = shape.predictions - labels
-    free = np.setdiff1d(np.arange(shape.tokens), batch.mlm_positions.numpy(), assume_unique=True)[:more]
-    nsp = batch.nsp_labels
+    nsp, predictions = batch.nsp_labels, {}
+    if batch.mlm_labels is not None:
+        # Other places each: rows that are read twice would be added up in an order that nobody fixes.
+        more = shape.predictions - labels
+        free = np.setdiff1d(np.arange(shape.tokens), batch.mlm_positions.numpy(), assume_unique=True)[:more]
+        predictions = {
+            "mlm_positions": torch.cat([batch.mlm_positions, torch.from_numpy(free)]),
+            "mlm_labels": _extend(batch.mlm_labels, more, -100),
+        }
     given = {f.name: getattr(batch, f.name) for f in fields(PackedBatch)}
     return StaticBatch(
         **given
@@ -107,8 +112,7 @@ def fill_up(batch: PackedBatch, shape: BatchShape, pad_id: int) -> StaticBatch:
             "position_ids": torch.cat([batch.position_ids, torch.arange(pads) % shape.max_seqlen]),
             "cu_seqlens": bounds,
             "max_seqlen": shape.max_seqlen,
-            "mlm_positions": torch.cat([batch.mlm_positions, torch.from_numpy(free)]),
-            "mlm_labels": _extend(batch.mlm_labels, more, -100),
+            **predictions,
             "nsp_labels": None if nsp is None else _extend(nsp, shape.sequences - sequences, -100),
         },
         real_tokens=tokens,

@@ -284,8 +284,13 @@ class BertForQuestionAnswering(BertHead):
         lengths = tokens.cu_seqlens.diff().long()
         columns = torch.arange(tokens.layout.max_seqlen, device=logits.device)
         kept = columns < lengths[:, None]
-        rows = logits.new_zeros(*kept.shape, 2)
-        return rows.masked_scatter(kept[..., None], logits), kept
+        # By their places, and not by a mask, whose gradient waits for the device.
+        bounds = tokens.cu_seqlens.long()
+        places = torch.arange(len(logits), device=logits.device)
+        sequences = torch.searchsorted(bounds[1:], places, right=True)
+        places = sequences * kept.shape[1] + places - bounds[sequences]
+        rows = logits.new_zeros(kept.numel(), 2).index_copy(0, places, logits)
+        return rows.view(*kept.shape, 2), kept
 
     @staticmethod
     def _span_loss(logits: Tensor, kept: Tensor, positions: Tensor) -> Tensor:

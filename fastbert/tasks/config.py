@@ -89,6 +89,9 @@ class FinetuneConfig(TaskOptions):
     """Seed of the new head, the order of the rows and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 keeps fp32 weights and multiplies in bfloat16."""
+    cuda_graph: Literal["auto", "on", "off"] = "auto"
+    """Fill batches up to a few shapes, for each of which a GPU replays one graph of the whole step: auto = on one GPU,
+    where the head allows it; on = fail where it cannot be had (a CPU computes the same batches without a graph)."""
     zero: int | None = None
     """Train under DeepSpeed with this stage of ZeRO, 0, 1 or 2; several processes without it train under torch DDP."""
     deepspeed: str | None = None

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import optim
+from ..errors import InputError
 from ..modules.mode import plain_outputs
 from ..optim import schedules
+from ..train import shaped_steps
+from ..train.shaped_steps import ShapedSteps
 from .base import Example, Task
 from .config import FinetuneConfig
 from .predict import count_targets, to_device
@@ -37,15 +40,35 @@ class Stepper:
         optimizer = optim.AdamW(groups, lr=config.lr, eps=1e-6, correct_bias=config.correct_bias)
         self.engine = make_engine(model, optimizer, config)
         self._plain = plain_outputs(model)
+        self._shaped = self._shaped_steps()
+
+    def _shaped_steps(self) -> ShapedSteps | None:
+        """Steps that a GPU replays; None where they are not wanted, or cannot be had."""
+        engine, wanted = self.engine, self.config.cuda_graph
+        if wanted == "off" or (wanted == "auto" and engine.device.type != "cuda"):
+            return None
+        reason = shaped_steps.why_not(engine)
+        if reason is not None:
+            if wanted == "on":
+                raise InputError(f"cuda_graph: on cannot be had: {reason}")
+            return None
+        config, settings = self.config, self.model.config
+        rows = 1 if config.token_budget is not None else config.batch_size
+        longest = getattr(settings, "max_position_embeddings", config.max_seqlen)
+        return ShapedSteps(engine, rows, longest, getattr(settings, "pad_token_id", None) or 0)
 
     def step(self, indices: Sequence[int]) -> dict:
         """Trains on these examples; returns step, loss, grad_norm, lr and tokens."""
         engine = self.engine
         own = indices[min(engine.world.rank, len(indices) - 1) :: engine.world.size]
         batch, labels = self.task.collate([self.examples[index] for index in own])
+        self.model.train()
+        lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
+        if self._shaped is not None and self._shaped.takes(batch, labels):
+            loss, grad_norm = self._shaped.run(batch, labels, lr, self._plain).tolist()
+            return self._done(loss, grad_norm, lr, batch.num_tokens)
         batch = batch.to(engine.device)
         labels = to_device(labels, engine.device)
-        self.model.train()
         weight, tokens = 1.0, batch.num_tokens
         if engine.world.size > 1:
             # A batch with fewer rows than there are processes leaves some with a row that does not count.
@@ -53,8 +76,11 @@ class Stepper:
             total, tokens = engine.reduce([count, tokens if count else 0])
             weight, tokens = count / max(total, 1), int(tokens)
         loss = engine.backward(lambda: engine.forward(batch, **labels, **self._plain).loss * weight)
-        lr = self.config.lr * schedules.linear(self.count / self.total, self.warmup)
-        loss, grad_norm = _numbers(loss, engine.step(lr))
+        return self._done(*_numbers(loss, engine.step(lr)), lr, tokens)
+
+    def _done(self, loss: float, grad_norm: float, lr: float, tokens: int) -> dict:
+        """Counts a step; returns its line."""
+        engine = self.engine
         if not math.isfinite(grad_norm):
             engine.settle()  # where an engine counts such steps on its device, it raises here after too many
         self.count += 1

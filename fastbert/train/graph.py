@@ -12,9 +12,7 @@ Without a CUDA device the same functions are called where they would be replayed
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -24,6 +22,7 @@ from .. import optim, rng
 from ..data.budget import BatchShape, StaticBatch
 from ..errors import BackendError, InputError
 from ..ops import _dispatch
+from .capture import Replay, on_stream, signed
 from .config import PretrainConfig
 from .engine import LocalEngine
 
@@ -74,32 +73,6 @@ def _option_in_the_way(config: PretrainConfig, engine: LocalEngine) -> str | Non
     return None
 
 
-class _Replay:
-    """A function without arguments, captured at its first call on a CUDA device and replayed from then on.
-
-    The function comes with every call. Kept here it would refer to the step that refers to this, and a graph's memory,
-    as much as a step takes, would lie beside that of the next phase's until Python looks for circles.
-
-    Args:
-        stream: to capture on; None where nothing is captured.
-        pool: the memory that the graphs of a step share.
-    """
-
-    def __init__(self, stream: torch.cuda.Stream | None, pool) -> None:
-        self._stream, self._pool = stream, pool
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self, function: Callable[[], None]) -> None:
-        if self._stream is None:
-            function()
-            return
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with _nothing_collected(), torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream):
-                function()
-        self._graph.replay()
-
-
 class StaticStep:
     """Optimiser steps on batches of one shape; takes the place of `LocalEngine.backward` and ``step``.
 
@@ -123,7 +96,7 @@ class StaticStep:
         # One stream for the warm-up and the captures: each has memory of its own, of a whole step and for cuBLAS.
         self._stream = torch.cuda.Stream(device) if self._captures else None
         pool = torch.cuda.graph_pool_handle() if self._captures else None
-        self._whole, self._first, self._next, self._update = (_Replay(self._stream, pool) for _ in range(4))
+        self._whole, self._first, self._next, self._update = (Replay(self._stream, pool) for _ in range(4))
         self._seeded_for: int | None = None
 
     def run(self, batches: Sequence[StaticBatch], lr: float) -> Tensor:
@@ -142,13 +115,13 @@ class StaticStep:
         pairs = max(sum(b.num_pairs for b in batches), 1)
         engine.set_rate(lr)
         if self._seeded_for != engine.micro_step:  # at the start, and after a checkpoint was loaded
-            self._random.copy_(torch.tensor([_signed(engine.seed), engine.micro_step]))
+            self._random.copy_(torch.tensor([signed(engine.seed), engine.micro_step]))
         warm = self._captures and self._done < _WARM_UP
         if self._captures and self._done in (0, _WARM_UP):
             # Gradients of an earlier graph, whose memory keeps those of its last step, and what the warm-up left must
             # not be what this step adds to: the first backward pass writes.
             engine.optimizer.zero_grad(set_to_none=True)
-        with _on(self._stream) if warm else torch.autograd.set_grad_enabled(True):
+        with on_stream(self._stream) if warm else torch.autograd.set_grad_enabled(True):
             for number, batch in enumerate(batches):
                 self._load(batch, labels, pairs)
                 if self.accumulate == 1:
@@ -235,33 +208,3 @@ def _empty_batch(shape: BatchShape, pairs: bool, device: torch.device) -> Static
     bounds = torch.zeros(shape.sequences + 1, dtype=torch.int32, device=device)
     batch = StaticBatch(**tensors, cu_seqlens=bounds, max_seqlen=shape.max_seqlen)
     return batch if pairs else replace(batch, nsp_labels=None)
-
-
-def _signed(seed: int) -> int:
-    """64 bits as torch's int64 holds them."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >> 63 else seed
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Has Python look for circles before a capture and not during it: CUDA destroys no graph while it captures another,
-    so that one of an earlier run, found then, breaks the capture. From torch 2.9 on this is left to the caller.
-    """
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
-def _on(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Runs a block on a side stream, as torch asks of what comes before a capture."""
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream().wait_stream(stream)

@@ -20,6 +20,18 @@ def test_a_captured_step_is_the_step_that_was_not_captured(run, precision):
     assert f"{precision} equal" in run(str(HERE / "replays.py"), precision).splitlines()
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "SequenceClassification",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("QuestionAnswering", "TokenClassification")),
+    ],
+)
+def test_captured_fine_tuning_is_the_one_that_was_not_captured(run, head):
+    """Two shapes, each with a step as it is, a capture and a replay."""
+    assert run(str(HERE / "finetuning_replays.py"), head) == "equal\n"
+
+
 def test_a_graph_does_not_add_to_the_gradients_of_the_one_before(run):
     assert run(str(HERE / "graphs_in_turn.py")).endswith("done\n")
 

@@ -9,6 +9,7 @@ import pytest
 import tiny_bert
 import torch
 
+from fastbert.errors import InputError
 from fastbert.train.engine import LocalEngine, TrainingDiverged
 
 
@@ -27,11 +28,14 @@ def logged(out):
     return [row for row in rows if row["kind"] == "train"]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_step_is_as_with_decisions_on_the_host(directory, tmp_path, request, precision):
+@pytest.mark.parametrize(
+    ("precision", "cuda_graph"), [("fp32", "off"), ("bf16", "off"), ("fp32", "on"), ("bf16", "on")]
+)
+def test_every_step_is_as_with_decisions_on_the_host(directory, tmp_path, request, precision, cuda_graph):
+    """With batches as they are, and filled up to few shapes."""
     _, host = finetune_runs.run(directory, tmp_path / "host", precision=precision)
     request.getfixturevalue("on_device")
-    _, device = finetune_runs.run(directory, tmp_path / "device", precision=precision)
+    _, device = finetune_runs.run(directory, tmp_path / "device", precision=precision, cuda_graph=cuda_graph)
     expected, got = logged(tmp_path / "host"), logged(tmp_path / "device")
     assert len(got) == len(expected) == finetune_runs.STEPS
     for ours, theirs in zip(got, expected, strict=True):
@@ -56,3 +60,8 @@ def test_a_gradient_that_stays_not_finite_ends_the_training(directory, tmp_path,
 
     with pytest.raises(TrainingDiverged, match="not finite in 5 steps in a row"):
         finetune_runs.run(directory, tmp_path / "out", prepare=prepare)
+
+
+def test_shapes_that_cannot_be_had_are_refused(directory, tmp_path):
+    with pytest.raises(InputError, match="cuda_graph: on cannot be had: the layers of this BertForSequenceClass"):
+        finetune_runs.run(directory, tmp_path / "out", cuda_graph="on", prepare=lambda task: setattr(task, "bilstm", 4))

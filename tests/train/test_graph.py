@@ -252,7 +252,7 @@ def test_the_capture_is_of_the_warmed_up_step(data, tiny_model, monkeypatch):
     step = graph.make(engine, data.shape, pairs=True, accumulate=1)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
-    monkeypatch.setattr(graph, "_on", lambda stream: contextlib.nullcontext(calls.append(f"on {stream}")))
+    monkeypatch.setattr(graph, "on_stream", lambda stream: contextlib.nullcontext(calls.append(f"on {stream}")))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
     step._captures, step._stream, step._whole._stream = True, "its own", "its own"
     for batches in micro_batches(data, 1, 6):

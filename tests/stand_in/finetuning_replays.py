@@ -1,0 +1,21 @@
+"""python finetuning_replays.py HEAD: fine-tuning steps of two shapes, replayed and not."""
+
+from __future__ import annotations
+
+import sys
+
+import stand_in_gpu  # noqa: F401  (before torch)
+import test_triton_step
+import torch
+
+from fastbert.modules import encoder
+
+# What stands for a capture is a mode, beside which layers are called one by one; then those that are not captured too.
+encoder.run_stack = lambda *_, **__: None
+assert test_triton_step.DEVICE == "cuda"
+found, weights, captured = test_triton_step.finetune(sys.argv[1], 6)
+plain, expected, none = test_triton_step.finetune(sys.argv[1], 6, capture=False)
+assert (captured, none) == (2, 0), (captured, none)
+assert found == plain, (found, plain)
+assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+print("equal")
