@@ -131,6 +131,27 @@ def exp(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def log(x, PRECISION: tl.constexpr):
+    """The natural logarithm; by PRECISION as `exp2`. The GPU's instruction is off by 2^-22 whatever the result, and so
+    are probabilities. Here x is 2^whole f, f within a root of 2 of 1, and log f the series of artanh.
+    """
+    if PRECISION != "ieee":
+        return tl.log(x)
+    bits = x.to(tl.int32, bitcast=True)
+    whole = (bits - 0x3F3504F3) >> 23
+    f = (bits - (whole << 23)).to(tl.float32, bitcast=True)
+    s = tl.div_rn(f - 1.0, f + 1.0)
+    square = s * s
+    series = tl.fma(square, 0.11111111111111111, 0.14285714285714285)
+    series = tl.fma(series, square, 0.2)
+    series = tl.fma(series, square, 0.3333333333333333)
+    twice = s + s
+    part = tl.fma(series * square, twice, twice)
+    result = whole * 0.693359375 + (part - whole * 0.00021219444005469057)
+    return tl.where((x > 0) & (x < float("inf")), result, tl.log(x))
+
+
+@triton.jit
 def quotient(x, y, PRECISION: tl.constexpr):
     """x / y, by an instruction that is up to two units off or, as `exp2`, correctly rounded."""
     if PRECISION != "ieee":

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import exp, kernel
+from .common import exp, kernel, log
 
 _BLOCK = 2048
 
@@ -66,7 +66,7 @@ def _cross_entropy_fwd_kernel(
         x = tl.load(logits_ptr + columns, mask=columns < N, other=float("-inf")).to(tl.float32)
         m, total = _add_up(m, total, x, PRECISION)
     top = tl.max(m, 0)
-    above = tl.log(tl.sum(total * exp(m - top, PRECISION), 0))
+    above = log(tl.sum(total * exp(m - top, PRECISION), 0), PRECISION)
     counts = label != ignore_index
     # Of a label that is no column the loss is NaN, in place of memory that is not ours.
     known = (label >= 0) & (label < N)

@@ -14,7 +14,7 @@ import torch
 from fastbert import BertConfig, BertModel, PackedBatch, ops, rng
 from fastbert.errors import BackendError
 from fastbert.modules import encoder as encoder_module
-from fastbert.ops import LayerParameters, _triton_encoder
+from fastbert.ops import LayerParameters, _triton_encoder, _triton_linear
 from fastbert.rng import Dropout, DropoutKey
 
 pytest.importorskip("triton")
@@ -148,7 +148,7 @@ def test_gradients_that_nobody_asks_for_are_not_computed(monkeypatch):
 
 
 def test_gradients_are_widened_in_one_launch_a_layer(monkeypatch):
-    """None that has its parameter's dtype already is copied."""
+    """None that has its parameter's dtype already is copied, nor one that a GPU's product stores in it."""
     launches, copy, widened = [], torch._foreach_copy_, _triton_encoder._widened
 
     def noted(to: list[torch.Tensor], given: list[torch.Tensor]) -> None:
@@ -163,9 +163,10 @@ def test_gradients_are_widened_in_one_launch_a_layer(monkeypatch):
     monkeypatch.setattr(_triton_encoder, "_widened", of_gradients)
     train(model(), monkeypatch, by_layers=False, dtype=torch.bfloat16)
     kinds = [torch.float32] * 6 + [torch.bfloat16] * 6  # of the matrices; vectors' sums are in fp32
-    assert [[tensor.dtype for tensor in launch] for launch in launches] == [kinds] * 2
+    copied = 0 if _triton_linear._STORES_SUMS and DEVICE == "cuda" else 2
+    assert [[tensor.dtype for tensor in launch] for launch in launches] == [kinds] * copied
     train(model(), monkeypatch, by_layers=False)
-    assert len(launches) == 2
+    assert len(launches) == copied
 
 
 def test_frozen_parameters_get_no_gradient(ran, monkeypatch):
