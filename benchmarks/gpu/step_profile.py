@@ -11,7 +11,13 @@ from steps import training_step
 from torch.profiler import ProfilerActivity, profile
 
 # Whose sum the rest is to be held against `benchmarks/gpu_step_table.py`.
-STEPS = [("base", "512"), ("large", "mix"), ("base", "128"), ("large", "128")]
+STEPS = [
+    ("base", "128", "fastbert"),
+    ("base", "512", "fastbert"),
+    ("large", "128", "fastbert"),
+    ("large", "mix", "fastbert"),
+    ("large", "128", "fastbert fp8"),
+]
 REPLAYS = 3
 
 

@@ -180,9 +180,9 @@ def parts(results: Results, histogram, dry: bool) -> dict:
             results.measure(f"finetuning base {system}", steps.finetuning, system, dry)
 
     def of_profiles() -> None:
-        for model, workload in step_profile.STEPS:
-            name = f"profile {model} {workload} fastbert"
-            results.measure(name, step_profile.measure, model, workload, "fastbert", histogram, dry)
+        for model, workload, system in step_profile.STEPS:
+            name = f"profile {model} {workload} {system}"
+            results.measure(name, step_profile.measure, model, workload, system, histogram, dry)
 
     def inference() -> None:
         for model in ("base", "large"):

@@ -63,6 +63,9 @@ def render(document: dict) -> str:
         chosen = [row for name, row in rows.items() if name.startswith(part + " ")]
         if chosen:
             lines += ["", *_table(part, chosen, columns)]
+    profiles = [row for name, row in rows.items() if name.startswith("profile ") and "kernels" in row]
+    if profiles:
+        lines += ["", *_profiles(profiles)]
     checks = [row for name, row in rows.items() if name.startswith("check ")]
     if checks:
         lines += ["", "| check | result |", "|---|---|"]
@@ -84,6 +87,35 @@ _PARTS = {
     ),
     "setting": ("ms", "TFLOP/s", "GB/s"),
 }
+
+
+# Kernels by what they are for; the first whose words a name holds.
+_GROUPS = {
+    "products": ("nvjet", "gemm", "cutlass", "cublas", "splitk"),
+    "attention": ("_attention", "_bits_kernel"),
+    "LayerNorm": ("_layer_norm",),
+    "GELU": ("_gelu",),
+    "8-bit casts": ("_cast_kernel", "_transpose_kernel"),
+    "optimiser": ("_adamw", "_lamb", "_square_sums", "_control"),
+    "embedding, loss": ("_embedding", "_sum_runs", "_sum_chunks", "radixsort", "_cross_entropy", "argmax"),
+    "casts, copies, sums, the rest": ("",),
+}
+
+
+def _profiles(rows: list[dict]) -> list[str]:
+    """Milliseconds of each group of kernels in a step, and what the device waits between kernels."""
+    sums: list[dict[str, float]] = []
+    for row in rows:
+        of_row = dict.fromkeys(_GROUPS, 0.0)
+        for name, taken, _count in row["kernels"]:
+            of_row[next(group for group, words in _GROUPS.items() if any(w in name.lower() for w in words))] += taken
+        sums.append(of_row | {"between kernels": row["ms"] - row["busy ms"], "a step": row["ms"]})
+    names = [row["name"].removeprefix("profile ") for row in rows]
+    lines = [f"| ms of a step | {' | '.join(names)} |", "|---" * (len(rows) + 1) + "|"]
+    for group in sums[0]:
+        if any(of_row[group] > 0.005 for of_row in sums):
+            lines.append(f"| {group} | {' | '.join(f'{of_row[group]:.2f}' for of_row in sums)} |")
+    return lines
 
 
 def _table(part: str, rows: list[dict], columns: tuple[str, ...]) -> list[str]:
