@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import attention_dropout
 from .attention_dropout import load_keep
-from .common import add_product, empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient, whole
+from .common import add_product, cdiv, empty_rng, exp2, keep_bits, kernel, next_power_of_2, quotient, whole
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -248,7 +248,7 @@ def attention_forward(
         bits = dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold)
     words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
     for bounds in launches(cu_seqlens):
-        grid = (triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)
+        grid = (cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)
         if max_seqlen <= settings["BLOCK_N"]:
             random = empty_rng(q) if rng is None else rng
             scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)

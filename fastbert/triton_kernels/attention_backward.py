@@ -21,7 +21,7 @@ from torch import Tensor
 from . import attention_dropout
 from .attention import LOG2E, launches, load_rows, precision, store_rows
 from .attention_dropout import load_keep
-from .common import add_product, arch, empty_rng, exp2, keep_bits, kernel, next_power_of_2
+from .common import add_product, arch, cdiv, empty_rng, exp2, keep_bits, kernel, next_power_of_2
 
 # Triton 3.3 takes 16 to 32 KiB more on Ampere: with loads ahead, 112, where GPUs of capability 8.6 and 8.9 have 99.
 _STAGES = 1 if triton.__version__.startswith("3.3.") else 2
@@ -391,7 +391,7 @@ def attention_backward(
 
     for bounds in launches(cu_seqlens):
         sequences = bounds.numel() - 1
-        _attention_bwd_dq_kernel[(triton.cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
+        _attention_bwd_dq_kernel[(cdiv(max_seqlen, settings["BLOCK_M"]), nheads, sequences)](
             *(*given, lse, lse2, delta, out, *written, bounds, random, words),
             *(*strides(*given, out, *written), bit_blocks, *scalars),
             ONE_PASS=one_pass,
@@ -399,7 +399,7 @@ def attention_backward(
             **settings,
         )
         if not one_pass:
-            _attention_bwd_dkdv_kernel[(triton.cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
+            _attention_bwd_dkdv_kernel[(cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
                 *(*given, lse2, delta, dk, dv, bounds, of_keys, *strides(*given, dk, dv)),
                 *(bit_blocks, tokens, softmax_scale, keep_scale),
                 **options,

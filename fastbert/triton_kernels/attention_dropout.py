@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import _philox, kernel
+from .common import _philox, cdiv, kernel
 
 # Columns of which every row has whole words, so that no tile of 16 to 128 keys reads across its row's end.
 COLUMNS = 128
@@ -79,11 +79,9 @@ def draw(q: Tensor, bounds: list[Tensor], max_seqlen: int, rng: Tensor, site: in
         bounds: of the sequences of each launch (`attention.launches`).
     """
     tokens, nheads = q.shape[:2]
-    bits = torch.empty(
-        nheads, tokens, triton.cdiv(max_seqlen, COLUMNS) * (COLUMNS // 8), dtype=torch.uint8, device=q.device
-    )
+    bits = torch.empty(nheads, tokens, cdiv(max_seqlen, COLUMNS) * (COLUMNS // 8), dtype=torch.uint8, device=q.device)
     for of_launch in bounds:
-        _bits_kernel[(triton.cdiv(max_seqlen, BLOCK_M), nheads, of_launch.numel() - 1)](
+        _bits_kernel[(cdiv(max_seqlen, BLOCK_M), nheads, of_launch.numel() - 1)](
             *(bits, of_launch, rng, bits.shape[2] // 16, tokens, nheads, site, threshold),
             BLOCK_M=BLOCK_M,
             BLOCK_G=BLOCK_G,

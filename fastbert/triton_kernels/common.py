@@ -179,6 +179,11 @@ def arch(device: torch.device) -> int:
     return 10 * major + minor
 
 
+# `triton.cdiv` and `triton.next_power_of_2` are for kernels too, and take the host ten times as long.
+def cdiv(n: int, divisor: int) -> int:
+    return -(-n // divisor)
+
+
 def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
@@ -189,7 +194,7 @@ MULTIPROCESSORS = 132
 
 def rows_per_program(rows: int, programs: int = 4 * MULTIPROCESSORS, tile: int = 1) -> int:
     """Rows that one program of a reduction sums, whole tiles: by sizes alone, so the bits do not depend on the GPU."""
-    return max(triton.cdiv(triton.cdiv(rows, programs), tile), 1) * tile
+    return max(cdiv(cdiv(rows, programs), tile), 1) * tile
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import exp, kernel, log
+from .common import cdiv, exp, kernel, log, next_power_of_2
 
 _BLOCK = 2048
 
@@ -25,7 +25,7 @@ def forward_settings(columns: int, itemsize: int) -> dict:
     all of them and not for each, of which a multiprocessor makes 16 a cycle and in bf16 memory brings 13 numbers.
     """
     group = 16 // itemsize
-    block = min(4096 if itemsize == 2 else 2048, max(triton.next_power_of_2(columns), group))
+    block = min(4096 if itemsize == 2 else 2048, max(next_power_of_2(columns), group))
     return {"BLOCK": block, "GROUP": group, "num_warps": 8}
 
 
@@ -132,8 +132,8 @@ def cross_entropy_backward(dloss, logits, labels, lse, ignore_index: int, width:
     width = columns if width is None else width
     dlogits = torch.empty(rows, width, dtype=logits.dtype, device=logits.device)
     if rows:
-        block = min(_BLOCK, triton.next_power_of_2(width))
-        grid = (rows, triton.cdiv(width, block))
+        block = min(_BLOCK, next_power_of_2(width))
+        grid = (rows, cdiv(width, block))
         _cross_entropy_bwd_kernel[grid](
             *(dloss, logits, labels, lse, dlogits, logits.stride(0), columns, width, ignore_index),
             BLOCK=block,

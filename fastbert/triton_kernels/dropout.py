@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import keep_bits, kernel
+from .common import cdiv, keep_bits, kernel
 
 
 @kernel
@@ -39,6 +38,6 @@ def dropout(x: Tensor, rng: Tensor, site: int, threshold: int, scale: float) -> 
     rows, columns = x.shape
     out = torch.empty_like(x)
     if rows and columns:
-        grid = (triton.cdiv(rows, 4), triton.cdiv(columns, 256))
+        grid = (cdiv(rows, 4), cdiv(columns, 256))
         _dropout_kernel[grid](x, out, rng, rows, columns, site, threshold, scale, BLOCK_M=4, BLOCK_N=256, num_warps=4)
     return out

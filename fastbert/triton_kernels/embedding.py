@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import empty_rng, keep_bits, kernel, next_power_of_2, rows_per_program, whole
+from .common import cdiv, empty_rng, keep_bits, kernel, next_power_of_2, rows_per_program, whole
 from .layer_norm import normalised, sum_gradient, sum_rows, warps
 
 CHUNK = tl.constexpr(32)
@@ -215,7 +215,7 @@ def embedding_backward(dout, ids, tables, weight, mean, rstd, rng, site, thresho
     """dout (T, N) contiguous -> dz (T, N) in its dtype, dweight, dbias (N) fp32."""
     tokens, columns = dout.shape
     each = rows_per_program(tokens)
-    programs = triton.cdiv(tokens, each)
+    programs = cdiv(tokens, each)
     dsum = torch.empty_like(dout)
     partial = torch.empty(programs, 2, columns, dtype=torch.float32, device=dout.device)
     if tokens:
@@ -236,8 +236,8 @@ def table_gradient(dout: Tensor, ids: Tensor, table: Tensor, padding_idx: int | 
         kind = torch.int16 if len(table) < 2**15 else torch.int32
         sorted_ids, order = torch.sort(ids.clamp(-1, len(table)).to(kind), stable=True)
         partial = torch.empty(tokens, columns, dtype=torch.float32, device=dout.device)
-        blocks = triton.cdiv(columns, 256)
-        _sum_chunks_kernel[(triton.cdiv(tokens, CHUNK.value), blocks)](
+        blocks = cdiv(columns, 256)
+        _sum_chunks_kernel[(cdiv(tokens, CHUNK.value), blocks)](
             dout, sorted_ids, order, partial, tokens, columns, BLOCK_N=256, num_warps=4
         )
         none = -1 if padding_idx is None else padding_idx

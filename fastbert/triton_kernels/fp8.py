@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..fp8 import ALIGNMENT, LANES, LARGEST, Slot
-from .common import kernel, note_largest, to_fp8, whole
+from .common import cdiv, kernel, note_largest, to_fp8, whole
 from .gelu import _gelu, _gelu_slope
 from .layer_norm import sum_rows
 
@@ -161,11 +161,11 @@ def _gelu_bwd_cast_kernel(
 
 
 def _grid(rows: int, columns: int) -> tuple[int, int]:
-    return triton.cdiv(rows, BLOCK), triton.cdiv(columns, BLOCK)
+    return cdiv(rows, BLOCK), cdiv(columns, BLOCK)
 
 
 def _up(rows: int) -> int:
-    return triton.cdiv(rows, ALIGNMENT) * ALIGNMENT
+    return cdiv(rows, ALIGNMENT) * ALIGNMENT
 
 
 def _outputs(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -185,7 +185,7 @@ def cast(
         data, turned = _outputs(x, slot.kind)
     else:
         data, turned = x.new_empty(rows, columns, dtype=slot.kind), None
-    blocks = triton.cdiv(rows, BLOCK)
+    blocks = cdiv(rows, BLOCK)
     partial = torch.empty(blocks, 1, columns if sums else 0, dtype=torch.float32, device=x.device)
     if rows:
         _cast_kernel[_grid(rows, columns)](
@@ -237,7 +237,7 @@ def gelu_backward_cast(dout: Tensor, x: Tensor, bias: Tensor, tanh: bool, slot: 
     """8 bits of the gradient of x (M, N), their transpose, and the gradient of the bias (N,) fp32."""
     rows, columns = x.shape
     data, across = _outputs(x, slot.kind)
-    partial = torch.empty(triton.cdiv(rows, BLOCK), 1, columns, dtype=torch.float32, device=x.device)
+    partial = torch.empty(cdiv(rows, BLOCK), 1, columns, dtype=torch.float32, device=x.device)
     if rows:
         _gelu_bwd_cast_kernel[_grid(rows, columns)](
             *(dout, x, *whole(bias), data, across, partial, slot.scale, slot.maxima, rows, columns, _up(rows)),

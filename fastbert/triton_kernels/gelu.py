@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import MULTIPROCESSORS, kernel, own_rows, rows_per_program, whole
+from .common import MULTIPROCESSORS, cdiv, kernel, own_rows, rows_per_program, whole
 from .layer_norm import sum_rows
 
 _BLOCK_N = 256
@@ -26,7 +26,7 @@ def backward_settings(columns: int, tanh: bool) -> dict:
     """
     block = next((width for width in (1024, 512) if columns % width == 0), 256)
     warps = block // 256
-    programs = MULTIPROCESSORS * (36 if tanh else 48) // (warps * triton.cdiv(columns, block))
+    programs = MULTIPROCESSORS * (36 if tanh else 48) // (warps * cdiv(columns, block))
     return {"BLOCK_M": 1, "BLOCK_N": block, "num_warps": warps, "INTERLEAVED": True, "programs": max(programs, 1)}
 
 
@@ -161,7 +161,7 @@ def gelu_forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     (bias,) = whole(bias)
     out = torch.empty_like(x)
     if rows:
-        grid = (triton.cdiv(rows, 8), triton.cdiv(columns, _BLOCK_N))
+        grid = (cdiv(rows, 8), cdiv(columns, _BLOCK_N))
         _gelu_fwd_kernel[grid](
             *(x, x if bias is None else bias, out, rows, columns),
             TANH=tanh,
@@ -180,10 +180,10 @@ def gelu_backward(dout: Tensor, x: Tensor, bias: Tensor | None, tanh: bool) -> t
     dx = torch.empty_like(x)
     settings = backward_settings(columns, tanh)
     each = rows_per_program(rows, settings.pop("programs"), settings["BLOCK_M"])
-    programs = triton.cdiv(rows, each)
+    programs = cdiv(rows, each)
     partial = torch.empty(programs, 1, columns if bias is not None else 0, dtype=torch.float32, device=x.device)
     if rows:
-        _gelu_bwd_kernel[(triton.cdiv(columns, settings["BLOCK_N"]), programs)](
+        _gelu_bwd_kernel[(cdiv(columns, settings["BLOCK_N"]), programs)](
             *(dout, x, x if bias is None else bias, dx, partial, rows, columns, each),
             TANH=tanh,
             HAS_BIAS=bias is not None,

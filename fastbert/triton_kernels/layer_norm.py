@@ -20,6 +20,7 @@ from torch import Tensor
 from ..fp8 import LANES, LARGEST, Slot
 from .common import (
     MULTIPROCESSORS,
+    cdiv,
     differences,
     empty_rng,
     keep_bits,
@@ -262,7 +263,7 @@ def sum_rows(partial: Tensor, parts: int = 1) -> list[Tensor]:
     """(M, at least parts, N) fp32 contiguous -> for each part its sum over M, (N) fp32; at most three."""
     rows, _, columns = partial.shape
     out = [torch.empty(columns, dtype=torch.float32, device=partial.device) for _ in range(parts)]
-    grid = (triton.cdiv(columns, SUM_ROWS["BLOCK_N"]), parts)
+    grid = (cdiv(columns, SUM_ROWS["BLOCK_N"]), parts)
     sum_rows_kernel[grid](partial, *(out * 3)[:3], rows, columns, partial.stride(0), **SUM_ROWS)
     return out
 
@@ -280,7 +281,7 @@ def layer_norm_forward(
     casts = (out, mean, mean) if slot is None else (*data, slot.scale, slot.maxima)
     settings = forward_settings(columns)
     if rows:
-        _layer_norm_fwd_kernel[(triton.cdiv(rows, settings["BLOCK_M"]),)](
+        _layer_norm_fwd_kernel[(cdiv(rows, settings["BLOCK_M"]),)](
             *(x, x if x_bias is None else x_bias, x if residual is None else residual, weight, bias),
             *(out, total, mean, rstd, empty_rng(x) if rng is None else rng, *casts),
             *(rows, columns, eps, site, threshold, scale),
@@ -301,7 +302,7 @@ def layer_norm_backward(dout, total, mean, rstd, weight, rng, site, threshold, s
     rows, columns = dout.shape
     settings = backward_settings(columns)
     each = rows_per_program(rows, settings.pop("programs"), settings["BLOCK_M"])
-    programs = triton.cdiv(rows, each)
+    programs = cdiv(rows, each)
     dx = torch.empty_like(dout)
     dresidual = torch.empty_like(dout) if rng is not None and has_residual else dout.new_empty(0)
     partial = torch.empty(programs, 3, columns, dtype=torch.float32, device=dout.device)

@@ -7,11 +7,10 @@ time.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import MULTIPROCESSORS, kernel, own_rows, rows_per_program
+from .common import MULTIPROCESSORS, cdiv, kernel, own_rows, rows_per_program
 from .layer_norm import sum_rows
 
 
@@ -21,7 +20,7 @@ def sum_settings(columns: int) -> dict:
     """
     block = next((width for width in (1024, 512) if columns % width == 0), 256)
     warps = block // 256
-    programs = MULTIPROCESSORS * 32 // (warps * triton.cdiv(columns, block))
+    programs = MULTIPROCESSORS * 32 // (warps * cdiv(columns, block))
     return {"BLOCK_M": 8, "BLOCK_N": block, "num_warps": warps, "INTERLEAVED": True, "programs": max(programs, 1)}
 
 
@@ -52,9 +51,9 @@ def sum_over_rows(x: Tensor) -> Tensor:
     rows, columns = x.shape
     settings = sum_settings(columns)
     each = rows_per_program(rows, settings.pop("programs"), settings["BLOCK_M"])
-    programs = triton.cdiv(rows, each)
+    programs = cdiv(rows, each)
     partial = torch.empty(programs, 1, columns, dtype=torch.float32, device=x.device)
     if rows:
-        grid = (triton.cdiv(columns, settings["BLOCK_N"]), programs)
+        grid = (cdiv(columns, settings["BLOCK_N"]), programs)
         _partial_sums_kernel[grid](x, partial, rows, columns, each, **settings)
     return sum_rows(partial)[0]

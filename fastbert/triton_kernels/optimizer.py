@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import kernel
+from .common import cdiv, kernel
 
 CHUNK = tl.constexpr(16384)
 # Four elements a thread, a 128-bit load of each array; eight spill in bf16 on sm_90. Not measured on a GPU yet.
@@ -195,7 +195,7 @@ class Tables:
 @lru_cache(maxsize=32)
 def _layout(kinds: tuple, sizes: tuple[int, ...], device: torch.device):
     """chunks (chunks, 2), bounds (tensors + 1), both on the device; number of chunks; [(kind, first chunk, chunks)]."""
-    counts = torch.tensor([triton.cdiv(size, CHUNK.value) for size in sizes], dtype=torch.int64)
+    counts = torch.tensor([cdiv(size, CHUNK.value) for size in sizes], dtype=torch.int64)
     bounds = torch.zeros(len(sizes) + 1, dtype=torch.int64)
     torch.cumsum(counts, 0, out=bounds[1:])
     owners = torch.repeat_interleave(torch.arange(len(sizes)), counts)
