@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -24,28 +24,45 @@ def _plain(tensor: Tensor) -> str | None:
     return _triton.why_not(tensor)
 
 
+# These run for every tensor of a model in every step: list by list, in as few Python instructions as there may be.
+
+
+def _of_each_kind(tensors: list[Tensor]) -> list[Tensor]:
+    """Of the tensors for which `_plain` has the same answer, one."""
+    return list({(type(t), t.layout, t.dtype, t.device): t for t in tensors}.values())
+
+
 def accepts_norm(tensors: list[Tensor]) -> str | None:
-    if len({t.device for t in tensors}) > 1:
+    kinds = _of_each_kind(tensors)
+    if len({t.device for t in kinds}) > 1:
         return "the Triton kernels take tensors of one device, got several"
-    return next((reason for t in tensors if (reason := _plain(t))), "" if tensors else "there is no tensor") or None
+    return next((reason for t in kinds if (reason := _plain(t))), "" if kinds else "there is no tensor") or None
 
 
 def accepts(batches: list[Batch], scale: Tensor | float = 1.0) -> str | None:
-    reason = accepts_norm([p for batch in batches for p in batch.params])
+    params = [p for batch in batches for p in batch.params]
+    gradients = [gradient for batch in batches for gradient in batch.gradients]
+    if reason := accepts_norm(params):
+        return reason
+    for gradient in _of_each_kind(gradients):
+        if reason := _plain(gradient):
+            return reason
+        if gradient.device != params[0].device:
+            return f"the Triton kernels take gradients beside their parameters, got one on {gradient.device}"
+    if not all(map(Tensor.is_contiguous, params)):
+        return _NOT_CONTIGUOUS
     for batch in batches:
-        lists = zip(batch.params, batch.gradients, batch.targets, batch.first, batch.second, strict=True)
-        for p, gradient, *states in lists:
-            reason = reason or _plain(gradient)
-            for state in states:
-                if not reason and (state.dtype != torch.float32 or state.numel() != p.numel()):
-                    reason = f"the Triton kernels take float32 states of their parameter's size, got {state.dtype}"
-                if not reason and not (state.is_contiguous() and p.is_contiguous()):
-                    reason = "the Triton kernels take contiguous parameters and states, got one that is not"
-            if not reason and gradient.device != p.device:
-                reason = f"the Triton kernels take gradients beside their parameters, got one on {gradient.device}"
-            if reason:
-                return reason
-    return reason
+        sizes = list(map(Tensor.numel, batch.params))
+        for states in (batch.targets, batch.first, batch.second):
+            if not all(map(Tensor.is_contiguous, states)):
+                return _NOT_CONTIGUOUS
+            if not {state.dtype for state in states} <= {torch.float32} or list(map(Tensor.numel, states)) != sizes:
+                kinds = ", ".join(sorted({str(state.dtype) for state in states}))
+                return f"the Triton kernels take float32 states of their parameter's size, got {kinds}"
+    return None
+
+
+_NOT_CONTIGUOUS = "the Triton kernels take contiguous parameters and states, got one that is not"
 
 
 def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -56,8 +73,8 @@ def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def _aligned(places: list[list[int]]) -> bool:
-    return all(address % 16 == 0 for row in places for address in row[:5])
+def _aligned(places: list[tuple[int, ...]]) -> bool:
+    return not any((p | grad | master | m | v) % 16 for p, grad, master, m, v, _size, _count in places)
 
 
 @_dispatch.register("grad_norm", "triton", available=_triton.why_missing, accepts=accepts_norm)
@@ -65,7 +82,7 @@ def grad_norm(tensors: list[Tensor]) -> Tensor:
     from ..triton_kernels import optimizer as kernels
 
     tensors = sorted((t.contiguous() for t in tensors), key=lambda t: str(t.dtype))
-    places = [[0, t.data_ptr(), 0, 0, 0, t.numel(), 0] for t in tensors]
+    places = [(0, t.data_ptr(), 0, 0, 0, t.numel(), 0) for t in tensors]
     kinds = tuple((t.dtype, t.dtype) for t in tensors)
     device = tensors[0].device
     sizes = tuple(t.numel() for t in tensors)
@@ -73,15 +90,15 @@ def grad_norm(tensors: list[Tensor]) -> Tensor:
     return kernels.square_sums(tables).double().sum().sqrt().float()
 
 
-def _place(batch: Batch, i: int, gradient: Tensor, count: int = 0) -> list[int]:
-    p, states = batch.params[i], (batch.targets[i], batch.first[i], batch.second[i])
-    return [p.data_ptr(), gradient.data_ptr(), *(state.data_ptr() for state in states), p.numel(), count]
+def _places(batch: Batch, gradients: list[Tensor], counts: Iterable[int]) -> list[tuple[int, ...]]:
+    """Of each tensor its row of the table."""
+    columns = (batch.params, gradients, batch.targets, batch.first, batch.second)
+    pointers = (map(Tensor.data_ptr, column) for column in columns)
+    return list(zip(*pointers, map(Tensor.numel, batch.params), counts, strict=True))
 
 
-def _entries(batches: list[Batch]) -> list[tuple[Batch, int]]:
-    """Tensors of one kind side by side."""
-    entries = [(batch, i) for batch in batches for i in range(len(batch.params))]
-    return sorted(entries, key=lambda entry: str((entry[0].params[entry[1]].dtype, entry[0].gradients[entry[1]].dtype)))
+def _kinds(params: list[Tensor], gradients: list[Tensor]) -> list[tuple[torch.dtype, torch.dtype]]:
+    return [(p.dtype, gradient.dtype) for p, gradient in zip(params, gradients, strict=True)]
 
 
 def _update(name: str) -> Callable:
@@ -94,12 +111,17 @@ def run(name: str, batches: list[Batch], scale: Tensor | float, update: Callable
     """``update(tables, control)`` in place of the Triton kernels' own of this name."""
     from ..triton_kernels import optimizer as kernels
 
-    entries = _entries(batches)
-    device = entries[0][0].params[0].device
-    gradients = [batch.gradients[i].contiguous() for batch, i in entries]  # these copies must live until the launches
-    places = [_place(batch, i, gradient) for (batch, i), gradient in zip(entries, gradients, strict=True)]
-    kinds = tuple((batch.params[i].dtype, g.dtype) for (batch, i), g in zip(entries, gradients, strict=True))
-    numbers = [rates(name, batch.group, batch.steps[i]) for batch, i in entries]
+    device = batches[0].params[0].device
+    gradients, entries = [], []  # copies of gradients must live until the launches
+    for batch in batches:
+        gradients.append([gradient.contiguous() for gradient in batch.gradients])
+        of_step = {step: rates(name, batch.group, step) for step in set(batch.steps)}
+        numbers = [of_step[step] for step in batch.steps]
+        places = _places(batch, gradients[-1], [0] * len(numbers))
+        entries += zip(_kinds(batch.params, gradients[-1]), places, numbers, strict=True)
+    if len({kind for kind, _, _ in entries}) > 1:  # tensors of one kind side by side
+        entries.sort(key=lambda entry: str(entry[0]))
+    kinds, places, numbers = zip(*entries, strict=True)
     tables = kernels.Tables(
         kinds,
         tuple(row[5] for row in places),
@@ -134,23 +156,23 @@ class _Prepared:
     A row for every parameter of the optimiser, whether it has a gradient or not.
     """
 
-    def __init__(self, kind: str, rows: Rows) -> None:
+    def __init__(self, kind: str, rows: Rows, numbers: dict[int, tuple[float, ...]]) -> None:
         self.row_of = {id(p): i for i, p in enumerate(rows.params)}
-        self.numbers = [rates(kind, group, 1) for group in rows.groups]
+        self.numbers = numbers
         logs = [[math.log2(b) if b else -1e9 for b in group["betas"]] for group in rows.groups]
         logs = [
             pair if is_corrected(kind, group) else [0.0, 0.0] for pair, group in zip(logs, rows.groups, strict=True)
         ]
-        self.rates = _upload(self.numbers, torch.float32, rows.device)
+        self.rates = _upload([rates(kind, group, 1) for group in rows.groups], torch.float32, rows.device)
         self.hyper = _upload(logs, torch.float64, rows.device)
         # By layout, what the kernels read of it: a graph's replays do for as long as this is here.
         self.layouts: dict[tuple, tuple[Tensor, Tensor]] = {}
-        self._places: list[list[int]] | None = None
+        self._places: list[tuple[int, ...]] | None = None
         self._table: Tensor | None = None
         self._spare: tuple[Tensor, Tensor] | None = None
         self._captured: list = []  # a graph's replays read these
 
-    def places(self, places: list[list[int]], device: torch.device) -> Tensor:
+    def places(self, places: list[tuple[int, ...]], device: torch.device) -> Tensor:
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if device.type == "cuda" and not capturing and self._spare is None:
             shape = (len(places), len(places[0]))
@@ -191,20 +213,21 @@ def step_on_device(
 ) -> Outcome:
     from ..triton_kernels import optimizer as kernels
 
-    numbers = [rates(kind, group, 1)[1:] for group in rows.groups]
+    # By a group's address, which no other has while the rows hold it; all but lr, which comes from the device.
+    numbers = {address: rates(kind, group, 1)[1:] for address, group in rows.by_address.items()}
     prepared = rows.prepared.get("triton")
-    if prepared is None or [row[1:] for row in prepared.numbers] != numbers:
-        prepared = rows.prepared["triton"] = _Prepared(kind, rows)
+    if prepared is None or prepared.numbers != numbers:
+        prepared = rows.prepared["triton"] = _Prepared(kind, rows, numbers)
     # A parameter without a gradient has no elements here, and no step to count.
-    places = [[0] * 7 for _ in rows.params]
-    kinds = [(p.dtype, p.dtype) for p in rows.params]
-    gradients = []
+    places = [(0,) * 7] * len(rows.params)
+    kinds = _kinds(rows.params, rows.params)
+    gradients, first_count = [], rows.counts.data_ptr()
     for batch in batches:
-        for i, p in enumerate(batch.params):
-            gradients.append(batch.gradients[i].contiguous())
-            row = prepared.row_of[id(p)]
-            places[row] = _place(batch, i, gradients[-1], rows.counts.data_ptr() + 4 * row)
-            kinds[row] = (p.dtype, gradients[-1].dtype)
+        gradients.append([gradient.contiguous() for gradient in batch.gradients])
+        at = [prepared.row_of[address] for address in map(id, batch.params)]
+        of_batch = _places(batch, gradients[-1], (first_count + 4 * row for row in at))
+        for row, place, of_tensor in zip(at, of_batch, _kinds(batch.params, gradients[-1]), strict=True):
+            places[row], kinds[row] = place, of_tensor
     layout = (tuple(kinds), tuple(row[5] for row in places))
     prepared.check(layout, rows.device)
     tables = kernels.Tables(*layout, prepared.places(places, rows.device), prepared.rates, _aligned(places))

@@ -124,8 +124,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
 
     def ensure_state(self, p: Tensor) -> dict[str, Any]:
         """The parameter's entry of ``state``, made where it is missing."""
-        state = self.state[p]
-        wide = torch.float64 if p.dtype == torch.float64 else torch.float32
+        state, dtype = self.state[p], p.dtype
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
         if not state:
             if not p.is_floating_point():
                 raise InputError(f"parameters must be real floating numbers, got one of {p.dtype}")
@@ -134,10 +134,12 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
         # The parameter may have another dtype than when its state was made: the model was converted since, or the state
         # is that of a run in another dtype.
-        for name in ("exp_avg", "exp_avg_sq", "master"):
-            if name in state and state[name].dtype != wide:
-                state[name] = state[name].to(wide)
-        self._agree(p, state, wide)
+        if state["exp_avg"].dtype is not wide or state["exp_avg_sq"].dtype is not wide or "master" in state:
+            for name in ("exp_avg", "exp_avg_sq", "master"):
+                if name in state and state[name].dtype != wide:
+                    state[name] = state[name].to(wide)
+        if dtype is not wide or "master" in state:
+            self._agree(p, state, wide)
         return state
 
     @torch.no_grad()
@@ -168,9 +170,13 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             (p, p._version) for b in batches for p, t in zip(b.params, b.targets, strict=True) if t is not p
         )
 
-    def collect_uncounted(self) -> list[Batch]:
-        """What `_collect` gives, the step counts as they are; those of the states where the device keeps its own."""
-        batches = [self._collect_group(group) for group in self.param_groups]
+    def collect_uncounted(self, ensured: bool = False) -> list[Batch]:
+        """What `_collect` gives, the step counts as they are; those of the states where the device keeps its own.
+
+        Args:
+            ensured: `ensure_state` was just called for what requires gradients.
+        """
+        batches = [self._collect_group(group, ensured) for group in self.param_groups]
         return [batch for batch in batches if batch.params]
 
     def _collect(self) -> list[Batch]:
@@ -184,21 +190,20 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
                 batch.steps[i] = self.state[p]["step"]
         return batches
 
-    def _collect_group(self, group: dict) -> Batch:
-        batch = Batch(group, [], [], [], [], [], [])
-        for p in group["params"]:
-            gradient = p.grad
-            if gradient is None:
-                continue
-            state = self.ensure_state(p)
-            batch.params.append(p)
-            batch.gradients.append(gradient)
-            batch.targets.append(state.get("master", p))
-            batch.first.append(state["exp_avg"])
-            batch.second.append(state["exp_avg_sq"])
-            batch.steps.append(state["step"])
-        _check_dense(batch.gradients)
-        return batch
+    def _collect_group(self, group: dict, ensured: bool) -> Batch:
+        pairs = [(p, gradient) for p in group["params"] if (gradient := p.grad) is not None]
+        params, gradients = [p for p, _ in pairs], [gradient for _, gradient in pairs]
+        states = [(ensured and self.state[p]) or self.ensure_state(p) for p in params]
+        _check_dense(gradients)
+        return Batch(
+            group,
+            params,
+            gradients,
+            targets=[state.get("master", p) for p, state in zip(params, states, strict=True)],
+            first=[state["exp_avg"] for state in states],
+            second=[state["exp_avg_sq"] for state in states],
+            steps=[state["step"] for state in states],
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch does, but moments and master weights stay float32, which torch would cast to the narrow type.

@@ -7,7 +7,9 @@ are clipped and whether the step counts is decided there. Nothing waits for the 
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,6 +57,11 @@ class Rows:
         """Where the parameters are."""
         return self.counts.device
 
+    @cached_property
+    def by_address(self) -> dict[int, dict]:
+        """Each group once, by its address."""
+        return {id(group): group for group in self.groups}
+
     def settle(self) -> None:
         """Writes the counts into the states; waits for the device."""
         for state, count in zip(self.states, self.counts.tolist(), strict=True):
@@ -76,10 +83,11 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
         InputError: the parameters lie on several devices.
     """
     pairs = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    pairs.sort(key=lambda pair: str(pair[0].dtype))
+    if len({p.dtype for p, _ in pairs}) > 1:
+        pairs.sort(key=lambda pair: str(pair[0].dtype))
     states = [optimizer.ensure_state(p) for p, _ in pairs]
     rows = optimizer.rows
-    if rows is not None and len(rows.states) == len(states) and all(map(_same, rows.states, states)):
+    if rows is not None and len(rows.states) == len(states) and all(map(operator.is_, rows.states, states)):
         return rows
     # Parameters came or went: what was counted of those that stay is theirs. States that were replaced get none of it.
     optimizer.settle()
@@ -89,10 +97,6 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
     counts = torch.tensor([state["step"] for state in states], dtype=torch.int32).to(devices.pop())
     optimizer.rows = Rows([p for p, _ in pairs], [group for _, group in pairs], counts, states)
     return optimizer.rows
-
-
-def _same(a: dict, b: dict) -> bool:
-    return a is b
 
 
 @torch.no_grad()
@@ -122,7 +126,7 @@ def device_step(
             raise InputError(f"{name} must be one float32 number in a tensor, got {value!r}")
         if value.device != rows.device:
             raise InputError(f"{name} must be on the parameters' device {rows.device}, got {value.device}")
-    batches = optimizer.collect_uncounted()
+    batches = optimizer.collect_uncounted(ensured=True)
     if not batches:
         return Outcome(torch.zeros((), device=rows.device), torch.ones((), device=rows.device))
     first = optimizer.param_groups[0]
