@@ -14,6 +14,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops import _dispatch
 
+_WIDE = (torch.float32, torch.float64)
+
 
 @dataclass
 class Batch:
@@ -124,8 +126,8 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
 
     def ensure_state(self, p: Tensor) -> dict[str, Any]:
         """The parameter's entry of ``state``, made where it is missing."""
-        state, dtype = self.state[p], p.dtype
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        state = self.state[p]
+        wide = torch.float64 if p.dtype == torch.float64 else torch.float32
         if not state:
             if not p.is_floating_point():
                 raise InputError(f"parameters must be real floating numbers, got one of {p.dtype}")
@@ -134,13 +136,22 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
         # The parameter may have another dtype than when its state was made: the model was converted since, or the state
         # is that of a run in another dtype.
-        if state["exp_avg"].dtype is not wide or state["exp_avg_sq"].dtype is not wide or "master" in state:
-            for name in ("exp_avg", "exp_avg_sq", "master"):
-                if name in state and state[name].dtype != wide:
-                    state[name] = state[name].to(wide)
-        if dtype is not wide or "master" in state:
-            self._agree(p, state, wide)
+        for name in ("exp_avg", "exp_avg_sq", "master"):
+            if name in state and state[name].dtype != wide:
+                state[name] = state[name].to(wide)
+        self._agree(p, state, wide)
         return state
+
+    def ensure_states(self, params: list[Tensor]) -> list[dict[str, Any]]:
+        """`ensure_state` of each; only looked up where it would find nothing to do, as in nearly every step."""
+        return [
+            state
+            if "master" not in (state := self.state[p])
+            and "exp_avg" in state
+            and p.dtype is state["exp_avg"].dtype is state["exp_avg_sq"].dtype in _WIDE
+            else self.ensure_state(p)
+            for p in params
+        ]
 
     @torch.no_grad()
     def _agree(self, p: Tensor, state: dict[str, Any], wide: torch.dtype) -> None:
@@ -174,7 +185,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
         """What `_collect` gives, the step counts as they are; those of the states where the device keeps its own.
 
         Args:
-            ensured: `ensure_state` was just called for what requires gradients.
+            ensured: `ensure_states` was just called for all that have a gradient.
         """
         batches = [self._collect_group(group, ensured) for group in self.param_groups]
         return [batch for batch in batches if batch.params]
@@ -193,7 +204,7 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     def _collect_group(self, group: dict, ensured: bool) -> Batch:
         pairs = [(p, gradient) for p in group["params"] if (gradient := p.grad) is not None]
         params, gradients = [p for p, _ in pairs], [gradient for _, gradient in pairs]
-        states = [(ensured and self.state[p]) or self.ensure_state(p) for p in params]
+        states = [self.state[p] for p in params] if ensured else self.ensure_states(params)
         _check_dense(gradients)
         return Batch(
             group,

@@ -85,7 +85,7 @@ def prepare(optimizer: MasterWeightOptimizer) -> Rows:
     pairs = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if len({p.dtype for p, _ in pairs}) > 1:
         pairs.sort(key=lambda pair: str(pair[0].dtype))
-    states = [optimizer.ensure_state(p) for p, _ in pairs]
+    states = optimizer.ensure_states([p for p, _ in pairs])
     rows = optimizer.rows
     if rows is not None and len(rows.states) == len(states) and all(map(operator.is_, rows.states, states)):
         return rows
