@@ -68,7 +68,7 @@ def _recording(recorder: Recorder) -> Iterator[None]:
     import fastbert.optim._triton as optim_triton
     from fastbert.modules import stack
     from fastbert.ops import _cpu
-    from fastbert.triton_kernels import optimizer
+    from fastbert.triton_kernels import common, optimizer
 
     class Operators(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -104,6 +104,7 @@ def _recording(recorder: Recorder) -> Iterator[None]:
 
     patches = [
         patch.object(JITFunction, "run", launch),
+        patch.object(common.kernel, "is_direct", False),
         patch.object(torch.cuda, "graph", capture),
         patch.object(torch.cuda.CUDAGraph, "replay", lambda _: None),
         patch.object(optimizer, "_layout", laid_out),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -12,6 +13,8 @@ import triton.language as tl
 # What differs between the calls of one model: its layers' dropouts, and how many rows there are. Triton would compile a
 # kernel anew for multiples of 16 and for 1, which it makes a constant.
 _VARIES = ["site", "threshold", "T", "M", "V", "rows_each", "bit_blocks"]
+# Kernels that `kernel` keeps of one function, of which a model has a few.
+_MOST_COMPILED = 256
 # A product and a sum become a multiply-add. Triton's own default: up to 3.9 that they do, there with a warning to the
 # user, and from 3.10 on that they do not.
 OPTIONS = {"enable_fp_fusion": True}
@@ -27,19 +30,62 @@ def differences(x: torch.Tensor) -> dict:
 class kernel:  # as a decorator is named
     """`triton.jit` for what the host starts, the first argument being a tensor: on that tensor's device, where Triton
     takes the current one; compiled once for all sizes that differ from call to call.
+
+    Most of the time that Triton takes for a launch goes into finding out for which kind of arguments a kernel must be
+    compiled. Here a compiled kernel is found again by what is at least as exact, and started as Triton itself lets one
+    start it. Pointers (``_ptr``) must come first and constants last.
     """
+
+    is_direct = True  # False: every launch is Triton's own, for those who look on there
 
     def __init__(self, function: Callable) -> None:
         self.jitted = triton.jit(function, do_not_specialize=_VARIES)
+        parameters = inspect.signature(function).parameters
+        of_constants = ("tl.constexpr", tl.constexpr)
+        self._constants = [name for name, parameter in parameters.items() if parameter.annotation in of_constants]
+        given = [name for name in parameters if name not in self._constants]
+        self._pointers = sum(name.endswith("_ptr") for name in given)
+        scalars = range(self._pointers, len(given))
+        self._exact = [at for at in scalars if given[at] not in _VARIES]
+        self._varying = [at for at in scalars if given[at] in _VARIES]
+        self._compiled: dict[tuple, tuple] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable:
-        start = self.jitted[grid]
+        return partial(self._start, grid)
 
-        def call(x: torch.Tensor, *arguments, **options) -> None:
-            with torch.cuda.device(x.get_device()):  # -1, of the host, changes nothing
-                start(x, *arguments, **{**OPTIONS, **options})
+    def _start(self, grid: tuple[int, ...], x: torch.Tensor, *arguments, **options) -> None:
+        options, device = {**OPTIONS, **options}, x.get_device()  # -1, of the host
+        if device < 0 or device == torch.cuda.current_device():  # to set it again takes as long as some launches
+            self._launch(grid, device, (x, *arguments), options)
+        else:
+            with torch.cuda.device(device):
+                self._launch(grid, device, (x, *arguments), options)
 
-        return call
+    def _launch(self, grid: tuple[int, ...], device: int, arguments: tuple, options: dict) -> None:
+        key = self._key(device, arguments, options) if self.is_direct else None
+        found = self._compiled.get(key)
+        if found is not None:
+            compiled, constants = found
+            compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
+            return
+        compiled = self.jitted[grid](*arguments, **options)
+        if key is not None and compiled is not None:  # the interpreter compiles nothing
+            if len(self._compiled) >= _MOST_COMPILED:
+                self._compiled.clear()
+            self._compiled[key] = compiled, [options[name] for name in self._constants]
+
+    def _key(self, device: int, arguments: tuple, options: dict) -> tuple | None:
+        """What decides for Triton which kernel it is; None where a number does not fit into 32 bits."""
+        for at in self._varying:
+            if arguments[at] >> 31:
+                return None
+        return (
+            device,
+            *map(type, arguments),  # 1, 1.0 and True are equal
+            *[(x.dtype, x.data_ptr() & 15) for x in arguments[: self._pointers]],
+            *[arguments[at] for at in self._exact],
+            *options.items(),
+        )
 
 
 @triton.jit

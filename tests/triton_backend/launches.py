@@ -14,6 +14,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -29,9 +31,11 @@ from fastbert.ops import _dispatch, _triton
 from fastbert.rng import Dropout
 from fastbert.train import graph
 from fastbert.train.engine import LocalEngine
+from fastbert.triton_kernels import common
 
 TARGET = GPUTarget("cuda", 90, 32)
 compiled: list[str] = []
+started: deque[_Kernel] = deque(maxlen=2)
 
 
 class _Kernel:
@@ -44,7 +48,12 @@ class _Kernel:
 
     def launch_metadata(self, *_arguments) -> None: ...
 
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable:
+        """As Triton's own."""
+        return lambda *arguments: self.run(*grid, *arguments)
+
     def run(self, *arguments) -> None:
+        started.append(self)
         for size, most in zip(arguments, (2**31 - 1, 65535, 65535), strict=False):
             assert 0 < size <= most, f"CUDA starts no grid of {arguments[:3]} programs"
 
@@ -78,6 +87,20 @@ def stand_in() -> None:
     for implementations in _dispatch._table.values():
         if "triton" in implementations:
             object.__setattr__(implementations["triton"], "available", lambda: None)
+
+
+def ask_triton_too() -> None:
+    """From now on what fastbert starts without Triton's search is held to what that finds."""
+    launch = common.kernel._launch
+
+    def held(self, grid, device, arguments, options) -> None:
+        for _ in range(2):  # the second one is known
+            launch(self, grid, device, arguments, options)
+        assert self._compiled
+        self.jitted[grid](*arguments, **options)
+        assert started[0] is started[1], f"{self.jitted.fn.__name__} was started as compiled for other arguments"
+
+    common.kernel._launch = held
 
 
 def _both(function, *leaves: torch.Tensor) -> None:
@@ -160,6 +183,7 @@ def training(precision: str, steps: int = 2) -> None:
 
 def main() -> None:
     stand_in()
+    ask_triton_too()
     torch.manual_seed(0)
     with ops.backend("triton"):
         for tokens, columns in ((1, 1), (16, 64)):
