@@ -12,6 +12,8 @@ LayerNorms' inputs with two numbers per token, what lies between them, and the w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -54,6 +56,14 @@ class _Weights(NamedTuple):
     out: Tensor
 
 
+@cache
+def _kernels() -> tuple[ModuleType, ...]:
+    """The kernels' modules: to look for what is imported takes an import statement as long as a launch."""
+    from ..triton_kernels import attention, attention_backward, gelu, layer_norm, linear
+
+    return attention, attention_backward, gelu, layer_norm, linear
+
+
 def _weights(p: LayerParameters, dtype: torch.dtype, join: bool) -> _Weights:
     """A layer's weights in the dtype of the products; those that need a copy are copied in one launch."""
     targets, sources = [], []
@@ -84,16 +94,17 @@ def _forward(
     x: Tensor, p: LayerParameters, call: _Call, dropouts: Sequence[tuple], keep: bool
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Returns the layer's output and, with ``keep``, what `_backward` needs."""
-    from ..triton_kernels import attention, gelu, layer_norm
-
+    attention, _, gelu, layer_norm, _ = _kernels()
     x = x.to(call.dtype).contiguous()
     on_probs, on_attention, on_output = dropouts
     weights = _weights(p, call.dtype, keep or len(x) >= JOIN_TOKENS)
     rows = [F.linear(x, weight, bias) for weight, bias in zip(weights.projections, weights.biases, strict=True)]
+    of_token = (call.nheads, x.shape[1] // call.nheads)
     if len(rows) == 1:
-        rows = rows[0].chunk(3, 1)
-    heads = [part.unflatten(1, (call.nheads, -1)) for part in rows]
-    scale = heads[0].shape[-1] ** -0.5
+        heads = rows[0].view(len(x), 3, *of_token).unbind(1)
+    else:
+        heads = [part.view(len(x), *of_token) for part in rows]
+    scale = of_token[1] ** -0.5
     bits = attention.dropout_bits(heads[0], call.cu_seqlens, call.max_seqlen, *on_probs)
     context, lse = attention.attention_forward(
         *(*heads, call.cu_seqlens, call.max_seqlen, scale, call.causal, *on_probs), bits=bits
@@ -122,8 +133,7 @@ def _backward(
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """Returns the gradients of x and of the parameters, in their order; None for one that is not needed."""
-    from ..triton_kernels import attention_backward, gelu, layer_norm, linear
-
+    _, attention_backward, gelu, layer_norm, linear = _kernels()
     x, q, k, v, context, lse, bits, *first, a, wide, hidden = kept[:13]
     second, (w_projections, w_attention_out, w_intermediate, w_out) = kept[13:16], kept[16:]
     on_probs, on_attention, on_output = dropouts

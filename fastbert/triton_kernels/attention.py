@@ -213,6 +213,8 @@ MOST_SEQUENCES = 32768
 def launches(cu_seqlens: Tensor) -> list[Tensor]:
     """The bounds of each launch's sequences."""
     (cu_seqlens,) = whole(cu_seqlens)
+    if 0 < cu_seqlens.numel() - 1 <= MOST_SEQUENCES:
+        return [cu_seqlens]
     firsts = range(0, cu_seqlens.numel() - 1, MOST_SEQUENCES)
     return [cu_seqlens[first : first + MOST_SEQUENCES + 1] for first in firsts]
 
@@ -246,7 +248,6 @@ def attention_forward(
     }
     if bits is None:
         bits = dropout_bits(q, cu_seqlens, max_seqlen, rng, site, threshold)
-    words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
     for bounds in launches(cu_seqlens):
         grid = (cdiv(max_seqlen, settings["BLOCK_M"]), nheads, bounds.numel() - 1)
         if max_seqlen <= settings["BLOCK_N"]:
@@ -254,6 +255,7 @@ def attention_forward(
             scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
             _attention_fwd_block_kernel[grid](*tensors, lse, bounds, random, *strides, *scalars, **options)
         else:
+            words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
             scalars = (bit_blocks, tokens, softmax_scale, keep_scale)
             _attention_fwd_kernel[grid](*tensors, lse, bounds, words, *strides, *scalars, **options)
     return out, lse

@@ -381,7 +381,6 @@ def attention_backward(
     if bits is None and rng is not None and not one_pass:
         bits = attention_dropout.draw(q, launches(cu_seqlens), max_seqlen, rng, site, threshold)
     words, bit_blocks = attention_dropout.words(bits, settings["BLOCK_N"], q)
-    of_keys, _ = attention_dropout.words(bits, keys["BLOCK_N"], q)
     options = {"CAUSAL": causal, "HAS_DROPOUT": rng is not None, "PRECISION": precision(q), **sizes}
     scalars = (tokens, nheads, softmax_scale, site, threshold, keep_scale)
     given, written = (q, k, v, dout), (dq, dk, dv)
@@ -399,6 +398,7 @@ def attention_backward(
             **settings,
         )
         if not one_pass:
+            of_keys, _ = attention_dropout.words(bits, keys["BLOCK_N"], q)
             _attention_bwd_dkdv_kernel[(cdiv(max_seqlen, keys["BLOCK_N"]), nheads, sequences)](
                 *(*given, lse2, delta, dk, dv, bounds, of_keys, *strides(*given, dk, dv)),
                 *(bit_blocks, tokens, softmax_scale, keep_scale),
