@@ -194,6 +194,9 @@ def main() -> None:
             every_op(tokens, 64, site, torch.bfloat16)
         assert compiled[known:] == [], f"a kernel is compiled anew for another batch or layer: {compiled[known:]}"
         large_batches()
+        for first in (0, 1):  # on a whole 16 bytes, and not
+            x = torch.randn(16 * 64 + 1)[first:][: 16 * 64].view(16, 64)
+            _both(lambda x: ops.dropout(x, Dropout(0.1, 1, 2, 1)), x)
         optimizers()
         training("bf16")
         if ops._dispatch._table["linear_fp8"]["cpu"].available() is None:  # torch multiplies 8 bits here
