@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Iterable
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -68,16 +66,7 @@ _NOT_CONTIGUOUS = "the Triton kernels take contiguous parameters and states, got
 
 
 def _upload(rows: list, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _move(torch.tensor(rows, dtype=dtype), device)
-
-
-def _upload_places(places: list[tuple[int, ...]], device: torch.device) -> Tensor:
-    # Half the time of torch.tensor, which goes from number to number.
-    numbers = array("q", list(chain.from_iterable(places)))
-    return _move(torch.frombuffer(numbers, dtype=torch.int64).view(len(places), -1), device)
-
-
-def _move(host: Tensor, device: torch.device) -> Tensor:
+    host = torch.tensor(rows, dtype=dtype)
     if device.type != "cuda":
         return host
     # Pinned, the copy does not wait for the device; the allocator keeps the memory until it is done.
@@ -97,7 +86,7 @@ def grad_norm(tensors: list[Tensor]) -> Tensor:
     kinds = tuple((t.dtype, t.dtype) for t in tensors)
     device = tensors[0].device
     sizes = tuple(t.numel() for t in tensors)
-    tables = kernels.Tables(kinds, sizes, _upload_places(places, device), None, _aligned(places))
+    tables = kernels.Tables(kinds, sizes, _upload(places, torch.int64, device), None, _aligned(places))
     return kernels.square_sums(tables).double().sum().sqrt().float()
 
 
@@ -136,7 +125,7 @@ def run(name: str, batches: list[Batch], scale: Tensor | float, update: Callable
     tables = kernels.Tables(
         kinds,
         tuple(row[5] for row in places),
-        _upload_places(places, device),
+        _upload(places, torch.int64, device),
         _upload(numbers, torch.float32, device),
         _aligned(places),
     )
@@ -191,7 +180,7 @@ class _Prepared:
             self._spare = pinned, torch.empty(shape, dtype=torch.int64, device=device)
         if places != self._places or self._table is None:
             if not capturing:
-                self._table = _upload_places(places, device)
+                self._table = _upload(places, torch.int64, device)
             elif self._spare is None:
                 raise BackendError("a step on the device must run once before it is captured, got none since the last")
             else:
