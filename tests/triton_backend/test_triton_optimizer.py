@@ -300,6 +300,53 @@ def test_a_parameter_without_gradient_stays_and_does_not_count(backend):
         assert not torch.equal(p.detach(), torch.ones_like(p))
 
 
+def test_what_changes_between_steps_is_seen():
+    """Another address, dtype or state of any tensor, and another rate, group or checkpoint."""
+    given, (gradients, _) = some([7, 300])
+
+    def run(backend):
+        with ops.backend(backend):
+            params = [torch.nn.Parameter(p.to(DEVICE, copy=True)) for p in given]
+            optimizer, lr = adamw(groups_of(params)), torch.full((1,), 0.01, device=DEVICE)
+
+            def step(dtype=torch.float32, scale=1.0):
+                for p, g in zip(params, gradients, strict=False):
+                    p.grad = None
+                    p.data = p.data.to(dtype)
+                    p.grad = (scale * g).to(DEVICE, dtype)
+                device_step(optimizer, lr)
+
+            step()
+            step(torch.float16)
+            step()
+            params[0].data = params[0].data.clone()
+            step()
+            params[1].grad = None
+            device_step(optimizer, lr)
+            state = optimizer.state[params[1]]
+            state["exp_avg"] = state["exp_avg"] * 2
+            state["exp_avg_sq"] = state["exp_avg_sq"].double()
+            step()
+            optimizer.param_groups[0]["weight_decay"] = 0.3
+            step()
+            params.append(torch.nn.Parameter(torch.ones(7, device=DEVICE)))
+            optimizer.add_param_group({"params": params[2:]})
+            params[2].grad = torch.ones_like(params[2])
+            step(scale=2.0)
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            step()
+            other = copy.deepcopy(optimizer)
+            step()
+            assert [state["step"] for state in other.state_dict()["state"].values()] == [9, 8, 2]
+            found = optimizer.state_dict()["state"].values()
+            assert [state["step"] for state in found] == [10, 9, 3]
+            return [*params, *(state[name] for state in found for name in ("exp_avg", "exp_avg_sq"))]
+
+    for got, expected in zip(run("triton"), run("reference"), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_what_a_captured_step_reads_outlives_other_optimisers():
     """The cache of layouts forgets one after 32 others."""
     p = torch.nn.Parameter(torch.ones(7, device=DEVICE))
@@ -329,6 +376,32 @@ def test_what_the_kernels_do_not_take():
     p.grad = torch.ones_like(p)
     with pytest.raises(BackendError, match="float16, bfloat16 and float32, got float64"):
         AdamW([p]).step()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p, state: setattr(p, "data", torch.ones(20, 3, device=DEVICE).t()), "contiguous parameters"),
+        (lambda p, state: state.update(exp_avg=torch.ones(20, 3, device=DEVICE).t()), "contiguous parameters"),
+        (lambda p, state: state.update(exp_avg_sq=torch.ones(59, device=DEVICE)), "of their parameter's size"),
+        (lambda p, state: setattr(p, "grad", p.detach().to_sparse()), "gradients must be dense"),
+        (lambda p, state: setattr(p, "grad", p.detach().as_subclass(Other)), "plain dense tensors, got a Other"),
+    ],
+)
+def test_one_odd_tensor_among_many_is_found(change, message):
+    params = [torch.nn.Parameter(torch.ones(3, 20, device=DEVICE)) for _ in range(4)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = AdamW(params)
+    lr = torch.full((1,), 0.1, device=DEVICE)
+    device_step(optimizer, lr)
+    change(params[2], optimizer.state[params[2]])
+    with pytest.raises((BackendError, InputError), match=message):
+        device_step(optimizer, lr)
+
+
+class Other(torch.Tensor):
+    pass
 
 
 if not INTERPRETING:
