@@ -142,7 +142,8 @@ def _ours(config: BertConfig, batch: StaticBatch, shape: BatchShape, system: str
     """(a step, the loss of the last one) of fastbert as `fastbert pretrain` runs it."""
     network = built(lambda: BertForPreTraining(config), device).train()
     network.last_layer = "needed"
-    optimizer = fastbert.optim.AdamW(fastbert.optim.param_groups(network, 0.01), lr=1e-4)
+    groups = fastbert.optim.param_groups(network, 0.01)
+    optimizer = fastbert.optim.AdamW(groups, lr=1e-4, correct_bias=True)  # as the peers' is
     precision = next((name for name in ("fp16", "fp8") if name in system), "bf16")
     engine = LocalEngine(network, optimizer, precision=precision)
     if system == "fastbert uncaptured":
@@ -254,7 +255,8 @@ def finetuning(system: str, dry: bool) -> dict:
     torch.manual_seed(0)
     if system.startswith("fastbert"):
         network = built(lambda: fastbert.BertForSequenceClassification(config), device).train()
-        optimizer = fastbert.optim.AdamW(fastbert.optim.param_groups(network, 0.01), lr=2e-5)
+        groups = fastbert.optim.param_groups(network, 0.01)
+        optimizer = fastbert.optim.AdamW(groups, lr=2e-5, correct_bias=True)
         engine = LocalEngine(network, optimizer, precision="bf16")
         shaped = ShapedSteps(engine, rows, config.max_position_embeddings)
         batches = [(PackedBatch.from_sequences(ids), labels) for ids, labels in data]

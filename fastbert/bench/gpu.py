@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from ..errors import DataError, InputError
@@ -10,6 +11,7 @@ from ..files import write_whole
 from ..hardware import gpu_slug
 from .results import write_document
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 BEGIN, END = "<!-- fastbert bench report -->", "<!-- end of fastbert bench report -->"
 
 
@@ -35,7 +37,8 @@ def read(directory: Path) -> list[dict]:
     """The newest document of every GPU. Raises InputError where there is none, DataError for one that is damaged."""
     newest: dict[Path, Path] = {}
     for path in sorted(directory.glob("*/*.json")):
-        newest[path.parent] = path
+        if _DATE.fullmatch(path.stem):  # other benchmarks keep theirs beside them
+            newest[path.parent] = path
     if not newest:
         raise InputError(f"{directory}: expected result files GPU/DATE.json, found none")
     documents = []

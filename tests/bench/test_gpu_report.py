@@ -77,6 +77,8 @@ def test_the_command_takes_the_newest_of_each_gpu(tmp_path, capsys):
         rows = [{**ROWS[0], "date": date}, {"name": "training base 128 fastbert", "sequences/s": speed}]
         gpu.write(rows, tmp_path)
     gpu.write([{**ROWS[0], "gpu": "Another"}, ROWS[1]], tmp_path)
+    (tmp_path / "a-processor").mkdir()
+    (tmp_path / "a-processor" / "finetune-cola.json").write_text("{}")  # another benchmark's
     page = tmp_path / "page.md"
     page.write_text(f"before\n{gpu.BEGIN}\nold\n{gpu.END}\nafter\n")
     assert main(["bench", "report", "--results", str(tmp_path), "--page", str(page)]) == 0

@@ -91,17 +91,24 @@ def test_the_gradient_is_right(dtype, trained):
     encoder = new_encoder(dtype)
     if trained == "one layer":
         encoder.requires_grad_(False).layer[1].requires_grad_()
-    upstream = torch.randn(40, 96, generator=torch.Generator().manual_seed(7))
-    got = gradients_of(ops.encoder, encoder, dtype, upstream)
-    same, truth = (gradients_of(reference.encoder, encoder, d, upstream) for d in (dtype, torch.float64))
+    # Of eight at once: through three layers a single one's rounding, by either way, is now half and now twice the other's.
+    generator = torch.Generator().manual_seed(7)
+    upstreams = [torch.randn(40, 96, generator=generator) for _ in range(8)]
+
+    def gradients(run_layers, dtype: torch.dtype) -> list[Tensor]:
+        found = [gradients_of(run_layers, encoder, dtype, upstream) for upstream in upstreams]
+        return [torch.stack(of_one) for of_one in zip(*found, strict=True)]
+
+    got = gradients(ops.encoder, dtype)
+    same, truth = (gradients(reference.encoder, d) for d in (dtype, torch.float64))
     assert len(got) == (1 + 48 if trained == "all" else 1 + 16)
     names = ["x", *ops.LayerParameters._fields * 3]
-    for name, *gradients in zip(names, got, truth, same, strict=False):
+    for name, *of_name in zip(names, got, truth, same, strict=False):
         if name == "key_bias":  # which changes all scores of a query alike: what there is, is the tokens' rounding
-            assert gradients[1].abs().max() < 1e-10
-            assert gradients[0].abs().max() < len(got[0]) * torch.finfo(dtype).eps * got[0].abs().max()
+            assert of_name[1].abs().max() < 1e-10
+            assert of_name[0].abs().max() < got[0].shape[1] * torch.finfo(dtype).eps * got[0].abs().max()
         else:
-            assert_close(*gradients, gradient=True, what=name)
+            assert_close(*of_name, gradient=True, what=name)
 
 
 def test_recorded_or_not_it_is_the_one_call_until_a_backward_pass_comes(calls):
