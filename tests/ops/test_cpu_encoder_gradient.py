@@ -91,7 +91,7 @@ def test_the_gradient_is_right(dtype, trained):
     encoder = new_encoder(dtype)
     if trained == "one layer":
         encoder.requires_grad_(False).layer[1].requires_grad_()
-    # Of eight at once: through three layers a single one's rounding, by either way, is now half and now twice the other's.
+    # Of eight at once: through three layers one's rounding, by either way, is now half and now twice the other's.
     generator = torch.Generator().manual_seed(7)
     upstreams = [torch.randn(40, 96, generator=generator) for _ in range(8)]
 

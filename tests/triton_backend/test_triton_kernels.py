@@ -278,7 +278,9 @@ def test_the_logarithm_of_float32_is_within_two_units():
 
 
 def test_cross_entropy_reads_rows_that_lie_apart():
-    """As those of a product that was filled up; between them lies what must not count."""
+    """As those of a product that was filled up; between them lies what must not count. Rows that begin at whole 16
+    bytes are summed in other groups: the results differ by rounding.
+    """
     apart = torch.full((5, 16), float("nan"), device=DEVICE)
     apart[:, :13] = torch.randn(5, 13, device=DEVICE)
     labels, found = torch.tensor([0, 12, -100, 3, 5], device=DEVICE), []
@@ -287,8 +289,8 @@ def test_cross_entropy_reads_rows_that_lie_apart():
         loss = ops.cross_entropy(logits, labels)
         loss.backward()
         found.append((loss.detach(), logits.grad))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=3e-7, atol=0)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=3e-7, atol=1e-8)
 
 
 def test_products_with_a_vocabulary_are_of_whole_units():
