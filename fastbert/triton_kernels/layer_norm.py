@@ -33,7 +33,7 @@ from .common import (
     whole,
 )
 
-# Warps by the width of a row's tile; not measured on a GPU yet.
+# Warps by the width of a row's tile.
 _WARPS = {1024: 4, 2048: 8, 4096: 8, 8192: 16}
 
 
