@@ -5,7 +5,8 @@ pretrain                                             a run from its options to i
 model_and_data, optimizers, initialisation           what the options name
 loop, batch_source, phases, spikes, evaluation       a run's steps, batches, learning rate and held-out figures
 engine, engines/                                     one step: in one process, under DDP, under DeepSpeed
-precision, loss_scale, graph                         autocast and fp8, float16's loss scale, steps as CUDA graphs
+precision, loss_scale                                autocast and fp8, float16's loss scale
+capture, graph, shaped_steps                         steps as CUDA graphs: of pre-training, and of fine-tuning
 distributed                                          the processes of a run, and how they agree
 checkpoint, tensor_file, background_save, saving     checkpoints: their files, written meanwhile, a run's content
 best_model, run_lock, run_clock, arithmetic          the model that is kept; one run at a time; time across resumes;

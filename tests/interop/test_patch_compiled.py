@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fastbert
+from fastbert import _native
 from fastbert.errors import InputError
 
 SHAPES = ((4, 11), (3, 7), (2, 9), (4, 5))
@@ -32,7 +33,10 @@ def cut(rows: int, columns: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 def test_one_recompile_over_all_shapes_and_the_same_bits(train):
-    """With dropout in training, of which every pass draws another and a seed the same."""
+    """With dropout in training, of which every pass draws another and a seed the same. Bits but for rounding where
+    inference takes Winograd's products, which a compiled pass does not.
+    """
+    exact = train or "winograd" not in (_native.isa() or "")
     rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     # Which transformers would write into the configuration in the first pass: torch 2.6 then compiles once more.
     kind = {"problem_type": "single_label_classification"}
@@ -47,7 +51,8 @@ def test_one_recompile_over_all_shapes_and_the_same_bits(train):
             out = model(**cut(*shape))
             out.loss.backward()
             found.append([out.logits, *(p.grad.clone() for p in ours.parameters())])
-        assert all(map(torch.equal, *found))
+        for a, b in zip(*found, strict=True):
+            assert torch.equal(a, b) if exact else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
     assert 1 <= counter.frame_count <= 2
     given = cut(4, 11)
     assert torch.equal(compiled(**given).logits, compiled(**given).logits) is not train
